@@ -1,0 +1,1 @@
+"""Training code for the assets that ship in the package."""

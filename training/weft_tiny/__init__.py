@@ -1,0 +1,1 @@
+"""The embedded model weft-tiny: data generator, tokenizer, training, evaluation and export."""

@@ -1,0 +1,144 @@
+"""Lists of words, and makers of invented ones."""
+
+from __future__ import annotations
+
+import random
+
+from training.weft_tiny.grammar import Pool
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.replace("\n", " ").split(",") if word.strip())
+
+
+_ONSETS = _list(
+    "b, br, bl, c, ch, cr, d, dr, f, fl, fr, g, gr, gl, h, j, k, kl, kr, l, m, n, p, pl, pr, qu, r, s, sh, sk, sl, sp,"
+    "st, str, t, th, tr, v, w, wh, y, z"
+)
+_VOWELS = _list("a, e, i, o, u, a, e, i, o, u, ai, au, ea, ee, ia, ie, io, oa, oo, ou, y")
+_CODAS = (*("",) * 12, *_list("b, ck, d, f, g, l, ll, m, n, n, n, nd, ng, nk, nt, p, r, r, rd, rk, rn, s, sh, ss, st"),
+          *_list("t, th, v, x, z"))  # fmt: skip
+
+
+def syllables(rng: random.Random, low: int = 1, high: int = 3) -> str:
+    """An invented lower-case word."""
+    word = ""
+    for index in range(rng.randint(low, high)):
+        onset = "" if index == 0 and rng.random() < 0.12 else rng.choice(_ONSETS)
+        word += onset + rng.choice(_VOWELS) + rng.choice(_CODAS)
+    return word if len(word) > 2 else word + rng.choice(_ONSETS) + "o"
+
+
+def invented_name(rng: random.Random) -> str:
+    """An invented capitalised name."""
+    return syllables(rng, 1, 3).capitalize()
+
+
+def invented_noun(rng: random.Random) -> str:
+    """An invented common noun, sometimes of two parts."""
+    return syllables(rng, 1, 2)
+
+
+def code(rng: random.Random) -> str:
+    """A code such as ``BX-17``, ``a4f9``, ``7731-K`` or ``zado_12``."""
+    letters = "".join(rng.choice("ABCDEFGHJKLMNPQRSTUVWXYZ") for _ in range(rng.randint(1, 3)))
+    digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(2, 5)))
+    shape = rng.randrange(7)
+    if shape == 0:
+        return f"{letters}-{digits}"
+    if shape == 1:
+        return letters + digits
+    if shape == 2:
+        return f"{digits}-{letters}"
+    if shape == 3:
+        return "".join(rng.choice("abcdef0123456789") for _ in range(rng.randint(4, 8)))
+    if shape == 4:
+        return f"{syllables(rng, 1, 2)}{rng.choice('-_')}{digits}"
+    if shape == 5:
+        return f"#{digits}"
+    return f"{letters}{digits}{rng.choice('ABCXYZ')}"
+
+
+def identifier(rng: random.Random) -> str:
+    """An invented key such as ``zado``, ``blim_rate`` or ``kelo-port``."""
+    word = syllables(rng, 1, 2)
+    if rng.random() < 0.5:
+        return word
+    return word + rng.choice("_-.") + rng.choice(KEY_PARTS)
+
+
+KEY_PARTS = _list("rate, port, size, limit, code, owner, level, id, name, color, mode, path, count, key, total, user")
+
+FIRST_NAMES = _list("""
+Ada, Adam, Aisha, Alan, Alice, Amir, Amy, Ana, Anna, Ben, Bob, Bruno, Carla, Carlos, Chen, Clara, Dan, Dana, David,
+Diego, Dina, Elena, Eli, Ella, Emil, Emma, Erik, Eva, Farah, Felix, Finn, Frank, Gita, Grace, Hana, Hans, Hugo, Ida,
+Igor, Ines, Iris, Ivan, Jack, James, Jan, Jane, Jin, Joan, Joe, John, Jonas, Julia, Kai, Kate, Ken, Kim, Lars, Laura,
+Lea, Leo, Lily, Lina, Luca, Lucy, Maria, Mark, Marta, Mary, Max, Maya, Mei, Mia, Mika, Mila, Milo, Mira, Mona, Nadia,
+Nina, Noah, Nora, Olga, Oli, Omar, Oscar, Otto, Paul, Petra, Pia, Priya, Quinn, Rana, Rosa, Ravi, Ruth, Sam, Sara,
+Sofia, Stella, Tara, Theo, Tim, Tom, Tina, Uma, Vera, Victor, Wanda, Will, Yara, Yuki, Yusuf, Zara, Zoe
+""")
+PLACES = _list("""
+Berlin, Paris, London, Rome, Madrid, Lisbon, Vienna, Oslo, Cairo, Tokyo, Delhi, Lima, Boston, Chicago, Dublin, Geneva,
+Hamburg, Helsinki, Istanbul, Kyoto, Lyon, Milan, Munich, Nairobi, Naples, Osaka, Prague, Quito, Riga, Seoul, Sydney,
+Toronto, Turin, Utrecht, Venice, Warsaw, Zurich, Athens, Bergen, Bristol, Denver, Dakar, Hanoi, Havana, Jakarta, Kiel,
+Leeds, Lagos, Malmo, Miami, Nice, Porto, Perth, Seattle, Sofia, Tunis, Austin, Bath, Basel, Cork, Ghent, Graz
+""")
+JOBS = _list("""
+baker, teacher, doctor, nurse, pilot, farmer, painter, writer, singer, engineer, lawyer, gardener, driver, cook, judge,
+tailor, plumber, dentist, carpenter, librarian, musician, dancer, actor, chemist, sailor, waiter, barber, butcher,
+florist, mechanic, fisher, guard, potter, weaver, miner, editor, surgeon, designer, translator, photographer
+""")
+FOODS = _list("""
+soup, pizza, rice, bread, cheese, pasta, salad, curry, noodles, pancakes, apples, pears, plums, grapes, figs, honey,
+beans, olives, fish, cake, pie, eggs, tomatoes, onions, carrots, cherries, dates, peaches, lemons, berries, mushrooms,
+dumplings, porridge, waffles, melons, walnuts
+""")
+HOBBIES = _list("""
+chess, tennis, painting, running, swimming, cycling, reading, hiking, dancing, fishing, knitting, cooking, climbing,
+sailing, skiing, singing, gardening, drawing, rowing, surfing, pottery, archery, photography, origami, juggling, yoga
+""")
+OBJECTS = _list("""
+lamp, chair, table, clock, mirror, basket, bottle, bucket, kettle, ladder, hammer, rope, candle, blanket, pillow, box,
+bag, cup, plate, bowl, spoon, knife, book, pen, pencil, notebook, map, compass, key, coin, ring, bell, drum, flute,
+guitar, violin, piano, kite, ball, doll, boat, bicycle, wagon, wheel, tent, umbrella, hat, coat, scarf, boot, glove,
+camera, radio, phone, laptop, keyboard, monitor, printer, cable, battery, shovel, broom, brush, vase, feather, stone,
+shell, lantern, telescope, whistle, button, ribbon, puzzle, marble, statue, rug, stool, bench, shelf, jar
+""")
+ANIMALS = _list("""
+cat, dog, horse, rabbit, parrot, turtle, goat, sheep, duck, goose, fox, owl, hamster, pony, lizard, frog, mouse, crow,
+donkey, otter, hedgehog, canary, ferret, snail, crab, swan
+""")
+PRODUCE = _list("""
+apple, pear, plum, fig, lemon, peach, melon, mango, grape, cherry, banana, orange, onion, carrot, potato, tomato, bread,
+cheese, butter, milk, rice, tea, coffee, sugar, salt, honey, soap, candle, pen, book, cup, hat, lamp, chair, bag, ball
+""")
+COLORS = _list("red, blue, green, yellow, black, white, brown, orange, purple, pink, gray, gold, silver")
+MATERIALS = _list("wood, steel, glass, stone, paper, cotton, silk, wool, leather, plastic, copper, clay, rubber")
+DAYS = _list("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
+MONTHS = _list(
+    "January, February, March, April, May, June, July, August, September, October, November, December"
+)
+LANGUAGES = _list("French, German, Spanish, Italian, Dutch, Polish, Greek, Turkish, Arabic, Hindi, Korean, Japanese")
+EVENTS = _list("""
+concert, meeting, party, lecture, wedding, dinner, picnic, market, parade, workshop, race, festival, exhibition, class,
+play, tour, fair, seminar, match, tournament, ceremony, reunion, rehearsal, auction
+""")
+CURRENCIES = _list("dollars, euros, pounds, yen, francs, crowns, pesos, rupees")
+WEATHER = _list("sunny, cloudy, rainy, windy, snowy, foggy, stormy, clear")
+ATTRIBUTES = _list("""
+code, password, badge, locker, desk, team, seat, tag, room, ticket, nickname, number, symbol, station, group, level,
+rank, score, label, locker code, parking spot, table, gate, platform, license, account, pin, extension, slot, title
+""")
+
+NAMES = Pool(FIRST_NAMES, invented_name, 0.6)
+CITIES = Pool(PLACES, invented_name, 0.6)
+THINGS = Pool(OBJECTS, invented_noun, 0.3)
+WORK = Pool(JOBS, invented_noun, 0.2)
+MEALS = Pool(FOODS, invented_noun, 0.2)
+PASTIMES = Pool(HOBBIES, invented_noun, 0.2)
+PETS = Pool(ANIMALS, invented_noun, 0.2)
+GOODS = Pool(PRODUCE, invented_noun, 0.35)
+HAPPENINGS = Pool(EVENTS, invented_noun, 0.2)
+CODES = Pool((), code, 1.0)
+KEYS = Pool((), identifier, 1.0)
+NOUNS = Pool((), invented_noun, 1.0)

@@ -1,0 +1,108 @@
+"""Every knob, frozen and composed. `resolve` returns a new config that fits a machine; nothing mutates one.
+
+Precedence, lowest first: defaults here, a TOML file, `WEFT_…` environment variables, command-line flags
+(`weft.cli.settings` merges them; this file does not read the environment).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from weft.core.errors import ConfigError
+from weft.core.step import MAX_PAGE_SIZE
+
+EMBEDDED_MODEL = "weft-tiny"
+"""The model that ships in the package."""
+
+DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine: one model on one device."""
+
+    model: str = EMBEDDED_MODEL
+    """`weft-tiny`, a local directory, or a hub id."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    offline: bool = False
+    """Use only what the hub cache already has."""
+    dtype: DType = "auto"
+    """auto: the checkpoint's, except bfloat16 and float16 where the device computes neither well: then float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    page_size: int = 16
+    kv_cache_bytes: int | None = None
+    """Device memory for KV pages. None: `memory_fraction` of what is free."""
+    num_pages: int | None = None
+    """Device pages, instead of bytes."""
+    memory_fraction: float | None = None
+    """Of the free device memory after loading. None: 0.9 on a GPU, 0.3 on a CPU (which other programs share)."""
+    host_kv_bytes: int | None = None
+    """Host memory for KV pages evicted from the device. None: none on a CPU, 0.2 of free memory with a GPU."""
+    max_context: int | None = None
+    """Longest sequence in tokens, prompt and output. None: what the model allows."""
+    max_running: int = 256
+    """Sequences that may be in one step."""
+    max_waiting: int = 4096
+    """Operations waiting before new ones are refused with 429."""
+    max_step_tokens: int | None = None
+    """Query tokens of one step. None: 512 on a CPU, 8192 on a GPU."""
+    aging_s: float = 30.0
+    """A waiting request's priority improves by one every so many seconds: every wait is bounded."""
+    prefix_cache: bool = True
+    prefix_wait_steps: int = 64
+    """How many steps a request waits for a prefix that another is computing before it computes it itself."""
+    overlap: bool = True
+    """Schedule the next step while the device runs this one."""
+    threads: int | None = None
+    """CPU threads of kernels. None: one per core, less what front and host need on four cores and more."""
+    progress_deadline_s: float = 60.0
+    """An engine with work that completes no step for so long is killed and restarted."""
+    lease_s: float = 30.0
+    """A client that says nothing for so long loses its sequences."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.page_size <= MAX_PAGE_SIZE:
+            raise ConfigError(f"page_size must be between 8 and {MAX_PAGE_SIZE} tokens, got {self.page_size}")
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            raise ConfigError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
+        for name in ("num_pages", "kv_cache_bytes", "max_context", "max_step_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        for name in ("max_running", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.aging_s <= 0:
+            raise ConfigError(f"aging_s must be positive, got {self.aging_s}")
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP front."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: list[str] = []
+    """Names clients may use. Empty: the model as given."""
+    api_keys: list[str] = []
+    """`name=key` or `key`; each is a tenant with a cache namespace of its own. Empty: no key is asked for."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_concurrent_requests: int = 4096
+    cors_origins: list[str] = []
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    drain_s: float = 30.0
+    """How long running requests may finish after SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    trace: bool = False
+    """Record each request's life; readable at /v1/traces/{request id}."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything `weft serve` needs."""
+
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()

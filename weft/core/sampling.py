@@ -1,0 +1,129 @@
+"""What a caller may ask of sampling and stopping, validated once, here."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from weft.core.errors import InvalidRequest
+
+MAX_LOGPROBS = 256
+MAX_STOP_STRINGS = 64
+MAX_STOP_BYTES = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
+GREEDY_TEMPERATURE = 1e-5
+"""At or below this temperature the most probable token is taken; ties go to the lowest id."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is drawn from the logits.
+
+    Order of application: allowed tokens, bad words and late masks; logit bias; repetition, then frequency and
+    presence penalties; temperature; top-k; top-p; min-p. Log-probabilities reported are those of the model before
+    temperature and filters, after masks, bias and penalties have *not* been applied (the raw distribution), as vLLM
+    does by default.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: no limit."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token already generated."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a logit once per time its token was generated."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output (CTRL, Keskar et al. 2019)."""
+    seed: int | None = None
+    """Same seed, prompt and parameters: same tokens, whatever else is in the batch. None: drawn by the front."""
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[list[int]] = []
+    """Token sequences that must not be completed."""
+    logprobs: int | None = None
+    """None: none. k >= 0: the chosen token's and the k most probable tokens' log-probabilities."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature <= GREEDY_TEMPERATURE
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether sampling needs the counts of earlier tokens."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest`, naming the field, unless every value is usable with this vocabulary."""
+        _in_range("temperature", self.temperature, 0.0, 10.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
+        if self.top_k < -1:
+            raise InvalidRequest(f"top_k must be -1, 0 (no limit) or positive, got {self.top_k}", "top_k")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise InvalidRequest("seed must fit in 64 bits", "seed")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}", "logprobs")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"logit_bias has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS}", "logit_bias")
+        for token, bias in self.logit_bias.items():
+            _in_vocab("logit_bias", token, vocab_size)
+            _in_range("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequest("allowed_token_ids is empty: no token could be sampled", "allowed_token_ids")
+            for token in self.allowed_token_ids:
+                _in_vocab("allowed_token_ids", token, vocab_size)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(f"bad_words has {len(self.bad_words)} entries, at most {MAX_BAD_WORDS}", "bad_words")
+        for word in self.bad_words:
+            if not word:
+                raise InvalidRequest("bad_words has an empty entry", "bad_words")
+            for token in word:
+                _in_vocab("bad_words", token, vocab_size)
+
+
+class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When generation ends. Whatever happens first ends it."""
+
+    max_tokens: int | None = None
+    """None: as many as the context leaves."""
+    min_tokens: int = 0
+    """End-of-sequence and stop tokens cannot be sampled, and stop strings do not count, before this many."""
+    stop: list[bytes] = []
+    """Stop strings as UTF-8 bytes, matched on the bytes of the generated tokens."""
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest`, naming the field, unless every value is usable with this vocabulary."""
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
+        if self.min_tokens < 0:
+            raise InvalidRequest(f"min_tokens must not be negative, got {self.min_tokens}", "min_tokens")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", "min_tokens")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS}", "stop")
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_BYTES:
+                raise InvalidRequest(f"stop strings must have 1 to {MAX_STOP_BYTES} bytes, got {len(text)}", "stop")
+        for token in self.stop_token_ids:
+            _in_vocab("stop_token_ids", token, vocab_size)
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    if not math.isfinite(value) or value > high or value < low or (low_open and value == low):
+        bracket = "(" if low_open else "["
+        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value}", name)
+
+
+def _in_vocab(name: str, token: int, vocab_size: int) -> None:
+    if not 0 <= token < vocab_size:
+        raise InvalidRequest(f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}", name)

@@ -1,0 +1,327 @@
+"""What a client says to an engine, and what it hears back: the one wire format, in process and over sockets.
+
+A client opens **sequences** and puts **operations** on them. Operations of one sequence run in order; sequences run
+beside each other. The client chooses the numbers of its sequences and operations, so nothing has to be waited for; a
+number may be used once. Every `Append` with outputs and every `Generate` ends in exactly one of `Finished`, `Failed`
+or `Cancelled`; an operation without outputs is silent unless it fails. All events of one step for one client travel
+in one message.
+
+Handles belong to (client, tenant) and die with the client's lease.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from weft.core.sampling import SamplingParams, StopParams
+
+PROTOCOL_VERSION = 1
+
+FinishReason = Literal["stop", "length"]
+
+
+class _Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
+    pass
+
+
+class Open(_Command, frozen=True, kw_only=True):
+    """Create an empty sequence. Its pages may be shared within `namespace`, never across."""
+
+    seq: int
+    tenant: str = ""
+    namespace: str = ""
+    """Tenant or salt, joined with the adapter: sequences of different namespaces never share a page."""
+    priority: int = 0
+    """Lower runs earlier. Waiting improves it, so every request is served."""
+    request_id: str = ""
+    """For logs and traces."""
+
+
+class PromptOutputs(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+    """What an `Append` or `Generate` reports about the tokens it computes. Any of them switches prefix reuse off for the
+    sequence's uncomputed tokens, because cached tokens are not computed again."""
+
+    logprobs: int | None = None
+    """None: none. k >= 0: each appended token's log-probability and the k most probable tokens there."""
+    hidden: Literal["mean", "last"] | None = None
+    """Pooled final hidden state of the appended tokens, or that of the last one."""
+
+
+class Append(_Command, frozen=True, kw_only=True):
+    """Add known tokens. They are computed as budget allows, the last one when something needs its logits."""
+
+    seq: int
+    op: int
+    tokens: bytes
+    """Packed little-endian int32."""
+    outputs: PromptOutputs | None = None
+
+
+class Generate(_Command, frozen=True, kw_only=True):
+    """Sample tokens until something in `stop` holds. One message per step brings the tokens of everyone."""
+
+    seq: int
+    op: int
+    sampling: SamplingParams = SamplingParams()
+    stop: StopParams = StopParams()
+
+
+class Fork(_Command, frozen=True, kw_only=True):
+    """Create `child` as a copy of `seq`, in its order among the operations of `seq`. All pages are shared."""
+
+    seq: int
+    child: int
+    request_id: str = ""
+
+
+class Truncate(_Command, frozen=True, kw_only=True):
+    """Forget all tokens past the first `num_tokens`. Ends a running operation with `Cancelled`."""
+
+    seq: int
+    num_tokens: int
+
+
+class Hold(_Command, frozen=True, kw_only=True):
+    """Give the sequence up but keep its KV, partial page included, for whoever next opens a sequence of the same
+    namespace that starts with the same tokens. It may be evicted at any time, and is after `ttl_s` seconds."""
+
+    seq: int
+    ttl_s: float
+
+
+class Release(_Command, frozen=True, kw_only=True):
+    """Give the sequence up. Operations under way end with `Cancelled`; its pages are free within one step."""
+
+    seq: int
+
+
+class Cancel(_Command, frozen=True, kw_only=True):
+    """End the operations of the sequence with `Cancelled`; the sequence keeps the tokens it has."""
+
+    seq: int
+
+
+class SetPriority(_Command, frozen=True, kw_only=True):
+    """Change a sequence's priority."""
+
+    seq: int
+    priority: int
+
+
+class Hello(_Command, frozen=True, kw_only=True):
+    """First message of a client over a socket; answered with `Welcome`."""
+
+    version: int = PROTOCOL_VERSION
+
+
+class Ping(_Command, frozen=True, kw_only=True):
+    """Renews the client's lease; answered with `Stats`."""
+
+
+class Drain(_Command, frozen=True, kw_only=True):
+    """Take no new sequences; answered with `Drained` when the last one is gone."""
+
+
+class ResetPrefixCache(_Command, frozen=True, kw_only=True):
+    """Forget every cached page that no sequence uses."""
+
+
+Command = (
+    Open | Append | Generate | Fork | Truncate | Hold | Release | Cancel | SetPriority | Hello | Ping | Drain
+    | ResetPrefixCache
+)
+
+
+class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
+    pass
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """One token's log-probability, its rank (1 = most probable), and the most probable tokens at its place."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Token(_Event, frozen=True):
+    """The next token of a `Generate`."""
+
+    op: int
+    token: int
+    hold_bytes: int = 0
+    """How many of the last bytes generated so far may turn out to belong to a stop string: not to be shown yet."""
+    logprobs: TokenLogprobs | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+    """What an operation cost. Times are seconds on the engine's clock."""
+
+    num_prompt_tokens: int = 0
+    """Tokens the sequence held when the operation began."""
+    num_cached_tokens: int = 0
+    """Of those, tokens whose KV was found instead of computed, since the sequence was opened."""
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    queued_s: float = 0.0
+    """From arrival to the first launch."""
+    first_token_s: float = 0.0
+    """From arrival to the first token."""
+    total_s: float = 0.0
+    """From arrival to the end."""
+
+
+class Finished(_Event, frozen=True, kw_only=True):
+    """An operation ended well."""
+
+    op: int
+    reason: FinishReason = "stop"
+    stop: str | int | None = None
+    """The stop string or stop token that ended it; None for end-of-sequence and length."""
+    cut_bytes: int = 0
+    """How many of the last bytes generated are the stop string and what follows it."""
+    usage: Usage = Usage()
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One per appended token; None for the first token of a sequence, which nothing predicts."""
+    hidden: list[float] | None = None
+    """[hidden size]"""
+
+
+class Failed(_Event, frozen=True, kw_only=True):
+    """An operation ended badly, or a command could not be carried out. `kind` is one of `weft.core.errors`."""
+
+    op: int
+    kind: str
+    message: str
+    param: str | None = None
+    usage: Usage = Usage()
+
+
+class Cancelled(_Event, frozen=True, kw_only=True):
+    """An operation was ended by its client."""
+
+    op: int
+    usage: Usage = Usage()
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client needs to know of an engine. Constant while the engine lives."""
+
+    model: str
+    vocab_size: int
+    hidden_size: int
+    page_size: int
+    num_device_pages: int
+    num_host_pages: int
+    max_context: int
+    """Longest sequence, in tokens, prompt and output together."""
+    max_running: int
+    max_step_tokens: int
+    eos_token_ids: list[int]
+    device: str
+    dtype: str
+    bytes_per_page: int
+    pid: int = 0
+
+
+class Welcome(_Event, frozen=True, kw_only=True):
+    """Answers `Hello`."""
+
+    info: EngineInfo
+    version: int = PROTOCOL_VERSION
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen picture of an engine. Counters grow for the engine's life; gauges are of this moment."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_held: int = 0
+    num_sequences: int = 0
+    device_pages_total: int = 0
+    device_pages_free: int = 0
+    device_pages_cached: int = 0
+    host_pages_total: int = 0
+    host_pages_free: int = 0
+    steps: int = 0
+    step_device_s: float = 0.0
+    """Summed device time of all steps."""
+    step_host_s: float = 0.0
+    """Summed time the loop spent scheduling, building and updating."""
+    prompt_tokens: int = 0
+    """Prompt tokens of operations that began, cached or not."""
+    prefill_tokens: int = 0
+    """Prompt tokens that went through a forward pass, recomputation included."""
+    recomputed_tokens: int = 0
+    """Of those, tokens that had been computed before and were discarded."""
+    generated_tokens: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix index."""
+    prefix_hits: int = 0
+    """Prompt tokens found there."""
+    preemptions: int = 0
+    evictions: int = 0
+    """Pages evicted from the device tier."""
+    swapped_in_pages: int = 0
+    swapped_out_pages: int = 0
+    finished: dict[str, int] = {}
+    """Operations by how they ended: stop, length, cancelled, failed."""
+
+
+class Stats(_Event, frozen=True, kw_only=True):
+    """Answers `Ping`."""
+
+    stats: EngineStats
+
+
+class Drained(_Event, frozen=True, kw_only=True):
+    """Answers `Drain`."""
+
+
+class TraceSpan(_Event, frozen=True):
+    """A moment in a request's life, sent when the engine traces: queued, scheduled, chunk, first_token, preempted,
+    finished. `at_s` is on the engine's clock."""
+
+    request_id: str
+    what: str
+    at_s: float
+    detail: int = 0
+
+
+OpEvent = Token | Finished | Failed | Cancelled
+Event = OpEvent | Welcome | Stats | Drained | TraceSpan
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """All events of one step for one client. Step 0: answers to commands, outside any step."""
+
+    step_id: int
+    events: list[Event]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(list[Command])
+_envelope = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode_commands(commands: list[Command]) -> bytes:
+    """Commands as one message."""
+    return _encoder.encode(commands)
+
+
+def decode_commands(data: bytes) -> list[Command]:
+    """The inverse of `encode_commands`. Raises `msgspec.ValidationError` for anything else."""
+    return _commands.decode(data)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """An envelope as one message."""
+    return _encoder.encode(envelope)
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """The inverse of `encode_envelope`. Raises `msgspec.ValidationError` for anything else."""
+    return _envelope.decode(data)
