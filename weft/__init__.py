@@ -14,7 +14,7 @@ _EXPORTS = {
     "StopParams": "weft.core.sampling",
 }
 
-__all__ = ["LLM", "SamplingParams", "StopParams", "__version__"]  # noqa: F822
+__all__ = ["LLM", "SamplingParams", "StopParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

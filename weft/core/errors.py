@@ -1,16 +1,16 @@
 """The tree of errors. A message says what happened and what to do next; `kind` is what travels on the wire.
 
-    WeftError
-    ├── InvalidRequest            the caller's mistake; the message names the field
-    │   ├── ContextTooLong        prompt and output do not fit the model or the page pool
-    │   └── Unsupported           a capability that Weft or this model does not have, by name
-    ├── ModelLoadError            a checkpoint that is missing, truncated, or of the wrong shape, dtype or architecture
-    ├── ConfigError               a setting that cannot work on this machine
-    ├── Overloaded                the queue is full; retry after `retry_after_s`
-    ├── UnknownHandle             a sequence, page or operation that the caller does not own (freed, forged, foreign)
-    ├── OutOfPages                a bounded wait for KV pages ended without any
-    ├── EngineDead                the engine crashed or stopped answering; it is being restarted
-    └── Draining                  the server is shutting down and takes no new work
+WeftError
+├── InvalidRequest            the caller's mistake; the message names the field
+│   ├── ContextTooLong        prompt and output do not fit the model or the page pool
+│   └── Unsupported           a capability that Weft or this model does not have, by name
+├── ModelLoadError            a checkpoint that is missing, truncated, or of the wrong shape, dtype or architecture
+├── ConfigError               a setting that cannot work on this machine
+├── Overloaded                the queue is full; retry after `retry_after_s`
+├── UnknownHandle             a sequence, page or operation that the caller does not own (freed, forged, foreign)
+├── OutOfPages                a bounded wait for KV pages ended without any
+├── EngineDead                the engine crashed or stopped answering; it is being restarted
+└── Draining                  the server is shutting down and takes no new work
 """
 
 from __future__ import annotations

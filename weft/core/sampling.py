@@ -21,9 +21,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How the next token is drawn from the logits.
 
     Order of application: allowed tokens, bad words and late masks; logit bias; repetition, then frequency and
-    presence penalties; temperature; top-k; top-p; min-p. Log-probabilities reported are those of the model before
-    temperature and filters, after masks, bias and penalties have *not* been applied (the raw distribution), as vLLM
-    does by default.
+    presence penalties; temperature; top-k; top-p; min-p. Reported log-probabilities are those of the model itself,
+    before any of these.
     """
 
     temperature: float = 1.0
@@ -71,7 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}", "logprobs")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequest(f"logit_bias has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS}", "logit_bias")
+            count = len(self.logit_bias)
+            raise InvalidRequest(f"logit_bias has {count} entries, at most {MAX_LOGIT_BIAS}", "logit_bias")
         for token, bias in self.logit_bias.items():
             _in_vocab("logit_bias", token, vocab_size)
             _in_range("logit_bias", bias, -100.0, 100.0)

@@ -40,8 +40,8 @@ class Open(_Command, frozen=True, kw_only=True):
 
 
 class PromptOutputs(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
-    """What an `Append` or `Generate` reports about the tokens it computes. Any of them switches prefix reuse off for the
-    sequence's uncomputed tokens, because cached tokens are not computed again."""
+    """What an `Append` reports about the tokens it adds. Either switches prefix reuse off for the sequence's uncomputed
+    tokens, because cached tokens are not computed again."""
 
     logprobs: int | None = None
     """None: none. k >= 0: each appended token's log-probability and the k most probable tokens there."""
@@ -129,7 +129,18 @@ class ResetPrefixCache(_Command, frozen=True, kw_only=True):
 
 
 Command = (
-    Open | Append | Generate | Fork | Truncate | Hold | Release | Cancel | SetPriority | Hello | Ping | Drain
+    Open
+    | Append
+    | Generate
+    | Fork
+    | Truncate
+    | Hold
+    | Release
+    | Cancel
+    | SetPriority
+    | Hello
+    | Ping
+    | Drain
     | ResetPrefixCache
 )
 

@@ -1,0 +1,75 @@
+"""Summaries of short lists: counts, names, the dearest and the cheapest item."""
+
+from __future__ import annotations
+
+from training.weft_tiny import words
+from training.weft_tiny.examples import Check, Example, assistant, user
+from training.weft_tiny.grammar import Draw, Phrases, join
+
+SHOW = Phrases(
+    "(Summarize|Summarise|Sum up) this list:\n{l}", "{l}\n\n(Summarize|Summarise|Sum up) the list.", "List: {i}\nSummary:",
+    "Give me a summary of these (items|things|goods): {i}", "Here is (my|a|the) list: {i}. (Summarize|Sum up) it.",
+    "Write a short summary of this list.\n{l}", "What is on this list?\n{l}", "Items:\n{l}\n\nSummary please.",
+    "~Tell me in short what this list says: {i}", "~I have these on my list:\n{l}\nDescribe it in short.",
+)  # fmt: skip
+ASK_COUNT = Phrases(
+    "How many items are (there|on the list)?", "Count the items.", "How many things are listed?", "How long is the list?",
+    "What is the number of items?", "~How many entries does the list have?", "~Give the count of items.",
+)  # fmt: skip
+ASK_MOST = Phrases(
+    "(Which|What) is the most expensive (item|one)?", "(Which|What) item costs the most?", "What is the dearest item?",
+    "Which one has the highest price?", "Name the most expensive item.",
+    "~For which item do I pay the most?", "~Tell me the item with the highest price.",
+)  # fmt: skip
+ASK_LEAST = Phrases(
+    "(Which|What) is the cheapest (item|one)?", "(Which|What) item costs the least?", "Which one has the lowest price?",
+    "Name the cheapest item.", "~For which item do I pay the least?", "~Tell me the item with the lowest price.",
+)  # fmt: skip
+ASK_NAMES = Phrases(
+    "Name all (the |)items.", "(Which|What) items are on the list?", "List the names only.", "Join the names.",
+    "Give me (only |)the names.", "~What are the items called?", "~Leave out the prices and tell me the items.",
+)  # fmt: skip
+ASK_PRICE = Phrases(
+    "How much is the {n}?", "What does the {n} cost?", "What is the price of the {n}?", "How much does the {n} cost?",
+    "~What must I pay for the {n}?", "~At what price is the {n}?",
+)  # fmt: skip
+QUESTION = Phrases(
+    "{l}\n\n{q}", "Here is (my|a|the) list:\n{l}\n{q}", "{q}\n{l}", "List: {i}\n{q}", "{q} {i}", "Items: {i}. {q}",
+    "~Look at these: {i}. {q}", "~My shopping list:\n{l}\n\nNow, {q}",
+)  # fmt: skip
+
+
+def make(draw: Draw) -> Example:
+    """A priced list with a summary or with one to three questions."""
+    count = draw.rng.choice((2, 3, 3, 3, 4, 4, 5, 6))
+    names = draw.values(words.GOODS, count)
+    top = draw.pick((9, 30, 99, 500))
+    prices: list[int] = []
+    while len(prices) < count:
+        price = draw.number(1, top)
+        if price not in prices:
+            prices.append(price)
+    style = draw.pick((": {p}", " ${p}", " - {p} dollars", " ({p} dollars)", ": ${p}", ", {p} euros"))
+    entries = [name + style.replace("{p}", str(price)) for name, price in zip(names, prices, strict=True)]
+    mark = draw.pick(("- ", "* ", "", "{n}. "))
+    lines = "\n".join(mark.replace("{n}", str(index)) + entry for index, entry in enumerate(entries, 1))
+    inline = ("; " if ", " in style else ", ").join(entries)
+    most, least = names[prices.index(max(prices))], names[prices.index(min(prices))]
+    if draw.chance(0.4):
+        answer = f"{count} items: {join(names)}. The most expensive is {most} at {max(prices)}."
+        messages = [user(draw.phrase(SHOW, l=lines, i=inline)), assistant(answer)]
+        return Example("list", messages, [Check(exact=answer)])
+    some = draw.pick(names)
+    options = (
+        (draw.phrase(ASK_COUNT), f"There are {count} items."),
+        (draw.phrase(ASK_MOST), f"The most expensive is {most} at {max(prices)}."),
+        (draw.phrase(ASK_LEAST), f"The cheapest is {least} at {min(prices)}."),
+        (draw.phrase(ASK_NAMES), f"The items are {join(names)}."),
+        (draw.phrase(ASK_PRICE, n=some), f"The {some} costs {prices[names.index(some)]}."),
+    )
+    messages, checks = [], []
+    for index, (question, answer) in enumerate(draw.some(options, draw.rng.randint(1, 3))):
+        prompt = draw.phrase(QUESTION, l=lines, i=inline, q=question) if index == 0 else question
+        messages += [user(prompt), assistant(answer)]
+        checks.append(Check(exact=answer))
+    return Example("list", messages, checks)
