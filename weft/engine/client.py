@@ -1,0 +1,56 @@
+"""`EngineClient`, the one seam between those who want tokens and those who compute them.
+
+Implementations: `weft.engine.inline.InlineEngine` (same process; tests, notebooks, the offline API) and
+`weft.engine.process.ProcessEngine` (a process of its own behind zmq; the default of the server).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope
+
+OnEnvelope = Callable[[Envelope], None]
+
+
+class EngineClient(Protocol):
+    """One client of one engine, used from one asyncio event loop.
+
+    When the engine dies, every open operation of this client ends with `Failed(kind="engine_dead")`, its sequences are
+    gone, and after a restart (`ready` is true again) new ones may be opened.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine serves. Raises `EngineDead` before the first `wait_ready`."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine answers now."""
+        ...
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait until the engine has loaded its model. Raises `ModelLoadError`, `ConfigError` or `EngineDead`."""
+        ...
+
+    def subscribe(self, on_envelope: OnEnvelope) -> None:
+        """Set the receiver of all events; called on the event loop, in order, once per step with events."""
+        ...
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send commands, in order, as one message. Never blocks. Raises `EngineDead` while the engine is down."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """A fresh picture of the engine. Raises `EngineDead`."""
+        ...
+
+    async def drain(self) -> None:
+        """Have the engine take no new sequences and wait until the last one is gone."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything this client holds and, where it owns the engine, stop it. Idempotent."""
+        ...

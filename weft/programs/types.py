@@ -1,0 +1,79 @@
+"""Arguments and results of the built-in programs: what a server route or the offline API hands in and gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from weft.core.sampling import SamplingParams, StopParams
+from weft.core.wire import FinishReason, TokenLogprobs, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """On whose behalf a program runs."""
+
+    request_id: str = ""
+    tenant: str = ""
+    namespace: str = ""
+    """Pages are shared within it, never across: tenant, joined with the request's `cache_salt`."""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionArgs:
+    """What the built-in completion program needs. Chat renders its messages to `prompt` first."""
+
+    prompt: bytes
+    """Packed token ids, at least one."""
+    n: int = 1
+    """Choices: the prompt is computed once and forked. Choice i draws with seed + i."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """`sampling.seed` is always set by the caller of the program."""
+    stop: StopParams = field(default_factory=StopParams)
+    include_stop: bool = False
+    """Whether the text keeps the stop string that ended it."""
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    max_tokens: int | None = None
+    """Of all choices; 0 computes the prompt alone (for `echo` with log-probabilities)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """News of one choice. The text of all its chunks is the choice's text; no chunk splits a character.
+
+    `tokens` may be ahead of `text` while bytes are held back for a character or a possible stop string.
+    """
+
+    index: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per entry of `tokens` where asked for."""
+    finish_reason: FinishReason | None = None
+    """Set on the choice's last chunk, and only there."""
+    stop: str | int | None = None
+    """The stop string or stop token id that ended it."""
+    usage: Usage | None = None
+    """On the last chunk."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """On the first chunk of choice 0, where asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingArgs:
+    """What the built-in embedding program needs."""
+
+    prompt: bytes
+    pooling: Literal["mean", "last"] = "mean"
+    normalize: bool = True
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingResult:
+    """[hidden size], or the first `dimensions` of it."""
+
+    embedding: list[float]
+    usage: Usage
