@@ -1,0 +1,1 @@
+"""The numerical operations of a forward pass: contracts, a reference in plain torch, and faster variants."""

@@ -1,0 +1,133 @@
+"""The seam between models and kernels: which operations there are, and their contracts.
+
+Owns the signatures. An implementation is a plain function; `dispatch.py` gathers one of each into a `Kernels` that a
+model receives when it is built. Every function is free of global state, allocates its result unless it says that it
+works in place, and may be called under `torch.inference_mode`.
+
+Shapes use: T query tokens, H hidden size, D head size, N pages, P page size. The KV of a layer is one tensor
+[N, 2, num_kv_heads, P, D]: K at index 0, V at index 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from weft.kernels.batch import AttentionBatch
+
+
+class HeadShape(NamedTuple):
+    """How the columns of a fused qkv matrix divide into heads: queries, then keys, then values."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head; query head h reads KV head h // group."""
+        return self.num_heads // self.num_kv_heads
+
+
+class HeadNorm(NamedTuple):
+    """RMS normalisation of each query and key head before the rotation."""
+
+    q_weight: Tensor
+    """[D]"""
+    k_weight: Tensor
+    """[D]"""
+    eps: float
+
+
+class Linear(Protocol):
+    """`x @ weight.T (+ bias) (+ residual)`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """x [T, I], weight [O, I], bias [O] or None, residual [T, O] or None -> [T, O].
+
+        `residual` is consumed: the result may be written over it.
+        """
+        ...
+
+
+class RmsNorm(Protocol):
+    """Root-mean-square normalisation over the last dimension (Zhang and Sennrich, 2019)."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [..., H], weight [H] -> [..., H] in x's dtype; the mean is taken in float32, or float64 for float64."""
+        ...
+
+
+class RotateAndStore(Protocol):
+    """From the fused projection to queries ready for attention, with keys and values in their pages."""
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        shape: HeadShape,
+        rotation: tuple[Tensor, Tensor],
+        norm: HeadNorm | None,
+        batch: AttentionBatch,
+        kv: Tensor,
+    ) -> Tensor:
+        """qkv [T, (num_heads + 2 num_kv_heads) D] -> queries [T, num_heads, D]. `qkv` is consumed.
+
+        `rotation` is (cos, sin), each [T, D / 2] float32: component j of a head turns with component j + D / 2
+        (the split-half convention of the Llama family). Writes K and V at `batch.write_slots`; tokens with slot -1
+        are not written. Writes nothing else of `kv`.
+        """
+        ...
+
+
+class Attention(Protocol):
+    """Paged attention over a ragged batch; the rules of visibility are those of `core.step.ForwardBatch`."""
+
+    def __call__(
+        self, q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None = None
+    ) -> Tensor:
+        """q [T, num_heads, D], kv [N, 2, num_kv_heads, P, D] -> [T, num_heads * D].
+
+        Entries that a query may not see have no influence, whatever they hold (NaN too). A query that sees nothing
+        gets zeros.
+        """
+        ...
+
+
+class SiluMul(Protocol):
+    """The gated activation `silu(gate) * up`."""
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """gate_up [T, 2 I], gate first -> [T, I]. `gate_up` is consumed."""
+        ...
+
+
+class CopyPages(Protocol):
+    """Whole pages within one layer's KV."""
+
+    def __call__(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
+        """`kv[destination[i]] = kv[source[i]]` for int64 page ids [n], in place; no destination is also a source."""
+        ...
+
+
+class CopySlots(Protocol):
+    """Single tokens within one layer's KV."""
+
+    def __call__(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
+        """Copy the K and V in slots `source` to slots `destination` (`page * P + offset`, int64 [n]), in place.
+
+        All sources are read before any destination is written.
+        """
+        ...
+
+
+class Kernels(NamedTuple):
+    """One implementation of every operation. Field names are the names that `dispatch` registers."""
+
+    linear: Linear
+    rms_norm: RmsNorm
+    rotate_and_store: RotateAndStore
+    attention: Attention
+    silu_mul: SiluMul
+    copy_pages: CopyPages
+    copy_slots: CopySlots

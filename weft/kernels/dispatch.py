@@ -1,0 +1,99 @@
+"""Which implementation of each operation runs on a device.
+
+Owns the registry: one tuple of `Variant`s per operation, best first. A new backend is a module of functions and one
+entry per operation here. Models receive the selected `Kernels` as an argument and never look here themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.core.errors import ConfigError
+from weft.kernels import reference, torch_ops
+from weft.kernels.base import Kernels
+
+
+class Variant(NamedTuple):
+    """One implementation of one operation."""
+
+    name: str
+    function: Callable[..., Any]
+    supports: Callable[[torch.device, torch.dtype], bool]
+
+
+class Choice(NamedTuple):
+    """What `describe` says about one operation."""
+
+    operation: str
+    chosen: str
+    available: tuple[str, ...]
+
+
+def _anywhere(device: torch.device, dtype: torch.dtype) -> bool:
+    return True
+
+
+def _variants(operation: str) -> tuple[Variant, ...]:
+    return tuple(
+        Variant(module.NAME, getattr(module.KERNELS, operation), _anywhere) for module in (torch_ops, reference)
+    )
+
+
+REGISTRY: Mapping[str, tuple[Variant, ...]] = {operation: _variants(operation) for operation in Kernels._fields}
+"""Operation -> its variants, best first. The reference is last and supports everything."""
+
+
+def select(
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    prefer: Mapping[str, str] | None = None,
+) -> Kernels:
+    """The best variant of every operation for tensors of `dtype` on `device`.
+
+    `prefer` maps an operation, or `*` for all, to the name of the variant to use instead. Raises `ConfigError` when
+    that variant does not exist or does not support the device.
+    """
+    target = torch.device(device)
+    wanted = prefer or {}
+    unknown = set(wanted) - set(REGISTRY) - {"*"}
+    if unknown:
+        raise ConfigError(f"no kernel operation named {sorted(unknown)}; there are {sorted(REGISTRY)}")
+    chosen = {name: _choose(name, target, dtype, wanted.get(name, wanted.get("*"))) for name in REGISTRY}
+    return Kernels(**{name: variant.function for name, variant in chosen.items()})
+
+
+def describe(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> list[Choice]:
+    """For each operation, the variant that `select` takes and all that would work, best first."""
+    target = torch.device(device)
+    choices = []
+    for name, variants in REGISTRY.items():
+        available = tuple(v.name for v in variants if v.supports(target, dtype))
+        choices.append(Choice(name, available[0], available))
+    return choices
+
+
+def computes_well(device: torch.device | str, dtype: torch.dtype) -> bool:
+    """Whether `device` has arithmetic for `dtype`, as opposed to conversions around float32's."""
+    target = torch.device(device)
+    if dtype in (torch.float32, torch.float64):
+        return True
+    if target.type == "cuda":
+        return dtype == torch.float16 or torch.cuda.get_device_capability(target) >= (8, 0)
+    if target.type == "cpu" and dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return False
+
+
+def _choose(operation: str, device: torch.device, dtype: torch.dtype, wanted: str | None) -> Variant:
+    variants = REGISTRY[operation]
+    if wanted is None:
+        return next(v for v in variants if v.supports(device, dtype))
+    for variant in variants:
+        if variant.name == wanted:
+            if variant.supports(device, dtype):
+                return variant
+            raise ConfigError(f"kernel {wanted!r} of {operation!r} does not support {dtype} on {device}")
+    raise ConfigError(f"no kernel {wanted!r} of {operation!r}; there are {[v.name for v in variants]}")

@@ -1,0 +1,1 @@
+"""Model families, their layers, and the loading of their checkpoints."""

@@ -1,0 +1,192 @@
+"""What a model is to a worker: a spec, the shape of its KV, layers, and weights that come from a provider.
+
+Owns the interfaces. Does not know checkpoints (`loader.py`), families (`registry.py`) or the loop over layers, which
+is the worker's:
+
+    x = model.embed(token_ids)
+    for index, layer in enumerate(model.layers):
+        weights = model.provider.layer(index)
+        x = layer.attend(x, weights, batch, kv[index])
+        x = layer.feed_forward(x, weights)
+    logits = model.head(model.final_norm(x[output_tokens]))
+
+Shapes use: T query tokens, H hidden size, V vocabulary, O output rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.kernels.batch import AttentionBatch, lower
+
+__all__ = [
+    "AttentionBatch",
+    "KVSpec",
+    "Layer",
+    "LayerKV",
+    "Model",
+    "ModelSpec",
+    "ResidentWeights",
+    "RopeSpec",
+    "WeightProvider",
+    "lower",
+]
+
+
+class RopeSpec(NamedTuple):
+    """Rotary position embedding (Su et al., 2021) and how its frequencies are scaled."""
+
+    theta: float
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    """llama3"""
+    high_freq_factor: float = 4.0
+    """llama3"""
+    attention_factor: float = 1.0
+    """yarn: what cos and sin are multiplied by."""
+    beta_fast: float = 32.0
+    """yarn"""
+    beta_slow: float = 1.0
+    """yarn"""
+    truncate: bool = True
+    """yarn: round the corrected range to whole dimensions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Everything about a model that its config.json says and its output depends on."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    """Longest sequence in tokens that the positions allow, scaling included."""
+    sliding_windows: tuple[int | None, ...]
+    """Per layer: how many KV entries a query sees, itself included; None: all."""
+    rope: RopeSpec
+    rms_eps: float
+    tie_embeddings: bool
+    dtype: torch.dtype
+    """What weights, activations and KV are held in."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Whether the attention's output projection has a bias."""
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Whether each query and key head is normalised before the rotation."""
+
+
+class LayerKV(NamedTuple):
+    """The KV of one token in one layer: K and V, each `num_kv_heads` vectors of `head_dim`."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """The KV that a model keeps per token: one entry per layer, all of one dtype."""
+
+    layers: tuple[LayerKV, ...]
+    dtype: torch.dtype
+
+    def bytes_per_page(self, page_size: int) -> int:
+        """KV bytes of a page of `page_size` tokens over all layers."""
+        return page_size * self.dtype.itemsize * sum(2 * k.num_kv_heads * k.head_dim for k in self.layers)
+
+    def layer_shape(self, index: int, num_pages: int, page_size: int) -> tuple[int, int, int, int, int]:
+        """The shape of layer `index`'s KV tensor: [pages, 2 (K, V), KV heads, page size, head size]."""
+        layer = self.layers[index]
+        return (num_pages, 2, layer.num_kv_heads, page_size, layer.head_dim)
+
+
+class WeightProvider(Protocol):
+    """Where weights come from. `layer` may block while a layer is on its way to the device."""
+
+    @property
+    def shared(self) -> Mapping[str, Tensor]:
+        """Weights outside the layers: the embedding, the final norm, the head."""
+        ...
+
+    def layer(self, index: int) -> Mapping[str, Tensor]:
+        """Weights of one layer by their name in the layer. Valid until the next call of `layer`."""
+        ...
+
+
+class ResidentWeights:
+    """All weights on the device, all the time."""
+
+    def __init__(self, shared: Mapping[str, Tensor], layers: Sequence[Mapping[str, Tensor]]):
+        self._shared = shared
+        self._layers = layers
+
+    @property
+    def shared(self) -> Mapping[str, Tensor]:
+        """Weights outside the layers."""
+        return self._shared
+
+    def layer(self, index: int) -> Mapping[str, Tensor]:
+        """Weights of layer `index`."""
+        return self._layers[index]
+
+
+class Layer(Protocol):
+    """One block of a model. It holds no weights and no state of a pass."""
+
+    def attend(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
+        """x [T, H] -> x plus attention, [T, H]. Writes the batch's KV into `kv` before reading it.
+
+        `x` is consumed: the result may share its memory.
+        """
+        ...
+
+    def feed_forward(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """x [T, H] -> x plus the feed-forward part, [T, H]. `x` is consumed."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder-only language model."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Sizes and options."""
+        ...
+
+    @property
+    def provider(self) -> WeightProvider:
+        """Where the weights of `layers` come from."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """The blocks, first to last."""
+        ...
+
+    def kv_spec(self) -> KVSpec:
+        """The KV it keeps per token."""
+        ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] int64 or int32, each below the vocabulary -> input embeddings [T, H], freshly allocated."""
+        ...
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """x [O, H] after the last layer -> the final hidden states [O, H]. `x` is kept."""
+        ...
+
+    def head(self, x: Tensor) -> Tensor:
+        """Final hidden states [O, H] -> logits [O, V], float32 unless the model's dtype is float64."""
+        ...
