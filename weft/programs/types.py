@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import FinishReason, TokenLogprobs, Usage
@@ -59,6 +60,28 @@ class Chunk:
     """On the last chunk."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """On the first chunk of choice 0, where asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatArgs:
+    """What the built-in chat program needs: what the chat template sees, and how to complete what it renders."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """As in OpenAI's chat API; at least one."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """As in OpenAI's chat API: `{"type": "function", "function": {...}}`."""
+    documents: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    """Instead of the model's."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Leave the last message open, so that the model continues it. Excludes `add_generation_prompt`."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template."""
+    truncate_prompt_tokens: int | None = None
+    """Keep only so many of the last prompt tokens."""
+    completion: CompletionArgs = field(default_factory=lambda: CompletionArgs(prompt=b""))
+    """Everything else; its `prompt` is ignored, the rendered messages take its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

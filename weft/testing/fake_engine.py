@@ -1,0 +1,446 @@
+"""An engine without a model: real sequences and operations, tokens from a script or a hash. For tests only.
+
+It owns the observable contract of `EngineClient` (order of operations, endings, one envelope a step) and knows nothing
+of pages, batches or time. By default it steps by itself on the event loop; with `auto=False` a test moves it with
+`step()`. A test may make it fail, die and restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+from weft.core.errors import EngineDead
+from weft.core.ids import TOKEN_BYTES, pack_tokens, unpack_tokens
+from weft.core.wire import (
+    Append,
+    Cancel,
+    Cancelled,
+    Command,
+    EngineInfo,
+    EngineStats,
+    Envelope,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Fork,
+    Generate,
+    Hold,
+    Open,
+    Release,
+    SetPriority,
+    Token,
+    TokenLogprobs,
+    Truncate,
+    Usage,
+)
+from weft.engine.client import OnEnvelope
+
+DEFAULT_EOS = 256
+DEFAULT_INFO = EngineInfo(
+    model="fake",
+    vocab_size=264,
+    hidden_size=8,
+    page_size=16,
+    num_device_pages=4096,
+    num_host_pages=0,
+    max_context=4096,
+    max_running=256,
+    max_step_tokens=8192,
+    eos_token_ids=[DEFAULT_EOS],
+    device="fake",
+    dtype="float32",
+    bytes_per_page=1024,
+)
+"""Fits `weft.testing.byte_tokenizer`: tokens 0 to 255 are bytes, 256 ends a text."""
+
+_Operation = Append | Generate | Fork
+
+
+@dataclass
+class FakeSequence:
+    """What the engine knows of one open sequence. Readable by tests."""
+
+    id: int
+    namespace: str = ""
+    tenant: str = ""
+    priority: int = 0
+    request_id: str = ""
+    tokens: list[int] = field(default_factory=list)
+    operations: deque[_Operation] = field(default_factory=deque)
+    """Not yet ended, in order; the first is running."""
+    generated: list[int] = field(default_factory=list)
+    """Tokens of the running `Generate`."""
+    text: bytes = b""
+    """Their bytes."""
+    script: deque[int] | None = None
+    num_prompt: int = 0
+
+
+class FakeEngine:
+    """An `EngineClient` in memory.
+
+    `alphabet` are the tokens drawn when there is no script: a hash of the sequence's tokens, and of the seed unless
+    sampling is greedy, picks one. `token_bytes` says what stop strings see; by default tokens 0 to 255 are bytes.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo = DEFAULT_INFO,
+        *,
+        alphabet: Sequence[int] = range(97, 123),
+        token_bytes: Sequence[bytes] | None = None,
+        auto: bool = True,
+    ):
+        self.sent: list[Command] = []
+        """Every command received, in order."""
+        self.messages: list[list[Command]] = []
+        """The same, as they came in one `send`."""
+        self.sequences: dict[int, FakeSequence] = {}
+        """Open sequences by number. Empty when everything was released."""
+        self.held: list[tuple[list[int], float]] = []
+        """Tokens and time to live of sequences given up with `Hold`."""
+        self.steps = 0
+        self.appended_tokens = 0
+        """Tokens that arrived by `Append`: what a model would have to compute, once per prompt."""
+        self.closed = False
+        self._info = info
+        self._alphabet = list(alphabet)
+        self._token_bytes = token_bytes
+        self._auto = auto
+        self._on_envelope: OnEnvelope = _drop
+        self._used: set[int] = set()
+        self._scripts: deque[deque[int]] = deque()
+        self._failures: deque[tuple[str, str, str | None]] = deque()
+        self._ready = asyncio.Event()
+        self._ready.set()
+        self._emptied = asyncio.Event()
+        self._scheduled = False
+        self._generated = 0
+        self._endings: dict[str, int] = {}
+
+    # ---- what tests do to it
+
+    def script(self, *outputs: Iterable[int]) -> None:
+        """Queue outputs: each `Generate` that starts takes the next one, then ends with end-of-sequence."""
+        self._scripts.extend(deque(tokens) for tokens in outputs)
+
+    def fail_next(self, kind: str, message: str = "made to fail", param: str | None = None) -> None:
+        """Make the next operation that starts fail with an error of this kind."""
+        self._failures.append((kind, message, param))
+
+    def die(self, message: str = "the engine process crashed; it is being restarted") -> None:
+        """Crash: open operations fail with `engine_dead`, sequences are gone, `send` raises until `restart`."""
+        self._ready.clear()
+        ops = [op.op for seq in self.sequences.values() for op in seq.operations if _is_reported(op)]
+        self.sequences.clear()
+        self._emptied.set()
+        self._publish([Failed(op=op, kind=EngineDead.kind, message=message) for op in ops], step_id=0)
+
+    def restart(self) -> None:
+        """Come back, empty."""
+        self._ready.set()
+
+    def step(self, count: int = 1) -> None:
+        """Let every sequence advance by one token, `count` times; each time, publish what happened."""
+        for _ in range(count):
+            self.steps += 1
+            events: list[Event] = []
+            for seq in list(self.sequences.values()):
+                self._advance(seq, events)
+            self._publish(events, step_id=self.steps)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no operation is under way."""
+        return not any(seq.operations for seq in self.sequences.values())
+
+    # ---- EngineClient
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine serves."""
+        return self._info
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is alive."""
+        return self._ready.is_set()
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait for `restart` where it died."""
+        await self._ready.wait()
+        return self._info
+
+    def subscribe(self, on_envelope: OnEnvelope) -> None:
+        """Set the receiver of events."""
+        self._on_envelope = on_envelope
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Carry commands out. Raises `EngineDead` while dead, `ValueError` for a number used twice."""
+        if not self.ready:
+            raise EngineDead("the engine is down; it is being restarted, try again shortly")
+        self.messages.append(list(commands))
+        events: list[Event] = []
+        for command in commands:
+            self.sent.append(command)
+            self._accept(command, events)
+        if events:
+            asyncio.get_running_loop().call_soon(self._publish, events, 0)
+        self._schedule()
+
+    async def stats(self) -> EngineStats:
+        """Counters."""
+        if not self.ready:
+            raise EngineDead("the engine is down; it is being restarted, try again shortly")
+        running = sum(1 for seq in self.sequences.values() if seq.operations)
+        return EngineStats(
+            num_running=running,
+            num_sequences=len(self.sequences),
+            num_held=len(self.held),
+            steps=self.steps,
+            prompt_tokens=self.appended_tokens,
+            prefill_tokens=self.appended_tokens,
+            generated_tokens=self._generated,
+            device_pages_total=self._info.num_device_pages,
+            device_pages_free=self._info.num_device_pages,
+            finished=dict(self._endings),
+        )
+
+    async def drain(self) -> None:
+        """Wait until the last sequence is gone."""
+        while self.sequences:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    async def close(self) -> None:
+        """Release everything."""
+        self.closed = True
+        self.sequences.clear()
+        self._emptied.set()
+
+    # ---- inside
+
+    def _accept(self, command: Command, events: list[Event]) -> None:
+        if isinstance(command, Open):
+            self._claim(command.seq)
+            self.sequences[command.seq] = FakeSequence(
+                command.seq, command.namespace, command.tenant, command.priority, command.request_id
+            )
+            return
+        number = getattr(command, "seq", None)
+        seq = self.sequences.get(number) if number is not None else None
+        if isinstance(command, Append | Generate):
+            self._claim(-command.op)
+            if seq is None:
+                message = f"sequence {command.seq} is not open"
+                events.append(Failed(op=command.op, kind="unknown_handle", message=message))
+                return
+        if seq is None:
+            return
+        match command:
+            case Append() | Generate():
+                seq.operations.append(command)
+            case Fork():
+                self._claim(command.child)
+                # The child takes commands at once; its tokens arrive when the fork's turn comes.
+                self.sequences[command.child] = FakeSequence(
+                    command.child, seq.namespace, seq.tenant, seq.priority, command.request_id or seq.request_id
+                )
+                seq.operations.append(command)
+                if len(seq.operations) > 1:
+                    self.sequences[command.child].operations.append(command)
+                else:
+                    self._run_fork(seq, command)
+            case Truncate():
+                self._cancel(seq, events)
+                del seq.tokens[command.num_tokens :]
+            case Cancel():
+                self._cancel(seq, events)
+            case SetPriority():
+                seq.priority = command.priority
+            case Release() | Hold():
+                self._cancel(seq, events)
+                if isinstance(command, Hold):
+                    self.held.append((seq.tokens, command.ttl_s))
+                del self.sequences[seq.id]
+                if not self.sequences:
+                    self._emptied.set()
+
+    def _claim(self, number: int) -> None:
+        if number in self._used:
+            raise ValueError(f"number {abs(number)} was used twice")
+        self._used.add(number)
+
+    def _cancel(self, seq: FakeSequence, events: list[Event]) -> None:
+        for op in list(seq.operations):
+            if isinstance(op, Fork):
+                if op.seq == seq.id:
+                    self._run_fork(seq, op)
+            elif isinstance(op, Append) and op.outputs is None:
+                # Known tokens belong to the sequence from the moment they arrive.
+                seq.tokens += unpack_tokens(op.tokens)
+                self.appended_tokens += len(op.tokens) // TOKEN_BYTES
+            else:
+                self._count("cancelled")
+                usage = self._usage(seq) if op is seq.operations[0] else Usage()
+                events.append(Cancelled(op=op.op, usage=usage))
+        seq.operations.clear()
+        seq.generated, seq.text, seq.script = [], b"", None
+
+    def _run_fork(self, seq: FakeSequence, fork: Fork) -> None:
+        if fork in seq.operations:
+            seq.operations.remove(fork)
+        child = self.sequences.get(fork.child)
+        if child is not None:
+            child.tokens = list(seq.tokens)
+            if fork in child.operations:
+                child.operations.remove(fork)
+
+    def _advance(self, seq: FakeSequence, events: list[Event]) -> None:
+        """Run what costs no step, then at most one token or one report."""
+        while seq.operations:
+            op = seq.operations[0]
+            if isinstance(op, Fork):
+                if op.child == seq.id:
+                    return
+                self._run_fork(seq, op)
+            elif isinstance(op, Append):
+                if self._append(seq, op, events):
+                    return
+            else:
+                self._generate(seq, op, events)
+                return
+
+    def _append(self, seq: FakeSequence, op: Append, events: list[Event]) -> bool:
+        """Whether it ended with an event."""
+        seq.operations.popleft()
+        first = len(seq.tokens)
+        tokens = list(unpack_tokens(op.tokens))
+        if self._fail(op.op, events):
+            return True
+        if first + len(tokens) > self._info.max_context:
+            message = f"{first + len(tokens)} tokens exceed the context of {self._info.max_context}"
+            events.append(Failed(op=op.op, kind="context_too_long", message=message))
+            self._count("failed")
+            return True
+        seq.tokens += tokens
+        self.appended_tokens += len(tokens)
+        if op.outputs is None:
+            return False
+        logprobs: list[TokenLogprobs | None] | None = None
+        if op.outputs.logprobs is not None:
+            logprobs = [_logprobs(token, op.outputs.logprobs, self._info.vocab_size) for token in tokens]
+            if first == 0 and logprobs:
+                logprobs[0] = None
+        hidden = [float(i + 1) for i in range(self._info.hidden_size)] if op.outputs.hidden else None
+        usage = Usage(num_prompt_tokens=len(seq.tokens))
+        events.append(Finished(op=op.op, usage=usage, prompt_logprobs=logprobs, hidden=hidden))
+        self._count("stop")
+        return True
+
+    def _generate(self, seq: FakeSequence, op: Generate, events: list[Event]) -> None:
+        if not seq.generated:
+            if self._fail(op.op, events):
+                seq.operations.popleft()
+                return
+            seq.num_prompt = len(seq.tokens)
+            seq.script = self._scripts.popleft() if self._scripts else None
+        token = self._choose(seq, op)
+        seq.tokens.append(token)
+        seq.generated.append(token)
+        seq.text += self._bytes_of(token)
+        self._generated += 1
+        k = op.sampling.logprobs
+        logprobs = None if k is None else _logprobs(token, k, self._info.vocab_size)
+        events.append(Token(op.op, token, self._hold_bytes(seq.text, op.stop.stop), logprobs))
+        self._maybe_finish(seq, op, token, events)
+
+    def _maybe_finish(self, seq: FakeSequence, op: Generate, token: int, events: list[Event]) -> None:
+        count, stop = len(seq.generated), op.stop
+        reason: FinishReason | None = None
+        what: str | int | None = None
+        cut = 0
+        if count >= stop.min_tokens:
+            found = [(seq.text.find(text), text) for text in stop.stop if text in seq.text]
+            if token in stop.stop_token_ids:
+                reason, what = "stop", token
+            elif token in self._info.eos_token_ids and not stop.ignore_eos:
+                reason = "stop"
+            elif found:
+                at, text = min(found)
+                reason, what, cut = "stop", text.decode(), len(seq.text) - at
+        limit = self._info.max_context - seq.num_prompt
+        if reason is None and count >= min(stop.max_tokens or limit, limit):
+            reason = "length"
+        if reason is not None:
+            events.append(Finished(op=op.op, reason=reason, stop=what, cut_bytes=cut, usage=self._usage(seq)))
+            self._count(reason)
+            seq.operations.popleft()
+            seq.generated, seq.text, seq.script = [], b"", None
+
+    def _choose(self, seq: FakeSequence, op: Generate) -> int:
+        if seq.script is not None:
+            return seq.script.popleft() if seq.script else self._info.eos_token_ids[0]
+        seed = 0 if op.sampling.is_greedy else (op.sampling.seed or 0)
+        digest = zlib.crc32(pack_tokens(seq.tokens), zlib.crc32(repr(seed).encode()))
+        allowed = op.sampling.allowed_token_ids or self._alphabet
+        return allowed[digest % len(allowed)]
+
+    def _bytes_of(self, token: int) -> bytes:
+        if self._token_bytes is not None:
+            return self._token_bytes[token]
+        return bytes([token]) if token < 256 else b""
+
+    @staticmethod
+    def _hold_bytes(text: bytes, stops: list[bytes]) -> int:
+        sizes = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        return max(sizes, default=0)
+
+    def _fail(self, op: int, events: list[Event]) -> bool:
+        if not self._failures:
+            return False
+        kind, message, param = self._failures.popleft()
+        events.append(Failed(op=op, kind=kind, message=message, param=param))
+        self._count("failed")
+        return True
+
+    @staticmethod
+    def _usage(seq: FakeSequence) -> Usage:
+        return Usage(num_prompt_tokens=seq.num_prompt, num_output_tokens=len(seq.generated))
+
+    def _count(self, ending: str) -> None:
+        self._endings[ending] = self._endings.get(ending, 0) + 1
+
+    def _publish(self, events: list[Event], step_id: int) -> None:
+        if events:
+            self._on_envelope(Envelope(step_id, events))
+
+    def _schedule(self) -> None:
+        if self._auto and not self._scheduled and not self.idle:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._auto_step)
+
+    def _auto_step(self) -> None:
+        self._scheduled = False
+        self.step()
+        self._schedule()
+
+
+def _is_reported(op: _Operation) -> TypeGuard[Append | Generate]:
+    return isinstance(op, Generate) or (isinstance(op, Append) and op.outputs is not None)
+
+
+def _logprobs(token: int, k: int, vocab_size: int) -> TokenLogprobs:
+    """Made up, but consistent: the chosen token is the most probable, each next one half as probable."""
+    tops = [(token + i) % vocab_size for i in range(k)]
+    return TokenLogprobs(-0.5, 1, tops, [-0.5 - 0.75 * i for i in range(k)])
+
+
+def _drop(envelope: Envelope) -> None:
+    """Receiver of events before there is one."""
