@@ -56,7 +56,7 @@ def rotate_and_store(
 ) -> Tensor:
     """See `base.RotateAndStore`."""
     heads, kv_heads, _ = shape
-    q, k, v = qkv.view(qkv.shape[0], -1, shape.head_dim).split((heads, kv_heads, kv_heads), dim=1)
+    q, k, v = torch.split(qkv.view(qkv.shape[0], -1, shape.head_dim), [heads, kv_heads, kv_heads], dim=1)
     if norm is not None:
         q = rms_norm(q, norm.q_weight, norm.eps)
         k = rms_norm(k, norm.k_weight, norm.eps)

@@ -1,0 +1,99 @@
+"""A decoder-only model of pre-norm blocks: what the Llama, Mistral and Qwen families have in common.
+
+Families differ in what their `ModelSpec` says (biases, norms of heads, windows, scaling), so one model serves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.kernels.base import Kernels
+from weft.kernels.batch import AttentionBatch
+from weft.models.base import KVSpec, Layer, LayerKV, ModelSpec, WeightProvider
+from weft.models.layers.attention import AttentionBlock, attention_weights
+from weft.models.layers.mlp import GatedMlp, mlp_weights
+from weft.models.layers.rope import Rope
+from weft.models.layers.weights import Source, WeightTarget, vector
+
+
+class DecoderLayer:
+    """One block. See `base.Layer`."""
+
+    def __init__(self, spec: ModelSpec, index: int, rope: Rope, kernels: Kernels):
+        self._attention = AttentionBlock(spec, index, rope, kernels)
+        self._mlp = GatedMlp(spec, kernels)
+
+    def attend(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
+        """See `base.Layer`."""
+        return self._attention(x, weights, batch, kv)
+
+    def feed_forward(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """See `base.Layer`."""
+        return self._mlp(x, weights)
+
+
+class DecoderModel:
+    """Embedding, blocks, final norm and head. See `base.Model`."""
+
+    def __init__(self, spec: ModelSpec, provider: WeightProvider, kernels: Kernels):
+        self._spec = spec
+        self._provider = provider
+        self._kernels = kernels
+        rope = Rope(spec.rope, spec.head_dim, provider.shared["embedding"].device)
+        self._layers = [DecoderLayer(spec, i, rope, kernels) for i in range(spec.num_layers)]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """See `base.Model`."""
+        return self._spec
+
+    @property
+    def provider(self) -> WeightProvider:
+        """See `base.Model`."""
+        return self._provider
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """See `base.Model`."""
+        return self._layers
+
+    def kv_spec(self) -> KVSpec:
+        """See `base.Model`."""
+        layer = LayerKV(self._spec.num_kv_heads, self._spec.head_dim)
+        return KVSpec((layer,) * self._spec.num_layers, self._spec.dtype)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """See `base.Model`."""
+        return F.embedding(token_ids, self._provider.shared["embedding"])
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """See `base.Model`."""
+        return self._kernels.rms_norm(x, self._provider.shared["final_norm"], self._spec.rms_eps)
+
+    def head(self, x: Tensor) -> Tensor:
+        """See `base.Model`."""
+        shared = self._provider.shared
+        logits = self._kernels.linear(x, shared["embedding" if self._spec.tie_embeddings else "head"])
+        return logits if logits.dtype == torch.float64 else logits.to(torch.float32)
+
+
+def shared_weights(spec: ModelSpec) -> list[WeightTarget]:
+    """The weights outside the layers. A tied head is the embedding and has no weight of its own."""
+    table = (spec.vocab_size, spec.hidden_size)
+    targets = [
+        WeightTarget("embedding", table, (Source("model.embed_tokens.weight", spec.vocab_size),)),
+        vector("final_norm", "model.norm.weight", spec.hidden_size),
+    ]
+    if not spec.tie_embeddings:
+        targets.append(WeightTarget("head", table, (Source("lm_head.weight", spec.vocab_size),)))
+    return targets
+
+
+def layer_weights(spec: ModelSpec, index: int) -> list[WeightTarget]:
+    """The weights of one layer."""
+    prefix = f"model.layers.{index}"
+    return [*attention_weights(spec, prefix), *mlp_weights(spec, prefix)]

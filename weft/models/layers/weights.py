@@ -1,0 +1,37 @@
+"""How a checkpoint's tensors become a layer's weights: some are stacked into one matrix, so that one product does.
+
+Owns the description alone; `loader.py` reads the tensors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Source(NamedTuple):
+    """A tensor of the checkpoint, which fills a run of rows of a weight."""
+
+    name: str
+    rows: int
+
+
+class WeightTarget(NamedTuple):
+    """A weight as a layer uses it: `sources` stacked along the first dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...]
+
+
+def vector(name: str, source: str, size: int) -> WeightTarget:
+    """A one-dimensional weight of `size` from one tensor."""
+    return WeightTarget(name, (size,), (Source(source, size),))
+
+
+def projection(name: str, bias: str | None, sources: dict[str, int], columns: int) -> list[WeightTarget]:
+    """A matrix of the stacked `<source>.weight` (source: rows); if `bias` is a name, their biases under that name."""
+    rows = sum(sources.values())
+    targets = [WeightTarget(name, (rows, columns), tuple(Source(f"{s}.weight", n) for s, n in sources.items()))]
+    if bias is not None:
+        targets.append(WeightTarget(bias, (rows,), tuple(Source(f"{s}.bias", n) for s, n in sources.items())))
+    return targets

@@ -1,0 +1,214 @@
+"""From a checkpoint to a model: reads safetensors tensor by tensor into the weights that layers use.
+
+Owns the order of loading and the comparison of what a checkpoint has with what its architecture needs. Knows no
+family by name (`registry.py` does) and prints nothing: progress goes to a callback. The destination is allocated
+first and each tensor is copied (and converted) from the memory map into its rows, so anonymous memory peaks at one
+copy of the model plus one tensor.
+
+Tensors that the architecture does not use are refused, not ignored: a model that leaves out weights computes
+something else. Known harmless ones are in `HARMLESS`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.config import DType
+from weft.core.errors import ConfigError, ModelLoadError
+from weft.kernels import dispatch
+from weft.kernels.base import Kernels
+from weft.models.base import Model, ModelSpec, ResidentWeights
+from weft.models.config_json import DTYPES
+from weft.models.hub import resolve_model
+from weft.models.layers.weights import Source, WeightTarget
+from weft.models.registry import Family, family_of
+from weft.models.safetensors_files import FLOATS, TensorInfo, list_tensors, open_tensors, read_json
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes to read)."""
+
+HARMLESS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+"""Endings of tensors that old checkpoints carry: buffers that are computed from the configuration."""
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to run, and what its checkpoint says beyond the weights."""
+
+    model: Model
+    directory: Path
+    eos_ids: tuple[int, ...]
+    """Tokens that end a sequence; empty when the checkpoint names none."""
+    max_context: int
+    """Longest sequence in tokens."""
+    num_bytes: int
+    """Memory of the weights."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's spec, in the dtype that it was loaded in."""
+        return self.model.spec
+
+
+class _Slice(NamedTuple):
+    """Where one tensor of the checkpoint goes: rows `first` to `first + rows` of `weight`."""
+
+    weight: Tensor
+    first: int
+    source: Source
+
+
+def load_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    dtype: DType = "auto",
+    device: torch.device | str = "cpu",
+    max_context: int | None = None,
+    kernels: Kernels | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load `model` (the embedded model's name, a directory, or a hub id) onto `device`.
+
+    `kernels` default to the best for the device and dtype. Raises `ModelLoadError` for a checkpoint that is missing,
+    damaged or of the wrong shape, `Unsupported` for an architecture or option that is not implemented, and
+    `ConfigError` when `max_context` exceeds what the model's positions allow.
+    """
+    directory = resolve_model(model, revision, offline)
+    raw = read_json(directory / "config.json")
+    family = family_of(raw)
+    spec = family.spec(raw)
+    if max_context is not None and max_context > spec.max_position:
+        raise ConfigError(f"max_context {max_context} exceeds the {spec.max_position} positions of {model}; lower it")
+    spec = replace(spec, dtype=choose_dtype(spec.dtype, dtype, device))
+    eos_ids = read_eos_ids(directory, raw, spec.vocab_size)
+    weights, num_bytes = _load_weights(directory, family, spec, torch.device(device), progress)
+    chosen = kernels or dispatch.select(device, spec.dtype)
+    return LoadedModel(
+        model=family.build(spec, weights, chosen),
+        directory=directory,
+        eos_ids=eos_ids,
+        max_context=max_context or spec.max_position,
+        num_bytes=num_bytes,
+    )
+
+
+def read_spec(directory: Path) -> ModelSpec:
+    """What config.json says, without touching the weights. Raises as `load_model` does."""
+    raw = read_json(directory / "config.json")
+    return family_of(raw).spec(raw)
+
+
+def choose_dtype(checkpoint: torch.dtype, wanted: DType, device: torch.device | str) -> torch.dtype:
+    """What to compute in: `wanted`, or for "auto" the checkpoint's unless the device does not compute it well."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    return checkpoint if dispatch.computes_well(device, checkpoint) else torch.float32
+
+
+def read_eos_ids(directory: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """The end-of-sequence tokens of generation_config.json, or else of config.json (`raw`)."""
+    path = directory / "generation_config.json"
+    value = read_json(path).get("eos_token_id") if path.exists() else None
+    if value is None:
+        value, path = raw.get("eos_token_id"), directory / "config.json"
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+        raise ModelLoadError(f"{path}: eos_token_id must be token ids below {vocab_size}, got {value!r}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _load_weights(
+    directory: Path, family: Family, spec: ModelSpec, device: torch.device, progress: Progress | None
+) -> tuple[ResidentWeights, int]:
+    tensors = list_tensors(directory)
+    groups = [family.shared_weights(spec), *(family.layer_weights(spec, i) for i in range(spec.num_layers))]
+    if spec.tie_embeddings and EMBEDDING not in tensors and HEAD in tensors:
+        # Some exporters keep only the second of two tied names.
+        groups[0] = [_renamed(target, EMBEDDING, HEAD) for target in groups[0]]
+    _check(directory, tensors, [t for group in groups for t in group], spec)
+    loaded = [{t.name: torch.empty(t.shape, dtype=spec.dtype, device=device) for t in group} for group in groups]
+    slices: dict[Path, list[_Slice]] = defaultdict(list)
+    for group, weights in zip(groups, loaded, strict=True):
+        for target in group:
+            first = 0
+            for source in target.sources:
+                slices[tensors[source.name].file].append(_Slice(weights[target.name], first, source))
+                first += source.rows
+    total = sum(tensors[s.source.name].num_bytes for parts in slices.values() for s in parts)
+    _copy(slices, tensors, total, progress)
+    if spec.tie_embeddings:
+        _check_tied(directory, tensors, loaded[0]["embedding"])
+    num_bytes = sum(w.numel() * w.element_size() for weights in loaded for w in weights.values())
+    return ResidentWeights(loaded[0], loaded[1:]), num_bytes
+
+
+def _copy(
+    slices: Mapping[Path, list[_Slice]], tensors: Mapping[str, TensorInfo], total: int, progress: Progress | None
+) -> None:
+    done = 0
+    for file in sorted(slices):
+        with open_tensors(file) as opened:
+            for weight, first, source in slices[file]:
+                weight[first : first + source.rows].copy_(opened[source.name])
+                done += tensors[source.name].num_bytes
+                if progress is not None:
+                    progress(done, total)
+
+
+def _check(directory: Path, tensors: Mapping[str, TensorInfo], targets: list[WeightTarget], spec: ModelSpec) -> None:
+    """Compare what the checkpoint has with what the model needs, by name, shape and dtype."""
+    needed: dict[str, tuple[int, ...]] = {
+        source.name: (source.rows, *target.shape[1:]) for target in targets for source in target.sources
+    }
+    missing = sorted(set(needed) - set(tensors))
+    if missing:
+        raise ModelLoadError(f"{directory} lacks {_listed(missing)}, which {spec.architecture} needs")
+    for name, shape in needed.items():
+        info = tensors[name]
+        if info.shape != shape:
+            raise ModelLoadError(
+                f"{info.file}: tensor {name} has shape {list(info.shape)}, config.json asks for {list(shape)}"
+            )
+        if info.dtype not in FLOATS:
+            raise ModelLoadError(f"{info.file}: tensor {name} is {info.dtype}; weights must be one of {list(FLOATS)}")
+    extra = sorted(n for n in set(tensors) - set(needed) if not n.endswith(HARMLESS))
+    if spec.tie_embeddings:
+        extra = [name for name in extra if name not in (EMBEDDING, HEAD)]
+    if extra:
+        raise ModelLoadError(
+            f"{directory} has {_listed(extra)}, which {spec.architecture} with this config.json does not use; running "
+            "without them would give other results than the checkpoint was made for"
+        )
+
+
+def _check_tied(directory: Path, tensors: Mapping[str, TensorInfo], embedding: Tensor) -> None:
+    """A checkpoint may store a tied head a second time, but not a different one."""
+    if EMBEDDING not in tensors or HEAD not in tensors:
+        return
+    with open_tensors(tensors[HEAD].file) as opened:
+        head = opened[HEAD]
+        if head.shape != embedding.shape or not torch.equal(head.to(embedding.dtype), embedding.cpu()):
+            raise ModelLoadError(
+                f"{directory}: config.json says tie_word_embeddings, but {HEAD} differs from {EMBEDDING}; "
+                'set "tie_word_embeddings": false in config.json'
+            )
+
+
+def _renamed(target: WeightTarget, old: str, new: str) -> WeightTarget:
+    return target._replace(sources=tuple(s._replace(name=new) if s.name == old else s for s in target.sources))
+
+
+def _listed(names: list[str], limit: int = 3) -> str:
+    kind = "tensor" if len(names) == 1 else "tensors"
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{kind} {', '.join(names[:limit])}{more}"
