@@ -1,0 +1,187 @@
+"""Random operations on the cache beside a model of the device's memory: every table must always read its own tokens."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from weft.cache.evict import POLICIES
+from weft.cache.integrity import check_integrity
+from weft.cache.manager import KVCache, PageTable
+from weft.core.ids import pack_tokens
+
+PAGE = 8
+
+
+class Sequence:
+    """Tokens, and how many of them have KV."""
+
+    def __init__(self, table: PageTable, tokens: list[int]):
+        self.table = table
+        self.tokens = array("i", tokens)
+        self.computed = 0
+
+
+class Bench:
+    """A cache, the memory behind it, and steps in flight with a lag of one, as the engine runs them."""
+
+    def __init__(self, seed: int, device_pages: int, host_pages: int, policy: str):
+        self.random = random.Random(seed)
+        self.cache = KVCache(device_pages, host_pages, PAGE, POLICIES[policy](), max_pinned_fraction=0.3)
+        self.device = [[-1] * PAGE for _ in range(device_pages)]
+        self.host = [[-1] * PAGE for _ in range(host_pages)]
+        self.sequences: dict[int, Sequence] = {}
+        self.next_seq = 1
+        self.step = 0
+        self.now = 0.0
+        self.in_flight: list[tuple[int, list[tuple[int, int, int]], object]] = []
+        self.pending_commits: dict[int, list[tuple[Sequence, int]]] = {}
+
+    def text(self) -> list[int]:
+        length = self.random.randrange(1, 6 * PAGE)
+        base = self.random.randrange(3)
+        cut = self.random.randrange(0, length + 1)
+        return [1000 * base + i for i in range(cut)] + [self.random.randrange(5) for _ in range(length - cut)]
+
+    def open(self) -> None:
+        namespace = self.random.choice(["a", "a", "a", "b"])
+        sequence = Sequence(self.cache.open_table(self.next_seq, namespace), self.text())
+        self.next_seq += 1
+        tokens = sequence.tokens.tobytes()
+        match = self.cache.lookup(sequence.table, tokens, len(sequence.tokens) - 1)
+        sequence.computed = self.cache.acquire(sequence.table, match, tokens, len(sequence.tokens) - 1, self.now)
+        assert sequence.computed < len(sequence.tokens)
+        self.sequences[sequence.table.seq] = sequence
+        if self.random.random() < 0.5:
+            self.cache.claim(sequence.table, tokens, len(sequence.tokens))
+
+    def launch(self) -> None:
+        """Compute a chunk of some sequences."""
+        self.step += 1
+        writes: list[tuple[int, int, int]] = []
+        commits: list[tuple[Sequence, int]] = []
+        for sequence in self.random.sample(list(self.sequences.values()), min(3, len(self.sequences))):
+            if self.random.random() < 0.4:
+                sequence.tokens.extend(self.random.randrange(5) for _ in range(self.random.randrange(1, PAGE)))
+            end = min(len(sequence.tokens), sequence.computed + self.random.randrange(1, 2 * PAGE))
+            if end == sequence.computed:
+                continue
+            if not self.cache.prepare_write(sequence.table, sequence.computed, end, self.now):
+                self.free(sequence)
+                continue
+            for position in range(sequence.computed, end):
+                page = sequence.table.pages[position // PAGE]
+                writes.append((page, position % PAGE, sequence.tokens[position]))
+            sequence.computed = end
+            commits.append((sequence, end))
+        self.in_flight.append((self.step, writes, self.cache.take_copies()))
+        self.cache.tiers.step_launched(self.step)
+        self.pending_commits[self.step] = commits
+        if len(self.in_flight) > 1:
+            self.complete()
+
+    def complete(self) -> None:
+        step, writes, copies = self.in_flight.pop(0)
+        for source, target in copies.swap_outs:  # type: ignore[attr-defined]
+            self.host[target] = list(self.device[source])
+        for source, target in copies.page_copies:  # type: ignore[attr-defined]
+            self.device[target] = list(self.device[source])
+        for source, target in copies.swap_ins:  # type: ignore[attr-defined]
+            self.device[target] = list(self.host[source])
+        for page, offset, token in writes:
+            self.device[page][offset] = token
+        self.cache.tiers.step_completed(step)
+        for sequence, end in self.pending_commits.pop(step):
+            if self.sequences.get(sequence.table.seq) is sequence:
+                self.cache.commit(sequence.table, sequence.tokens, min(end, sequence.computed), self.now)
+
+    def free(self, sequence: Sequence) -> None:
+        del self.sequences[sequence.table.seq]
+        written = self.written(sequence)
+        if self.random.random() < 0.4:
+            self.cache.hold(sequence.table, sequence.tokens, written, self.now + 20, self.now)
+        else:
+            self.cache.free(sequence.table, sequence.tokens, written, self.now)
+        self.cache.close(sequence.table, self.now)
+
+    def written(self, sequence: Sequence) -> int:
+        """Tokens whose write is done: nothing of a step in flight."""
+        ends = [e for commits in self.pending_commits.values() for s, e in commits if s is sequence]
+        starts = [sequence.computed if not ends else 0]
+        return min(starts)
+
+    def fork(self) -> None:
+        parent = self.random.choice(list(self.sequences.values()))
+        child = Sequence(self.cache.fork(parent.table, self.next_seq), list(parent.tokens))
+        child.computed = parent.computed
+        self.next_seq += 1
+        self.sequences[child.table.seq] = child
+
+    def truncate(self) -> None:
+        sequence = self.random.choice(list(self.sequences.values()))
+        keep = self.random.randrange(0, len(sequence.tokens))
+        if any(s is sequence for commits in self.pending_commits.values() for s, _ in commits):
+            return
+        del sequence.tokens[keep + 1 :]
+        sequence.computed = min(sequence.computed, keep)
+        self.cache.truncate(sequence.table, sequence.computed, self.now)
+
+    def act(self) -> None:
+        self.now += 1
+        choice = self.random.random()
+        if choice < 0.3 or not self.sequences:
+            self.open()
+        elif choice < 0.65:
+            self.launch()
+        elif choice < 0.75:
+            self.fork()
+        elif choice < 0.85:
+            self.truncate()
+        elif choice < 0.95:
+            self.free(self.random.choice(list(self.sequences.values())))
+        elif choice < 0.98:
+            self.cache.pin("a", pack_tokens(self.text()), self.now + 10)
+        else:
+            self.cache.expire(self.now)
+            self.cache.expect("a", pack_tokens(self.text()), self.now + 5)
+
+    def check(self) -> None:
+        check_integrity(self.cache, [s.table for s in self.sequences.values()])
+
+    def drain(self) -> None:
+        """Run everything in flight and compare what every table reads with what its sequence computed."""
+        self.in_flight.append((self.step + 1, [], self.cache.take_copies()))
+        self.step += 1
+        self.pending_commits[self.step] = []
+        self.cache.tiers.step_launched(self.step)
+        while self.in_flight:
+            self.complete()
+        for sequence in self.sequences.values():
+            for position in range(sequence.computed):
+                page = sequence.table.pages[position // PAGE]
+                assert self.device[page][position % PAGE] == sequence.tokens[position]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize(("device_pages", "host_pages"), [(24, 0), (24, 16), (60, 8), (200, 100)])
+@pytest.mark.parametrize("seed", range(12))
+def test_every_table_reads_its_own_tokens(seed: int, device_pages: int, host_pages: int, policy: str) -> None:
+    bench = Bench(seed, device_pages, host_pages, policy)
+    for turn in range(400):
+        bench.act()
+        bench.check()
+        if turn % 20 == 0:
+            bench.drain()
+            bench.check()
+    for sequence in list(bench.sequences.values()):
+        bench.free(sequence)
+    bench.drain()
+    bench.cache.expire(float("inf"))
+    bench.cache.reset()
+    bench.drain()
+    bench.check()
+    assert bench.cache.tiers.device.num_free == device_pages
+    assert bench.cache.tiers.host.num_free == host_pages
+    assert not bench.cache.trees()

@@ -1,0 +1,88 @@
+"""A worker's loop in the small: plays sequences through a model, over pages in no order, for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.core.step import ForwardBatch
+from weft.models.base import Model, lower
+
+
+def ragged(
+    rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], page_size: int, **options: object
+) -> ForwardBatch:
+    """A batch of rows (tokens, KV entries before them, page ids)."""
+    tokens, positions, slots, pages = [], [], [], []
+    q_indptr, kv_indptr, kv_lens = [0], [0], []
+    for row_tokens, before, row_pages in rows:
+        after = before + len(row_tokens)
+        used = row_pages[: -(-after // page_size)]
+        tokens += row_tokens
+        positions += range(before, after)
+        slots += [row_pages[p // page_size] * page_size + p % page_size for p in range(before, after)]
+        pages += used
+        q_indptr.append(len(tokens))
+        kv_indptr.append(len(pages))
+        kv_lens.append(after)
+    arrays = {
+        "token_ids": tokens,
+        "positions": positions,
+        "write_slots": slots,
+        "q_indptr": q_indptr,
+        "kv_indptr": kv_indptr,
+        "kv_page_ids": pages,
+        "kv_lens": kv_lens,
+    }
+    return ForwardBatch(**{k: np.array(v, np.int32) for k, v in arrays.items()}, **options)
+
+
+@dataclass
+class Sequence_:
+    """A sequence: how many tokens are in its pages."""
+
+    pages: list[int]
+    length: int = 0
+
+
+@dataclass
+class Runner:
+    """Owns the KV of one model and hands out scattered pages."""
+
+    model: Model
+    num_pages: int = 64
+    page_size: int = 8
+    free: list[int] = field(init=False)
+    kv: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.model.kv_spec()
+        # What was never written must never matter.
+        self.kv = [
+            torch.full(spec.layer_shape(i, self.num_pages, self.page_size), float("nan"), dtype=spec.dtype)
+            for i in range(len(spec.layers))
+        ]
+        self.free = np.random.default_rng(5).permutation(self.num_pages).tolist()
+
+    def open(self, max_tokens: int) -> Sequence_:
+        """A new sequence with room for `max_tokens`."""
+        return Sequence_([self.free.pop() for _ in range(-(-max_tokens // self.page_size))])
+
+    @torch.inference_mode()
+    def run(self, work: Sequence[tuple[Sequence_, Sequence[int]]]) -> list[Tensor]:
+        """Append tokens to each sequence in one pass; returns the logits of each, [tokens, V]."""
+        batch = ragged([(tokens, s.length, s.pages) for s, tokens in work], self.page_size)
+        lowered = lower(batch, self.page_size)
+        x = self.model.embed(torch.from_numpy(batch.token_ids))
+        for index, layer in enumerate(self.model.layers):
+            weights = self.model.provider.layer(index)
+            x = layer.attend(x, weights, lowered, self.kv[index])
+            x = layer.feed_forward(x, weights)
+        logits = self.model.head(self.model.final_norm(x))
+        for sequence, tokens in work:
+            sequence.length += len(tokens)
+        return list(logits.split([len(tokens) for _, tokens in work]))

@@ -1,0 +1,121 @@
+"""The invariants of the cache, written once. Run after every step in tests, under random sequences of operations.
+
+No page is lost, owned twice, or freed while shared; every lock and reference has a holder; on every path device runs
+come before host runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from weft.cache.manager import KVCache, PageTable
+from weft.cache.radix import Node
+from weft.core.errors import WeftError
+from weft.core.ids import TOKEN_BYTES
+
+
+class IntegrityError(WeftError):
+    """An invariant does not hold: a bug in Weft."""
+
+
+def check_integrity(cache: KVCache, tables: Iterable[PageTable]) -> None:
+    """Raise `IntegrityError` unless every invariant holds. `tables` are all open tables of the cache."""
+    tables = list(tables)
+    nodes = _check_trees(cache)
+    _check_pages(cache, nodes, tables)
+    _check_locks(cache, nodes, tables)
+    for table in tables:
+        _check_table(cache, table)
+
+
+def _fail(message: str) -> None:
+    raise IntegrityError(message)
+
+
+def _check_trees(cache: KVCache) -> list[Node]:
+    found: list[Node] = []
+    evictable = 0
+    page_bytes = cache.page_size * TOKEN_BYTES
+    for name, tree in cache.trees().items():
+        if not tree.root.children and not tree.root.locks:
+            _fail(f"namespace {name!r} is empty and unused, but kept")
+        for node in tree.nodes():
+            found.append(node)
+            parent = node.parent
+            if parent is None or parent.children.get(node.tokens[:page_bytes]) is not node:
+                _fail(f"node {node.node_id} is not its parent's child")
+                continue
+            if not node.pages or len(node.tokens) != len(node.pages) * page_bytes:
+                _fail(f"node {node.node_id} has {len(node.pages)} pages and {len(node.tokens)} token bytes")
+            if node.depth_pages != parent.depth_pages + len(node.pages):
+                _fail(f"node {node.node_id} states a wrong depth")
+            if node.tier == "device" and parent.tier == "host":
+                _fail(f"device node {node.node_id} below a host node")
+            if node.tier == "host" and node.locks:
+                _fail(f"host node {node.node_id} is locked")
+            if node.tier == "device" and node.locks == 0:
+                evictable += len(node.pages)
+        for node in [tree.root, *tree.nodes()]:
+            if node.device_children != sum(child.tier == "device" for child in node.children.values()):
+                _fail(f"node {node.node_id} miscounts its device children")
+    if evictable != cache.tiers.num_evictable:
+        _fail(f"{evictable} pages are evictable, {cache.tiers.num_evictable} counted")
+    return found
+
+
+def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> None:
+    direct: Counter[int] = Counter()
+    for table in tables:
+        direct.update(table.pages[table.num_indexed :])
+    direct.update(page for _, page in cache.holders() if page is not None)
+    for tier, pool in (("device", cache.tiers.device), ("host", cache.tiers.host)):
+        indexed = [page for node in nodes if node.tier == tier for page in node.pages]
+        if len(indexed) != len(set(indexed)):
+            _fail(f"a {tier} page is indexed twice")
+        if set(indexed) != {page for page in range(pool.num_pages) if pool.indexed[page]}:
+            _fail(f"{tier} pages marked as indexed are not those in the trees")
+        held = direct if tier == "device" else Counter[int]()
+        idle = pool.free_pages() + pool.fenced_pages()
+        if len(idle) != len(set(idle)):
+            _fail(f"a {tier} page is free twice")
+        used = set(indexed) | set(held)
+        if used & set(idle):
+            _fail(f"{tier} pages {sorted(used & set(idle))} are free and in use")
+        if len(used) + len(idle) != pool.num_pages:
+            _fail(f"{pool.num_pages - len(used) - len(idle)} {tier} pages are lost")
+        for page in range(pool.num_pages):
+            if pool.refs[page] != held[page]:
+                _fail(f"{tier} page {page} counts {pool.refs[page]} references and has {held[page]}")
+
+
+def _check_locks(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> None:
+    targets = [table.node for table in tables] + [node for node, _ in cache.holders()]
+    owner = {page: node for node in nodes if node.tier == "device" for page in node.pages}
+    for page, node in owner.items():
+        if cache.tiers.node_of[page] is not node:
+            _fail(f"page {page} names the wrong node")
+        targets.extend([node] * cache.tiers.device.refs[page])
+    locks: Counter[int] = Counter()
+    for target in targets:
+        current: Node | None = target
+        while current is not None:
+            locks[current.node_id] += 1
+            current = current.parent
+    for node in nodes + [tree.root for tree in cache.trees().values()]:
+        if node.locks != locks[node.node_id]:
+            _fail(f"node {node.node_id} counts {node.locks} locks and has {locks[node.node_id]}")
+
+
+def _check_table(cache: KVCache, table: PageTable) -> None:
+    path: list[int] = []
+    node: Node | None = table.node
+    while node is not None and node.parent is not None:
+        if node.tier != "device":
+            _fail(f"sequence {table.seq} stands on a host node")
+        path = node.pages + path
+        node = node.parent
+    if path != table.pages[: table.num_indexed]:
+        _fail(f"sequence {table.seq}: its first {table.num_indexed} pages are not its path in the index")
+    if len(set(table.pages)) != len(table.pages):
+        _fail(f"sequence {table.seq} lists a page twice")

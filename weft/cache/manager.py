@@ -1,0 +1,417 @@
+"""`KVCache`: page tables of sequences, and the prefixes they share.
+
+Owns the mapping from tokens to pages: lookup, reuse, copy-on-write, commit into the prefix index, forks, holds and
+pins. Knows no scheduling: callers decide who gets pages and when; `now` is an argument everywhere. Called by
+`weft.sched`.
+
+A page enters the index when it is full, its tokens are known on the host and its write is done (`commit`). A page that
+duplicates one already indexed stays private to its sequence; a live page table is never rewritten, except that the
+owner of a shared page gets a copy of its own before it writes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from typing import NamedTuple
+
+from weft.cache.evict import EvictionPolicy, LeastRecentlyUsed
+from weft.cache.radix import Match, Node, Partial, RadixTree, Tail, detach, split
+from weft.cache.tiers import Copies, TieredPages
+from weft.core.ids import TOKEN_BYTES
+
+
+class PageTable:
+    """The pages of one sequence: `pages[:num_indexed]` are kept alive by a lock on `node`, each of the rest by a
+    reference of its own."""
+
+    __slots__ = ("indexable", "namespace", "node", "num_indexed", "pages", "seq", "tree")
+
+    def __init__(self, seq: int, namespace: str, tree: RadixTree):
+        self.seq = seq
+        self.namespace = namespace
+        self.tree = tree
+        self.pages: list[int] = []
+        self.node = tree.root
+        self.num_indexed = 0
+        self.indexable = True
+        """False once a full page duplicated an indexed one, or lost its lineage: later pages stay private."""
+
+
+class _Hold(NamedTuple):
+    node: Node
+    page: int | None
+    until_s: float
+
+
+class _Pin(NamedTuple):
+    node: Node
+    until_s: float
+
+
+class KVCache:
+    """All KV pages of an engine. `max_pinned_fraction` of the device pages may be pinned or held."""
+
+    def __init__(
+        self,
+        num_device_pages: int,
+        num_host_pages: int = 0,
+        page_size: int = 16,
+        policy: EvictionPolicy | None = None,
+        max_pinned_fraction: float = 0.5,
+    ):
+        self.page_size = page_size
+        self.tiers = TieredPages(
+            num_device_pages,
+            num_host_pages,
+            policy or LeastRecentlyUsed(),
+            self._split,
+            self._detach,
+            self._drop_if_empty,
+        )
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._trees: dict[str, RadixTree] = {}
+        self._namespaces: dict[int, str] = {}
+        self._ids = itertools.count(1)
+        self._holds: dict[int, _Hold] = {}
+        self._pins: dict[int, _Pin] = {}
+        self._max_pinned_pages = int(num_device_pages * max_pinned_fraction)
+
+    # Looking up
+
+    def open_table(self, seq: int, namespace: str) -> PageTable:
+        """An empty page table."""
+        table = PageTable(seq, namespace, self._tree(namespace))
+        self.tiers.lock(table.node)
+        return table
+
+    def lookup(self, table: PageTable, tokens: bytes, max_tokens: int) -> Match:
+        """The longest indexed prefix of `tokens`, at most `max_tokens` of it, in whole pages. Changes nothing."""
+        return table.tree.match(tokens, max_tokens // self.page_size)
+
+    def computing(self, table: PageTable, match: Match, tokens: bytes) -> int:
+        """How many tokens after `match` another sequence of the namespace is computing right now."""
+        return table.tree.pending_tokens(match, tokens, table.seq)
+
+    def acquire(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> int:
+        """Give an empty table the matched pages, and a copy of a page that begins with the tokens that follow.
+
+        Returns how many of `tokens` now have KV, at most `max_tokens`. Pages on the host are brought to the device as
+        far as there is room.
+        """
+        partial = table.tree.partial(match, tokens, max_tokens - match.num_pages * self.page_size)
+        if partial is not None:
+            # Making room may evict the source; it keeps its content until the step that copies it is done.
+            self.tiers.keep_readable(partial.tier, partial.page)
+        node = match.node
+        path = match.path
+        if match.child is not None and match.child_pages:
+            node = self._split(match.child, match.child_pages)
+            path = (*path, node)
+        self.tiers.lock(node)
+        for index, step in enumerate(path):
+            if step.tier == "host" and not self.tiers.promote(step):
+                reached = path[index - 1] if index else table.tree.root
+                self.tiers.lock(reached)
+                self.tiers.unlock(node, now)
+                node, path, partial = reached, path[:index], None
+                break
+        for step in path:
+            table.pages.extend(step.pages)
+        self.tiers.unlock(table.node, now)
+        table.node = node
+        table.num_indexed = len(table.pages)
+        count = table.num_indexed * self.page_size
+        return count + (self._acquire_partial(table, partial) if partial else 0)
+
+    def claim(self, table: PageTable, tokens: bytes, end: int) -> None:
+        """Announce that the table's sequence is about to compute the whole pages of `tokens[:end]` it lacks."""
+        start = table.num_indexed * self._page_bytes
+        run = tokens[start : end // self.page_size * self._page_bytes]
+        if run and table.indexable:
+            table.node.pending[table.seq] = run
+
+    def unclaim(self, table: PageTable) -> None:
+        """Take the announcement back. Idempotent."""
+        table.node.pending.pop(table.seq, None)
+
+    # Writing
+
+    def can_allocate(self, num_pages: int) -> bool:
+        """Whether so many device pages are free or evictable; fences may delay them by a step."""
+        return self.tiers.num_available >= num_pages
+
+    def pages_missing(self, table: PageTable, num_tokens: int) -> int:
+        """How many pages `prepare_write` would have to allocate to grow the table to `num_tokens`."""
+        return max(0, -(-num_tokens // self.page_size) - len(table.pages))
+
+    def prepare_write(self, table: PageTable, start: int, end: int, now: float) -> bool:
+        """Make tokens `start` to `end` writable: pages exist and belong to this table alone. False: out of pages, and
+        nothing has changed."""
+        first = start // self.page_size
+        if first < table.num_indexed:
+            raise ValueError(f"sequence {table.seq} would write token {start} into an indexed page")
+        last = min(len(table.pages), -(-end // self.page_size))
+        shared = [index for index in range(first, last) if self._is_shared(table.pages[index])]
+        fresh = self.pages_missing(table, end)
+        pages = self._allocate(fresh + len(shared))
+        if pages is None:
+            return False
+        for index in shared:
+            page = pages.pop()
+            self.tiers.copy_page(table.pages[index], page)
+            self.tiers.drop_ref(table.pages[index], now)
+            table.pages[index] = page
+        table.pages.extend(pages)
+        return True
+
+    def commit(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
+        """Index the table's full pages among the first `num_written` tokens, whose KV is written and whose ids are
+        `tokens`."""
+        end = num_written // self.page_size
+        start = table.num_indexed
+        if end <= start or not table.indexable:
+            return
+        run = tokens[start * self.page_size : end * self.page_size].tobytes()
+        pages = table.pages[start:end]
+        claim = table.node.pending.pop(table.seq, None)
+        if run[: self._page_bytes] in table.node.children or any(self.tiers.node_of[page] for page in pages):
+            table.indexable = False
+            return
+        node = table.node
+        alone = node.locks == 1 and node.parent is not None and node.tier == "device"
+        if alone and not node.children and not node.tails and not node.pending:
+            table.tree.extend(node, run, pages)
+        else:
+            node = table.tree.add_child(node, run, pages, now)
+            node.locks = 1  # the table's own; its ancestors count it already
+        self._index_pages(node, pages)
+        table.node = node
+        table.num_indexed = end
+        if claim is not None and len(claim) > len(run):
+            node.pending[table.seq] = claim[len(run) :]
+
+    # Sharing and giving back
+
+    def fork(self, table: PageTable, child_seq: int) -> PageTable:
+        """A second table over the same pages."""
+        child = PageTable(child_seq, table.namespace, table.tree)
+        child.pages = list(table.pages)
+        child.node, child.num_indexed, child.indexable = table.node, table.num_indexed, table.indexable
+        self.tiers.lock(child.node)
+        for page in child.pages[child.num_indexed :]:
+            self.tiers.share_ref(page)
+        return child
+
+    def truncate(self, table: PageTable, num_tokens: int, now: float) -> None:
+        """Give back the pages past the first `num_tokens` tokens. A page that stays in part is copied before the next
+        write if it is shared or indexed."""
+        keep = -(-num_tokens // self.page_size)
+        whole = num_tokens // self.page_size
+        self.unclaim(table)
+        for page in table.pages[max(keep, table.num_indexed) :]:
+            self.tiers.drop_ref(page, now)
+        if whole < table.num_indexed:
+            node = self._node_at(table, whole)
+            if keep > whole:
+                self.tiers.share_ref(table.pages[whole])
+            self.tiers.lock(node)
+            self.tiers.unlock(table.node, now)
+            table.node, table.num_indexed = node, whole
+        del table.pages[keep:]
+
+    def free(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
+        """Give everything back. Full pages among the first `num_written` tokens stay cached, the rest is free once the
+        steps in flight are done. The table is empty afterwards and may be used again."""
+        self.unclaim(table)
+        self.commit(table, tokens, num_written, now)
+        for page in table.pages[table.num_indexed :]:
+            self.tiers.drop_ref(page, now)
+        self.tiers.lock(table.tree.root)
+        self.tiers.unlock(table.node, now)
+        table.pages = []
+        table.node, table.num_indexed, table.indexable = table.tree.root, 0, True
+
+    def close(self, table: PageTable, now: float) -> None:
+        """Forget an empty table."""
+        self.tiers.unlock(table.tree.root, now)
+
+    # Holds and pins
+
+    def hold(self, table: PageTable, tokens: array[int], num_written: int, until_s: float, now: float) -> bool:
+        """Keep the KV of a finished sequence, partial page included, until `until_s` or until pages run out.
+
+        Empties the table as `free` does. False when the pinned share is used up: then only whole pages stay, as
+        evictable as any.
+        """
+        self.commit(table, tokens, num_written, now)
+        whole = num_written // self.page_size
+        if table.num_indexed != whole or self._num_pinned() + len(table.pages) > self._max_pinned_pages:
+            self.free(table, tokens, num_written, now)
+            return False
+        rest = tokens[whole * self.page_size : num_written].tobytes()
+        page = table.pages[whole] if rest else None
+        if page is not None:
+            self.tiers.share_ref(page)
+            table.node.tails[table.seq] = Tail(rest, page)
+        self.tiers.lock(table.node)
+        self._holds[table.seq] = _Hold(table.node, page, until_s)
+        self.free(table, tokens, num_written, now)
+        return True
+
+    def pin(self, namespace: str, tokens: bytes, until_s: float) -> int | None:
+        """Keep the indexed prefix of `tokens` on the device until `until_s`. Returns the pin's id, or None when nothing
+        of the prefix is there or the pinned share is used up."""
+        match = self._find(namespace, tokens)
+        if match is None:
+            return None
+        node = match.node
+        if match.child is not None and match.child_pages:
+            node = self._split(match.child, match.child_pages)
+        if node.parent is None or node.tier == "host" or self._num_pinned() + node.depth_pages > self._max_pinned_pages:
+            return None
+        pin = next(self._ids)
+        self.tiers.lock(node)
+        self._pins[pin] = _Pin(node, until_s)
+        return pin
+
+    def unpin(self, pin: int, now: float) -> None:
+        """Undo `pin`. Idempotent."""
+        found = self._pins.pop(pin, None)
+        if found is not None:
+            self.tiers.unlock(found.node, now)
+
+    def expire(self, now: float) -> None:
+        """Let go of holds and pins whose time is over."""
+        for pin in [p for p, pin in self._pins.items() if pin.until_s <= now]:
+            self.unpin(pin, now)
+        for seq in [s for s, hold in self._holds.items() if hold.until_s <= now]:
+            self._end_hold(seq, now)
+
+    def expect(self, namespace: str, tokens: bytes, at_s: float | None) -> None:
+        """Tell the eviction policy when the indexed prefix of `tokens` is expected to be used again."""
+        match = self._find(namespace, tokens)
+        for node in match.path if match else ():
+            node.expected_at_s = at_s
+            self.tiers.offer(node)
+
+    def reset(self) -> None:
+        """Forget every cached page that nothing uses."""
+        for seq in list(self._holds):
+            self._end_hold(seq, 0.0)
+        for tree in list(self._trees.values()):
+            for node in list(tree.nodes()):
+                if node.parent is not None and node.locks == 0:
+                    parent = node.parent
+                    self.tiers.forget(node)
+                    self.tiers.offer(parent)
+
+    # Steps and pictures
+
+    def take_copies(self) -> Copies:
+        """The copies that the step being built must carry."""
+        return self.tiers.take_copies()
+
+    @property
+    def num_held(self) -> int:
+        """Held sequences."""
+        return len(self._holds)
+
+    def trees(self) -> dict[str, RadixTree]:
+        """The namespaces' trees, for integrity checks and pictures."""
+        return self._trees
+
+    def holders(self) -> list[tuple[Node, int | None]]:
+        """The nodes and pages that holds and pins keep, for integrity checks."""
+        return [(h.node, h.page) for h in self._holds.values()] + [(p.node, None) for p in self._pins.values()]
+
+    # Inside
+
+    def _tree(self, namespace: str) -> RadixTree:
+        tree = self._trees.get(namespace)
+        if tree is None:
+            tree = self._trees[namespace] = RadixTree(namespace, self.page_size, self._ids)
+            self._namespaces[tree.root.node_id] = namespace
+        return tree
+
+    def _find(self, namespace: str, tokens: bytes) -> Match | None:
+        tree = self._trees.get(namespace)
+        return tree.match(tokens, len(tokens) // self._page_bytes) if tree else None
+
+    def _allocate(self, count: int) -> list[int] | None:
+        pages = self.tiers.allocate(count)
+        while pages is None and self._holds:
+            oldest = min(self._holds, key=lambda seq: (self._holds[seq].until_s, seq))
+            self._end_hold(oldest, self._holds[oldest].node.last_used_s)
+            pages = self.tiers.allocate(count)
+        return pages
+
+    def _acquire_partial(self, table: PageTable, partial: Partial) -> int:
+        pages = self._allocate(1)
+        if pages is None:
+            return 0
+        if partial.tier == "device":
+            self.tiers.copy_page(partial.page, pages[0])
+        else:
+            self.tiers.copy_in(partial.page, pages[0])
+        table.pages.append(pages[0])
+        return partial.num_tokens
+
+    def _is_shared(self, page: int) -> bool:
+        return bool(self.tiers.device.indexed[page]) or self.tiers.device.refs[page] > 1
+
+    def _index_pages(self, node: Node, pages: list[int]) -> None:
+        """The index takes over the caller's references on `pages`; those of others become locks on the node."""
+        others = 0
+        for page in pages:
+            self.tiers.device.index(page)
+            self.tiers.node_of[page] = node
+            others += self.tiers.device.refs[page]
+        if others:
+            self.tiers.lock(node, others)
+
+    def _node_at(self, table: PageTable, num_pages: int) -> Node:
+        """The node on the table's path that ends after exactly `num_pages`, cut there if need be."""
+        node = table.node
+        while node.parent is not None and node.depth_pages - len(node.pages) >= num_pages:
+            node = node.parent
+        if node.depth_pages == num_pages:
+            return node
+        return self._split(node, num_pages - (node.depth_pages - len(node.pages)))
+
+    def _split(self, node: Node, num_pages: int) -> Node:
+        head_refs = 0
+        if node.tier == "device":
+            head_refs = sum(self.tiers.device.refs[page] for page in node.pages[:num_pages])
+        was_locked = node.locks > 0
+        head = split(node, num_pages, next(self._ids), head_refs)
+        if head.tier == "device":
+            for page in head.pages:
+                self.tiers.node_of[page] = head
+        if was_locked and node.locks == 0:
+            self.tiers.became_unlocked(node)
+        return head
+
+    def _detach(self, node: Node) -> None:
+        parent = node.parent
+        detach(node)
+        if parent is not None:
+            self._drop_if_empty(parent)
+
+    def _drop_if_empty(self, root: Node) -> None:
+        namespace = self._namespaces.get(root.node_id)
+        if namespace is not None and not root.children and root.locks == 0:
+            del self._namespaces[root.node_id]
+            del self._trees[namespace]
+
+    def _end_hold(self, seq: int, now: float) -> None:
+        hold = self._holds.pop(seq)
+        if hold.page is not None:
+            del hold.node.tails[seq]
+            self.tiers.drop_ref(hold.page, now)
+        self.tiers.unlock(hold.node, now)
+
+    def _num_pinned(self) -> int:
+        return sum(h.node.depth_pages + 1 for h in self._holds.values()) + sum(
+            p.node.depth_pages for p in self._pins.values()
+        )
