@@ -13,9 +13,7 @@ from weft.core.step import ForwardBatch
 from weft.models.base import Model, lower
 
 
-def ragged(
-    rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], page_size: int, **options: object
-) -> ForwardBatch:
+def ragged(rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], page_size: int, **options: object) -> ForwardBatch:
     """A batch of rows (tokens, KV entries before them, page ids)."""
     tokens, positions, slots, pages = [], [], [], []
     q_indptr, kv_indptr, kv_lens = [0], [0], []
