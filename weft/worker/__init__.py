@@ -1,0 +1,1 @@
+"""The device side: carries out steps. Owns device memory, KV pools and sampling; decides nothing."""

@@ -1,0 +1,9 @@
+"""The worker's own error. It reaches clients as an internal error: nobody outside can cause or mend it."""
+
+from __future__ import annotations
+
+from weft.core.errors import WeftError
+
+
+class StepError(WeftError):
+    """A step that contradicts the worker's sizes or its own contract: a bug of the scheduler, stopped before it ran."""
