@@ -167,29 +167,25 @@ class KVCache:
 
     def commit(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
         """Index the table's full pages among the first `num_written` tokens, whose KV is written and whose ids are
-        `tokens`."""
+        `tokens`. Pages that a fork of the table has indexed already are adopted."""
         end = num_written // self.page_size
-        start = table.num_indexed
-        if end <= start or not table.indexable:
+        if end <= table.num_indexed or not table.indexable:
             return
-        run = tokens[start * self.page_size : end * self.page_size].tobytes()
-        pages = table.pages[start:end]
-        claim = table.node.pending.pop(table.seq, None)
-        if run[: self._page_bytes] in table.node.children or any(self.tiers.node_of[page] for page in pages):
-            table.indexable = False
-            return
-        node = table.node
-        alone = node.locks == 1 and node.parent is not None and node.tier == "device"
-        if alone and not node.children and not node.tails and not node.pending:
-            table.tree.extend(node, run, pages)
-        else:
-            node = table.tree.add_child(node, run, pages, now)
-            node.locks = 1  # the table's own; its ancestors count it already
-        self._index_pages(node, pages)
-        table.node = node
-        table.num_indexed = end
-        if claim is not None and len(claim) > len(run):
-            node.pending[table.seq] = claim[len(run) :]
+        claim = table.node.pending.pop(table.seq, b"")
+        begin = table.num_indexed
+        while table.indexable and table.num_indexed < end:
+            start = table.num_indexed
+            run = tokens[start * self.page_size : end * self.page_size].tobytes()
+            child = table.node.children.get(run[: self._page_bytes])
+            if child is not None:
+                self._adopt(table, child, end, now)
+            elif self.tiers.node_of[table.pages[start]] is not None:
+                table.indexable = False
+            else:
+                self._append_run(table, run, table.pages[start:end], now)
+        claim = claim[(table.num_indexed - begin) * self._page_bytes :]
+        if claim and table.indexable:
+            table.node.pending[table.seq] = claim
 
     # Sharing and giving back
 
@@ -356,6 +352,36 @@ class KVCache:
             self.tiers.copy_in(partial.page, pages[0])
         table.pages.append(pages[0])
         return partial.num_tokens
+
+    def _append_run(self, table: PageTable, run: bytes, pages: list[int], now: float) -> None:
+        """Index private pages below the table's node: in its own run where nobody else stands there."""
+        node = table.node
+        alone = node.locks == 1 and node.parent is not None and node.tier == "device"
+        if alone and not node.children and not node.tails and not node.pending:
+            table.tree.extend(node, run, pages)
+        else:
+            node = table.tree.add_child(node, run, pages, now)
+            node.locks = 1  # the table's own; its ancestors count it already
+        self._index_pages(node, pages)
+        table.node = node
+        table.num_indexed += len(pages)
+
+    def _adopt(self, table: PageTable, child: Node, end: int, now: float) -> None:
+        """Step down to `child` as far as it consists of the table's own pages, which a fork has indexed."""
+        own = table.pages[table.num_indexed : end]
+        count = 0
+        while count < min(len(own), len(child.pages)) and own[count] == child.pages[count]:
+            count += 1
+        if count == 0 or child.tier != "device":
+            table.indexable = False
+            return
+        if count < len(child.pages):
+            child = self._split(child, count)
+        child.locks += 1  # the table's own; its ancestors count it already
+        for page in own[:count]:
+            self.tiers.drop_ref(page, now)
+        table.node = child
+        table.num_indexed += count
 
     def _is_shared(self, page: int) -> bool:
         return bool(self.tiers.device.indexed[page]) or self.tiers.device.refs[page] > 1
