@@ -1,0 +1,196 @@
+"""Operations of a program that are under way, and how their news reaches whoever waits.
+
+Owns the buffer between the event loop's receiver (which must never wait) and the program (which may be slow): tokens
+pile up in a list, and the program takes the whole list when it comes back. It knows nothing of engines or numbers;
+`weft.programs.runtime` calls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Sequence
+from typing import NamedTuple, Self
+
+from weft.core.errors import WeftError
+from weft.core.wire import Finished, Token, Usage
+
+
+class OperationCancelled(WeftError):
+    """The engine ended an operation that its program did not cancel (a drain, an administrator, a lost lease).
+
+    Not `asyncio.CancelledError`: the program's own task goes on and may try again.
+    """
+
+    kind = "cancelled"
+
+
+class Mailbox:
+    """One waiter, woken at most once per envelope, whoever of several operations has news."""
+
+    __slots__ = ("_waiter",)
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Let the waiter look again. Does nothing where nobody waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for `wake`. The caller checks first that there is no news, without an await in between."""
+        if self._waiter is not None:
+            raise RuntimeError("two tasks wait for the same operation; let one of them read it")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+class Operation:
+    """What is common: a number, and exactly one ending."""
+
+    __slots__ = ("_mailbox", "cancelled_by_program", "ended", "error", "finished", "op", "seq_id", "usage")
+
+    def __init__(self, op: int, seq_id: int):
+        self.op = op
+        self.seq_id = seq_id
+        self.ended = False
+        self.finished: Finished | None = None
+        """How it ended, where it ended well."""
+        self.error: WeftError | None = None
+        """Why it failed."""
+        self.usage = Usage()
+        """What it cost; known after the end."""
+        self.cancelled_by_program = False
+        self._mailbox = Mailbox()
+
+    def put(self, token: Token) -> bool:
+        """Take a token. Whether it is the first since the program last looked."""
+        return False
+
+    def finish(self, event: Finished) -> None:
+        """It ended well."""
+        if not self.ended:
+            self.ended, self.finished, self.usage = True, event, event.usage
+
+    def fail(self, error: WeftError, usage: Usage | None = None) -> None:
+        """It ended badly."""
+        if not self.ended:
+            self.ended, self.error, self.usage = True, error, usage or self.usage
+
+    def cancel(self, usage: Usage | None = None) -> None:
+        """It was ended, by its program or by somebody else."""
+        if not self.ended:
+            self.ended, self.usage = True, usage or self.usage
+            if not self.cancelled_by_program:
+                self.error = OperationCancelled("the engine ended this operation before it was done; try again")
+
+    def wake(self) -> None:
+        """Let the program look for news."""
+        self._mailbox.wake()
+
+
+class SilentAppend(Operation):
+    """An append that reports nothing unless it fails."""
+
+    __slots__ = ()
+
+
+class Report(Operation):
+    """An append with outputs. Awaiting it gives its `Finished`; raises what it failed with."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, Finished]:
+        while not self.ended:
+            yield from self._mailbox.wait().__await__()
+        if self.error is not None:
+            raise self.error
+        if self.finished is None:
+            raise OperationCancelled("the program ended this operation before it was done")
+        return self.finished
+
+
+class Generation(Operation):
+    """Tokens as they come. Iterating gives lists of `Token`, each all that arrived since the last one.
+
+    Ends when the operation finished, or when its own program cancelled it; otherwise raises what it failed with.
+    """
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, op: int, seq_id: int):
+        super().__init__(op, seq_id)
+        self._tokens: list[Token] = []
+
+    def put(self, token: Token) -> bool:
+        """Take a token. Whether it is the first since the program last looked."""
+        self._tokens.append(token)
+        return len(self._tokens) == 1
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take, or the end."""
+        return bool(self._tokens) or self.ended
+
+    def take(self) -> list[Token]:
+        """The tokens that have arrived and were not yet taken. Never waits."""
+        tokens, self._tokens = self._tokens, []
+        return tokens
+
+    def report_to(self, mailbox: Mailbox) -> None:
+        """Wake this mailbox from now on."""
+        self._mailbox = mailbox
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Token]:
+        while not self.has_news:
+            await self._mailbox.wait()
+        tokens = self.take()
+        if tokens:
+            return tokens
+        if self.error is not None:
+            raise self.error
+        raise StopAsyncIteration
+
+
+class News(NamedTuple):
+    """What came of one of several generations."""
+
+    choice: int
+    """Its place among them."""
+    tokens: list[Token]
+    ended: bool
+    """Nothing more will come of it."""
+
+
+async def merge(generations: Sequence[Generation]) -> AsyncIterator[News]:
+    """News of all generations as it comes, in turns: none is looked at twice before every other was looked at once.
+
+    One wake-up per envelope, however many generations it has news of. Raises what the first failing one failed with,
+    after its last tokens.
+    """
+    mailbox = Mailbox()
+    for generation in generations:
+        generation.report_to(mailbox)
+    live = dict(enumerate(generations))
+    while live:
+        quiet = True
+        for index, generation in list(live.items()):
+            if not generation.has_news:
+                continue
+            quiet = False
+            tokens = generation.take()
+            if generation.error is not None and not tokens:
+                raise generation.error
+            ended = generation.ended and generation.error is None
+            if ended:
+                del live[index]
+            yield News(index, tokens, ended)
+        # Nothing was yielded, so nothing can have arrived between the look and the wait.
+        if quiet:
+            await mailbox.wait()

@@ -1,0 +1,157 @@
+"""Chat messages to the text of a prompt, with a model's own Jinja template.
+
+Owns what a template sees and how a final message is continued; both follow transformers' `apply_chat_template`, so a
+prompt is the same text there and here. What a template may spend is `weft.tokenizers.limits`. It knows nothing of
+tokens or requests; messages come from `weft.tokenizers.messages`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from weft.core.errors import InvalidRequest
+from weft.tokenizers.limits import MAX_OUTPUT_CHARS, MAX_TEMPLATE_CHARS, Budget, TemplateLimit, budget
+from weft.tokenizers.template_env import TemplateEnvironment
+
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks where a message that is to be continued ends. The space shows whether the template trims messages."""
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names under which clients send reasoning; templates read the first (some the second)."""
+
+
+@functools.cache
+def _environment() -> TemplateEnvironment:
+    return TemplateEnvironment()
+
+
+class ChatTemplate:
+    """A template; compiled when first used. Raises `InvalidRequest` for one that is too long."""
+
+    def __init__(self, source: str):
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise InvalidRequest(
+                f"the chat template has {len(source):,} characters, at most {MAX_TEMPLATE_CHARS:,}", "chat_template"
+            )
+        self.source = source
+
+    @functools.cached_property
+    def _compiled(self) -> jinja2.Template:
+        try:
+            with budget(Budget()):
+                return _environment().from_string(self.source)
+        except (jinja2.TemplateError, TemplateLimit, ValueError, RecursionError, MemoryError, SyntaxError) as error:
+            raise InvalidRequest(f"the chat template cannot be compiled: {_say(error)}", "chat_template") from error
+
+    def knows_role(self, role: str) -> bool:
+        """Whether the template's text mentions a role, and so can be given messages of it."""
+        return role in self.source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        special_tokens: Mapping[str, str] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. `messages` and all else must be plain JSON values.
+
+        `continue_final_message` leaves the last message open at its end. `variables` are further names that the
+        template sees, over `special_tokens`. Raises `InvalidRequest` with what the template says is wrong.
+        """
+        _check_variables(variables or {})
+        chat = [_plain(message) for message in messages]
+        if not chat:
+            raise InvalidRequest("messages is empty; send at least one", "messages")
+        final = self._open_final(chat, add_generation_prompt) if continue_final_message else None
+        values = {
+            **(special_tokens or {}),
+            **(variables or {}),
+            "messages": chat,
+            "tools": None if tools is None else list(tools),
+            "documents": None if documents is None else list(documents),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._render(values)
+        return text if final is None else _cut_at_tag(text, final)
+
+    def _render(self, values: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            with budget(Budget()):
+                for piece in self._compiled.generate(values):
+                    num_chars += len(piece)
+                    if num_chars > MAX_OUTPUT_CHARS:
+                        raise TemplateLimit(f"the prompt grows beyond {MAX_OUTPUT_CHARS:,} characters")
+                    pieces.append(piece)
+        except InvalidRequest:
+            raise
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the chat template refused the messages: {_say(error)}", "messages") from error
+        # A template is a program: with values it did not expect, it may fail in any way Python can.
+        except Exception as error:
+            raise InvalidRequest(f"the chat template failed on these messages: {_say(error)}", "messages") from error
+        return "".join(pieces)
+
+    def _open_final(self, chat: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        """Put the tag after the last message's content; what it was."""
+        if add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other; set the second to false",
+                "continue_final_message",
+            )
+        content = chat[-1].get("content")
+        if not isinstance(content, str):
+            raise InvalidRequest(
+                "continue_final_message needs a final message with text content to continue",
+                f"messages[{len(chat) - 1}].content",
+            )
+        chat[-1]["content"] = content + _CONTINUE_TAG
+        return content
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: without nulls, which many would write out, and with reasoning under every name
+    they read."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((plain[key] for key in _REASONING_FIELDS if key in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _cut_at_tag(text: str, final: str) -> str:
+    """The text up to where the final message ends."""
+    at = text.rfind(_CONTINUE_TAG.strip())
+    if at < 0 or final.strip() not in text:
+        raise InvalidRequest(
+            "the final message cannot be continued: this model's chat template changes or drops its text",
+            "continue_final_message",
+        )
+    whole = text.startswith(_CONTINUE_TAG, at)
+    # A template that trims messages has also trimmed the tag's space; then the message's own trailing space goes too.
+    return text[:at] if whole else text[:at].rstrip()
+
+
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    for name in ("messages", "tools", "documents", "add_generation_prompt"):
+        if name in variables:
+            raise InvalidRequest(
+                f"chat_template_kwargs cannot replace {name}; use the field of that name", "chat_template_kwargs"
+            )
+
+
+def _say(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, RecursionError):
+        return "it nests or calls itself too deeply"
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    text = " ".join(str(error).split())[:500]
+    return text or type(error).__name__

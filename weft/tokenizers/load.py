@@ -1,0 +1,199 @@
+"""From a model's name to its `Tokenizer`: the embedded model, a directory, or a hub id.
+
+Owns the file formats (tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json,
+chat_template.jinja) and what transformers makes of them. It never runs code that comes with a model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+import weft
+from weft.config import EMBEDDED_MODEL
+from weft.core.errors import ModelLoadError
+from weft.tokenizers.tokenizer import Tokenizer
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+]
+
+
+def load_tokenizer(model: str, revision: str | None = None, offline: bool = False) -> Tokenizer:
+    """The tokenizer of `weft-tiny`, of a local directory, or of a hub id (at `revision`).
+
+    `offline` uses only what the hub's cache already has. Raises `ModelLoadError`, saying which file and why. May
+    download; call it before serving, not on an event loop.
+    """
+    if model == EMBEDDED_MODEL:
+        return load_directory(Path(weft.__file__).parent / "assets" / EMBEDDED_MODEL, name=model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return load_directory(path, name=model)
+    if model.startswith((".", "/", "~")) or (os.sep != "/" and os.sep in model) or model.count("/") > 1:
+        raise ModelLoadError(f"there is no directory {model}; give a model directory, a hub id, or {EMBEDDED_MODEL}")
+    return load_directory(_download(model, revision, offline), name=model)
+
+
+def load_directory(path: Path, name: str = "") -> Tokenizer:
+    """The tokenizer of a model directory. Raises `ModelLoadError`."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{path} has no tokenizer.json; save the model's tokenizer there with "
+            "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare exceptions
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+    config = _read_json(path / "tokenizer_config.json")
+    special = _special_tokens(_read_json(path / "special_tokens_map.json") | config)
+    _add_tokens(backend, config, special)
+    _set_post_processor(backend, config, special)
+    return Tokenizer(
+        backend,
+        special_tokens={key: token.content for key, token in special.items()},
+        eos_token_ids=_eos_token_ids(path),
+        chat_templates=_chat_templates(path, config),
+        name=name,
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, OSError) as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+
+
+def _token(value: object) -> tokenizers.AddedToken | None:
+    """A token as these files write it: a string, or its text with flags."""
+    match value:
+        case str():
+            return tokenizers.AddedToken(value, special=True, normalized=False)
+        case {"content": str(content), **rest}:
+            flags = {key: bool(rest[key]) for key in ("lstrip", "rstrip", "single_word", "normalized") if key in rest}
+            return tokenizers.AddedToken(content, special=bool(rest.get("special", True)), **flags)
+        case _:
+            return None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, tokenizers.AddedToken]:
+    """By the name that templates know them under."""
+    values: dict[str, object] = {name: config.get(name) for name in _NAMED_TOKENS}
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        values |= extra
+    tokens = {name: _token(value) for name, value in values.items()}
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def _add_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, tokenizers.AddedToken]
+) -> None:
+    """Tokens that only the config names, in the order of their ids; and named ones are special even where
+    tokenizer.json does not say so."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder")
+    if isinstance(listed, dict):
+        for _, value in sorted(listed.items(), key=lambda item: int(item[0])):
+            token = _token(value)
+            if token is not None and token.content not in known:
+                backend.add_tokens([token])
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    more = [_token(value) for value in extra] if isinstance(extra, list) else []
+    backend.add_special_tokens([*special.values(), *(token for token in more if token is not None)])
+
+
+def _set_post_processor(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, tokenizers.AddedToken]
+) -> None:
+    """Where the config says whether a text gets a beginning and an end, that counts; else what tokenizer.json does."""
+    if "add_bos_token" not in config and "add_eos_token" not in config and backend.post_processor is not None:
+        return
+    parts, tokens = ["$A:0"], []
+    if config.get("add_bos_token") and "bos_token" in special:
+        parts.insert(0, f"{special['bos_token'].content}:0")
+        tokens.append(special["bos_token"].content)
+    if config.get("add_eos_token") and "eos_token" in special:
+        parts.append(f"{special['eos_token'].content}:0")
+        tokens.append(special["eos_token"].content)
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys(tokens)]
+    backend.post_processor = TemplateProcessing(single=parts, special_tokens=ids)
+
+
+def _eos_token_ids(path: Path) -> list[int] | None:
+    """What generation_config.json says ends a text; None where it says nothing."""
+    value = _read_json(path / "generation_config.json").get("eos_token_id")
+    if isinstance(value, int):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(token, int) for token in value):
+        return value
+    return None
+
+
+def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """By name. Files beside the config win over what it contains."""
+    templates: dict[str, str] = {}
+    match config.get("chat_template"):
+        case str(text):
+            templates["default"] = text
+        case list(entries):
+            for entry in entries:
+                match entry:
+                    case {"name": str(name), "template": str(text)}:
+                        templates[name] = text
+    files = {"default": path / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    for name, file in files.items():
+        if file.is_file():
+            try:
+                templates[name] = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ModelLoadError(f"{file} cannot be read: {error}") from error
+    return templates
+
+
+def _download(model: str, revision: str | None, offline: bool) -> Path:
+    # Imported here: a server of local files needs no hub client.
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    where = f"{model}" + (f" at revision {revision}" if revision else "")
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(model, revision=revision, local_files_only=offline, allow_patterns=_FILES)
+        )
+    except errors.GatedRepoError as error:
+        raise ModelLoadError(
+            f"{where} is gated: accept its terms on the hub, then log in (`hf auth login`) or set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelLoadError(f"the hub has {model}, but no revision {revision}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelLoadError(
+            f"neither a directory nor a model on the hub is named {model}; check the spelling, "
+            "or log in if it is private"
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelLoadError(f"{model!r} is neither a directory nor a valid hub id: {error}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        hint = "run once without offline, or give a directory" if offline else "check the network, or give a directory"
+        raise ModelLoadError(f"{where} is not in the hub's cache and could not be downloaded; {hint}") from error
+    except Exception as error:  # network and file-system errors of several libraries
+        raise ModelLoadError(f"{where} could not be downloaded: {error}") from error

@@ -1,0 +1,106 @@
+"""The bytes of every token of a vocabulary, read off the tokenizer's decoder.
+
+Owns the knowledge of the two families that open-weights models use: byte-level BPE (each character of a token stands
+for one byte) and SentencePiece style (▁ stands for a space, `<0xE2>` for a byte that has no token of its own). Stop
+strings, grammars and detokenization all work on these bytes. It knows nothing of files or special tokens' meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from weft.core.errors import ModelLoadError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Vocabulary(NamedTuple):
+    """What a decoder makes of each token."""
+
+    token_bytes: list[bytes]
+    """By token id; empty for ids without a token."""
+    strips_leading_space: bool
+    """Whether a text loses one space at its very beginning (SentencePiece puts one there when encoding)."""
+
+
+def read_vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
+    """The bytes of all tokens. Raises `ModelLoadError` for a decoder of another family, by name."""
+    vocab = backend.get_vocab(with_added_tokens=True)
+    size = max(vocab.values(), default=-1) + 1
+    steps = _decoder_steps(backend)
+    kinds = [step["type"] for step in steps]
+    if "ByteLevel" in kinds:
+        return Vocabulary(_byte_level(vocab, size), False)
+    replacements, has_bytes, strips = _sentencepiece(steps)
+    token_bytes = [b""] * size
+    for token, token_id in vocab.items():
+        match = _BYTE_TOKEN.fullmatch(token) if has_bytes else None
+        if match is not None:
+            token_bytes[token_id] = bytes([int(match[1], 16)])
+            continue
+        for old, new in replacements:
+            token = token.replace(old, new)
+        token_bytes[token_id] = token.encode()
+    return Vocabulary(token_bytes, strips)
+
+
+def byte_level_alphabet() -> dict[int, str]:
+    """The character that stands for each byte in byte-level BPE (GPT-2): itself where it is printable Latin-1, else
+    the next unused one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(256) if byte not in alphabet]
+    return alphabet | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+
+
+def _byte_level(vocab: Mapping[str, int], size: int) -> list[bytes]:
+    alphabet = byte_level_alphabet()
+    # Characters below U+0100 that stand for no byte must not pass for one: send them where Latin-1 cannot follow.
+    table = dict.fromkeys(range(256), "\ue000")
+    table |= {ord(char): chr(byte) for byte, char in alphabet.items()}
+    token_bytes = [b""] * size
+    for token, token_id in vocab.items():
+        try:
+            token_bytes[token_id] = token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
+            # An added token, written as plain text.
+            token_bytes[token_id] = token.encode()
+    return token_bytes
+
+
+def _decoder_steps(backend: tokenizers.Tokenizer) -> Sequence[Mapping[str, Any]]:
+    if backend.decoder is None:
+        raise ModelLoadError("tokenizer.json has no decoder, so tokens cannot be turned into text; add a ByteLevel one")
+    spec: Mapping[str, Any] = json.loads(backend.decoder.__getstate__())
+    steps: Sequence[Mapping[str, Any]] = spec["decoders"] if spec["type"] == "Sequence" else [spec]
+    return steps
+
+
+def _sentencepiece(steps: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], bool, bool]:
+    """What such a decoder replaces, whether it has byte tokens, whether it strips the leading space."""
+    replacements: list[tuple[str, str]] = []
+    has_bytes = strips = False
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                replacements.append((old, new))
+            case {"type": "Metaspace", "replacement": str(mark)}:
+                replacements.append((mark, " "))
+                strips = step.get("prepend_scheme", "always") != "never"
+            case {"type": "ByteFallback"}:
+                has_bytes = True
+            case {"type": "Fuse"}:
+                pass
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if start <= 1:
+                strips = start == 1
+            case _:
+                raise ModelLoadError(
+                    f"tokenizer.json uses the decoder {json.dumps(step)[:200]}; Weft serves byte-level BPE and "
+                    "SentencePiece-style vocabularies (ByteLevel, or Replace/Metaspace, ByteFallback, Fuse, Strip)"
+                )
+    return replacements, has_bytes, strips

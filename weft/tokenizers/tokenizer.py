@@ -1,0 +1,147 @@
+"""`Tokenizer`: a model's vocabulary, what its special tokens are, and its chat template.
+
+Owns encoding (and where it runs: long texts go to a thread), and agrees with transformers token for token. It does not
+know requests or programs. Built by `weft.tokenizers.load`; used by the front from one event loop.
+
+Special tokens written in a text are parsed as such, as transformers does: `<|im_end|>` in a user's message is the
+token, not nine characters. Chat templates rely on it. A text that must not be able to do that has to be cleaned by
+whoever accepts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import tokenizers
+
+from weft.core.errors import InvalidRequest, Unsupported
+from weft.tokenizers.chat_template import ChatTemplate
+from weft.tokenizers.token_bytes import read_vocabulary
+
+T = TypeVar("T")
+
+INLINE_CHARS = 8192
+"""Texts up to this long are encoded on the event loop: about a millisecond, cheaper than a thread's wake-up is late."""
+_PACK_TOKENS = 16384
+"""Ids packed between two chances for the event loop to run."""
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Two: a second long text need not wait for the first, and more would only take cores from the engine."""
+    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="weft-tokenize")
+
+
+async def off_loop(work: Callable[[], T]) -> T:
+    """Run long text work on a thread of this package. The caller may be cancelled; the work then ends unheard."""
+    return await asyncio.get_running_loop().run_in_executor(_threads(), work)
+
+
+class Tokenizer:
+    """Text to packed int32 token ids and back. Immutable after construction; safe to use from threads.
+
+    `special_tokens` maps names that templates use (`bos_token`, `eos_token`, …) to their text. `eos_token_ids` may
+    have more entries than the one `eos_token` (from generation_config.json).
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Iterable[int] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+        name: str = "",
+    ):
+        backend.no_truncation()
+        backend.no_padding()
+        self.name = name
+        self.special_tokens = dict(special_tokens or {})
+        self._backend = backend
+        self.token_bytes, self.strips_leading_space = read_vocabulary(backend)
+        """`token_bytes[id]` are the bytes of a token; those of special tokens are their text."""
+        self.vocab_size = len(self.token_bytes)
+        """One more than the highest token id. A model's logits may have more rows; those have no text."""
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        """Tokens that `skip_special` leaves out."""
+        self.bos_token_id = self._named("bos_token")
+        self.eos_token_id = self._named("eos_token")
+        ids = [self.eos_token_id] if eos_token_ids is None else eos_token_ids
+        self.eos_token_ids = [token for token in ids if token is not None]
+        self._templates = {key: ChatTemplate(text) for key, text in (chat_templates or {}).items()}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """Packed int32 token ids. `add_special_tokens` puts in what the model expects around a text (often a
+        beginning-of-sequence token); rendered chat templates bring their own, so they are encoded without.
+
+        Raises `InvalidRequest` for a text that is not valid Unicode (a lone surrogate).
+        """
+        try:
+            # Unlike `encode`, this one lets other Python threads run, and it computes no character offsets.
+            encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest("the text is not valid Unicode: it has half of a surrogate pair") from error
+        ids = encoding.ids
+        packed = array("i")
+        for start in range(0, len(ids), _PACK_TOKENS):
+            packed.extend(array("i", ids[start : start + _PACK_TOKENS]))
+        return packed.tobytes()
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """`encode`, on a thread where the text is long."""
+        if len(text) <= INLINE_CHARS:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        return await off_loop(functools.partial(self.encode, text, add_special_tokens=add_special_tokens))
+
+    def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of tokens; bytes that are not UTF-8 become U+FFFD. Ids without a token have no text."""
+        text = b"".join(self.bytes_of(token, skip_special=skip_special) for token in tokens)
+        if self.strips_leading_space and text.startswith(b" "):
+            text = text[1:]
+        return text.decode(errors="replace")
+
+    def bytes_of(self, token: int, *, skip_special: bool = False) -> bytes:
+        """The bytes of one token; empty for ids without one."""
+        if not 0 <= token < self.vocab_size or (skip_special and token in self.special_ids):
+            return b""
+        return self.token_bytes[token]
+
+    def id_to_token(self, token: int) -> str | None:
+        """The token as the vocabulary writes it, or None."""
+        return self._backend.id_to_token(token) if 0 <= token < self.vocab_size else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """The inverse of `id_to_token`."""
+        return self._backend.token_to_id(token)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat_template` gives one."""
+        return bool(self._templates)
+
+    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:
+        """The model's template: the one named `tool_use` for requests with tools where there is one, else `default`.
+
+        Raises `Unsupported` for a model without.
+        """
+        if with_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        if self._templates:
+            names = ", ".join(sorted(self._templates))
+            raise Unsupported(f"this model has chat templates named {names} but no default; pass chat_template")
+        raise Unsupported(
+            "this model has no chat template, so chat messages cannot be turned into a prompt; "
+            "use /v1/completions with a prompt of your own, or pass chat_template"
+        )
+
+    def _named(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
