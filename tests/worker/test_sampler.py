@@ -146,7 +146,11 @@ def test_top_k_of_one_is_greedy_even_with_ties(selection):
 def test_penalties_and_bad_words_follow_sampled_tokens_without_the_host():
     rng = np.random.default_rng(3)
     params = SamplingParams(
-        temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, bad_words=[[3, 4], [5, 6, 7]]
+        temperature=0.7,
+        repetition_penalty=1.3,
+        frequency_penalty=0.4,
+        presence_penalty=0.2,
+        bad_words=[[3, 4], [5, 6, 7]],
     )
     prompt, output = [1, 2, 5], [6]
     table = table_of(slot_set(7, params, prompt, output), vocab_size=8)

@@ -1,0 +1,39 @@
+"""A tiny real model, and workers that close themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from weft.models.base import Model
+from weft.models.loader import load_model
+from weft.testing.tiny_models import write_tiny
+from weft.worker.executor import PoolSizes, TorchWorker
+
+SIZES = PoolSizes(page_size=8, num_device_pages=40, num_host_pages=6, num_slots=8, num_embed_slots=16)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    directory = write_tiny(tmp_path_factory.mktemp("model"), "qwen3", dtype=torch.float32)
+    return load_model(str(directory), dtype="float64").model
+
+
+@pytest.fixture
+def make_worker(model: Model) -> Iterator[Callable[..., TorchWorker]]:
+    made: list[TorchWorker] = []
+
+    def make(other: Model | None = None, **changes: int) -> TorchWorker:
+        made.append(TorchWorker(other or model, SIZES._replace(**changes)))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+@pytest.fixture
+def worker(make_worker: Callable[..., TorchWorker]) -> TorchWorker:
+    return make_worker()

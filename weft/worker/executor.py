@@ -1,0 +1,275 @@
+"""A worker in this process: a thread that carries out steps in the order they were launched.
+
+Owns the thread, the queue of launched steps, and their failures. What a step does is in `runner`. On a GPU the thread
+only issues work; results come back with one asynchronous copy, and `wait` is where somebody waits for it.
+
+A step that fails takes the worker with it: what it wrote is unknown, so every later step fails as well, naming it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import torch
+
+from weft.core.errors import WeftError
+from weft.core.protocols import WorkerSpec
+from weft.core.step import LateInputs, Step, StepHandle, StepResult
+from weft.kernels import dispatch
+from weft.kernels.base import Kernels
+from weft.models.base import Model
+from weft.worker.checks import check_step
+from weft.worker.errors import StepError
+from weft.worker.kv_store import KVStore
+from weft.worker.results import step_result
+from weft.worker.runner import StepRunner
+from weft.worker.transfer import Readback
+
+
+class PoolSizes(NamedTuple):
+    """How much of everything a worker has; see `WorkerSpec`."""
+
+    page_size: int
+    num_device_pages: int
+    num_host_pages: int
+    num_slots: int
+    num_embed_slots: int
+
+
+class TorchWorker:
+    """`core.protocols.Worker` on torch. `launch`, `bind` and `close` belong to one thread; handles to any."""
+
+    def __init__(
+        self,
+        model: Model,
+        sizes: PoolSizes,
+        *,
+        max_context: int | None = None,
+        device: torch.device | str = "cpu",
+        threads: int | None = None,
+        kernels: Kernels | None = None,
+    ):
+        """Allocates the pools. `model` is on `device`; `kernels` (for moving KV) default to the device's best.
+
+        `threads` are the CPU threads of each kernel; None leaves torch's choice.
+        """
+        self._device = torch.device(device)
+        spec = model.spec
+        kv_spec = model.kv_spec()
+        self._spec = WorkerSpec(
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            max_context=max_context or spec.max_position,
+            bytes_per_page=kv_spec.bytes_per_page(sizes.page_size),
+            device=self._device.type,
+            dtype=str(spec.dtype).removeprefix("torch."),
+            **sizes._asdict(),
+        )
+        chosen = kernels or dispatch.select(self._device, kv_spec.dtype)
+        pages = (sizes.page_size, sizes.num_device_pages, sizes.num_host_pages)
+        with torch.inference_mode():
+            kv = KVStore(kv_spec, chosen, *pages, self._device)
+            runner = StepRunner(model, kv, self._spec, self._device)
+        self._queue: SimpleQueue[_Launched | None] = SimpleQueue()
+        self._pending: list[_Launched] = []
+        self._closed = False
+        loop = _Loop(runner, self._queue, self._device, threads)
+        self._thread = threading.Thread(target=loop.run, name="weft-device", daemon=True)
+        self._thread.start()
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """Sizes and shapes; constant."""
+        return self._spec
+
+    def launch(self, step: Step) -> StepHandle:
+        """Queue a step. Raises `StepError`, with nothing queued, for one that does not fit this worker."""
+        if self._closed:
+            raise StepError(f"step {step.step_id} was launched on a closed worker")
+        check_step(step, self._spec)
+        launched = _Launched(step)
+        self._pending = [*(p for p in self._pending if not p.bound.is_set()), launched]
+        self._queue.put(launched)
+        return launched
+
+    def bind(self, handle: StepHandle, late: LateInputs) -> None:
+        """Release the sampling half of a launched step. Raises `StepError` if it was bound before."""
+        if not isinstance(handle, _Launched):
+            raise StepError(f"step {handle.step_id} was not launched on this worker")
+        if handle.bound.is_set() and not self._closed:
+            raise StepError(f"step {handle.step_id} was bound twice")
+        handle.late = late
+        handle.bound.set()
+
+    def close(self) -> None:
+        """Finish the steps that are bound, fail the others, and give back memory. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for launched in self._pending:
+            launched.bound.set()
+        self._queue.put(None)
+        self._thread.join()
+        self._pending = []
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class _Outcome(NamedTuple):
+    """What the thread leaves behind; on a GPU it may still be on its way."""
+
+    readback: Readback
+    device_s: Callable[[], float]
+    """Known once the readback is done."""
+
+
+class _Launched:
+    """A `StepHandle`. The thread calls `complete` or `fail` exactly once."""
+
+    def __init__(self, step: Step):
+        self.step = step
+        self.late: LateInputs | None = None
+        self.bound = threading.Event()
+        self._settled = threading.Event()
+        self._lock = threading.Lock()
+        self._outcome: _Outcome | None = None
+        self._result: StepResult | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def step_id(self) -> int:
+        """The step's id."""
+        return self.step.step_id
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._settled.is_set() and (self._outcome is None or self._outcome.readback.done())
+
+    def wait(self) -> StepResult:
+        """Block until the step is complete. Raises what the worker raised."""
+        self._settled.wait()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._result is None and self._outcome is not None:
+                try:
+                    arrays = self._outcome.readback.arrays()
+                except Exception as error:
+                    self._error = error
+                    raise
+                self._result = step_result(self.step, arrays, self._outcome.device_s())
+                self._outcome = None
+        if self._result is None:
+            raise AssertionError("a settled step has an outcome or an error")
+        return self._result
+
+    def complete(self, outcome: _Outcome) -> None:
+        self._outcome = outcome
+        self._settled.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._settled.set()
+
+
+class _Loop:
+    """The body of the device thread."""
+
+    def __init__(
+        self, runner: StepRunner, queue: SimpleQueue[_Launched | None], device: torch.device, threads: int | None
+    ):
+        self._runner = runner
+        self._queue = queue
+        self._device = device
+        self._threads = threads
+        self._failure: WeftError | None = None
+
+    def run(self) -> None:
+        """Carry out steps until None arrives."""
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode(), self._stream():
+            while (launched := self._queue.get()) is not None:
+                try:
+                    launched.complete(self._carry_out(launched))
+                except Exception as error:
+                    launched.fail(error)
+                    if self._failure is None:
+                        self._failure = _stopped(launched.step_id, error)
+
+    def _carry_out(self, launched: _Launched) -> _Outcome:
+        if self._failure is not None:
+            raise WeftError(str(self._failure)) from self._failure.__cause__
+        stopwatch = _GpuStopwatch() if self._device.type == "cuda" else _CpuStopwatch()
+        step = launched.step
+        halfway = self._runner.forward_half(step)
+        late = LateInputs()
+        if step.sampling is not None:
+            stopwatch.pause()
+            launched.bound.wait()
+            stopwatch.resume()
+            if launched.late is None:
+                raise StepError(f"step {step.step_id} was not bound before the worker closed")
+            late = launched.late
+        readback = Readback(self._runner.sampling_half(step, halfway, late))
+        stopwatch.pause()
+        return _Outcome(readback, stopwatch.seconds)
+
+    def _stream(self) -> torch.cuda.StreamContext | nullcontext[None]:
+        if self._device.type != "cuda":
+            return nullcontext()
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.default_stream(self._device))
+        return torch.cuda.stream(stream)
+
+
+def _stopped(step_id: int, error: BaseException) -> WeftError:
+    failure = WeftError(f"the worker stopped when step {step_id} failed ({type(error).__name__}: {error}); restart it")
+    failure.__cause__ = error
+    return failure
+
+
+class _CpuStopwatch:
+    """Time between construction or `resume` and `pause`."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._start = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop counting."""
+        self._total += time.perf_counter() - self._start
+
+    def resume(self) -> None:
+        """Count again."""
+        self._start = time.perf_counter()
+
+    def seconds(self) -> float:
+        """What was counted."""
+        return self._total
+
+
+class _GpuStopwatch:
+    """Like `_CpuStopwatch`, in the time of the current stream."""
+
+    def __init__(self) -> None:
+        self._marks: list[torch.cuda.Event] = []
+        self.resume()
+
+    def pause(self) -> None:
+        """Stop counting."""
+        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark.record()
+        self._marks.append(mark)
+
+    resume = pause
+
+    def seconds(self) -> float:
+        """What was counted; the stream must have passed the last mark."""
+        spans = zip(self._marks[::2], self._marks[1::2], strict=True)
+        return sum(float(a.elapsed_time(b)) for a, b in spans) / 1000

@@ -1,0 +1,127 @@
+"""What a step does, from its first copy to its last token, on the thread that calls it.
+
+Owns the loop over layers, the embedding slots and the order of effects. Issues work and never waits for the device:
+on a GPU everything here returns while the device is still busy. Does not know threads, launches or other steps
+(`executor` does).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.core.protocols import WorkerSpec
+from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, Step
+from weft.models.base import Model, lower
+from weft.worker.kv_store import KVStore
+from weft.worker.logprobs import score_tokens, top_tokens
+from weft.worker.lowering import input_embeddings, rows_of
+from weft.worker.sampler import Sampler
+from weft.worker.slots import SlotTable
+from weft.worker.transfer import upload
+
+
+class Halfway(NamedTuple):
+    """What the forward half leaves for the sampling half."""
+
+    logits: Tensor | None
+    """[O, V]; None when there are no output rows."""
+    hidden_sums: Tensor | None
+    """[G, hidden size] float64."""
+
+
+class StepRunner:
+    """One model with its pools, slots and sampler."""
+
+    def __init__(self, model: Model, kv: KVStore, spec: WorkerSpec, device: torch.device):
+        """`spec` gives the sizes; the model's weights and `kv` are on `device`."""
+        self._model = model
+        self._kv = kv
+        self._page_size = spec.page_size
+        self._device = device
+        self._slots = SlotTable(spec.num_slots, spec.vocab_size, spec.max_context, device)
+        self._sampler = Sampler(self._slots)
+        shape = (spec.num_embed_slots, spec.hidden_size)
+        self._embeddings = torch.zeros(shape, dtype=model.spec.dtype, device=device)
+
+    def forward_half(self, step: Step) -> Halfway:
+        """Everything up to the logits."""
+        self._kv.move(step)
+        for state in step.slot_sets:
+            self._slots.set(state)
+        if step.embed is not None:
+            embedded = self._model.embed(upload(step.embed.token_ids, self._device, np.int64))
+            self._embeddings.index_copy_(0, upload(step.embed.slots, self._device, np.int64), embedded)
+        states: list[Tensor] = []
+        hidden_sums = None
+        if step.forward is not None:
+            outputs, hidden_sums = self._forward(step.forward)
+            states.append(outputs)
+        if step.head is not None:
+            slots = upload(step.head.embed_slots, self._device, np.int64)
+            states.append(self._embeddings.index_select(0, slots))
+        states = [part for part in states if len(part)]
+        logits = self._model.head(torch.cat(states) if len(states) > 1 else states[0]) if states else None
+        return Halfway(logits, hidden_sums)
+
+    def sampling_half(self, step: Step, halfway: Halfway, late: LateInputs) -> dict[str, Tensor]:
+        """Everything after the logits. Returns what goes back to the host, on the device, by name (see `results`)."""
+        found: dict[str, Tensor] = {}
+        if halfway.hidden_sums is not None:
+            found["hidden_sums"] = halfway.hidden_sums
+        if step.sampling is not None and halfway.logits is not None:
+            self._sample(halfway.logits, step.sampling, late, found)
+        return found
+
+    def _forward(self, forward: ForwardBatch) -> tuple[Tensor, Tensor | None]:
+        """The final hidden states of the output tokens [O, hidden size], and the sums."""
+        model = self._model
+        batch = lower(forward, self._page_size, self._device)
+        outputs, hidden, stores = forward.output_tokens, forward.hidden_tokens, forward.store_tokens
+        wanted = np.concatenate((outputs, hidden, stores)).astype(np.int64)
+        x = input_embeddings(forward, model, self._slots.tokens, self._embeddings)
+        last = len(model.layers) - 1
+        for index, layer in enumerate(model.layers):
+            weights = model.provider.layer(index)
+            x = layer.attend(x, weights, batch, self._kv.layers[index])
+            if index == last:
+                # All KV is written; what follows concerns each token alone, so only those that someone asked for.
+                x = rows_of(x, wanted)
+            if len(x):
+                x = layer.feed_forward(x, weights)
+        final = model.final_norm(x) if len(x) else x
+        output_states, hidden_states, store_states = torch.split(final, [len(outputs), len(hidden), len(stores)])
+        if len(stores):
+            self._embeddings.index_copy_(0, upload(forward.store_slots, self._device, np.int64), store_states)
+        sums = None
+        if len(hidden):
+            groups = upload(forward.hidden_groups, self._device, np.int64)
+            shape = (int(forward.hidden_groups.max()) + 1, final.shape[1])
+            # float64, so that the order of addition, which a GPU does not fix, does not show.
+            sums = torch.zeros(shape, dtype=torch.float64, device=self._device)
+            sums.index_add_(0, groups, hidden_states.to(torch.float64))
+        return output_states, sums
+
+    def _sample(self, logits: Tensor, batch: SamplingBatch, late: LateInputs, found: dict[str, Tensor]) -> None:
+        tokens = self._sampler.sample(logits, batch, late)
+        found["tokens"] = tokens
+        asked = np.flatnonzero(batch.num_logprobs >= 0)
+        if len(asked):
+            rows = upload(batch.rows[asked], self._device, np.int64)
+            scores = score_tokens(logits, rows, tokens[upload(asked, self._device)])
+            top = top_tokens(logits, rows, int(batch.num_logprobs.max()))
+            found |= {"logprobs": scores.logprobs, "ranks": scores.ranks}
+            found |= {"top_ids": top.ids, "top_logprobs": top.logprobs}
+        if len(batch.score_rows):
+            rows = upload(batch.score_rows, self._device, np.int64)
+            scores = score_tokens(logits, rows, upload(batch.score_targets, self._device, np.int64))
+            found |= {"score_logprobs": scores.logprobs, "score_ranks": scores.ranks}
+            if batch.score_top:
+                top = top_tokens(logits, rows, batch.score_top)
+                found |= {"score_top_ids": top.ids, "score_top_logprobs": top.logprobs}
+        if len(batch.dist_rows):
+            top = top_tokens(logits, upload(batch.dist_rows, self._device, np.int64), batch.dist_top)
+            found |= {"dist_ids": top.ids, "dist_logprobs": top.logprobs}
