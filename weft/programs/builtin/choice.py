@@ -1,0 +1,58 @@
+"""One choice of a completion: what came from the engine, turned into a chunk of text.
+
+Owns the choice's detokenizer, and what of the text is cut where something stopped it. Called by the completion program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.core.wire import Finished, Token
+from weft.programs.runtime import Runtime
+from weft.programs.types import Chunk, CompletionArgs
+from weft.tokenizers.detokenize import IncrementalDetokenizer
+
+
+class Choice:
+    """The text of one choice so far."""
+
+    def __init__(self, index: int, args: CompletionArgs, rt: Runtime):
+        self._index = index
+        self._include_stop = args.include_stop
+        self._eos = frozenset(rt.engine.info.eos_token_ids)
+        self._tokenizer = rt.tokenizer
+        # A choice goes on where the prompt ends, so a leading space in it is one.
+        self._text = IncrementalDetokenizer(rt.tokenizer, skip_special=args.skip_special_tokens, continues=True)
+        self._last = -1
+
+    def chunk(self, tokens: Sequence[Token], finished: Finished | None) -> Chunk:
+        """What these tokens, and the end where it came, add."""
+        ids = tuple(token.token for token in tokens)
+        self._last = ids[-1] if ids else self._last
+        logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
+        if finished is None:
+            hold = tokens[-1].hold_bytes if tokens else 0
+            text = self._text.push(ids, hold)
+            return Chunk(index=self._index, text=text, tokens=ids, logprobs=logprobs)
+        # What is cut must not be shown a moment earlier: the end came with the tokens that it cuts.
+        cut = self._cut_bytes(finished)
+        text = self._text.push(ids, cut) + self._text.finish(cut)
+        return Chunk(
+            index=self._index,
+            text=text,
+            tokens=ids,
+            logprobs=logprobs,
+            finish_reason=finished.reason,
+            stop=finished.stop,
+            usage=finished.usage,
+        )
+
+    def _cut_bytes(self, finished: Finished) -> int:
+        """How many of the last bytes are not part of the text."""
+        if isinstance(finished.stop, str):
+            # What follows a stop string in its last token never counts.
+            return finished.cut_bytes - (len(finished.stop.encode()) if self._include_stop else 0)
+        ended_by_token = finished.reason == "stop" and (self._last == finished.stop or self._last in self._eos)
+        if ended_by_token and not self._include_stop:
+            return max(finished.cut_bytes, len(self._tokenizer.bytes_of(self._last)))
+        return 0 if self._include_stop else finished.cut_bytes

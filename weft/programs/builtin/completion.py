@@ -1,0 +1,115 @@
+"""Completion as a program: a prompt goes in, chunks of one or several choices come out.
+
+It is also the example of what a program is: it opens a sequence, says what should happen on it, and passes on what
+comes. Whatever ends it (the last token, an error, a client that went away), leaving the `async with` gives all pages
+back.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+
+import msgspec
+import numpy as np
+
+from weft.core.errors import ContextTooLong, InvalidRequest
+from weft.core.ids import TOKEN_BYTES
+from weft.core.sampling import SamplingParams, StopParams
+from weft.core.wire import EngineInfo, Finished, PromptOutputs, TokenLogprobs
+from weft.programs.builtin.choice import Choice
+from weft.programs.operations import merge
+from weft.programs.runtime import Runtime
+from weft.programs.types import Caller, Chunk, CompletionArgs
+
+MAX_CHOICES = 128
+_SEEDS = 2**63
+
+
+async def main(args: CompletionArgs, caller: Caller, rt: Runtime) -> AsyncGenerator[Chunk, None]:
+    """Chunks of all choices, as they come; each choice's last one has its `finish_reason`.
+
+    Raises `InvalidRequest` (`ContextTooLong` among them) before anything is computed, and what the engine fails with.
+    """
+    check(args, rt.engine.info)
+    async with AsyncExitStack() as scope:
+        prompt = await scope.enter_async_context(rt.open(caller))
+        if args.max_tokens == 0:
+            for chunk in prompt_only(args, await prompt.append(args.prompt, _prompt_outputs(args))):
+                yield chunk
+            return
+        # Forks before the first token share the prompt's pages, so it is computed once.
+        report = None
+        if args.prompt_logprobs is None:
+            prompt.append(args.prompt)
+        else:
+            report = prompt.append(args.prompt, _prompt_outputs(args))
+        forks = [await scope.enter_async_context(prompt.fork()) for _ in range(args.n - 1)]
+        stop = stop_params(args)
+        generations = [seq.generate(seeded(args.sampling, index), stop) for index, seq in enumerate([prompt, *forks])]
+        if report is not None:
+            yield Chunk(index=0, prompt_logprobs=_logprobs(await report))
+        choices = [Choice(index, args, rt) for index in range(args.n)]
+        async for news in merge(generations):
+            finished = generations[news.choice].finished if news.ended else None
+            yield choices[news.choice].chunk(news.tokens, finished)
+
+
+def check(args: CompletionArgs, info: EngineInfo) -> None:
+    """Raise `InvalidRequest`, naming the field, for what this engine could not carry out."""
+    if not args.prompt or len(args.prompt) % TOKEN_BYTES:
+        raise InvalidRequest("the prompt is empty; it needs at least one token", "prompt")
+    tokens = np.frombuffer(args.prompt, dtype="<i4")
+    if tokens.min() < 0 or tokens.max() >= info.vocab_size:
+        raise InvalidRequest(f"the prompt has token ids outside 0 to {info.vocab_size - 1}", "prompt")
+    if not 1 <= args.n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}, got {args.n}", "n")
+    if args.max_tokens is not None and args.max_tokens < 0:
+        raise InvalidRequest(f"max_tokens must not be negative, got {args.max_tokens}", "max_tokens")
+    args.sampling.validate(info.vocab_size)
+    if args.prompt_logprobs is not None:
+        SamplingParams(logprobs=args.prompt_logprobs).validate(info.vocab_size)
+    stop = stop_params(args)
+    if args.max_tokens != 0:
+        stop.validate(info.vocab_size)
+    wanted = 0 if args.max_tokens == 0 else (stop.max_tokens or 1)
+    if len(tokens) + wanted > info.max_context:
+        raise ContextTooLong(
+            f"the prompt has {len(tokens)} tokens and at least {wanted} more are asked for, but this model takes "
+            f"{info.max_context} in all; shorten the prompt or lower max_tokens",
+            "prompt",
+        )
+
+
+def stop_params(args: CompletionArgs) -> StopParams:
+    """When each choice ends: `args.max_tokens` counts, where it is set."""
+    return args.stop if not args.max_tokens else msgspec.structs.replace(args.stop, max_tokens=args.max_tokens)
+
+
+def seeded(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The parameters of one choice, which draws with the seed + its index (within 64 bits)."""
+    seed = secrets.randbelow(_SEEDS) if sampling.seed is None else sampling.seed
+    return msgspec.structs.replace(sampling, seed=(seed + index + _SEEDS) % (2 * _SEEDS) - _SEEDS)
+
+
+def prompt_only(args: CompletionArgs, finished: Finished) -> list[Chunk]:
+    """The single chunk of each choice where nothing is generated."""
+    logprobs = _logprobs(finished) if args.prompt_logprobs is not None else None
+    return [
+        Chunk(
+            index=index,
+            finish_reason="length",
+            usage=finished.usage,
+            prompt_logprobs=logprobs if index == 0 else None,
+        )
+        for index in range(args.n)
+    ]
+
+
+def _prompt_outputs(args: CompletionArgs) -> PromptOutputs:
+    return PromptOutputs(logprobs=args.prompt_logprobs)
+
+
+def _logprobs(finished: Finished) -> tuple[TokenLogprobs | None, ...]:
+    return tuple(finished.prompt_logprobs or ())

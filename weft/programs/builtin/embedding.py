@@ -1,0 +1,33 @@
+"""Embedding as a program: the pooled hidden state of a text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.core.errors import InvalidRequest, Unsupported
+from weft.core.wire import PromptOutputs
+from weft.programs.builtin import completion
+from weft.programs.runtime import Runtime
+from weft.programs.types import Caller, CompletionArgs, EmbeddingArgs, EmbeddingResult
+
+
+async def main(args: EmbeddingArgs, caller: Caller, rt: Runtime) -> EmbeddingResult:
+    """The text's vector; of unit length where `normalize` asks for it, after it was cut to `dimensions`.
+
+    Raises `InvalidRequest` before anything is computed, and what the engine fails with.
+    """
+    info = rt.engine.info
+    completion.check(CompletionArgs(prompt=args.prompt, max_tokens=0), info)
+    if args.dimensions is not None and not 1 <= args.dimensions <= info.hidden_size:
+        raise InvalidRequest(
+            f"dimensions must be between 1 and {info.hidden_size}, got {args.dimensions}", "dimensions"
+        )
+    async with rt.open(caller) as seq:
+        finished = await seq.append(args.prompt, PromptOutputs(hidden=args.pooling))
+    if finished.hidden is None:
+        raise Unsupported("this engine gives no hidden states, so it cannot embed; use a model that does")
+    vector = np.array(finished.hidden[: args.dimensions], dtype=np.float64)
+    length = float(np.linalg.norm(vector))
+    if args.normalize and length > 0:
+        vector /= length
+    return EmbeddingResult(embedding=vector.tolist(), usage=finished.usage)
