@@ -8,7 +8,7 @@ pile up in a list, and the program takes the whole list when it comes back. It k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import NamedTuple, Self
 
 from weft.core.errors import WeftError
@@ -168,7 +168,7 @@ class News(NamedTuple):
     """Nothing more will come of it."""
 
 
-async def merge(generations: Sequence[Generation]) -> AsyncIterator[News]:
+async def merge(generations: Sequence[Generation]) -> AsyncGenerator[News, None]:
     """News of all generations as it comes, in turns: none is looked at twice before every other was looked at once.
 
     One wake-up per envelope, however many generations it has news of. Raises what the first failing one failed with,

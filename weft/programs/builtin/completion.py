@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 
 import msgspec
 import numpy as np
@@ -47,12 +47,17 @@ async def main(args: CompletionArgs, caller: Caller, rt: Runtime) -> AsyncGenera
             report = prompt.append(args.prompt, _prompt_outputs(args))
         forks = [await scope.enter_async_context(prompt.fork()) for _ in range(args.n - 1)]
         stop = stop_params(args)
-        generations = [seq.generate(seeded(args.sampling, index), stop) for index, seq in enumerate([prompt, *forks])]
+        sequences = [prompt, *forks]
+        generations = [seq.generate(seeded(args.sampling, index), stop) for index, seq in enumerate(sequences)]
         if report is not None:
             yield Chunk(index=0, prompt_logprobs=_logprobs(await report))
         choices = [Choice(index, args, rt) for index in range(args.n)]
-        async for news in merge(generations):
-            finished = generations[news.choice].finished if news.ended else None
+        async for news in await scope.enter_async_context(aclosing(merge(generations))):
+            finished = None
+            if news.ended:
+                finished = generations[news.choice].finished
+                # Its pages serve others while its siblings go on.
+                sequences[news.choice].release()
             yield choices[news.choice].chunk(news.tokens, finished)
 
 

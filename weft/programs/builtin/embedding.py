@@ -18,15 +18,14 @@ async def main(args: EmbeddingArgs, caller: Caller, rt: Runtime) -> EmbeddingRes
     """
     info = rt.engine.info
     completion.check(CompletionArgs(prompt=args.prompt, max_tokens=0), info)
-    if args.dimensions is not None and not 1 <= args.dimensions <= info.hidden_size:
-        raise InvalidRequest(
-            f"dimensions must be between 1 and {info.hidden_size}, got {args.dimensions}", "dimensions"
-        )
+    size = info.hidden_size if args.dimensions is None else args.dimensions
+    if not 1 <= size <= info.hidden_size:
+        raise InvalidRequest(f"dimensions must be between 1 and {info.hidden_size}, got {size}", "dimensions")
     async with rt.open(caller) as seq:
         finished = await seq.append(args.prompt, PromptOutputs(hidden=args.pooling))
     if finished.hidden is None:
         raise Unsupported("this engine gives no hidden states, so it cannot embed; use a model that does")
-    vector = np.array(finished.hidden[: args.dimensions], dtype=np.float64)
+    vector = np.array(finished.hidden[:size], dtype=np.float64)
     length = float(np.linalg.norm(vector))
     if args.normalize and length > 0:
         vector /= length
