@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from weft.kernels import dispatch
 from weft.models.base import Model
 from weft.models.loader import load_model
 from weft.testing.tiny_models import write_tiny
@@ -18,7 +19,9 @@ SIZES = PoolSizes(page_size=8, num_device_pages=40, num_host_pages=6, num_slots=
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory = write_tiny(tmp_path_factory.mktemp("model"), "qwen3", dtype=torch.float32)
-    return load_model(str(directory), dtype="float64").model
+    # The reference kernels, so that a fault found here is one of the worker.
+    kernels = dispatch.select("cpu", torch.float64, {"*": "reference"})
+    return load_model(str(directory), dtype="float64", kernels=kernels).model
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""From a configuration to a worker that answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.worker.step_help import forward, greedy, run, set_slots, step
+from weft.config import EngineConfig
+from weft.core.errors import ConfigError
+from weft.testing.tiny_models import write_tiny
+from weft.worker.build import build_worker
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("checkpoint"), "llama"))
+
+
+def test_a_worker_is_built_and_answers(checkpoint: str):
+    calls: list[tuple[int, int]] = []
+    config = EngineConfig(model=checkpoint, page_size=8, num_pages=64, max_running=4, device="cpu", threads=1)
+    worker = build_worker(config, lambda done, total: calls.append((done, total)))
+    try:
+        spec = worker.spec
+        assert (spec.page_size, spec.num_device_pages, spec.num_slots) == (8, 64, 4)
+        assert (spec.device, spec.dtype, spec.num_host_pages) == ("cpu", "float32", 0)
+        assert calls[-1][0] == calls[-1][1] > 0
+        one = step(slot_sets=set_slots(3), forward=forward([([1, 2, 3], 0, [63])]), sampling=greedy([0], [3]))
+        assert 0 <= run(worker, one).tokens[0] < spec.vocab_size
+    finally:
+        worker.close()
+
+
+def test_a_context_that_does_not_fit_is_cut_and_told(checkpoint: str, caplog: pytest.LogCaptureFixture):
+    worker = build_worker(EngineConfig(model=checkpoint, num_pages=2, max_running=1, device="cpu", threads=1))
+    worker.close()
+    assert worker.spec.max_context == 32
+    assert "max_context is 32 instead of" in caplog.text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_refused(checkpoint: str):
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        build_worker(EngineConfig(model=checkpoint, device="cuda"))

@@ -1,0 +1,140 @@
+"""From a configuration to a worker that is ready: device, dtype, threads, weights, pools, one step to warm up.
+
+Reads this machine (memory, cores, devices); the arithmetic on what it finds is in `sizing`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from weft.config import EngineConfig
+from weft.core.errors import ConfigError
+from weft.core.sampling import SamplingParams
+from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, SlotSet, Step
+from weft.models.loader import LoadedModel, load_model
+from weft.worker.executor import PoolSizes, TorchWorker
+from weft.worker.memory import free_host_bytes, usable_cores
+from weft.worker.sizing import FreeMemory, Sizing, kernel_threads, size_pools
+
+NUM_EMBED_SLOTS = 4096
+"""One hidden vector each: 32 MiB for a hidden size of 4096 in bfloat16."""
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
+WARM_UP_TOKENS_ON_CPU = 32
+"""Enough to have every kernel loaded; a CPU's allocator needs no rehearsal of the largest step."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes of weights read, bytes to read)."""
+
+_log = logging.getLogger("weft.worker")
+
+
+def build_worker(config: EngineConfig, progress: Progress | None = None) -> TorchWorker:
+    """Load the model and start a worker for it.
+
+    Raises `ConfigError` for settings that do not fit this machine, and what `load_model` raises.
+    """
+    device = choose_device(config)
+    threads = kernel_threads(config.threads, usable_cores())
+    torch.set_num_threads(threads)
+    loaded = load_model(
+        config.model,
+        revision=config.revision,
+        offline=config.offline,
+        dtype=config.dtype,
+        device=device,
+        max_context=config.max_context,
+        progress=progress,
+    )
+    gpu = device.type == "cuda"
+    step_tokens = config.max_step_tokens or (GPU_STEP_TOKENS if gpu else CPU_STEP_TOKENS)
+    working_bytes = _rehearse(loaded, config, device, min(step_tokens, loaded.max_context)) if gpu else 0
+    sizing = size_pools(
+        config,
+        bytes_per_page=loaded.model.kv_spec().bytes_per_page(config.page_size),
+        model_context=loaded.max_context,
+        free=free_memory(device, working_bytes),
+        gpu=gpu,
+    )
+    if sizing.notice is not None:
+        _log.warning("%s", sizing.notice)
+    worker = _start(loaded, config, sizing, device, threads)
+    warm_up(worker, min(step_tokens, sizing.max_context) if gpu else WARM_UP_TOKENS_ON_CPU)
+    return worker
+
+
+def choose_device(config: EngineConfig) -> torch.device:
+    """The configured device; "auto" is the GPU if there is one. Raises `ConfigError` for one that is not there."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError('device is "cuda" and torch finds no CUDA device; set device to "cpu" or "auto"')
+    if config.device == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def free_memory(device: torch.device, working_bytes: int = 0) -> FreeMemory:
+    """What is free now, less `working_bytes` of the device that steps will need besides pages."""
+    host = free_host_bytes()
+    if device.type != "cuda":
+        return FreeMemory(host, host)
+    return FreeMemory(max(0, torch.cuda.mem_get_info(device)[0] - working_bytes), host)
+
+
+def warm_up(worker: TorchWorker, num_tokens: int) -> None:
+    """Run one step of about `num_tokens`, greedy and random, on pages and slots that nobody owns yet."""
+    spec = worker.spec
+    count = max(1, min(num_tokens, spec.num_device_pages * spec.page_size, spec.max_context))
+    num_pages = -(-count // spec.page_size)
+    samplers = min(2, spec.num_slots)
+    forward = ForwardBatch(
+        token_ids=np.zeros(count, np.int32),
+        positions=np.arange(count, dtype=np.int32),
+        write_slots=np.arange(count, dtype=np.int32),
+        q_indptr=np.array([0, count], np.int32),
+        kv_indptr=np.array([0, num_pages], np.int32),
+        kv_page_ids=np.arange(num_pages, dtype=np.int32),
+        kv_lens=np.array([count], np.int32),
+        output_tokens=np.array([count - 1], np.int32),
+    )
+    sampling = SamplingBatch(
+        rows=np.zeros(samplers, np.int32),
+        slots=np.arange(samplers, dtype=np.int32),
+        uniforms=np.full(samplers, 0.5),
+        num_logprobs=np.zeros(samplers, np.int32),
+        suppress_stop=np.zeros(samplers, np.bool_),
+        late_mask=np.zeros(samplers, np.bool_),
+    )
+    params = (SamplingParams(temperature=0.0), SamplingParams(top_k=10, top_p=0.9))
+    states = [SlotSet(slot, params[slot]) for slot in range(samplers)]
+    handle = worker.launch(Step(0, slot_sets=states, forward=forward, sampling=sampling))
+    worker.bind(handle, LateInputs())
+    handle.wait()
+
+
+def _start(
+    loaded: LoadedModel, config: EngineConfig, sizing: Sizing, device: torch.device, threads: int
+) -> TorchWorker:
+    sizes = PoolSizes(
+        page_size=config.page_size,
+        num_device_pages=sizing.num_device_pages,
+        num_host_pages=sizing.num_host_pages,
+        num_slots=config.max_running,
+        num_embed_slots=NUM_EMBED_SLOTS,
+    )
+    return TorchWorker(loaded.model, sizes, max_context=sizing.max_context, device=device, threads=threads)
+
+
+def _rehearse(loaded: LoadedModel, config: EngineConfig, device: torch.device, num_tokens: int) -> int:
+    """Run the largest step once, in pools of its own size: the bytes that it needs besides pages."""
+    sizes = PoolSizes(config.page_size, -(-num_tokens // config.page_size), 0, 2, 1)
+    worker = TorchWorker(loaded.model, sizes, device=device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    warm_up(worker, num_tokens)
+    needed = torch.cuda.max_memory_allocated(device) - before
+    worker.close()
+    return needed
