@@ -15,7 +15,7 @@ _ONSETS = _list(
     "b, br, bl, c, ch, cr, d, dr, f, fl, fr, g, gr, gl, h, j, k, kl, kr, l, m, n, p, pl, pr, qu, r, s, sh, sk, sl, sp,"
     "st, str, t, th, tr, v, w, wh, y, z"
 )
-_VOWELS = _list("a, e, i, o, u, a, e, i, o, u, ai, au, ea, ee, ia, ie, io, oa, oo, ou, y")
+_VOWELS = _list("a, e, i, o, u, a, e, i, o, u, a, e, i, o, u, ai, au, ea, ee, ia, ie, oa, oo, ou, y")
 _CODAS = (*("",) * 12, *_list("b, ck, d, f, g, l, ll, m, n, n, n, nd, ng, nk, nt, p, r, r, rd, rk, rn, s, sh, ss, st"),
           *_list("t, th, v, x, z"))  # fmt: skip
 
@@ -23,7 +23,7 @@ _CODAS = (*("",) * 12, *_list("b, ck, d, f, g, l, ll, m, n, n, n, nd, ng, nk, nt
 def syllables(rng: random.Random, low: int = 1, high: int = 3) -> str:
     """An invented lower-case word."""
     word = ""
-    for index in range(rng.randint(low, high)):
+    for index in range(min(rng.randint(low, high), rng.randint(low, high))):
         onset = "" if index == 0 and rng.random() < 0.12 else rng.choice(_ONSETS)
         word += onset + rng.choice(_VOWELS) + rng.choice(_CODAS)
     return word if len(word) > 2 else word + rng.choice(_ONSETS) + "o"

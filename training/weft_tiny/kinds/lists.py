@@ -43,7 +43,7 @@ def make(draw: Draw) -> Example:
     """A priced list with a summary or with one to three questions."""
     count = draw.rng.choice((2, 3, 3, 3, 4, 4, 5, 6))
     names = draw.values(words.GOODS, count)
-    top = draw.pick((9, 30, 99, 500))
+    top = draw.pick((9, 80, 99, 500))
     prices: list[int] = []
     while len(prices) < count:
         price = draw.number(1, top)

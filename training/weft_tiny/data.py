@@ -1,0 +1,68 @@
+"""The mixture of all kinds: an endless, seeded stream of training examples, and held-out cases."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+
+from training.weft_tiny.examples import Example
+from training.weft_tiny.grammar import Draw
+from training.weft_tiny.kinds import chat, copying, extract, lists, passage, story, tool
+
+MAKERS: dict[str, Callable[[Draw], Example]] = {
+    "chat": chat.make,
+    "story": story.make,
+    "passage": passage.make,
+    "list": lists.make,
+    "json": extract.make,
+    "tool": tool.make,
+    "copying": copying.make,
+}
+KINDS = ("chat", "story", "passage", "list", "json", "tool")
+WEIGHTS: dict[str, float] = {
+    "chat": 0.13, "story": 0.06, "passage": 0.22, "list": 0.12, "json": 0.18, "tool": 0.23, "copying": 0.06,
+}  # fmt: skip
+
+
+def stream(seed: int, weights: Mapping[str, float] = WEIGHTS) -> Iterator[Example]:
+    """Training examples without end; equal seeds give equal streams."""
+    rng = random.Random(seed)
+    kinds, shares = list(weights), list(weights.values())
+    while True:
+        kind = rng.choices(kinds, shares)[0]
+        yield MAKERS[kind](Draw(random.Random(rng.getrandbits(64))))
+
+
+def held_out(kind: str, count: int, templates: bool, seed: int = 0) -> list[Example]:
+    """Cases with held-out values, and with held-out templates too if asked for."""
+    cases = []
+    for index in range(count):
+        rng = random.Random(f"held-out {kind} {templates} {seed} {index}")
+        cases.append(MAKERS[kind](Draw(rng, held_values=True, held_templates=templates)))
+    return cases
+
+
+def main() -> None:
+    """Print examples as JSON lines."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--kind", choices=list(MAKERS), help="only this kind")
+    parser.add_argument("--held", choices=("values", "templates"), help="held-out cases instead of training examples")
+    args = parser.parse_args()
+    weights = {args.kind: 1.0} if args.kind else WEIGHTS
+    if args.held:
+        examples = [case for kind in weights if kind in KINDS
+                    for case in held_out(kind, args.count, args.held == "templates", args.seed)]  # fmt: skip
+    else:
+        source = stream(args.seed, weights)
+        examples = [next(source) for _ in range(args.count)]
+    for example in examples:
+        print(json.dumps(asdict(example), ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Short stories from a request with given names and objects."""
+
+from __future__ import annotations
+
+from training.weft_tiny import words
+from training.weft_tiny.examples import Check, Example, assistant, user
+from training.weft_tiny.grammar import Draw, Phrases, capital
+
+ASK = Phrases(
+    "(Write|Tell me) a (short |)story about {w}.", "Tell (me |)a story with {w}.", "A (short |)story about {w}, please.",
+    "I want (to hear |)a story about {w}.", "Make up a (short |)story about {w}.", "Can you tell me a story about {w}?",
+    "Please write a (short |little )story with {w}.", "Story time! Tell one about {w}.", "Write a tale about {w}.",
+    "Tell a bedtime story about {w}.", "Give me a story with {w}.",
+    "~Invent a little story in which {w} appear.", "~My child wants a tale of {w}.", "~Let us hear a story that has {w} in it.",
+)  # fmt: skip
+SYSTEM = Phrases(
+    "You are a storyteller.", "You write short stories.", "You tell stories to children.", "You are a writer of tales.",
+    "You are a helpful assistant.", "~Stories are what you do best.", "~You make up stories on request.",
+)  # fmt: skip
+OPEN = (
+    "Once there was a {r} named {a} who lived (near the sea|by a river|in a small town|in the hills).",
+    "{a} was a (young|clever|quiet) {r} (near the sea|by a river|in a small town|in the hills).",
+    "One (morning|evening|day) {a} the {r} woke up (early|late).", "Long ago, a {r} named {a} lived (alone|happily) in an old house.",
+)  # fmt: skip
+WITH_FRIEND = (
+    "{a} had a friend named {b}.", "Every day {a} met {b} at the (market|bridge|well).", "{b} lived next door and often came to visit.",
+)
+FIND = (
+    "One day {a} found a {o} (in the grass|under a tree|on the road|behind the house).",
+    "(In the attic|At the market|In the forest) {a} saw a {o} and took it home.", "A stranger gave {a} a {o} and walked away.",
+)  # fmt: skip
+MARVEL = (
+    "The {o} was (old|strange|shiny|heavy), but it (began to glow|could sing|started to hum) at night.",
+    "Nobody knew where the {o} came from.", "When {a} touched the {o}, a soft (light|voice|song) came out of it.",
+)  # fmt: skip
+TROUBLE = (
+    "But then a (storm|flood|thief) came and the {o} was lost.", "But soon the {o} broke into two pieces.",
+    "But one night the {o} was gone.", "But the people of the town wanted to have the {o}.",
+)
+SOLO = (
+    "{a} looked (for three days|everywhere) and did not give up.", "{a} sat down and thought of a plan.",
+    "{a} asked every neighbor for help.",
+)
+TOGETHER = (
+    "{b} came to help, and (together|side by side) they looked everywhere.", "{b} had a good idea and told {a} about it.",
+    "{a} and {b} worked all night.",
+)
+CLOSE = (
+    "In the end the {o} was safe and {a} was happy.", "At last {a} had the {o} again and shared it with (everyone|the town).",
+    "From then on {a} kept the {o} in a (box|bag|drawer) and smiled.", "In the end {a} learned that friends matter more than a {o}.",
+)  # fmt: skip
+ROLES = ("girl", "boy", "king", "queen", "farmer", "sailor", "baker", "child", "fox", "robot", "knight", "painter")
+
+
+def make(draw: Draw) -> Example:
+    """A request for a story and a story of four to seven sentences."""
+    first, friend = draw.values(words.NAMES, 2)
+    thing, role = draw.value(words.THINGS), draw.pick(ROLES)
+    together = draw.chance(0.5)
+    subject = draw.pick((first, f"{first} the {role}", f"a {role} named {first}", f"a {role} called {first}"))
+    wanted = f"{subject}, {friend} and a {thing}" if together else f"{subject} and a {thing}"
+    if together and draw.chance(0.3):
+        wanted = f"{first} and {friend} who find a {thing}"
+    if draw.chance(0.1):
+        wanted = wanted.replace("a " + thing, "the " + thing)
+    parts = [OPEN, *((WITH_FRIEND,) if together else ()), FIND]
+    parts += [MARVEL] if draw.chance(0.6) else []
+    parts += [TROUBLE, TOGETHER if together else SOLO] if draw.chance(0.8) or together else []
+    parts.append(CLOSE)
+    text = " ".join(capital(draw.fill(draw.pick(part), a=first, b=friend, o=thing, r=role)) for part in parts)
+    names = (first, thing, *((friend,) if together else ()))
+    messages = [user(draw.phrase(ASK, w=wanted)), assistant(text)]
+    if draw.chance(0.3):
+        messages.insert(0, {"role": "system", "content": draw.phrase(SYSTEM)})
+    return Example("story", messages, [Check(include=names, unrepeated=True)])

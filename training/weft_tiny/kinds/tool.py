@@ -1,0 +1,160 @@
+"""Arithmetic and look-ups through tool calls."""
+
+from __future__ import annotations
+
+import json
+
+from training.weft_tiny import toolbox
+from training.weft_tiny.examples import Check, Example, Message, assistant, calculate, calling, user
+from training.weft_tiny.grammar import Draw, Phrases
+from training.weft_tiny.kinds import chat
+from training.weft_tiny.toolbox import CALCULATOR, LOOKUP, NAMED, Offered, Tool
+
+SYSTEM = Phrases(
+    "Use the tools.", "You can call tools.", "You are a helpful assistant with tools.", "Call a tool when it helps.",
+    "You have tools. Use them to answer.", "You are a helpful assistant.",
+    "~Whenever you need to know something, call a function.", "~Solve the tasks of the user with your tools.",
+)  # fmt: skip
+POLITE = ("{q}", "{q}", "{q}", "{q}", "Hi! {q}", "Please help me. {q}", "Quick question: {q}", "{q} Thanks!", "Hello. {q}")
+BOTH = Phrases(
+    "{q} (Then|After that|Also): {r}", "{q} And then: {r}", "First: {q} Second: {r}", "{q} {r}", "Two things. {q} {r}",
+    "~{q} When you have that: {r}", "~1) {q} 2) {r}",
+)  # fmt: skip
+CHAIN = Phrases(
+    "(Look up|Get|Read) {k} and (multiply it by|times) {n}.", "What is the value of {k} times {n}?",
+    "Take the value of {k} and multiply it by {n}.", "Fetch {k}, then multiply by {n}.", "{k} times {n}: look up {k} first.",
+    "~Find the value of {k}, then tell me {n} times that.", "~I need {n} times the value stored under {k}.",
+)  # fmt: skip
+
+
+class Session:
+    """The conversation of one example under construction."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self.messages: list[Message] = []
+        self.checks: list[Check] = []
+        self.offered: list[Offered] = []
+
+    def offer(self, family: Tool) -> Offered:
+        """Offer a tool of the family, under a name that no other offered tool has."""
+        while True:
+            tool = toolbox.offer(self.draw, family)
+            if all(tool.name != other.name for other in self.offered):
+                self.offered.append(tool)
+                return tool
+
+    def call(self, tool: Offered, values: tuple[object, ...], result: str) -> None:
+        """Append a call and the tool's answer."""
+        arguments = dict(zip(tool.parameters, values, strict=True))
+        self.messages.append(calling(tool.name, arguments))
+        self.checks.append(Check(call=(tool.name, arguments)))
+        content = result
+        if self.draw.chance(0.2):
+            number = result.isdigit()
+            content = json.dumps({self.draw.pick(("result", "value", "answer")): int(result) if number else result})
+        self.messages.append({"role": "tool", "content": content})
+
+    def say(self, text: str, *include: str) -> None:
+        """Append an assistant text that must mention the given values."""
+        self.messages.append(assistant(text))
+        self.checks.append(Check(include=include, exclude=("tool_call",)))
+
+    def finish(self, distractors: int) -> Example:
+        """The example, with further tools offered and a system prompt at times."""
+        draw = self.draw
+        for family in [toolbox.made_up(draw) if draw.chance(0.4) else draw.pick(NAMED) for _ in range(distractors)]:
+            if all(family is not other.family for other in self.offered):
+                self.offer(family)
+        draw.rng.shuffle(self.offered)
+        if draw.chance(0.4):
+            self.messages.insert(0, {"role": "system", "content": draw.phrase(SYSTEM)})
+        return Example("tool", self.messages, self.checks, [tool.schema() for tool in self.offered])
+
+
+def request(draw: Draw, family: Tool) -> tuple[str, tuple[object, ...]]:
+    """A user's request for the tool and the values of the call."""
+    if family is CALCULATOR and draw.chance(0.25):
+        text, expression = toolbox.problem(draw)
+        return text, (expression,)
+    values = family.sample(draw)
+    spoken = (toolbox.spoken(draw, values[0]),) if family is CALCULATOR else values
+    return draw.phrase(family.ask, **{str(index): value for index, value in enumerate(spoken)}), values
+
+
+def reply(family: Tool, values: tuple[object, ...], result: str) -> str:
+    """The sentence that reports a result."""
+    text = family.reply
+    for index, value in enumerate(values):
+        text = text.replace(f"{{{index}}}", str(value))
+    return text.replace("{r}", result)
+
+
+def _mentioned(family: Tool, result: str) -> tuple[str, ...]:
+    return (result,) if "{r}" in family.reply else ()
+
+
+def _family(draw: Draw) -> Tool:
+    roll = draw.rng.random()
+    if roll < 0.25:
+        return CALCULATOR
+    if roll < 0.4:
+        return LOOKUP
+    return toolbox.made_up(draw) if roll < 0.65 else draw.pick(NAMED)
+
+
+def make(draw: Draw) -> Example:
+    """One call, two calls in a row, a chain of two, or small talk although tools are offered."""
+    session = Session(draw)
+    roll = draw.rng.random()
+    if roll < 0.08:
+        question, answer = chat.small_talk(draw)
+        session.offer(_family(draw))
+        session.messages.append(user(question))
+        session.say(answer)
+        return session.finish(draw.rng.randint(0, 2))
+    if roll < 0.16:
+        return _chain(session)
+    family = _family(draw)
+    text, values = request(draw, family)
+    tool = session.offer(family)
+    result = family.result(draw, values)
+    if roll < 0.72:
+        session.messages.append(user(draw.pick(POLITE).replace("{q}", text)))
+        session.call(tool, values, result)
+        session.say(reply(family, values, result), *_mentioned(family, result))
+        if draw.chance(0.3):
+            _again(session, family, tool)
+        return session.finish(draw.rng.choice((0, 1, 1, 2, 2, 3)))
+    other = family if draw.chance(0.5) else _family(draw)
+    next_text, next_values = request(draw, other)
+    next_tool = tool if other is family else session.offer(other)
+    next_result = other.result(draw, next_values)
+    session.messages.append(user(draw.phrase(BOTH, q=text, r=next_text)))
+    session.call(tool, values, result)
+    session.call(next_tool, next_values, next_result)
+    answer = f"{reply(family, values, result)} {reply(other, next_values, next_result)}"
+    session.say(answer, *_mentioned(family, result), *_mentioned(other, next_result))
+    return session.finish(draw.rng.choice((0, 0, 1, 2)))
+
+
+def _again(session: Session, family: Tool, tool: Offered) -> None:
+    """A second turn that needs the same tool with other values."""
+    text, values = request(session.draw, family)
+    result = family.result(session.draw, values)
+    session.messages.append(user(text))
+    session.call(tool, values, result)
+    session.say(reply(family, values, result), *_mentioned(family, result))
+
+
+def _chain(session: Session) -> Example:
+    """A looked-up number goes into a calculation."""
+    draw = session.draw
+    key, factor, value = LOOKUP.sample(draw)[0], draw.number(2, 99), draw.number(2, 999)
+    expression = f"{value} * {factor}"
+    session.messages.append(user(draw.phrase(CHAIN, k=key, n=factor)))
+    session.call(session.offer(LOOKUP), (key,), str(value))
+    product = toolbox.number_text(calculate(expression))
+    session.call(session.offer(CALCULATOR), (expression,), product)
+    session.say(f"{expression} = {product}.", product)
+    return session.finish(draw.rng.choice((0, 0, 1, 2)))

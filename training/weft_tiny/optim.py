@@ -1,0 +1,59 @@
+"""Muon (orthogonalised momentum) for the matrices inside the blocks, AdamW for everything else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
+    """An approximation of the nearest semi-orthogonal matrix for each of a stack, by Newton-Schulz iterations."""
+    a, b, c = _QUINTIC
+    tall = matrices.size(-2) > matrices.size(-1)
+    x = matrices.to(torch.bfloat16)
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is orthogonalised; equal shapes are handled in one batch."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Apply one update."""
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    shapes[parameter.shape].append(parameter)
+            for shape, parameters in shapes.items():
+                updates = []
+                for parameter in parameters:
+                    state = self.state[parameter]
+                    if "momentum" not in state:
+                        state["momentum"] = torch.zeros_like(parameter)
+                    state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
+                    updates.append(parameter.grad.lerp(state["momentum"], group["momentum"]))
+                scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
+                for parameter, update in zip(parameters, orthogonalize(torch.stack(updates)), strict=True):
+                    parameter.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-scale)
+
+
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The matrices for Muon, and the rest (embedding and norms)."""
+    matrices, rest = [], []
+    for name, parameter in model.named_parameters():
+        (matrices if parameter.ndim == 2 and "embed" not in name and "lm_head" not in name else rest).append(parameter)
+    return matrices, rest

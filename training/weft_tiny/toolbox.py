@@ -1,0 +1,390 @@
+"""The tools that examples offer: names, arguments, requests for them, results and replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from training.weft_tiny import words
+from training.weft_tiny.examples import calculate
+from training.weft_tiny.grammar import Draw, Phrases, Pool
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A family of tools: any of the names, argument names and descriptions may be offered."""
+
+    names: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], ...]
+    about: tuple[str, ...]
+    sample: Callable[[Draw], tuple[Any, ...]]
+    ask: Phrases
+    result: Callable[[Draw, tuple[Any, ...]], str]
+    reply: str
+
+
+@dataclass(frozen=True)
+class Offered:
+    """One tool as a prompt offers it."""
+
+    family: Tool
+    name: str
+    parameters: tuple[str, ...]
+    about: str
+
+    def schema(self) -> dict[str, Any]:
+        """The tool as a chat request carries it."""
+        properties = {parameter: {"type": "string"} for parameter in self.parameters}
+        function = {
+            "name": self.name,
+            "description": self.about,
+            "parameters": {"type": "object", "properties": properties, "required": list(self.parameters)},
+        }
+        return {"type": "function", "function": function}
+
+
+def offer(draw: Draw, family: Tool) -> Offered:
+    """A tool of the family with its names drawn."""
+    parameters = tuple(draw.pick(options) for options in family.parameters)
+    return Offered(family, draw.pick(family.names), parameters, draw.pick(family.about))
+
+
+def number_text(value: float) -> str:
+    """A result as text, without a needless fraction."""
+    return str(int(value)) if value == int(value) else f"{value:.2f}"
+
+
+def _pooled(*pools: Pool) -> Callable[[Draw], tuple[Any, ...]]:
+    return lambda draw: tuple(draw.value(pool) for pool in pools)
+
+
+def _numbered(low: int, high: int, unit: str = "") -> Callable[[Draw, tuple[Any, ...]], str]:
+    return lambda draw, _: f"{draw.number(low, high)}{unit}"
+
+
+def _valued(pool: Pool) -> Callable[[Draw, tuple[Any, ...]], str]:
+    return lambda draw, _: draw.value(pool)
+
+
+def _operands(draw: Draw) -> tuple[Any, ...]:
+    sign = draw.pick("+-*/")
+    top = draw.pick((20, 99, 999, 9999))
+    left, right = draw.number(2, top), draw.number(2, min(top, 999))
+    if sign == "/":
+        left = left * right if left < 100 else left
+    if sign == "-" and left < right:
+        left, right = right, left
+    if draw.chance(0.12):
+        return (f"{left} {sign} {right} {draw.pick('+-')} {draw.number(2, 99)}",)
+    return (f"{left} {sign} {right}",)
+
+
+SPOKEN = {"+": ("plus", "and"), "-": ("minus", "less"), "*": ("times", "multiplied by"), "/": ("divided by", "over")}
+
+
+def spoken(draw: Draw, expression: str) -> str:
+    """The expression as a user may write it: with signs, without spaces or in words."""
+    style = draw.rng.randrange(4)
+    if style == 0:
+        return expression
+    if style == 1:
+        return expression.replace(" ", "")
+    parts = expression.split(" ")
+    parts[1::2] = [SPOKEN[part][0] if len(parts) > 3 or part == "+" else draw.pick(SPOKEN[part]) for part in parts[1::2]]
+    return " ".join(parts)
+
+
+CALCULATOR = Tool(
+    ("calculator", "calculate", "calc", "compute", "eval_math", "math", "evaluate"),
+    (("expression", "expr", "formula", "input"),),
+    ("Work out an arithmetic expression.", "Evaluates arithmetic.", "A calculator.", "Compute the value of an expression.",
+     "Calculate sums and products.", "Do the math."),
+    _operands,
+    Phrases(
+        "What is {0}?", "(Calculate|Compute|Work out|Find) {0}.", "How much is {0}?", "{0} = ?", "What do you get for {0}?",
+        "(Can|Could) you (calculate|compute|work out) {0}?", "Tell me the (result|value) of {0}.", "I need to know {0}.",
+        "What is the (result|value) of {0}?", "Please (evaluate|compute) {0}.", "{0}", "What does {0} (make|give)?",
+        "~Solve {0} for me.", "~What does {0} come to?", "~Do you know how much {0} equals?",
+    ),
+    lambda draw, values: number_text(calculate(values[0])),
+    "{0} = {r}.",
+)  # fmt: skip
+
+# Word problems: the numbers stand in the text in the order of the expression.
+PROBLEMS = (
+    ("*", Phrases(
+        "There are {a} boxes with {b} (pens|eggs|books) each. How many are there (in all|in total)?",
+        "One ticket costs {a} dollars. What do {b} tickets cost?", "I buy {a} cups at {b} dollars each. What do I pay?",
+        "A shelf holds {a} books. How many books do {b} shelves hold?",
+        "~Each of {a} rows has {b} seats. How many seats are there?",
+    )),
+    ("+", Phrases(
+        "{n} has {a} (coins|apples|books) and gets {b} more. How many does {n} have now?",
+        "There are {a} cats and {b} dogs. How many animals are there?",
+        "I pay {a} dollars for food and {b} dollars for books. What do I pay in total?",
+        "~In one bag are {a} nuts, in another {b}. How many nuts are in both?",
+    )),
+    ("-", Phrases(
+        "{n} has {a} (coins|apples|books) and gives away {b}. How many are left?", "From {a} eggs, {b} broke. How many are left?",
+        "I had {a} dollars and spent {b}. How much is left?", "~Of {a} seats, {b} are taken. How many are free?",
+    )),
+    ("/", Phrases(
+        "Share {a} (coins|apples|books) among {b} people. How many does each get?",
+        "{a} books are put on {b} shelves evenly. How many are on each shelf?", "~Split {a} dollars into {b} equal parts.",
+    )),
+)  # fmt: skip
+
+
+def problem(draw: Draw) -> tuple[str, str]:
+    """A word problem and its expression."""
+    sign, phrases = draw.pick(PROBLEMS)
+    left, right = draw.number(3, 200), draw.number(3, 99)
+    if sign == "/":
+        left = left * right
+    if sign == "-" and left < right:
+        left, right = right, left
+    return draw.phrase(phrases, a=left, b=right, n=draw.value(words.NAMES)), f"{left} {sign} {right}"
+
+
+LOOKUP = Tool(
+    ("lookup", "look_up", "get_value", "fetch", "db_get", "read_key", "get", "find_entry", "query_table"),
+    (("key", "id", "name", "entry", "k"),),
+    ("Look up the value of a key.", "Get the value stored under a key.", "Fetch an entry by its key.", "Reads a key from the table.",
+     "Find the entry for a key."),
+    lambda draw: (draw.value(draw.pick((words.KEYS, words.CODES, words.KEYS))),),
+    Phrases(
+        "Look up {0}.", "What is the value of {0}?", "(Get|Fetch|Read) the value of {0}.", "(Look up|Find) the key {0}.",
+        "What is stored under {0}?", "(Get|Fetch) {0} (for me|please).", "I need the (value|entry) for {0}.",
+        "Look up the (key|entry|value) {0} (for me|please|in the table).", "What does the table say for {0}?",
+        "Read {0}.", "Which value does {0} have?", "Please find {0} in the table.",
+        "~Can you check the key {0}?", "~Show me what is saved as {0}.", "~Retrieve {0}, please.",
+    ),
+    lambda draw, _: draw.value(draw.pick((words.NOUNS, words.CODES, words.NAMES))) if draw.chance(0.6) else str(draw.number(2, 9999)),
+    "The value of {0} is {r}.",
+)  # fmt: skip
+
+NAMED: tuple[Tool, ...] = (
+    CALCULATOR,
+    LOOKUP,
+    Tool(
+        ("weather", "get_weather", "current_weather", "forecast", "weather_report"),
+        (("city", "location", "place", "town"),),
+        ("Current weather in a city.", "Get the weather of a place.", "Weather report for a town.", "Tells the weather."),
+        _pooled(words.CITIES),
+        Phrases(
+            "(What is|How is) the weather in {0}?", "What is the weather like in {0} (today|now)?", "Weather in {0}?",
+            "Is it (warm|cold|raining|sunny) in {0}?", "Tell me the weather in {0}.", "Do I need a coat in {0}?",
+            "Check the weather for {0}.", "How warm is it in {0}?", "I travel to {0}. How is the weather?",
+            "~Give me the weather report of {0}.", "~Should I take an umbrella in {0}?",
+        ),
+        lambda draw, _: f"{draw.pick(words.WEATHER)}, {draw.number(0, 38)} degrees",
+        "The weather in {0} is {r}.",
+    ),
+    Tool(
+        ("population", "get_population", "count_people", "city_size"),
+        (("city", "place", "town"),),
+        ("Number of people in a city.", "Get the population of a place.", "How many people live in a town."),
+        _pooled(words.CITIES),
+        Phrases(
+            "How many people live in {0}?", "What is the population of {0}?", "How big is the population of {0}?",
+            "Tell me the population of {0}.", "Get the number of people in {0}.",
+            "~How many inhabitants does {0} have?", "~Count the people of {0}.",
+        ),
+        _numbered(100, 999999),
+        "{r} people live in {0}.",
+    ),
+    Tool(
+        ("local_time", "get_time", "time_in", "clock", "current_time"),
+        (("city", "location", "place", "zone"),),
+        ("Current time in a city.", "Get the local time of a place.", "Tells the time."),
+        _pooled(words.CITIES),
+        Phrases(
+            "What time is it in {0}?", "What is the (local |)time in {0}?", "Tell me the time in {0}.", "Time in {0}?",
+            "How late is it in {0}?", "Get the current time in {0}.", "~What does the clock say in {0}?", "~What is the hour in {0}?",
+        ),
+        lambda draw, _: f"{draw.rng.randint(0, 23):02d}:{draw.rng.randint(0, 59):02d}",
+        "It is {r} in {0}.",
+    ),
+    Tool(
+        ("phone_book", "find_phone", "get_number", "phone_number", "contacts"),
+        (("name", "person", "who", "contact"),),
+        ("Find the phone number of a person.", "Phone numbers by name.", "Search the contacts."),
+        _pooled(words.NAMES),
+        Phrases(
+            "What is the phone number of {0}?", "What is {0}'s (phone |)number?", "Find the number of {0}.",
+            "I want to call {0}. What is the number?", "How can I call {0}?", "Get me {0}'s phone number.",
+            "~Which number do I dial to reach {0}?", "~Search for the phone number of {0}.",
+        ),
+        _numbered(10000, 999999),
+        "The phone number of {0} is {r}.",
+    ),
+    Tool(
+        ("order_status", "get_order", "track_order", "check_order", "track_package"),
+        (("order_id", "order", "id", "number"),),
+        ("Status of an order.", "Track an order by its number.", "Check where an order is."),
+        _pooled(words.CODES),
+        Phrases(
+            "Where is my order {0}?", "What is the status of order {0}?", "(Track|Check) (my |)order {0}.", "Has order {0} been sent?",
+            "I am waiting for order {0}.", "When does order {0} arrive?", "~Any news on order {0}?", "~What happened to my order {0}?",
+        ),
+        lambda draw, _: draw.pick(("shipped", "delivered", "delayed", "packed", "cancelled", "on the way", "paid")),
+        "Order {0} is {r}.",
+    ),
+    Tool(
+        ("stock", "check_stock", "inventory", "get_stock", "in_stock"),
+        (("item", "product", "article", "name"),),
+        ("How many of an item are in stock.", "Check the inventory.", "Number of items in store."),
+        _pooled(words.THINGS),
+        Phrases(
+            "How many of the item {0} are in stock?", "Is the {0} in stock?", "Check the stock of {0}.", "Do you have a {0} in store?",
+            "How many {0} items are left?", "What is the stock for {0}?", "~Is there still a {0} in the store?",
+            "~What does the inventory say about {0}?",
+        ),
+        _numbered(2, 900),
+        "There are {r} of {0} in stock.",
+    ),
+    Tool(
+        ("price", "get_price", "price_of", "check_price", "cost"),
+        (("item", "product", "article", "name"),),
+        ("Price of an item.", "Get the price of a product.", "Find out what an item costs."),
+        _pooled(words.THINGS),
+        Phrases(
+            "What does the {0} cost?", "How much is the {0}?", "What is the price of the {0}?", "Get the price of {0}.",
+            "Price of {0}?", "Tell me the price for the {0}.", "~How expensive is the {0}?", "~What must I pay for the {0}?",
+        ),
+        _numbered(2, 2000, " dollars"),
+        "The price of {0} is {r}.",
+    ),
+    Tool(
+        ("define", "dictionary", "definition", "explain_word"),
+        (("word", "term", "w"),),
+        ("Definition of a word.", "Explains a word.", "Dictionary of words."),
+        _pooled(words.NOUNS),
+        Phrases(
+            "What does {0} mean?", "Define {0}.", "What is the (meaning|definition) of {0}?", "Explain the word {0}.",
+            "What is the meaning of the word {0}?", "~Tell me what the word {0} means.", "~I do not know the word {0}. What is it?",
+        ),
+        lambda draw, _: f"a (small|big|old) (kind of|sort of) {draw.value(words.THINGS)}".replace("(small|big|old)",
+            draw.pick(("small", "big", "old"))).replace("(kind of|sort of)", draw.pick(("kind of", "sort of"))),
+        "The word {0} means {r}.",
+    ),
+    Tool(
+        ("translate", "translator", "translate_word", "translation"),
+        (("word", "text", "input"), ("language", "lang", "to", "target")),
+        ("Translate a word.", "Translates into another language.", "Translation of words."),
+        lambda draw: (draw.value(draw.pick((words.NOUNS, words.THINGS, words.MEALS))), draw.pick(words.LANGUAGES)),
+        Phrases(
+            "Translate {0} (to|into) {1}.", "What is {0} in {1}?", "How do you say {0} in {1}?", "What is the {1} word for {0}?",
+            "Give me {0} in {1}.", "~I need the word {0} in {1}.", "~How would one say {0} in {1}?",
+        ),
+        _valued(words.NOUNS),
+        "{0} in {1} is {r}.",
+    ),
+    Tool(
+        ("distance", "get_distance", "route_length", "how_far"),
+        (("start", "from", "origin", "a"), ("end", "to", "destination", "b")),
+        ("Distance between two cities.", "How far it is from one place to another.", "Length of a route."),
+        _pooled(words.CITIES, words.CITIES),
+        Phrases(
+            "How far is it from {0} to {1}?", "What is the distance (from|between) {0} (to|and) {1}?", "How far is {0} from {1}?",
+            "Distance from {0} to {1}?", "How long is the (way|route) from {0} to {1}?", "~How many kilometers are between {0} and {1}?",
+            "~I travel from {0} to {1}. How far is that?",
+        ),
+        _numbered(10, 9000, " km"),
+        "It is {r} from {0} to {1}.",
+    ),
+    Tool(
+        ("convert", "exchange", "convert_money", "currency"),
+        (("amount", "value", "sum"), ("source", "from", "from_currency"), ("target", "to", "to_currency")),
+        ("Convert money.", "Exchange an amount to another currency.", "Converts currencies."),
+        lambda draw: (draw.number(2, 5000), *draw.some(words.CURRENCIES, 2)),
+        Phrases(
+            "Convert {0} {1} (to|into) {2}.", "How many {2} are {0} {1}?", "What are {0} {1} in {2}?", "Change {0} {1} (to|into) {2}.",
+            "How much is {0} {1} in {2}?", "~I have {0} {1}. What is that in {2}?", "~Exchange {0} {1} for {2}.",
+        ),
+        _numbered(2, 9999),
+        "{0} {1} are {r} {2}.",
+    ),
+    Tool(
+        ("send_message", "send", "message", "text_person", "send_text"),
+        (("to", "recipient", "person", "name"), ("text", "message", "body")),
+        ("Send a message to a person.", "Sends a text.", "Write to somebody."),
+        lambda draw: (draw.value(words.NAMES), draw.fill(
+            "(I am late|dinner is ready|see you (soon|on {d})|bring the {o}|I am in {c}|happy birthday|call {n}|meet me in {c})",
+            d=draw.pick(words.DAYS), o=draw.value(words.THINGS), c=draw.value(words.CITIES), n=draw.value(words.NAMES))),
+        Phrases(
+            "Send {0} the message: {1}", "Tell {0}: {1}", 'Send "{1}" to {0}.', 'Message {0}: "{1}"', "Write to {0}: {1}",
+            'Send {0} a message saying "{1}".', 'Text {0} "{1}".', '~Let {0} know this: "{1}"', "~A message for {0}: {1}",
+        ),
+        lambda draw, _: draw.pick(("sent", "ok", "done", "delivered")),
+        "The message to {0} was sent.",
+    ),
+    Tool(
+        ("set_timer", "timer", "start_timer", "alarm"),
+        (("minutes", "duration", "time"),),
+        ("Set a timer in minutes.", "Starts a timer.", "Rings after some minutes."),
+        lambda draw: (draw.number(2, 180),),
+        Phrases(
+            "Set a timer for {0} minutes.", "Start a timer of {0} minutes.", "Timer for {0} minutes please.", "Wake me in {0} minutes.",
+            "Remind me in {0} minutes.", "~Ring after {0} minutes.", "~I need an alarm in {0} minutes.",
+        ),
+        lambda draw, _: draw.pick(("ok", "done", "set", "started")),
+        "The timer is set for {0} minutes.",
+    ),
+    Tool(
+        ("add_event", "create_event", "calendar_add", "schedule"),
+        (("title", "event", "what", "name"), ("day", "date", "when")),
+        ("Add an event to the calendar.", "Puts something in the calendar.", "Schedule an event."),
+        lambda draw: (draw.value(words.HAPPENINGS), draw.pick(words.DAYS)),
+        Phrases(
+            "Add a {0} on {1} (to my calendar|please).", "Put the {0} on {1} in my calendar.", "Schedule a {0} for {1}.",
+            "Create an event: {0} on {1}.", "I have a {0} on {1}. Add it.", "~Save the {0} for {1}.", "~There is a {0} on {1}, note it.",
+        ),
+        lambda draw, _: draw.pick(("ok", "added", "done", "saved")),
+        "The {0} on {1} is in the calendar.",
+    ),
+    Tool(
+        ("search", "web_search", "find", "search_docs"),
+        (("query", "q", "text", "topic"),),
+        ("Search the web.", "Find pages about a topic.", "Searches documents."),
+        _pooled(words.NOUNS),
+        Phrases(
+            "Search for {0}.", "Find (pages|something|documents) about {0}.", "What can you find about {0}?", "Look for {0} on the web.",
+            "Search the web for {0}.", "~Is there something on the web about {0}?", "~Google {0}.",
+        ),
+        lambda draw, _: f"{draw.number(2, 999)} pages",
+        "I found {r} about {0}.",
+    ),
+)  # fmt: skip
+
+_GET_NAMES = ("get_{k}", "{k}_of", "find_{k}", "{k}", "fetch_{k}", "{k}_lookup", "check_{k}")
+_GET_ABOUT = ("Get the {k} of a {e}.", "The {k} of a {e}.", "Find the {k} for a {e}.", "Returns the {k}.", "Look up the {k}.")
+_GET_ASK = (
+    "What is the {k} of {0}?", "What is {0}'s {k}?", "(Get|Find|Tell me) the {k} of {0}.", "Which {k} does {0} have?",
+    "I need the {k} of {0}.", "{k} of {0}?", "What {k} has {0}?", "Give me the {k} for {0}.", "Look up the {k} of {0}.",
+    "~Do you know the {k} of {0}?", "~Which {k} belongs to {0}?", "~Please find out {0}'s {k}.",
+)  # fmt: skip
+
+
+def made_up(draw: Draw) -> Tool:
+    """A tool that returns an attribute, often an invented word, of an entity."""
+    noun = draw.value(words.NOUNS) if draw.chance(0.7) else draw.pick(words.ATTRIBUTES).replace(" ", "_")
+    entity = draw.pick(("person", "item", "place", "user", "thing", "customer", "room", "team", "file", "city"))
+    pool = draw.pick((words.NAMES, words.CITIES, words.CODES, words.KEYS, words.THINGS))
+    spoken_noun = noun.replace("_", " ")
+
+    def put(lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(line.replace("{k}", spoken_noun).replace("{e}", entity) for line in lines)
+
+    return Tool(
+        tuple(name.replace("{k}", noun) for name in _GET_NAMES),
+        ((entity, "name", "id", "key", "of", "target"),),
+        put(_GET_ABOUT),
+        _pooled(pool),
+        Phrases(*put(_GET_ASK)),
+        lambda draw, _: draw.value(draw.pick((words.NOUNS, words.CODES, words.NAMES))) if draw.chance(0.5) else str(draw.number(2, 9999)),
+        f"The {spoken_noun} of {{0}} is {{r}}.",
+    )

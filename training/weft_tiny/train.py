@@ -1,0 +1,176 @@
+"""Training: resumable, on a processor or a CUDA device.
+
+The learning rate warms up and stays constant until ``--decay-from`` tokens, then falls linearly to zero at
+``--tokens``. The exported weights of the constant phase are a running average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from training.weft_tiny.batches import Batch, batches
+from training.weft_tiny.optim import Muon, split_parameters
+from training.weft_tiny.tokenizer import CONTEXT, END_OF_TEXT, IM_END
+
+ASSET = Path("weft/assets/weft-tiny")
+
+
+def make_config(tokenizer: Tokenizer) -> LlamaConfig:
+    """The shape of the model."""
+    end = tokenizer.token_to_id(IM_END)
+    text_end = tokenizer.token_to_id(END_OF_TEXT)
+    return LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=text_end,
+        eos_token_id=end,
+        pad_token_id=text_end,
+    )
+
+
+def loss_of(trunk: nn.Module, head: nn.Module, batch: Batch, device: str) -> tuple[Tensor, Tensor]:
+    """The weighted loss, and the mean loss of the assistant tokens; logits are made only where a weight is set."""
+    tokens, weights = batch.tokens.to(device), batch.weights.to(device)[:, 1:]
+    hidden = trunk(input_ids=tokens[:, :-1].contiguous(), use_cache=False).last_hidden_state
+    wanted = weights > 0
+    logits = head(hidden[wanted]).float()
+    losses = nn.functional.cross_entropy(logits, tokens[:, 1:][wanted], reduction="none")
+    weights = weights[wanted]
+    answers = losses.detach()[weights == 1.0].mean()
+    return (losses * weights).sum() / weights.sum(), answers
+
+
+def rate(seen: int, warmup: int, decay_from: int, total: int) -> float:
+    """The learning-rate factor after ``seen`` tokens."""
+    if seen < warmup:
+        return (seen + 1) / warmup
+    if seen < decay_from:
+        return 1.0
+    return max(0.0, (total - seen) / max(1, total - decay_from))
+
+
+class Trainer:
+    """Model, optimizers, running average and counters, which a checkpoint restores."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.tokenizer = Tokenizer.from_file(str(args.asset / "tokenizer.json"))
+        torch.manual_seed(args.seed)
+        self.model = LlamaForCausalLM(make_config(self.tokenizer)).to(args.device)
+        trunk = self.model.model
+        self.trunk: nn.Module = torch.compile(trunk, dynamic=True) if args.compile else trunk
+        matrices, rest = split_parameters(self.model)
+        self.muon = Muon(matrices, args.muon_lr, decay=0.01)
+        self.adam = torch.optim.AdamW(rest, args.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
+        self.average = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        self.seen = self.step = self.resumed = 0
+        self.path = args.run / "checkpoint.pt"
+        if self.path.exists():
+            self.load()
+
+    def load(self) -> None:
+        """Restore the last checkpoint."""
+        state: dict[str, Any] = torch.load(self.path, map_location=self.args.device)
+        self.model.load_state_dict(state["model"])
+        self.muon.load_state_dict(state["muon"])
+        self.adam.load_state_dict(state["adam"])
+        self.average, self.seen, self.step = state["average"], state["seen"], state["step"]
+        self.resumed = state["resumed"] + 1
+
+    def save(self) -> None:
+        """Write a checkpoint, and the averaged weights next to it."""
+        state = {"model": self.model.state_dict(), "muon": self.muon.state_dict(), "adam": self.adam.state_dict(),
+                 "average": self.average, "seen": self.seen, "step": self.step, "resumed": self.resumed}  # fmt: skip
+        self.args.run.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self.path)
+
+    def update(self, batch: Batch) -> tuple[float, float]:
+        """One optimizer step; returns the mean loss of the assistant tokens and the rate factor."""
+        args = self.args
+        factor = rate(self.seen, args.warmup, args.decay_from, args.tokens)
+        for optimizer, base in ((self.muon, args.muon_lr), (self.adam, args.adam_lr)):
+            for group in optimizer.param_groups:
+                group["lr"] = base * factor
+        with torch.autocast(args.device.split(":")[0], torch.bfloat16):
+            loss, answers = loss_of(self.trunk, self.model.lm_head, batch, args.device)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.adam.param_groups[0]["params"], 1.0)
+        self.muon.step()
+        self.adam.step()
+        self.model.zero_grad(set_to_none=True)
+        self.step += 1
+        self.seen += batch.size
+        keep = min(0.98, 1 - 1 / (1 + self.step / 10)) if factor >= 1 else 0.9 * min(1.0, factor + 0.5)
+        for name, value in self.model.named_parameters():
+            self.average[name].lerp_(value.detach(), 1 - keep)
+        return float(answers), factor
+
+    def run(self) -> None:
+        """Train until the wanted number of tokens, with a progress line and regular checkpoints."""
+        args = self.args
+        source = batches(self.tokenizer, args.seed + 1000 * self.resumed, args.batch, args.longest, args.prompt_weight,
+                         args.long_share)  # fmt: skip
+        began, first, saved, losses = time.monotonic(), self.seen, time.monotonic(), []
+        while self.seen < args.tokens:
+            loss, factor = self.update(next(source))
+            if math.isnan(loss):
+                continue
+            losses.append(loss)
+            if self.step % args.report == 0:
+                speed = (self.seen - first) / (time.monotonic() - began)
+                print(f"step {self.step}  tokens {self.seen / 1e6:.2f}M  loss {sum(losses) / len(losses):.4f}"
+                      f"  rate {factor:.2f}  {speed:.0f} tokens/s", flush=True)  # fmt: skip
+                losses = []
+            if time.monotonic() - saved > args.save_seconds:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+
+def main() -> None:
+    """Train weft-tiny; run again with the same --run to resume."""
+    parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--run", type=Path, default=Path("runs/weft_tiny"), help="directory of the checkpoint")
+    parser.add_argument("--asset", type=Path, default=ASSET, help="directory with tokenizer.json")
+    parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens to train on in all")
+    parser.add_argument("--decay-from", type=int, default=12_000_000, help="tokens after which the rate falls")
+    parser.add_argument("--warmup", type=int, default=150_000, help="tokens of warm-up")
+    parser.add_argument("--batch", type=int, default=5000, help="tokens per step")
+    parser.add_argument("--longest", type=int, default=400, help="longest single conversation in tokens")
+    parser.add_argument("--long-share", type=float, default=0.0, help="share of rows that join several conversations")
+    parser.add_argument("--prompt-weight", type=float, default=0.1, help="loss weight of tokens outside answers")
+    parser.add_argument("--muon-lr", type=float, default=0.02)
+    parser.add_argument("--adam-lr", type=float, default=0.004)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
+    parser.add_argument("--report", type=int, default=20, help="steps between progress lines")
+    parser.add_argument("--save-seconds", type=float, default=240.0)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    Trainer(args).run()
+
+
+if __name__ == "__main__":
+    main()
