@@ -1,0 +1,166 @@
+"""Counters and histograms as plain structs, and the list of those the front keeps.
+
+Owns arithmetic on numbers. Does not know who exposes them (`weft.server.metrics_http` renders the text format) nor what
+engines count for themselves (`weft.core.wire.EngineStats`). Used from one thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+LATENCY_BUCKETS_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
+"""Time to first token."""
+TOKEN_GAP_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+"""Between two tokens."""
+REQUEST_BUCKETS_S = (
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+)
+"""Whole requests, and waits for a place in the batch."""
+TOKEN_COUNT_BUCKETS = tuple(float(m * 10**e) for e in range(7) for m in (1, 2, 5))
+"""Tokens of one request: 1, 2, 5, 10 … 5,000,000."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """A family of counters that share a name and differ in the values of their labels."""
+
+    values: dict[tuple[str, ...], float] = field(default_factory=dict)
+
+    def add(self, *labels: str, amount: float = 1.0) -> None:
+        """Count `amount` more under these label values."""
+        self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def get(self, *labels: str) -> float:
+        """What was counted under these label values."""
+        return self.values.get(labels, 0.0)
+
+
+class Histogram:
+    """Observations counted into buckets. A bucket holds what is at most its upper bound, as Prometheus wants it."""
+
+    __slots__ = ("bounds", "count", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]):
+        if list(bounds) != sorted(set(bounds)):
+            raise ValueError("bucket bounds must increase")
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """[len(bounds) + 1] observations of each bucket alone; the last has no bound."""
+        self.count = 0
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, `times` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.count += times
+        self.total += value * times
+
+    def cumulative(self) -> list[int]:
+        """[len(bounds) + 1] observations at most each bound; the last is all of them."""
+        sums, running = [], 0
+        for count in self.counts:
+            running += count
+            sums.append(running)
+        return sums
+
+
+class ModelMetrics:
+    """What the front observes of one served model. Times in seconds, as the front sees them."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(LATENCY_BUCKETS_S)
+        """From the arrival of a request to its first token."""
+        self.inter_token = Histogram(TOKEN_GAP_BUCKETS_S)
+        """Between the tokens of one choice. Tokens that arrive together share the time since the last arrival."""
+        self.e2e = Histogram(REQUEST_BUCKETS_S)
+        """From the arrival of a request to its last token."""
+        self.queue_time = Histogram(REQUEST_BUCKETS_S)
+        """From arrival in the engine to the first step; the engine's clock."""
+        self.request_prompt_tokens = Histogram(TOKEN_COUNT_BUCKETS)
+        self.request_generation_tokens = Histogram(TOKEN_COUNT_BUCKETS)
+        self.finished = Counters()
+        """Choices by `finish_reason`; `abort` for those whose client went away, `error` for those that failed."""
+
+
+class FrontMetrics:
+    """Everything the front counts."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelMetrics] = {}
+        """By the model's first served name."""
+        self.http_requests = Counters()
+        """Requests answered, by method, route and status; the route is the pattern, never the path as sent."""
+        self.http_in_flight = 0
+        self.stream_writes = 0
+
+    def model(self, name: str) -> ModelMetrics:
+        """The metrics of a model, created when first asked for."""
+        if name not in self.models:
+            self.models[name] = ModelMetrics()
+        return self.models[name]

@@ -1,0 +1,64 @@
+"""The ASGI application: routes, and what stands around them.
+
+From outside to inside: request ids, logs and errors; CORS; keys; admission; routes. Keys are checked before anything
+is routed, and a browser's preflight, which cannot carry one, is answered before keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from weft.config import ServerConfig
+from weft.server.auth import AuthMiddleware, parse_keys
+from weft.server.limits import AdmissionMiddleware
+from weft.server.logs import RequestMiddleware
+from weft.server.routes import chat, completions, documentation, embeddings, models, operations, tokens
+from weft.server.state import Service
+
+FAMILIES = (chat, completions, embeddings, models, tokens, operations, documentation)
+
+
+class App:
+    """The application. `routes` are all there are, for documentation and tests."""
+
+    def __init__(self, routes: Sequence[Route], outermost: ASGIApp, service: Service):
+        self.routes = routes
+        self.service = service
+        self._outermost = outermost
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or start and stop with the server."""
+        # With it, Starlette's router raises for what it does not find, and the answer takes the shape of all errors.
+        scope["app"] = self
+        await self._outermost(scope, receive, send)
+
+
+def create_app(config: ServerConfig, service: Service) -> App:
+    """The application over a service. Raises `ConfigError` for keys that cannot be used."""
+
+    @asynccontextmanager
+    async def lifespan(app: object) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.close()
+
+    routes = [route for family in FAMILIES for route in family.routes(service)]
+    app: ASGIApp = Router(routes, redirect_slashes=False, lifespan=lifespan)
+    app = AdmissionMiddleware(app, service)
+    app = AuthMiddleware(app, parse_keys(config.api_keys))
+    if config.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
+        )
+    return App(routes, RequestMiddleware(app, service), service)

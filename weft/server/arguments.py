@@ -1,0 +1,111 @@
+"""From a checked request to the arguments of a built-in program."""
+
+from __future__ import annotations
+
+import secrets
+
+from weft.core.errors import InvalidRequest
+from weft.core.ids import unpack_tokens
+from weft.core.sampling import MAX_BAD_WORDS, MAX_STOP_BYTES, SamplingParams, StopParams
+from weft.programs.types import Caller, CompletionArgs
+from weft.server.auth import namespace_of
+from weft.server.record import Record
+from weft.server.schemas.common import GenerationRequest
+from weft.server.state import Model
+from weft.server.traces import trace_id
+from weft.tokenizers.tokenizer import Tokenizer
+
+SEED_BITS = 62
+"""Of seeds drawn here: adding the number of a choice never leaves 64 bits."""
+
+
+def caller_of(record: Record, *, cache_salt: str | None = None, priority: int = 0) -> Caller:
+    """On whose behalf a request runs."""
+    return Caller(
+        request_id=trace_id(record.tenant, record.request_id),
+        tenant=record.tenant,
+        namespace=namespace_of(record.tenant, cache_salt),
+        priority=priority,
+    )
+
+
+def completion_args(
+    request: GenerationRequest,
+    model: Model,
+    prompts: list[bytes],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> list[CompletionArgs]:
+    """One program's arguments per prompt. Raises `InvalidRequest`, naming the field.
+
+    A request without a seed draws one per prompt; with one, every prompt gives what it would give alone.
+    """
+    vocab_size = model.engine.info.vocab_size
+    stop = StopParams(
+        max_tokens=max_tokens or None,
+        min_tokens=request.min_tokens,
+        stop=_stop_strings(request.stop),
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+    )
+    stop.validate(vocab_size)
+    if prompt_logprobs is not None:
+        SamplingParams(logprobs=prompt_logprobs).validate(vocab_size)
+    bad_words = _bad_words(request.bad_words, model.tokenizer)
+    args: list[CompletionArgs] = []
+    for prompt in prompts:
+        seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+        sampling = _sampling(request, seed, bad_words, logprobs)
+        if not args:
+            sampling.validate(vocab_size)
+        args.append(
+            CompletionArgs(
+                prompt=prompt,
+                n=request.n,
+                sampling=sampling,
+                stop=stop,
+                include_stop=request.include_stop_str_in_output,
+                skip_special_tokens=request.skip_special_tokens,
+                prompt_logprobs=prompt_logprobs,
+                max_tokens=max_tokens,
+            )
+        )
+    return args
+
+
+def _sampling(
+    request: GenerationRequest, seed: int, bad_words: list[list[int]], logprobs: int | None
+) -> SamplingParams:
+    return SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        seed=seed,
+        logit_bias=request.logit_bias,
+        allowed_token_ids=request.allowed_token_ids,
+        bad_words=bad_words,
+        logprobs=logprobs,
+    )
+
+
+def _stop_strings(stop: str | list[str]) -> list[bytes]:
+    return [text.encode() for text in ([stop] if isinstance(stop, str) else stop)]
+
+
+def _bad_words(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Token sequences of each word, at the beginning of a text and after a space."""
+    if len(words) > MAX_BAD_WORDS // 2:
+        raise InvalidRequest(f"bad_words has {len(words)} entries, at most {MAX_BAD_WORDS // 2}.", "bad_words")
+    sequences: dict[bytes, None] = {}
+    for word in words:
+        if not 0 < len(word.strip()) <= len(word) <= MAX_STOP_BYTES:
+            raise InvalidRequest(f"bad_words must have 1 to {MAX_STOP_BYTES} characters, not all spaces.", "bad_words")
+        for text in (word, " " + word.lstrip()):
+            sequences[tokenizer.encode(text, add_special_tokens=False)] = None
+    return [list(unpack_tokens(packed)) for packed in sequences if packed]

@@ -1,0 +1,159 @@
+"""Which fields a request may have: those with an effect, those that are accepted without one, and those refused.
+
+A request's struct lists the fields with an effect. A field that would change the output and cannot be honoured is
+refused by name, unless its value asks for nothing; a field that only advises is accepted; any other is refused with
+the nearest names, because a misspelt field that is silently ignored changes results without a word. `null` means that
+a field is absent. `docs/api.md` is checked against this file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from weft.core.errors import InvalidRequest, Unsupported
+from weft.server.schemas.chat import ChatRequest
+from weft.server.schemas.common import GenerationRequest
+from weft.server.schemas.completion import CompletionRequest
+from weft.server.schemas.embedding import EmbeddingRequest
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+NEVER: tuple[Any, ...] = ()
+
+
+class Refusal(NamedTuple):
+    """A field that cannot be honoured: values of it that ask for nothing, and what to do instead."""
+
+    harmless: tuple[Any, ...]
+    advice: str
+
+
+ADVISORY: dict[str, str] = {
+    "metadata": "not stored",
+    "parallel_tool_calls": "without tools it asks for nothing",
+    "prediction": "predicted output may only change speed",
+    "prompt_cache_key": "prefixes are found by their tokens",
+    "prompt_cache_options": "prefixes are found by their tokens",
+    "prompt_cache_retention": "prefixes stay until their pages are needed",
+    "safety_identifier": "not stored",
+    "service_tier": "there is one tier; `priority` has an effect",
+    "session_id": "prefixes are found by their tokens",
+    "store": "nothing is stored",
+    "user": "not stored",
+}
+"""Accepted in every request; nothing in the answer depends on them."""
+
+_CONSTRAINED = "Constrained output is not in this release: leave it out and check the text yourself."
+
+_GENERATION: dict[str, Refusal] = {
+    "backend": Refusal(NEVER, "Constrained output is not in this release."),
+    "early_stopping": Refusal((False,), "Beam search is not in this release."),
+    "guided_choice": Refusal(NEVER, _CONSTRAINED),
+    "guided_decoding_backend": Refusal(NEVER, _CONSTRAINED),
+    "guided_grammar": Refusal(NEVER, _CONSTRAINED),
+    "guided_json": Refusal(NEVER, _CONSTRAINED),
+    "guided_regex": Refusal(NEVER, _CONSTRAINED),
+    "guided_whitespace_pattern": Refusal(NEVER, _CONSTRAINED),
+    "kv_hints": Refusal(NEVER, "Cache hints are not in this release; prefixes are kept and found without them."),
+    "kv_transfer_params": Refusal(NEVER, "KV transfer between servers is not in this release."),
+    "length_penalty": Refusal((1,), "Beam search is not in this release."),
+    "logits_processors": Refusal(([],), "Code in requests is not run; use logit_bias, allowed_token_ids or bad_words."),
+    "lora_request": Refusal(NEVER, "Adapters are not in this release."),
+    "request_id": Refusal(NEVER, "Send it as the X-Request-Id header."),
+    "response_format": Refusal(({"type": "text"},), _CONSTRAINED),
+    "return_tokens_as_token_ids": Refusal((False,), "Set return_token_ids to get the ids."),
+    "spaces_between_special_tokens": Refusal((True,), "Special tokens are written as the tokenizer has them."),
+    "structured_outputs": Refusal(NEVER, _CONSTRAINED),
+    "use_beam_search": Refusal((False,), "Beam search is not in this release; use n for several samples."),
+}
+
+_CHAT: dict[str, Refusal] = _GENERATION | {
+    "audio": Refusal(NEVER, "This server generates text only."),
+    "chat_template": Refusal(NEVER, "A template of the caller's would be code in a request; the model's own is used."),
+    "documents": Refusal(([],), "Put the documents into the messages, or into chat_template_kwargs."),
+    "echo": Refusal((False,), "Use /v1/completions to have the prompt repeated."),
+    "function_call": Refusal(("none",), "Tool calls are not parsed in this release."),
+    "functions": Refusal(([],), "Tool calls are not parsed in this release."),
+    "mm_processor_kwargs": Refusal(({},), "This server reads text only."),
+    "modalities": Refusal((["text"],), "This server generates text only."),
+    "moderation": Refusal(NEVER, "This server does not moderate."),
+    "reasoning_effort": Refusal(NEVER, "Where the model's template has such a switch, set it in chat_template_kwargs."),
+    "verbosity": Refusal(("medium",), "Ask for it in the messages."),
+    "web_search_options": Refusal(NEVER, "This server does not search the web."),
+}
+
+_COMPLETION: dict[str, Refusal] = _GENERATION | {
+    "messages": Refusal(NEVER, "Messages belong to /v1/chat/completions; this endpoint takes prompt."),
+    "prompt_embeds": Refusal(NEVER, "Prompts are text or token ids."),
+    "suffix": Refusal(("",), "Filling in the middle is not in this release; write the model's own markers in prompt."),
+    "tools": Refusal(([],), "Tools belong to /v1/chat/completions."),
+}
+
+_EMBEDDING: dict[str, Refusal] = {
+    "messages": Refusal(NEVER, "This endpoint takes input."),
+    "task": Refusal(NEVER, "Write the instruction into input, as the model's card says."),
+}
+
+REFUSED: dict[type[msgspec.Struct], dict[str, Refusal]] = {
+    ChatRequest: _CHAT,
+    CompletionRequest: _COMPLETION,
+    EmbeddingRequest: _EMBEDDING,
+}
+
+
+def request_from(kind: type[T], raw: Any) -> T:
+    """Check a decoded JSON body and convert it. Raises `InvalidRequest` or `Unsupported`, naming the field."""
+    if not isinstance(raw, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    known = kind.__struct_fields__
+    refused = REFUSED.get(kind, {})
+    kept = {}
+    for name, value in raw.items():
+        if name in known:
+            if value is not None:
+                kept[name] = value
+        elif name in refused:
+            _check_harmless(name, value, refused[name])
+        elif name == "best_of" and issubclass(kind, GenerationRequest):
+            _check_best_of(value, raw.get("n"))
+        elif name not in ADVISORY:
+            raise InvalidRequest(_unknown(name, (*known, *refused, *ADVISORY)), name[:100])
+    try:
+        return msgspec.convert(kept, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        message, param = _located(error)
+        raise InvalidRequest(message, param) from None
+
+
+def _check_harmless(name: str, value: Any, refusal: Refusal) -> None:
+    if value is None or any(value == harmless and type(value) is type(harmless) for harmless in refusal.harmless):
+        return
+    raise Unsupported(f"{name} is not supported. {refusal.advice}", name)
+
+
+def _check_best_of(best_of: Any, n: Any) -> None:
+    if best_of is not None and best_of != (1 if n is None else n):
+        raise Unsupported(
+            f"best_of {best_of!r:.20} differs from n: choosing among more samples than are returned is not supported. "
+            "Leave best_of out.",
+            "best_of",
+        )
+
+
+def _unknown(name: str, names: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name[:100], names, n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else " See /docs for the fields there are."
+    return f"Unknown field {name[:100]!r}.{hint}"
+
+
+def _located(error: msgspec.ValidationError) -> tuple[str, str | None]:
+    """msgspec's "what - at `$.path`" as a message that begins with the field, and the field."""
+    what, _, where = str(error).partition(" - at ")
+    path = where.strip("`").removeprefix("$").removeprefix(".")
+    if not path:
+        missing = what.partition("required field ")[2].strip("`")
+        return (f"{missing} is required.", missing) if missing else (what + ".", None)
+    return f"{path}: {what.replace('`', '')}.", path

@@ -1,0 +1,123 @@
+"""Runs the completion program for the prompts of one request, and gathers what it says.
+
+Owns the numbering of choices over several prompts and how many of a request's prompts run at once. It knows chunks,
+not the form in which an API tells them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from starlette.requests import Request
+
+from weft.core.wire import FinishReason, TokenLogprobs
+from weft.programs.builtin import completion
+from weft.programs.runtime import Runtime
+from weft.programs.types import Caller, Chunk, CompletionArgs
+from weft.server.guard import Guard
+from weft.server.observe import Observer
+from weft.server.state import Service
+
+PROMPTS_AT_ONCE = 64
+"""Of one request: the rest waits here, so that one caller does not fill everybody's queue."""
+
+
+async def chunks_of(args: Sequence[CompletionArgs], caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+    """Chunks of all prompts as they come; choice `p * n + i` is the i-th of prompt p. Close it to give all pages back.
+
+    Raises what the first failing program raised; the others are then closed.
+    """
+    if len(args) == 1:
+        async with aclosing(completion.main(args[0], caller, runtime)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        return
+    # One place: a program that is ahead of its reader waits, and its tokens gather in its own operation.
+    ready: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue(maxsize=1)
+    waiting = list(enumerate(args))[::-1]
+
+    async def run_prompts() -> None:
+        try:
+            while waiting:
+                number, prompt = waiting.pop()
+                async with aclosing(completion.main(prompt, caller, runtime)) as chunks:
+                    async for chunk in chunks:
+                        await ready.put(replace(chunk, index=number * prompt.n + chunk.index))
+        except Exception as error:
+            await ready.put(error)
+        else:
+            await ready.put(None)
+
+    tasks = [asyncio.create_task(run_prompts()) for _ in range(min(PROMPTS_AT_ONCE, len(args)))]
+    try:
+        running = len(tasks)
+        while running:
+            news = await ready.get()
+            if isinstance(news, BaseException):
+                raise news
+            if news is None:
+                running -= 1
+            else:
+                yield news
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class Choice:
+    """Everything a program said about one choice."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+    stop: str | int | None = None
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Everything the programs of a request said."""
+
+    choices: list[Choice]
+    prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]]
+    """By prompt."""
+
+
+async def gather(
+    request: Request,
+    service: Service,
+    chunks: AsyncGenerator[Chunk, None],
+    observer: Observer,
+    *,
+    num_prompts: int,
+    n: int,
+) -> Gathered:
+    """Read the programs of a request to their end. Raises what they raise, and `ClientGone`."""
+    texts: list[list[str]] = [[] for _ in range(num_prompts * n)]
+    gathered = Gathered([Choice() for _ in texts], {})
+    failure: BaseException | None = None
+    try:
+        async with Guard(request, service), aclosing(chunks):
+            async for chunk in chunks:
+                observer.see(chunk)
+                choice = gathered.choices[chunk.index]
+                texts[chunk.index].append(chunk.text)
+                choice.tokens += chunk.tokens
+                choice.logprobs += chunk.logprobs
+                if chunk.prompt_logprobs is not None:
+                    gathered.prompt_logprobs[chunk.index // n] = chunk.prompt_logprobs
+                if chunk.finish_reason is not None:
+                    choice.finish_reason, choice.stop = chunk.finish_reason, chunk.stop
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        observer.close(failure)
+    for choice, parts in zip(gathered.choices, texts, strict=True):
+        choice.text = "".join(parts)
+    return gathered

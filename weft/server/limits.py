@@ -1,0 +1,105 @@
+"""What bounds a request: how many run at once, how large a body may be, and how it is read.
+
+Owns admission by count, draining, and the way from a body to a decoded JSON value. It does not know fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from weft.core.errors import Draining, InvalidRequest, Overloaded
+from weft.server.errors import ClientGone, HttpProblem
+from weft.server.record import record_of
+from weft.server.state import Service
+
+T = TypeVar("T")
+
+INLINE_DECODE_BYTES = 64 * 1024
+"""Larger bodies are decoded on a thread: up to here the hand-over costs more than the decoding."""
+
+BODY_TIMEOUT_S = 30.0
+"""Between two parts of a body: a client that stops sending does not keep its place."""
+
+
+class AdmissionMiddleware:
+    """Refuses work while the server drains or runs as many requests as it may; operators are always answered."""
+
+    def __init__(self, app: ASGIApp, service: Service):
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises `Draining` or `Overloaded`."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        service = self._service
+        if service.draining:
+            raise Draining("The server is shutting down and takes no new requests; send it to another one, or later.")
+        limit = service.config.max_concurrent_requests
+        if service.num_active >= limit:
+            raise Overloaded(f"The server is answering {limit} requests, its limit; try again shortly.")
+        with service.active():
+            await self._app(scope, receive, send)
+
+
+async def read_request(request: Request, max_bytes: int, convert: Callable[[Any], T]) -> T:
+    """The body of a request, decoded and converted; both on a thread where it is large.
+
+    Raises `HttpProblem` 408, 413 or 415, `InvalidRequest`, `ClientGone`, and what `convert` raises.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise HttpProblem(415, "The body must be JSON: send the header 'Content-Type: application/json'.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HttpProblem(415, "Compressed bodies are not accepted: send the body without Content-Encoding.")
+    body = await _read_body(request, max_bytes)
+    record_of(request).body_bytes = len(body)
+    if len(body) <= INLINE_DECODE_BYTES:
+        return convert(decode(body))
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: convert(decode(body)))
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    chunks, size = [], 0
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S) as timeout:
+            async for chunk in request.stream():
+                timeout.reschedule(loop.time() + BODY_TIMEOUT_S)
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientGone from None
+    except TimeoutError:
+        message = f"The body stopped coming for {BODY_TIMEOUT_S:g} seconds."
+        raise HttpProblem(408, message, headers={"connection": "close"}) from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> HttpProblem:
+    # Closing keeps a client that goes on sending from being read to the end.
+    message = f"The body exceeds {max_bytes} bytes, the limit of this server."
+    return HttpProblem(413, message, headers={"connection": "close"})
+
+
+def decode(body: bytes) -> Any:
+    """JSON as Python values. Raises `InvalidRequest` for anything that is not JSON, or is nested too deeply."""
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # A lone surrogate is reported as truncation by the decoder, hence the general wording.
+        raise InvalidRequest(f"The body is not valid JSON in UTF-8: {error}.") from None

@@ -1,0 +1,101 @@
+"""Log-probabilities in the forms of the chat and completion APIs.
+
+A token is bytes and may be part of a character. The chat form says so with `bytes`; the completion form has no such
+place and writes tokens that are no text of their own as `bytes:\\xe2\\x82`, as OpenAI does.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+
+from weft.core.wire import TokenLogprobs
+from weft.server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from weft.server.schemas.common import PromptLogprob, PromptLogprobs
+from weft.server.schemas.completion import CompletionLogprobs
+
+TokenBytes = Callable[[int], bytes]
+
+LEAST_LOGPROB = -9999.0
+"""In place of minus infinity, which JSON cannot write."""
+
+
+def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> ChatLogprobs:
+    """One entry per token of a chunk."""
+    content = []
+    for token, entry in zip(tokens, logprobs, strict=True):
+        tops = [
+            TopLogprob(_text(data), _finite(logprob), list(data))
+            for data, logprob in zip(map(token_bytes, entry.top_ids), entry.top_logprobs, strict=True)
+        ]
+        data = token_bytes(token)
+        content.append(TokenLogprob(_text(data), _finite(entry.logprob), list(data), tops))
+    return ChatLogprobs(content)
+
+
+def prompt_logprobs(
+    tokens: Sequence[int], entries: Sequence[TokenLogprobs | None], token_bytes: TokenBytes, num_tops: int
+) -> PromptLogprobs:
+    """Per prompt token, its own and the `num_tops` most probable candidates, by token id."""
+    result: PromptLogprobs = []
+    for token, entry in zip(tokens, entries, strict=True):
+        if entry is None:
+            result.append(None)
+            continue
+        candidates = {
+            str(top): PromptLogprob(_finite(logprob), rank, _text(token_bytes(top)))
+            for rank, (top, logprob) in enumerate(zip(entry.top_ids[:num_tops], entry.top_logprobs, strict=False), 1)
+        }
+        candidates[str(token)] = PromptLogprob(_finite(entry.logprob), entry.rank, _text(token_bytes(token)))
+        result.append(candidates)
+    return result
+
+
+class CompletionLogprobsWriter:
+    """The parallel lists of the completion API, for one choice, chunk by chunk.
+
+    `is_shown` says whether a token is part of the text (special tokens may be left out of it). `num_tops` most
+    probable tokens are told beside the chosen one.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, is_shown: Callable[[int], bool], num_tops: int):
+        self._token_bytes = token_bytes
+        self._is_shown = is_shown
+        self._num_tops = num_tops
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def write(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+        """The lists for the tokens that come next. An entry is None for a token that nothing predicts."""
+        result = CompletionLogprobs([], [], [], [])
+        for token, entry in zip(tokens, entries, strict=True):
+            data = self._token_bytes(token)
+            result.tokens.append(_quoted(data))
+            result.text_offset.append(self._offset)
+            self._offset += len(self._decoder.decode(data)) if self._is_shown(token) else 0
+            result.token_logprobs.append(None if entry is None else _finite(entry.logprob))
+            result.top_logprobs.append(None if entry is None else self._tops(data, entry))
+        return result
+
+    def _tops(self, chosen: bytes, entry: TokenLogprobs) -> dict[str, float]:
+        tops: dict[str, float] = {}
+        for top, logprob in zip(entry.top_ids[: self._num_tops], entry.top_logprobs, strict=False):
+            # Most probable first: of two tokens that are written alike, the more probable one is told.
+            tops.setdefault(_quoted(self._token_bytes(top)), _finite(logprob))
+        tops.setdefault(_quoted(chosen), _finite(entry.logprob))
+        return tops
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _quoted(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB) if logprob == logprob else LEAST_LOGPROB

@@ -1,0 +1,176 @@
+"""The outermost middleware (ids, one log line per request, errors become answers), and how logs are written.
+
+A log line has the method, path, status, tokens and durations; never a prompt, an output or a key.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft.config import ServerConfig
+from weft.server.errors import ClientGone, HttpProblem, error_response, is_internal, problem_of
+from weft.server.record import Record, new_record
+from weft.server.state import Service
+
+logger = logging.getLogger("weft.server")
+access = logging.getLogger("weft.access")
+
+MAX_LOGGED_PATH = 200
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""Asked for every few seconds by machines: logged at debug level."""
+
+
+class RequestMiddleware:
+    """Gives each request an id and a record, answers whatever was raised inside, and logs one line at the end."""
+
+    def __init__(self, app: ASGIApp, service: Service):
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Never raises what a handler raised; cancellation passes."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = new_record(scope, tracing=self._service.config.trace)
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            await send(message)
+
+        self._service.metrics.http_in_flight += 1
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGone:
+            record.outcome = "disconnect"
+        except Exception as error:
+            record.outcome = "error"
+            problem = _problem(error, scope, record.request_id)
+            if is_internal(error) and not isinstance(error, HTTPException):
+                logger.exception("request %s failed", record.request_id, exc_info=error)
+            # With the head sent, a broken connection is all that can still tell the client.
+            if status:
+                raise
+            await error_response(problem)(scope, receive, send_with_id)
+        finally:
+            self._service.metrics.http_in_flight -= 1
+            self._finish(scope, record, status)
+
+    def _finish(self, scope: Scope, record: Record, status: int) -> None:
+        record.mark("answered")
+        self._service.traces.finish(record)
+        # 499 is what proxies write for a client that went away.
+        status = 499 if record.outcome == "disconnect" else status
+        route = record.route or "unmatched"
+        self._service.metrics.http_requests.add(_method(scope), route, str(status))
+        level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
+        if access.isEnabledFor(level):
+            access.log(level, "request", extra={"weft": _summary(scope, record, status)})
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+
+
+def _method(scope: Scope) -> str:
+    method: str = scope["method"]
+    return method if method in _METHODS else "OTHER"
+
+
+def _path(scope: Scope) -> str:
+    """As sent, still percent-encoded, so that it cannot break a log line."""
+    raw: bytes = scope.get("raw_path") or b""
+    return raw[:MAX_LOGGED_PATH].decode("ascii", "backslashreplace")
+
+
+def _summary(scope: Scope, record: Record, status: int) -> dict[str, Any]:
+    summary: dict[str, Any] = {
+        "request_id": record.request_id,
+        "method": _method(scope),
+        "path": _path(scope),
+        "status": status,
+        "seconds": round(time.monotonic() - record.started_s, 6),
+    }
+    optional = {
+        "tenant": record.tenant,
+        "model": record.model,
+        "stream": record.stream,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "first_token_s": record.first_token_s and round(record.first_token_s, 6),
+        "outcome": record.outcome if record.outcome != "ok" else "",
+    }
+    return summary | {name: value for name, value in optional.items() if value}
+
+
+def _problem(error: Exception, scope: Scope, request_id: str) -> HttpProblem:
+    if not isinstance(error, HTTPException):
+        return problem_of(error, request_id)
+    headers = dict(error.headers or {})
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = f"There is nothing at {_path(scope)}; /docs lists what there is."
+    elif error.status_code == 405:
+        message = f"{_path(scope)} takes {headers.get('Allow', 'another method')}, not {_method(scope)}."
+    return HttpProblem(error.status_code, message, headers=headers)
+
+
+class TextFormatter(logging.Formatter):
+    """`time LEVEL logger: message key=value …`, one line per record but for tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
+        line = super().format(record)
+        fields = getattr(record, "weft", None)
+        return line if not fields else line + "".join(f" {name}={_plain(value)}" for name, value in fields.items())
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "weft", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def _plain(value: Any) -> str:
+    text = str(value)
+    return repr(text) if not text.isprintable() or " " in text or "=" in text else text
+
+
+def configure_logging(config: ServerConfig) -> None:
+    """Send the logs of Weft and of uvicorn to standard error, in the configured form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter()
+        if config.log_format == "json"
+        else TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    for name in ("weft", "uvicorn"):
+        log = logging.getLogger(name)
+        log.handlers = [handler]
+        log.setLevel(config.log_level.upper())
+        log.propagate = False
+    # uvicorn's own line per request would repeat ours, without the id.
+    logging.getLogger("uvicorn.access").disabled = True

@@ -1,0 +1,157 @@
+"""`/metrics`: what engines and the front count, in the text format of Prometheus.
+
+Names follow vLLM's, with the prefix `weft:`, so that dashboards need one substitution. Engines are asked at the time of
+the scrape; one that does not answer is told as down, and the rest is told all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+
+from weft.core.errors import WeftError
+from weft.core.wire import EngineStats
+from weft.metrics import Histogram, ModelMetrics
+from weft.server.state import Model, Service
+
+SCRAPE_TIMEOUT_S = 2.0
+"""How long an engine may take to answer before it counts as down."""
+
+GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("num_requests_running", "num_running", "Operations in the current batch."),
+    ("num_requests_waiting", "num_waiting", "Operations waiting for a place in the batch."),
+    ("num_sequences", "num_sequences", "Open sequences."),
+    ("num_sequences_held", "num_held", "Sequences given up whose KV is kept for a later one."),
+    ("kv_pages", "device_pages_total", "KV pages of the device."),
+    ("kv_pages_free", "device_pages_free", "KV pages that hold nothing."),
+    ("kv_pages_cached", "device_pages_cached", "KV pages that hold a reusable prefix and may be evicted."),
+    ("host_kv_pages", "host_pages_total", "KV pages of the host tier."),
+    ("host_kv_pages_free", "host_pages_free", "KV pages of the host tier that hold nothing."),
+)
+"""Name, field of `EngineStats`, meaning."""
+
+COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens of operations that began, cached or not."),
+    ("generation_tokens", "generated_tokens", "Tokens generated."),
+    ("prefill_tokens", "prefill_tokens", "Prompt tokens that went through a forward pass."),
+    ("recomputed_tokens", "recomputed_tokens", "Of those, tokens that had been computed before."),
+    ("prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the prefix index."),
+    ("prefix_cache_hits", "prefix_hits", "Prompt tokens found there."),
+    ("num_preemptions", "preemptions", "Operations interrupted to free pages."),
+    ("kv_page_evictions", "evictions", "KV pages evicted from the device."),
+    ("kv_pages_swapped_in", "swapped_in_pages", "KV pages copied from the host."),
+    ("kv_pages_swapped_out", "swapped_out_pages", "KV pages copied to the host."),
+    ("engine_steps", "steps", "Steps of the engine: batches."),
+    ("engine_step_device_seconds", "step_device_s", "Time steps held the device."),
+    ("engine_step_host_seconds", "step_host_s", "Time the engine spent scheduling and updating."),
+)
+
+HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
+    ("time_to_first_token_seconds", "time_to_first_token", "From a request's arrival to its first token."),
+    ("inter_token_latency_seconds", "inter_token", "Between the tokens of a choice."),
+    ("e2e_request_latency_seconds", "e2e", "From a request's arrival to its last token."),
+    ("request_queue_time_seconds", "queue_time", "From arrival in the engine to the first step."),
+    ("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request."),
+    ("request_generation_tokens", "request_generation_tokens", "Tokens generated for a request."),
+)
+"""Name, attribute of `ModelMetrics`, meaning."""
+
+
+async def exposition(service: Service, accept: str) -> tuple[bytes, str]:
+    """The metrics, and the content type that the `Accept` header chose."""
+    stats = await asyncio.gather(*(_stats(model) for model in service.models))
+    registry = CollectorRegistry()
+    registry.register(_Families(service, dict(zip(service.models, stats, strict=True))))
+    ProcessCollector(registry=registry)
+    encoder, content_type = choose_encoder(accept)
+    body: bytes = encoder(registry)
+    return body, content_type
+
+
+async def _stats(model: Model) -> EngineStats | None:
+    try:
+        async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+            return await model.engine.stats()
+    except (WeftError, TimeoutError):
+        return None
+
+
+class _Families:
+    """A collector over one picture of everything."""
+
+    def __init__(self, service: Service, stats: dict[Model, EngineStats | None]):
+        self._service = service
+        self._up = {model.names[0]: picture is not None for model, picture in stats.items()}
+        self._stats = {model.names[0]: picture for model, picture in stats.items() if picture is not None}
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield from self._engines()
+        yield from self._models(self._service.metrics.models)
+        yield from self._front()
+
+    def _engines(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("weft:engine_up", "Whether the engine answers.", labels=["model_name"])
+        for name, answers in self._up.items():
+            up.add_metric([name], float(answers))
+        yield up
+        for metric, field, meaning in GAUGES:
+            gauge = GaugeMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
+            for name, stats in self._stats.items():
+                gauge.add_metric([name], getattr(stats, field))
+            yield gauge
+        usage = GaugeMetricFamily(
+            "weft:kv_cache_usage_perc", "Part of the device's KV pages in use, 0 to 1.", labels=["model_name"]
+        )
+        for name, stats in self._stats.items():
+            usage.add_metric([name], _kv_usage(stats))
+        yield usage
+        for metric, field, meaning in COUNTERS:
+            counter = CounterMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
+            for name, stats in self._stats.items():
+                counter.add_metric([name], getattr(stats, field))
+            yield counter
+        ended = CounterMetricFamily("weft:engine_operations", "Operations by their end.", labels=["model_name", "end"])
+        for name, stats in self._stats.items():
+            for end, count in sorted(stats.finished.items()):
+                ended.add_metric([name, end], count)
+        yield ended
+
+    def _models(self, models: dict[str, ModelMetrics]) -> Iterator[Metric]:
+        for metric, field, meaning in HISTOGRAMS:
+            family = HistogramMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
+            for name, model in models.items():
+                histogram: Histogram = getattr(model, field)
+                family.add_metric([name], _buckets(histogram), histogram.total)
+            yield family
+        finished = CounterMetricFamily(
+            "weft:request_success", "Choices by how they ended.", labels=["model_name", "finished_reason"]
+        )
+        for name, model in models.items():
+            for (reason,), count in sorted(model.finished.values.items()):
+                finished.add_metric([name, reason], count)
+        yield finished
+
+    def _front(self) -> Iterator[Metric]:
+        metrics = self._service.metrics
+        requests = CounterMetricFamily("weft:http_requests", "Requests answered.", labels=["method", "route", "status"])
+        for labels, count in sorted(metrics.http_requests.values.items()):
+            requests.add_metric(list(labels), count)
+        yield requests
+        yield GaugeMetricFamily("weft:http_requests_in_flight", "Requests being answered.", metrics.http_in_flight)
+        yield CounterMetricFamily("weft:http_stream_writes", "Writes of streams.", metrics.stream_writes)
+
+
+def _kv_usage(stats: EngineStats) -> float:
+    if not stats.device_pages_total:
+        return 0.0
+    return 1 - (stats.device_pages_free + stats.device_pages_cached) / stats.device_pages_total
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
+    return list(zip(bounds, map(float, histogram.cumulative()), strict=True))

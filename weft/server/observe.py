@@ -1,0 +1,83 @@
+"""Watches the chunks of one request: usage for its answer, numbers for its metrics and its log line."""
+
+from __future__ import annotations
+
+import time
+
+from weft.core.wire import Usage
+from weft.metrics import ModelMetrics
+from weft.programs.types import Chunk
+from weft.server.errors import ClientGone
+from weft.server.record import Record
+from weft.server.schemas.common import PromptTokensDetails, UsageInfo
+
+
+class Observer:
+    """Sees every chunk once, in order, then `close`s with the request."""
+
+    def __init__(self, record: Record, metrics: ModelMetrics, *, num_prompts: int, n: int, prompt_tokens: int):
+        self._record = record
+        self._metrics = metrics
+        self._n = n
+        self._num_choices = num_prompts * n
+        self._last_s: dict[int, float] = {}
+        self._cached: dict[int, int] = {}
+        """By prompt: its first choice computed it, the others were forked from it."""
+        self._ended: set[int] = set()
+        self._queued_s: float | None = None
+        record.prompt_tokens = prompt_tokens
+
+    def see(self, chunk: Chunk) -> None:
+        """Count a chunk's tokens and times."""
+        record, count = self._record, len(chunk.tokens)
+        if count:
+            now = time.monotonic()
+            if record.first_token_s is None:
+                record.first_token_s = now - record.started_s
+                record.mark("first_token")
+                self._metrics.time_to_first_token.observe(record.first_token_s)
+            last = self._last_s.get(chunk.index)
+            if last is not None:
+                self._metrics.inter_token.observe((now - last) / count, count)
+            elif count > 1:
+                self._metrics.inter_token.observe(0.0, count - 1)
+            self._last_s[chunk.index] = now
+            record.completion_tokens += count
+        if chunk.usage is not None:
+            self._see_usage(chunk.index, chunk.usage)
+        if chunk.finish_reason is not None:
+            self._ended.add(chunk.index)
+            self._metrics.finished.add(chunk.finish_reason)
+
+    def _see_usage(self, index: int, usage: Usage) -> None:
+        prompt, choice = divmod(index, self._n)
+        if choice == 0:
+            self._cached[prompt] = usage.num_cached_tokens
+            self._queued_s = max(self._queued_s or 0.0, usage.queued_s)
+            self._record.cached_tokens = sum(self._cached.values())
+
+    def usage(self) -> UsageInfo:
+        """Tokens so far. Each prompt counts once, and is cached as far as its first choice found it."""
+        record = self._record
+        cached = min(record.cached_tokens, record.prompt_tokens)
+        return UsageInfo(
+            record.prompt_tokens,
+            record.completion_tokens,
+            record.prompt_tokens + record.completion_tokens,
+            PromptTokensDetails(cached),
+        )
+
+    def close(self, error: BaseException | None) -> None:
+        """The request ended: well, or with `error`."""
+        metrics, record = self._metrics, self._record
+        metrics.request_prompt_tokens.observe(record.prompt_tokens)
+        metrics.request_generation_tokens.observe(record.completion_tokens)
+        if self._queued_s is not None:
+            metrics.queue_time.observe(self._queued_s)
+        if error is None:
+            metrics.e2e.observe(time.monotonic() - record.started_s)
+            return
+        unfinished = self._num_choices - len(self._ended)
+        if unfinished:
+            aborted = isinstance(error, ClientGone) or not isinstance(error, Exception)
+            metrics.finished.add("abort" if aborted else "error", amount=unfinished)

@@ -1,0 +1,119 @@
+"""Prompts as requests give them, turned into packed token ids that fit the model.
+
+Owns the four forms of `prompt` and `input`, truncation, and the one message about prompts that are too long. It works
+without holding up the event loop: texts that could not fit are refused before they are tokenized, long ones are
+tokenized on a thread, and ids are packed only when their number is known to fit.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import cast
+
+from weft.core.errors import ContextTooLong, InvalidRequest
+from weft.core.ids import TOKEN_BYTES
+from weft.server.state import Model
+from weft.tokenizers.tokenizer import Tokenizer
+
+PromptField = str | list[str | int | list[int]]
+
+_SHRINKING = 4
+"""Unicode normalisation may make a text shorter, by less than this factor."""
+
+
+class Fit:
+    """How many prompt tokens a request may have, and what to do with more."""
+
+    def __init__(self, model: Model, *, max_tokens: int | None, keep_last: int | None, param: str):
+        self.vocab_size = model.engine.info.vocab_size
+        self.context = model.max_context
+        self.max_tokens = max_tokens
+        """Output tokens asked for; None: what the context leaves."""
+        self.param = param
+        room = self.context - (1 if max_tokens is None else max_tokens)
+        self.keep_last = max(room, 1) if keep_last == -1 else keep_last
+        """Prompt tokens kept from the end; None: all."""
+        self.max_chars = _SHRINKING * self.context * model.longest_token
+
+    def check_text(self, text: str) -> None:
+        """Refuse a text that cannot fit, without tokenizing it."""
+        if self.keep_last is None and len(text) > self.max_chars:
+            raise ContextTooLong(
+                f"This model's context is {self.context} tokens, which a prompt of {len(text)} characters exceeds. "
+                "Shorten it, or set truncate_prompt_tokens.",
+                self.param,
+            )
+
+    def check_count(self, num_tokens: int) -> None:
+        """Raise `InvalidRequest` for no tokens, and `ContextTooLong` for more than fit together with the output."""
+        if num_tokens < 1:
+            raise InvalidRequest(f"{self.param} is empty: there is not one token to start from.", self.param)
+        wanted = self.max_tokens
+        if num_tokens + (1 if wanted is None else wanted) <= self.context:
+            return
+        room = self.context - num_tokens
+        sizes = f"This model's context is {self.context} tokens; the prompt has {num_tokens}"
+        if room > 0 and wanted is not None:
+            raise ContextTooLong(
+                f"{sizes} and max_tokens asks for {wanted} more. Lower max_tokens to at most {room}, shorten the "
+                "prompt, or set truncate_prompt_tokens.",
+                self.param,
+            )
+        need = "" if wanted == 0 else ", which leaves no room for output"
+        raise ContextTooLong(f"{sizes}{need}. Shorten the prompt, or set truncate_prompt_tokens.", self.param)
+
+    def packed(self, tokens: bytes) -> bytes:
+        """Packed ids, truncated where asked for. Raises as `check_count` does."""
+        if self.keep_last is not None:
+            tokens = tokens[-self.keep_last * TOKEN_BYTES :] if self.keep_last else b""
+        self.check_count(len(tokens) // TOKEN_BYTES)
+        return tokens
+
+    def ids(self, tokens: list[int]) -> bytes:
+        """Token ids of the caller's, checked against the vocabulary, truncated and packed."""
+        if self.keep_last is not None:
+            tokens = tokens[-self.keep_last :] if self.keep_last else []
+        self.check_count(len(tokens))
+        if set(map(type, tokens)) != {int}:
+            raise _mixture(self.param)
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            bad = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            raise InvalidRequest(
+                f"{self.param} names token {bad}; this model has tokens 0 to {self.vocab_size - 1}.", self.param
+            )
+        return array("i", tokens).tobytes()
+
+
+def as_prompts(field: PromptField, param: str, max_prompts: int) -> list[str | list[int]]:
+    """The prompts of a `prompt` or `input` field, each a text or token ids. Raises `InvalidRequest`."""
+    if isinstance(field, str):
+        return [field]
+    if not field:
+        raise InvalidRequest(f"{param} is an empty list.", param)
+    # By the first entry alone: `Fit.ids` looks at the rest, once their number is known to fit.
+    if isinstance(field[0], int):
+        return [cast(list[int], field)]
+    if len(field) > max_prompts:
+        raise InvalidRequest(f"{param} has {len(field)} entries, at most {max_prompts} in one request.", param)
+    prompts: list[str | list[int]] = []
+    for entry in field:
+        if isinstance(entry, int) or type(entry) is not type(field[0]):
+            raise _mixture(param)
+        prompts.append(entry)
+    return prompts
+
+
+def _mixture(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} must be one text, texts, token ids, or token id lists, not a mixture.", param)
+
+
+async def tokenize(prompts: list[str | list[int]], tokenizer: Tokenizer, fit: Fit, *, add_special: bool) -> list[bytes]:
+    """Packed token ids of every prompt, all of which fit."""
+    result = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            fit.check_text(prompt)
+            result.append(fit.packed(await tokenizer.encode_async(prompt, add_special_tokens=add_special)))
+        else:
+            result.append(fit.ids(prompt))
+    return result

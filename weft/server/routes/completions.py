@@ -1,0 +1,168 @@
+"""`/v1/completions`: texts or token ids to continue."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from weft.core.ids import TOKEN_BYTES, unpack_tokens
+from weft.core.wire import TokenLogprobs
+from weft.programs.types import CompletionArgs
+from weft.server.arguments import caller_of, completion_args
+from weft.server.generate import Choice, Gathered, chunks_of, gather
+from weft.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from weft.server.observe import Observer
+from weft.server.prompts import Fit, as_prompts, tokenize
+from weft.server.record import record_of
+from weft.server.routes.base import answer, read, require, route
+from weft.server.schemas.common import MAX_CHOICES, PromptLogprobs
+from weft.server.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
+from weft.server.sse import EventStream
+from weft.server.state import Model, Service
+from weft.server.writers import CompletionWriter, Echo, Head
+
+UNSET = msgspec.UNSET
+
+
+def routes(service: Service) -> list[Route]:
+    """The routes of this family."""
+    return [route(service, "POST", "/v1/completions", create)]
+
+
+async def create(service: Service, request: Request) -> ASGIApp:
+    """Continue every prompt, `n` times each."""
+    body = await read(service, request, CompletionRequest)
+    _check(body)
+    model = service.usable(body.model)
+    record = record_of(request)
+    record.model, record.stream = model.names[0], body.stream
+    fit = Fit(model, max_tokens=body.max_tokens, keep_last=body.truncate_prompt_tokens, param="prompt")
+    prompts = as_prompts(body.prompt, "prompt", MAX_CHOICES // body.n)
+    packed = await tokenize(prompts, model.tokenizer, fit, add_special=body.add_special_tokens)
+    record.mark("tokenized")
+    args = completion_args(
+        body,
+        model,
+        packed,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=_prompt_logprobs(body),
+    )
+    observer = Observer(
+        record,
+        model.metrics,
+        num_prompts=len(args),
+        n=body.n,
+        prompt_tokens=sum(len(prompt) // TOKEN_BYTES for prompt in packed),
+    )
+    caller = caller_of(record, cache_salt=body.cache_salt, priority=body.priority)
+    chunks = chunks_of(args, caller, model.runtime)
+    head = Head(id=f"cmpl-{record.request_id}", created=int(time.time()), model=body.model or model.names[0])
+    if body.stream:
+        writer = _writer(body, model, args, head, observer)
+        return EventStream(request, service, chunks, writer, observer)
+    gathered = await gather(request, service, chunks, observer, num_prompts=len(args), n=body.n)
+    choices = _choices(body, model, args, gathered)
+    response = CompletionResponse(
+        id=head.id, created=head.created, model=head.model, choices=choices, usage=observer.usage()
+    )
+    return answer(response)
+
+
+def _check(body: CompletionRequest) -> None:
+    require(
+        body.max_tokens > 0 or body.echo or body.prompt_logprobs is not None,
+        "max_tokens is 0 and neither echo nor prompt_logprobs is set, so there is nothing to answer.",
+        "max_tokens",
+    )
+    require(
+        not (body.stream and body.prompt_logprobs is not None),
+        "prompt_logprobs cannot be streamed; leave out stream, or use echo with logprobs.",
+        "prompt_logprobs",
+    )
+    require(body.stream or body.stream_options is None, "stream_options needs stream.", "stream_options")
+
+
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """Of each prompt token: as asked for, or as an echo needs them."""
+    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((k for k in wanted if k is not None), default=None)
+
+
+def _token_ids(args: list[CompletionArgs]) -> list[list[int]]:
+    return [unpack_tokens(arg.prompt).tolist() for arg in args]
+
+
+def _echoes(body: CompletionRequest, model: Model, args: list[CompletionArgs]) -> list[Echo] | None:
+    if not body.echo:
+        return None
+    skip = body.skip_special_tokens
+    return [Echo(model.tokenizer.decode(ids, skip_special=skip), ids) for ids in _token_ids(args)]
+
+
+def _logprobs_writer(body: CompletionRequest, model: Model) -> CompletionLogprobsWriter:
+    hidden = model.tokenizer.special_ids if body.skip_special_tokens else frozenset()
+    return CompletionLogprobsWriter(model.tokenizer.bytes_of, lambda token: token not in hidden, body.logprobs or 0)
+
+
+def _writer(
+    body: CompletionRequest, model: Model, args: list[CompletionArgs], head: Head, observer: Observer
+) -> CompletionWriter:
+    return CompletionWriter(
+        head,
+        body.stream_options,
+        observer,
+        n=body.n,
+        echoes=_echoes(body, model, args),
+        logprobs=functools.partial(_logprobs_writer, body, model) if body.logprobs is not None else None,
+        prompt_token_ids=_token_ids(args) if body.return_token_ids else None,
+    )
+
+
+def _choices(
+    body: CompletionRequest, model: Model, args: list[CompletionArgs], gathered: Gathered
+) -> list[CompletionChoice]:
+    echoes = _echoes(body, model, args)
+    prompt_ids = _token_ids(args)
+    choices = []
+    for index, choice in enumerate(gathered.choices):
+        prompt = index // body.n
+        echo = echoes[prompt] if echoes is not None else None
+        reported = gathered.prompt_logprobs.get(prompt, ())
+        told: PromptLogprobs | msgspec.UnsetType = UNSET
+        # Once per prompt, with its first choice.
+        if body.prompt_logprobs is not None and index % body.n == 0:
+            told = prompt_logprobs(prompt_ids[prompt], reported, model.tokenizer.bytes_of, body.prompt_logprobs)
+        choices.append(
+            CompletionChoice(
+                index=index,
+                text=(echo.text if echo is not None else "") + choice.text,
+                logprobs=_choice_logprobs(body, model, choice, echo, reported),
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop,
+                token_ids=choice.tokens if body.return_token_ids else UNSET,
+                prompt_token_ids=prompt_ids[prompt] if body.return_token_ids else UNSET,
+                prompt_logprobs=told,
+            )
+        )
+    return choices
+
+
+def _choice_logprobs(
+    body: CompletionRequest,
+    model: Model,
+    choice: Choice,
+    echo: Echo | None,
+    reported: tuple[TokenLogprobs | None, ...],
+) -> CompletionLogprobs | None:
+    if body.logprobs is None:
+        return None
+    writer = _logprobs_writer(body, model)
+    if echo is None:
+        return writer.write(choice.tokens, choice.logprobs)
+    return writer.write([*echo.tokens, *choice.tokens], [*reported, *choice.logprobs])

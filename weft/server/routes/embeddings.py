@@ -1,0 +1,88 @@
+"""`/v1/embeddings`: texts or token ids to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from typing import Literal
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from weft.core.ids import TOKEN_BYTES
+from weft.programs.builtin import embedding
+from weft.programs.types import EmbeddingArgs, EmbeddingResult
+from weft.server.arguments import caller_of
+from weft.server.generate import PROMPTS_AT_ONCE
+from weft.server.guard import Guard
+from weft.server.prompts import Fit, as_prompts, tokenize
+from weft.server.record import record_of
+from weft.server.routes.base import answer, read, require, route
+from weft.server.schemas.embedding import (
+    MAX_INPUTS,
+    EmbeddingItem,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+)
+from weft.server.state import Model, Service
+
+
+def routes(service: Service) -> list[Route]:
+    """The routes of this family."""
+    return [route(service, "POST", "/v1/embeddings", create)]
+
+
+async def create(service: Service, request: Request) -> ASGIApp:
+    """One vector per input, in their order."""
+    body = await read(service, request, EmbeddingRequest)
+    model = service.usable(body.model)
+    record = record_of(request)
+    record.model = model.names[0]
+    hidden_size = model.engine.info.hidden_size
+    require(
+        body.dimensions is None or body.dimensions <= hidden_size,
+        f"dimensions is {body.dimensions}; this model's vectors have {hidden_size} numbers.",
+        "dimensions",
+    )
+    fit = Fit(model, max_tokens=0, keep_last=body.truncate_prompt_tokens, param="input")
+    inputs = as_prompts(body.input, "input", MAX_INPUTS)
+    packed = await tokenize(inputs, model.tokenizer, fit, add_special=body.add_special_tokens)
+    record.prompt_tokens = sum(len(prompt) // TOKEN_BYTES for prompt in packed)
+    async with Guard(request, service):
+        results = await _embed(service, request, body, model, packed)
+    data = [
+        EmbeddingItem(index=index, embedding=_written(result.embedding, body.encoding_format))
+        for index, result in enumerate(results)
+    ]
+    usage = EmbeddingUsage(record.prompt_tokens, record.prompt_tokens)
+    return answer(EmbeddingResponse(data=data, model=body.model or model.names[0], usage=usage))
+
+
+async def _embed(
+    service: Service, request: Request, body: EmbeddingRequest, model: Model, packed: list[bytes]
+) -> list[EmbeddingResult]:
+    caller = caller_of(record_of(request), priority=body.priority)
+    results: list[EmbeddingResult | None] = [None] * len(packed)
+    waiting = list(enumerate(packed))[::-1]
+
+    async def run_inputs() -> None:
+        while waiting:
+            number, prompt = waiting.pop()
+            args = EmbeddingArgs(prompt=prompt, dimensions=body.dimensions)
+            results[number] = await embedding.main(args, caller, model.runtime)
+
+    tasks = [asyncio.create_task(run_inputs()) for _ in range(min(PROMPTS_AT_ONCE, len(packed)))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [result for result in results if result is not None]
+
+
+def _written(vector: list[float], form: Literal["float", "base64"]) -> list[float] | str:
+    return vector if form == "float" else base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,71 @@
+"""`/tokenize` and `/detokenize`: what the model would receive, without running it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from weft.core.errors import InvalidRequest
+from weft.core.ids import unpack_tokens
+from weft.programs.builtin import chat
+from weft.server.chat_prompt import chat_args
+from weft.server.record import Record, record_of
+from weft.server.routes.base import answer, read, require, route
+from weft.server.schemas.service import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from weft.server.state import Model, Service
+from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
+
+
+def routes(service: Service) -> list[Route]:
+    """The routes of this family."""
+    return [
+        route(service, "POST", "/tokenize", tokenize),
+        route(service, "POST", "/detokenize", detokenize),
+    ]
+
+
+async def tokenize(service: Service, request: Request) -> ASGIApp:
+    """Token ids of a text or a conversation. Longer ones than the context are told all the same."""
+    body = await read(service, request, TokenizeRequest)
+    require((body.prompt is None) != (body.messages is None), "Give either prompt or messages.", "prompt")
+    require(body.messages is not None or not body.tools, "tools need messages.", "tools")
+    model = service.usable(body.model)
+    record = record_of(request)
+    record.model = model.names[0]
+    ids = unpack_tokens(await _encode(body, model, record)).tolist()
+    record.prompt_tokens = len(ids)
+    strings = None
+    if body.return_token_strs:
+        strings = [model.tokenizer.id_to_token(token) or "" for token in ids]
+    response = TokenizeResponse(count=len(ids), max_model_len=model.max_context, tokens=ids, token_strs=strings)
+    return answer(response)
+
+
+async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+        return await model.tokenizer.encode_async(body.prompt, add_special_tokens=special)
+
+    def work() -> bytes:
+        text = chat.render_text(chat_args(body), model.tokenizer)
+        return model.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+    return work() if record.body_bytes <= INLINE_CHARS else await off_loop(work)
+
+
+async def detokenize(service: Service, request: Request) -> ASGIApp:
+    """The text of token ids. Raises `InvalidRequest` for ids that the tokenizer does not have."""
+    body = await read(service, request, DetokenizeRequest)
+    model = service.usable(body.model)
+    record_of(request).model = model.names[0]
+    tokenizer = model.tokenizer
+
+    def work() -> str:
+        bad = next((token for token in body.tokens if not 0 <= token < tokenizer.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"tokens has {bad}; this model has tokens 0 to {tokenizer.vocab_size - 1}.", "tokens")
+        return tokenizer.decode(body.tokens, skip_special=body.skip_special_tokens)
+
+    text = work() if len(body.tokens) <= INLINE_CHARS else await off_loop(work)
+    return answer(DetokenizeResponse(prompt=text))

@@ -1,0 +1,112 @@
+"""`serve`: the HTTP server's process, from its configuration to its last request.
+
+Owns signals and the order of stopping: SIGTERM or SIGINT turn `/ready` and new requests to 503 while the port stays
+open, running requests finish within `drain_s` and are then interrupted, engines are closed. A second signal skips the
+waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from types import FrameType
+
+import uvicorn
+
+from weft.config import Config, ServerConfig
+from weft.server.app import App, create_app
+from weft.server.logs import configure_logging
+from weft.server.protocol import BoundedHttpProtocol
+from weft.server.state import ServedModel, Service
+
+logger = logging.getLogger("weft.server")
+
+KEEP_ALIVE_S = 75
+"""Longer than what proxies keep their connections for, so that none is closed while they reuse it."""
+CLOSE_S = 5
+"""For connections to take their last bytes after the drain."""
+
+
+def serve(config: Config) -> None:
+    """Serve until a signal. Raises `ConfigError` or `ModelLoadError` when an engine cannot start."""
+    configure_logging(config.server)
+    service = Service(config.server, [load_model(config)])
+    server = Server(create_app(config.server, service), config.server)
+    server.run()
+    if service.failure is not None:
+        raise service.failure
+
+
+def load_model(config: Config) -> ServedModel:
+    """The engine process and the tokenizer of a configuration. Raises `ModelLoadError` for a tokenizer's files."""
+    from weft.engine.process import ProcessEngine
+    from weft.tokenizers.load import load_tokenizer
+
+    engine = config.engine
+    tokenizer = load_tokenizer(engine.model, engine.revision, engine.offline)
+    names = config.server.served_model_name or [engine.model]
+    return ServedModel(names, ProcessEngine(engine), tokenizer, root=engine.model)
+
+
+class Server(uvicorn.Server):
+    """uvicorn with the drain. `app` must come from `create_app`."""
+
+    def __init__(self, app: App, config: ServerConfig):
+        super().__init__(uvicorn_config(app, config))
+        self._service = app.service
+        self._service.on_failure = self._stop_now
+        self._drain_s = config.drain_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains; the second stops at once."""
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.begin_drain)
+
+    def begin_drain(self) -> None:
+        """Start to stop; called again: stop now. On the event loop."""
+        if self._drain is not None:
+            self._stop_now()
+        else:
+            self._drain = asyncio.create_task(self._drain_and_exit())
+
+    async def _drain_and_exit(self) -> None:
+        try:
+            await self._service.drain(self._drain_s)
+        finally:
+            self.should_exit = True
+
+    def _stop_now(self) -> None:
+        self.should_exit = self.force_exit = True
+        if self._drain is not None:
+            self._drain.cancel()
+
+
+def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
+    """How uvicorn runs the application."""
+    return uvicorn.Config(
+        app,
+        host=config.host,
+        port=config.port,
+        loop="uvloop",
+        http=BoundedHttpProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_S,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+    )

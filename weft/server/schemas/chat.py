@@ -1,0 +1,127 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from weft.server.schemas.common import GenerationRequest, Json, PromptLogprobs, UsageInfo
+
+
+class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
+    """A conversation to continue with the assistant's next turn."""
+
+    messages: Annotated[list[Json], Meta(min_length=1, description="Turns: role and content, oldest first.")]
+    max_tokens: (
+        Annotated[int, Meta(ge=1, description="Most tokens per choice; absent: what the context leaves.")] | None
+    ) = None
+    max_completion_tokens: (
+        Annotated[int, Meta(ge=1, description="The newer name of `max_tokens`; wins over it.")] | None
+    ) = None
+    logprobs: Annotated[bool, Meta(description="Report each token's log-probability.")] = False
+    top_logprobs: (
+        Annotated[int, Meta(description="With `logprobs`: also the k most probable tokens, up to 256.")] | None
+    ) = None
+    tools: Annotated[
+        list[Json], Meta(description='Rendered by the chat template; only with `"tool_choice": "none"`.')
+    ] = msgspec.field(default_factory=list)
+    tool_choice: Annotated[Any, Meta(description='"none"; "auto" without tools.')] = None
+    add_generation_prompt: (
+        Annotated[bool, Meta(description="Open the assistant's turn; absent: unless `continue_final_message`.")] | None
+    ) = None
+    continue_final_message: Annotated[bool, Meta(description="Go on inside the last message instead.")] = False
+    add_special_tokens: Annotated[
+        bool, Meta(description="Add the tokenizer's own special tokens to those of the template.")
+    ] = False
+    chat_template_kwargs: Annotated[Json, Meta(description="Variables for the model's chat template.")] = msgspec.field(
+        default_factory=dict
+    )
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The assistant's turn."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A candidate token. `bytes` are its UTF-8 bytes, which may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token of the answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of the model itself, before temperature and penalties."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it."""
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished chat completion."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageInfo
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a chunk adds to its choice's message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageInfo | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,113 @@
+"""What several API families share: sampling fields, usage, stream options.
+
+A request struct holds exactly the fields that have an effect; `weft.server.fields` decides on all others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_CHOICES = 128
+"""Choices of one prompt, and prompts times choices of one request: bounds what a single request may ask for."""
+MAX_SALT_CHARS = 256
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a stream is told."""
+
+    include_usage: bool = False
+    """One last chunk without choices carries `usage`."""
+    continuous_usage_stats: bool = False
+    """With `include_usage`: every chunk carries the usage so far."""
+    include_obfuscation: bool = False
+    """Accepted; chunks are never padded."""
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Fields of every request that generates text."""
+
+    model: Annotated[str, Meta(description="A served name; may be left out when only one model is served.")] | None = (
+        None
+    )
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Choices per prompt; the prompt is computed once.")] = 1
+    temperature: Annotated[float, Meta(description="0 to 10; 0 takes the most probable token.")] = 1.0
+    top_p: Annotated[float, Meta(description="Above 0, up to 1.")] = 1.0
+    top_k: Annotated[int, Meta(description="Sample among the k most probable tokens; 0 or -1: all.")] = 0
+    min_p: Annotated[float, Meta(description="Least probability relative to the most probable token, 0 to 1.")] = 0.0
+    presence_penalty: Annotated[float, Meta(description="-2 to 2.")] = 0.0
+    frequency_penalty: Annotated[float, Meta(description="-2 to 2.")] = 0.0
+    repetition_penalty: Annotated[float, Meta(description="Above 0, up to 10; 1: none. Counts prompt and output.")] = (
+        1.0
+    )
+    seed: (
+        Annotated[int, Meta(description="64 bits. The same seed and request give the same tokens; absent: drawn.")]
+        | None
+    ) = None
+    logit_bias: Annotated[dict[int, float], Meta(description="Token id to bias, -100 to 100.")] = {}
+    allowed_token_ids: Annotated[list[int], Meta(description="Only these tokens may be sampled.")] | None = None
+    bad_words: Annotated[list[str], Meta(description="Strings whose token sequences are never completed.")] = []
+    stop: Annotated[str | list[str], Meta(description="Strings that end the text; not part of it.")] = []
+    stop_token_ids: Annotated[list[int], Meta(description="Tokens that end the text.")] = []
+    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string in the text.")] = False
+    ignore_eos: Annotated[bool, Meta(description="Go on after end-of-sequence.")] = False
+    min_tokens: Annotated[int, Meta(description="No end before so many tokens.")] = 0
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    prompt_logprobs: (
+        Annotated[int, Meta(description="The k most probable tokens at each prompt position. Not with `stream`.")]
+        | None
+    ) = None
+    return_token_ids: Annotated[bool, Meta(description="Adds `prompt_token_ids` and `token_ids`.")] = False
+    truncate_prompt_tokens: (
+        Annotated[
+            int,
+            Meta(ge=-1, description="Keep only the last k prompt tokens; -1: as many as leave room for `max_tokens`."),
+        ]
+        | None
+    ) = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000, description="Lower runs earlier; waiting improves it.")] = 0
+    cache_salt: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=MAX_SALT_CHARS,
+                description="Requests share cached prefixes only with requests of the same key and salt.",
+            ),
+        ]
+        | None
+    ) = None
+    stream: Annotated[bool, Meta(description="Answer as server-sent events that end with `data: [DONE]`.")] = False
+    stream_options: StreamOptions | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was found instead of computed."""
+
+
+class UsageInfo(msgspec.Struct, frozen=True):
+    """Tokens of a request. The prompt counts once, whatever `n` is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """One candidate at a prompt position."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Per prompt token, candidates by token id; null for the first token, which nothing predicts."""
+
+Json = dict[str, Any]

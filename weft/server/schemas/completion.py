@@ -1,0 +1,71 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from weft.server.schemas.common import GenerationRequest, PromptLogprobs, UsageInfo
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
+    """Texts to continue."""
+
+    prompt: Annotated[
+        str | list[str | int | list[int]],
+        Meta(description="A text, a list of texts, token ids, or a list of token id lists."),
+    ]
+    max_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most tokens per choice. 0, with `echo` or `prompt_logprobs`: only the prompt is computed.",
+        ),
+    ] = DEFAULT_MAX_TOKENS
+    logprobs: (
+        Annotated[int, Meta(description="Each token's log-probability and those of the k most probable, up to 256.")]
+        | None
+    ) = None
+    echo: Annotated[bool, Meta(description="Begin the text with the prompt.")] = False
+    add_special_tokens: Annotated[
+        bool, Meta(description="Add the tokenizer's special tokens to prompts given as text.")
+    ] = True
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Per token, in parallel lists. Tokens that are no text of their own are written `bytes:\\xe2\\x82`."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+    """Characters of the text before the token."""
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One continuation; choice `p * n + i` is the i-th of prompt p."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it."""
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished completion, or one event of a stream (without `usage` but for the last)."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageInfo | msgspec.UnsetType | None = msgspec.UNSET

@@ -1,0 +1,103 @@
+"""Server-sent events: a program's chunks on their way to one client.
+
+The head is sent with the first chunk, so that whatever fails before it is answered with a status of its own. Chunks
+are pulled: while the client reads slowly, `send` waits, tokens gather in the program's operations (an integer each, as
+many as the request may have), and the next chunk carries all of them. Nothing is queued here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from weft.programs.types import Chunk
+from weft.server.errors import ClientGone, error_json, is_internal, problem_of
+from weft.server.guard import Guard
+from weft.server.observe import Observer
+from weft.server.record import record_of
+from weft.server.state import Service
+
+logger = logging.getLogger("weft.server")
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies that gather a response before passing it on would undo the stream.
+    (b"x-accel-buffering", b"no"),
+]
+DONE = b"data: [DONE]\n\n"
+
+
+class Writer(Protocol):
+    """Turns the chunks of one request into events of its API."""
+
+    def events(self, chunk: Chunk) -> bytes:
+        """The events that tell a chunk; empty where it has nothing to tell."""
+        ...
+
+    def last_events(self) -> bytes:
+        """What follows the last chunk, before `[DONE]`."""
+        ...
+
+
+class EventStream:
+    """A response that streams. Closes the program however it ends."""
+
+    def __init__(
+        self,
+        request: Request,
+        service: Service,
+        chunks: AsyncGenerator[Chunk, None],
+        writer: Writer,
+        observer: Observer,
+    ):
+        self._request = request
+        self._service = service
+        self._chunks = chunks
+        self._writer = writer
+        self._observer = observer
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises what fails before the first chunk, and `ClientGone`."""
+        failure: BaseException | None = None
+        try:
+            async with Guard(self._request, self._service), aclosing(self._chunks):
+                async for chunk in self._chunks:
+                    self._observer.see(chunk)
+                    await self._send(send, self._writer.events(chunk))
+                await self._send(send, self._writer.last_events() + DONE)
+        except Exception as error:
+            failure = error
+            if not self._started or isinstance(error, ClientGone):
+                raise
+            await self._tell(send, error)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._observer.close(failure)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, events: bytes) -> None:
+        if not events:
+            return
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        self._service.metrics.stream_writes += 1
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def _tell(self, send: Send, error: Exception) -> None:
+        """An error after the head: the last event. `[DONE]` does not follow, so that nobody takes it for complete."""
+        record = record_of(self._request)
+        record.outcome = "error"
+        if is_internal(error):
+            logger.exception("request %s failed while streaming", record.request_id, exc_info=error)
+        body = error_json(problem_of(error, record.request_id))
+        await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True})

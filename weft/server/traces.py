@@ -1,0 +1,59 @@
+"""The lives of recent requests, while tracing is on. Bounded; a tenant sees its own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from weft.core.wire import Event, TraceSpan
+from weft.server.record import Record
+from weft.server.schemas.service import Span, Trace
+
+MAX_TRACES = 1024
+MAX_SPANS = 512
+
+
+@dataclass(slots=True)
+class _Kept:
+    request_id: str
+    engine: list[TraceSpan] = field(default_factory=list)
+    front: list[tuple[str, float]] = field(default_factory=list)
+
+
+class Traces:
+    """Moments told by engines and by the front, by request."""
+
+    def __init__(self, enabled: bool):
+        self.enabled = enabled
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def begin(self, record: Record) -> None:
+        """Remember a request from now on, and forget the oldest where there are too many."""
+        if self.enabled:
+            self._kept[trace_id(record.tenant, record.request_id)] = _Kept(record.request_id)
+            if len(self._kept) > MAX_TRACES:
+                self._kept.popitem(last=False)
+
+    def on_event(self, event: Event) -> None:
+        """Take an engine's event that belongs to no operation."""
+        if isinstance(event, TraceSpan) and (kept := self._kept.get(event.request_id)) and len(kept.engine) < MAX_SPANS:
+            kept.engine.append(event)
+
+    def finish(self, record: Record) -> None:
+        """Take the front's moments of a request that ended."""
+        if self.enabled and (kept := self._kept.get(trace_id(record.tenant, record.request_id))):
+            kept.front = record.spans[:MAX_SPANS]
+
+    def get(self, tenant: str, request_id: str) -> Trace | None:
+        """What is remembered of a request of this tenant."""
+        kept = self._kept.get(trace_id(tenant, request_id))
+        if kept is None:
+            return None
+        front = [Span(what=what, at_s=at_s, source="front") for what, at_s in kept.front]
+        engine = [Span(what=span.what, at_s=span.at_s, source="engine", detail=span.detail) for span in kept.engine]
+        return Trace(request_id=request_id, spans=front + engine)
+
+
+def trace_id(tenant: str, request_id: str) -> str:
+    """What engines call a request. Tenants may send the same request id; names of tenants have no slash."""
+    return f"{tenant}/{request_id}" if tenant else request_id
