@@ -13,14 +13,12 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 import weft
 from weft.config import EMBEDDED_MODEL
 from weft.core.errors import ModelLoadError
 from weft.tokenizers.tokenizer import Tokenizer
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FILES = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -60,9 +58,11 @@ def load_directory(path: Path, name: str = "") -> Tokenizer:
     except Exception as error:  # the library raises bare exceptions
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
     config = _read_json(path / "tokenizer_config.json")
-    special = _special_tokens(_read_json(path / "special_tokens_map.json") | config)
+    if "added_tokens_decoder" not in config:
+        # The older layout, in which this file says which tokens are special.
+        config = config | _read_json(path / "special_tokens_map.json")
+    special = _special_tokens(config)
     _add_tokens(backend, config, special)
-    _set_post_processor(backend, config, special)
     return Tokenizer(
         backend,
         special_tokens={key: token.content for key, token in special.items()},
@@ -85,7 +85,7 @@ def _token(value: object) -> tokenizers.AddedToken | None:
     """A token as these files write it: a string, or its text with flags."""
     match value:
         case str():
-            return tokenizers.AddedToken(value, special=True, normalized=False)
+            return tokenizers.AddedToken(value, special=True)
         case {"content": str(content), **rest}:
             flags = {key: bool(rest[key]) for key in ("lstrip", "rstrip", "single_word", "normalized") if key in rest}
             return tokenizers.AddedToken(content, special=bool(rest.get("special", True)), **flags)
@@ -94,8 +94,8 @@ def _token(value: object) -> tokenizers.AddedToken | None:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, tokenizers.AddedToken]:
-    """By the name that templates know them under."""
-    values: dict[str, object] = {name: config.get(name) for name in _NAMED_TOKENS}
+    """By the name that templates know them under: whatever is called `…_token`, and named extras."""
+    values = {name: value for name, value in config.items() if name.endswith("_token")}
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
         values |= extra
@@ -106,35 +106,24 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, tokenizers.AddedToke
 def _add_tokens(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, tokenizers.AddedToken]
 ) -> None:
-    """Tokens that only the config names, in the order of their ids; and named ones are special even where
-    tokenizer.json does not say so."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    """Tokens that only the config has, or has otherwise: listed ones in the order of their ids, then special ones.
+
+    What stands before and after a text (a beginning of sequence, say) is tokenizer.json's alone to say;
+    `add_bos_token` beside it is ignored, as in transformers.
+    """
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder")
     if isinstance(listed, dict):
         for _, value in sorted(listed.items(), key=lambda item: int(item[0])):
             token = _token(value)
-            if token is not None and token.content not in known:
+            if token is not None and repr(token) not in known:
                 backend.add_tokens([token])
+    contents = {token.content for token in backend.get_added_tokens_decoder().values()}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
     more = [_token(value) for value in extra] if isinstance(extra, list) else []
-    backend.add_special_tokens([*special.values(), *(token for token in more if token is not None)])
-
-
-def _set_post_processor(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, tokenizers.AddedToken]
-) -> None:
-    """Where the config says whether a text gets a beginning and an end, that counts; else what tokenizer.json does."""
-    if "add_bos_token" not in config and "add_eos_token" not in config and backend.post_processor is not None:
-        return
-    parts, tokens = ["$A:0"], []
-    if config.get("add_bos_token") and "bos_token" in special:
-        parts.insert(0, f"{special['bos_token'].content}:0")
-        tokens.append(special["bos_token"].content)
-    if config.get("add_eos_token") and "eos_token" in special:
-        parts.append(f"{special['eos_token'].content}:0")
-        tokens.append(special["eos_token"].content)
-    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys(tokens)]
-    backend.post_processor = TemplateProcessing(single=parts, special_tokens=ids)
+    for token in (*special.values(), *more):
+        if token is not None and token.content not in contents:
+            backend.add_special_tokens([token])
 
 
 def _eos_token_ids(path: Path) -> list[int] | None:
