@@ -1,0 +1,184 @@
+"""Drives an engine on a fake worker with random clients, and checks every token, ending and invariant."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from weft.cache.integrity import check_integrity
+from weft.core import wire
+from weft.core.clock import ManualClock
+from weft.core.ids import pack_tokens
+from weft.core.sampling import SamplingParams, StopParams
+from weft.engine.engine import Engine
+from weft.sched.scheduler import SchedulerConfig
+from weft.sched.sequence import State
+from weft.testing.fake_worker import FakeWorker, expected_tokens, fake_spec
+
+
+@dataclass
+class Operation:
+    """What a generate should give, and what it gave."""
+
+    seq: int
+    prompt: list[int]
+    seed: int
+    limit: int
+    eos: bool
+    tokens: list[int] = field(default_factory=list)
+    ending: wire.Event | None = None
+
+
+@dataclass
+class ClientSequence:
+    """What the client believes its sequence holds."""
+
+    tokens: list[int]
+    namespace: str
+    active: int | None = None
+
+
+class Driver:
+    """One engine, one client."""
+
+    def __init__(self, seed: int = 0, *, overlap: bool = True, eos: int = 7, **changes: object):
+        self.random = random.Random(seed)
+        scheduler = {k: changes.pop(k) for k in list(changes) if k in SchedulerConfig.__struct_fields__}
+        spec = fake_spec(**changes)
+        self.vocab = spec.vocab_size
+        self.eos = eos
+        config = SchedulerConfig(
+            **{
+                "max_context": spec.max_context,
+                "max_running": spec.num_slots,
+                "max_step_tokens": 128,
+                "vocab_size": spec.vocab_size,
+                "eos_token_ids": [eos],
+                **scheduler,
+            }
+        )
+        self.clock = ManualClock()
+        self.worker = FakeWorker(spec)
+        self.engine = Engine(
+            self.worker, config, self.receive, clock=self.clock, overlap=overlap, token_bytes=[b"x"] * spec.vocab_size
+        )
+        self.sequences: dict[int, ClientSequence] = {}
+        self.operations: dict[int, Operation] = {}
+        self.others: list[wire.Event] = []
+        self.numbers = iter(range(1, 10**9))
+
+    def receive(self, client: int, envelope: wire.Envelope) -> None:
+        assert client == 1
+        for event in envelope.events:
+            if isinstance(event, wire.Token):
+                operation = self.operations[event.op]
+                assert operation.ending is None, "a token after the end"
+                operation.tokens.append(event.token)
+            elif isinstance(event, wire.Finished | wire.Failed | wire.Cancelled) and event.op in self.operations:
+                operation = self.operations[event.op]
+                assert operation.ending is None, "two endings"
+                operation.ending = event
+                self.ended(operation)
+            else:
+                self.others.append(event)
+
+    def ended(self, operation: Operation) -> None:
+        expected = expected_tokens(operation.prompt, operation.seed, operation.limit, self.vocab)
+        if operation.eos and self.eos in expected:
+            expected = expected[: expected.index(self.eos) + 1]
+        if isinstance(operation.ending, wire.Finished):
+            assert operation.tokens == expected
+            assert operation.ending.usage.num_output_tokens == len(expected)
+            assert operation.ending.usage.num_prompt_tokens == len(operation.prompt)
+        else:
+            assert isinstance(operation.ending, wire.Cancelled), operation.ending
+            assert operation.tokens == expected[: len(operation.tokens)]
+        sequence = self.sequences.get(operation.seq)
+        if sequence is not None:
+            sequence.tokens = operation.prompt + operation.tokens
+            sequence.active = None
+
+    def send(self, *commands: wire.Command) -> None:
+        self.engine.submit(1, commands)
+
+    def text(self, longest: int = 150) -> list[int]:
+        length = self.random.randrange(1, longest)
+        shared = self.random.randrange(length + 1)
+        base = self.random.randrange(3)
+        return [(base * 100 + i) % self.vocab for i in range(shared)] + [
+            self.random.randrange(self.vocab) for _ in range(length - shared)
+        ]
+
+    def open(self, tokens: list[int] | None = None, priority: int = 0) -> int:
+        number = next(self.numbers)
+        tokens = self.text() if tokens is None else tokens
+        namespace = self.random.choice(["", "", "other"])
+        self.sequences[number] = ClientSequence(list(tokens), namespace)
+        self.send(
+            wire.Open(seq=number, namespace=namespace, priority=priority),
+            wire.Append(seq=number, op=next(self.numbers), tokens=pack_tokens(tokens)),
+        )
+        return number
+
+    def generate(self, number: int, limit: int, *, eos: bool = True, seed: int | None = None) -> int:
+        op = next(self.numbers)
+        sequence = self.sequences[number]
+        seed = self.random.randrange(1 << 40) if seed is None else seed
+        self.operations[op] = Operation(number, list(sequence.tokens), seed, limit, eos)
+        sequence.active = op
+        self.send(
+            wire.Generate(
+                seq=number,
+                op=op,
+                sampling=SamplingParams(seed=seed),
+                stop=StopParams(max_tokens=limit, ignore_eos=not eos),
+            )
+        )
+        return op
+
+    def fork(self, number: int) -> int:
+        child = next(self.numbers)
+        parent = self.sequences[number]
+        self.sequences[child] = ClientSequence(list(parent.tokens), parent.namespace)
+        self.send(wire.Fork(seq=number, child=child))
+        return child
+
+    def check(self) -> None:
+        check_integrity(self.engine.cache, [s.table for s in self.engine.intake.sequences()])
+        for sequence in self.engine.intake.sequences():
+            assert sequence.num_written <= sequence.num_computed <= sequence.total
+            assert (sequence.slot >= 0) == (sequence.state is State.RUNNING)
+            assert sequence.num_computed <= len(sequence.table.pages) * self.engine.cache.page_size
+
+    def step(self) -> bool:
+        self.clock.advance(0.01)
+        did = self.engine.step()
+        self.check()
+        return did
+
+    def run(self, most: int = 5000) -> None:
+        for _ in range(most):
+            if not self.step() and not self.engine.busy:
+                return
+        raise AssertionError(f"still busy after {most} steps")
+
+    def finish(self) -> None:
+        """Everything ends, and no page is left behind."""
+        self.run()
+        for operation in self.operations.values():
+            assert operation.ending is not None, "an operation never ended"
+        self.send(*[wire.Release(seq=number) for number in self.sequences])
+        self.sequences.clear()
+        self.run()
+        self.clock.advance(1e6)
+        self.engine.cache.expire(self.clock.now())
+        self.send(wire.ResetPrefixCache())
+        self.check()
+        tiers = self.engine.cache.tiers
+        assert tiers.device.num_free == tiers.device.num_pages
+        assert tiers.host.num_free == tiers.host.num_pages
+        assert not self.engine.cache.trees()
+        assert self.engine.intake.num_sequences == 0
+        assert self.engine.scheduler.slots.num_free == self.engine.info.max_running
+        assert not self.engine.scheduler.resting
+        assert len(self.engine.scheduler.queue) == 0

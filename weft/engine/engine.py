@@ -1,0 +1,143 @@
+"""`Engine`: the loop that joins scheduler and worker. One engine serves one model.
+
+Owns the order of things: commands in, a step launched, its masks bound, the step before it understood, events out.
+Knows nothing of sockets or processes; `inline.py` and `process.py` run it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from weft.cache.manager import KVCache
+from weft.core.clock import Clock, SystemClock
+from weft.core.errors import WeftError
+from weft.core.protocols import Worker
+from weft.core.step import LateInputs, StepHandle
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event
+from weft.engine.stop import StopMatcher
+from weft.sched.batch import InFlight
+from weft.sched.intake import Intake
+from weft.sched.outcome import update
+from weft.sched.scheduler import Scheduler, SchedulerConfig
+
+Publish = Callable[[int, Envelope], None]
+"""Called with (client, what became true for it)."""
+
+
+class Engine:
+    """See the module's docstring. Used from one thread."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        config: SchedulerConfig,
+        publish: Publish,
+        *,
+        model: str = "",
+        token_bytes: list[bytes] | None = None,
+        overlap: bool = True,
+        clock: Clock | None = None,
+    ):
+        spec = worker.spec
+        self.worker = worker
+        self.clock = clock or SystemClock()
+        self.cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
+        self.scheduler = Scheduler(config, self.cache)
+        self.intake = Intake(self.scheduler, lambda stop: StopMatcher(stop, token_bytes or []))
+        self._publish = publish
+        self._overlap = overlap
+        self._previous: tuple[StepHandle, InFlight] | None = None
+        self._step_device_s = 0.0
+        self._step_host_s = 0.0
+        self.info = EngineInfo(
+            model=model,
+            vocab_size=config.vocab_size,
+            hidden_size=spec.hidden_size,
+            page_size=spec.page_size,
+            num_device_pages=spec.num_device_pages,
+            num_host_pages=spec.num_host_pages,
+            max_context=config.max_context,
+            max_running=config.max_running,
+            max_step_tokens=config.max_step_tokens,
+            eos_token_ids=config.eos_token_ids,
+            device=spec.device,
+            dtype=spec.dtype,
+            bytes_per_page=spec.bytes_per_page,
+            pid=os.getpid(),
+        )
+
+    def submit(self, client: int, commands: Iterable[Command]) -> None:
+        """Take in commands, between steps. Nothing is computed yet."""
+        now = self.clock.now()
+        for command in commands:
+            self.intake.apply(client, command, now)
+
+    def drop_client(self, client: int) -> None:
+        """Release everything a client holds."""
+        self.intake.drop_client(client, self.clock.now())
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        return self._previous is not None or self.scheduler.has_work
+
+    def step(self) -> bool:
+        """One turn of the loop: launch the next step, then take in the one before. False when there was nothing to do.
+
+        Raises what the worker raised; the engine is then of no more use.
+        """
+        began = time.perf_counter()
+        step, flight = self.scheduler.schedule(self.clock.now())
+        launched: tuple[StepHandle, InFlight] | None = None
+        if not step.is_empty:
+            handle = self.worker.launch(step)
+            self.scheduler.launched(step.step_id)
+            self.worker.bind(handle, LateInputs())
+            launched = handle, flight
+        waited = 0.0
+        if self._previous is not None:
+            waited += self._take_in(*self._previous)
+        elif launched is None and self.scheduler.has_work:
+            raise WeftError("the scheduler has work and no way to do it: a bug in Weft")
+        self._previous = launched
+        if launched is not None and not self._overlap:
+            waited += self._take_in(*launched)
+            self._previous = None
+        self.publish(step.step_id)
+        self._step_host_s += time.perf_counter() - began - waited
+        return launched is not None or waited > 0
+
+    def publish(self, step_id: int) -> None:
+        """Send what became true, one message for each client."""
+        outbox = self.scheduler.outbox
+        if not outbox:
+            return
+        by_client: dict[int, list[Event]] = {}
+        for client, event in outbox:
+            by_client.setdefault(client, []).append(event)
+        outbox.clear()
+        for client, events in by_client.items():
+            self._publish(client, Envelope(step_id, events))
+
+    def stats(self) -> EngineStats:
+        """A frozen picture of the engine."""
+        return msgspec.structs.replace(
+            self.intake.stats(), step_device_s=self._step_device_s, step_host_s=self._step_host_s
+        )
+
+    def close(self) -> None:
+        """Stop the worker."""
+        self.worker.close()
+
+    def _take_in(self, handle: StepHandle, flight: InFlight) -> float:
+        """Understand a step's result; returns the seconds spent waiting for it."""
+        began = time.perf_counter()
+        result = handle.wait()
+        waited = time.perf_counter() - began
+        self._step_device_s += result.device_s
+        update(self.scheduler, flight, result, self.clock.now())
+        return waited

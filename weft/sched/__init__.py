@@ -1,0 +1,1 @@
+"""Who runs next, with which pages: decisions as data. Pure: no torch, asyncio, sockets, clock or randomness."""

@@ -1,0 +1,279 @@
+"""`StepBuilder`: turns what was decided into the arrays of a step, and remembers what its results will mean.
+
+Owns the layout of a batch: decode rows first, in order of rank, then chunks. Called by the scheduler, which has made
+every page writable before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.cache.tiers import Copies
+from weft.core.step import I32, ForwardBatch, SamplingBatch, SlotSet, Step
+from weft.sched.sequence import Append, Generate, Sequence
+from weft.sched.slots import SlotTable, uniforms
+
+
+class Chunk(NamedTuple):
+    """Known tokens `start` to `end` of a sequence, computed by this step."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    samplers: list[Sequence]
+    """Who samples from the last token's row: the sequence itself and forks of it that stand at the same place."""
+
+
+class Sampled(NamedTuple):
+    """A sampler of a step in flight."""
+
+    sequence: Sequence
+    epoch: int
+
+
+class Written(NamedTuple):
+    """The first `end` tokens of a sequence have KV once the step is done."""
+
+    sequence: Sequence
+    epoch: int
+    end: int
+
+
+class Scored(NamedTuple):
+    """`num` scores of a step, the first for token `first` of the sequence."""
+
+    sequence: Sequence
+    epoch: int
+    op: Append
+    first: int
+    num: int
+
+
+class Pooled(NamedTuple):
+    """One of a step's hidden sums, over `num` tokens."""
+
+    sequence: Sequence
+    epoch: int
+    op: Append
+    num: int
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What the results of a launched step mean."""
+
+    step_id: int
+    sampled: list[Sampled] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    pooled: list[Pooled] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+class _Rows:
+    """The arrays of a ragged batch, piece by piece."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[I32] = []
+        self.token_slots: list[I32] = []
+        self.positions: list[I32] = []
+        self.write_slots: list[I32] = []
+        self.q_lens: list[I32] = []
+        self.kv_lens: list[I32] = []
+        self.num_pages: list[I32] = []
+        self.page_ids: list[I32] = []
+
+
+class StepBuilder:
+    """Builds one step. Add the decodes once, then chunks, then `build`."""
+
+    def __init__(self, step_id: int, slots: SlotTable, page_size: int):
+        self.in_flight = InFlight(step_id)
+        self.num_tokens = 0
+        self._score_top = 0
+        self._slots = slots
+        self._page_size = page_size
+        self._rows = _Rows()
+        self._outputs: list[I32] = []
+        self._num_outputs = 0
+        self._sampler_rows: list[I32] = []
+        self._sampler_slots: list[I32] = []
+        self._score_rows: list[int] = []
+        self._score_targets: list[int] = []
+        self._hidden: list[tuple[int, int]] = []
+        self._slot_sets: list[SlotSet] = []
+
+    def add_slot_set(self, slot_set: SlotSet) -> None:
+        """Place a sequence's sampling state before this step samples."""
+        self._slot_sets.append(slot_set)
+
+    def add_decodes(self, slots: I32, sequences: list[Sequence]) -> None:
+        """One token each for `slots` [n]: the one their slot sampled last. Counts them on."""
+        table = self._slots
+        count = len(slots)
+        kv_lens = table.total[slots]
+        positions = kv_lens - 1
+        num_pages = -(-kv_lens // self._page_size)
+        rows = self._rows
+        pages = table.pages[slots, : int(num_pages.max())]
+        rows.page_ids.append(pages[np.arange(pages.shape[1], dtype=np.int32) < num_pages[:, None]])
+        last = table.pages[slots, positions // self._page_size]
+        rows.write_slots.append(last * self._page_size + positions % self._page_size)
+        rows.token_ids.append(np.full(count, -1, np.int32))
+        rows.token_slots.append(slots)
+        rows.positions.append(positions)
+        rows.q_lens.append(np.ones(count, np.int32))
+        rows.kv_lens.append(kv_lens)
+        rows.num_pages.append(num_pages)
+        self._outputs.append(np.arange(count, dtype=np.int32))
+        self._sampler_rows.append(np.arange(count, dtype=np.int32))
+        self._sampler_slots.append(slots)
+        self._num_outputs = self.num_tokens = count
+        sampled, written = self.in_flight.sampled, self.in_flight.written
+        for sequence in sequences:
+            end = sequence.total
+            written.append(Written(sequence, sequence.kv_epoch, end))
+            sampled.append(Sampled(sequence, sequence.epoch))
+            sequence.num_computed = end
+            sequence.total = end + 1
+            sequence.last_step = self.in_flight.step_id
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Known tokens of one sequence, and what is to be made of their rows."""
+        sequence, start, end = chunk.sequence, chunk.start, chunk.end
+        size = self._page_size
+        rows = self._rows
+        count = end - start
+        positions = np.arange(start, end, dtype=np.int32)
+        pages = np.array(sequence.table.pages[: -(-end // size)], np.int32)
+        rows.token_ids.append(np.array(sequence.tokens[start:end], np.int32))
+        rows.token_slots.append(np.full(count, -1, np.int32))
+        rows.positions.append(positions)
+        rows.write_slots.append(pages[positions // size] * size + positions % size)
+        rows.q_lens.append(np.array([count], np.int32))
+        rows.kv_lens.append(np.array([end], np.int32))
+        rows.num_pages.append(np.array([len(pages)], np.int32))
+        rows.page_ids.append(pages)
+        if isinstance(sequence.head, Append):
+            self._add_reports(sequence, sequence.head, start, end)
+        if chunk.samplers:
+            row = self._add_output(self.num_tokens + count - 1)
+            for sampler in chunk.samplers:
+                self._sampler_rows.append(np.array([row], np.int32))
+                self._sampler_slots.append(np.array([sampler.slot], np.int32))
+                self.in_flight.sampled.append(Sampled(sampler, sampler.epoch))
+        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end))
+        sequence.last_step = self.in_flight.step_id
+        self.num_tokens += count
+
+    def add_written(self, sequence: Sequence, end: int) -> None:
+        """A fork's first `end` tokens are written by its parent's chunk in this step."""
+        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end))
+
+    def build(self, copies: Copies) -> Step:
+        """The finished step."""
+        self.in_flight.num_tokens = self.num_tokens
+        return Step(
+            step_id=self.in_flight.step_id,
+            swap_outs=_pairs(copies.swap_outs),
+            page_copies=_pairs(copies.page_copies),
+            swap_ins=_pairs(copies.swap_ins),
+            slot_sets=self._slot_sets,
+            forward=self._forward() if self.num_tokens else None,
+            sampling=self._sampling(),
+        )
+
+    def _add_output(self, token: int) -> int:
+        self._outputs.append(np.array([token], np.int32))
+        self._num_outputs += 1
+        return self._num_outputs - 1
+
+    def _add_reports(self, sequence: Sequence, op: Append, start: int, end: int) -> None:
+        """Scores of prompt tokens and pooled hidden states that an append asks for."""
+        outputs = op.outputs
+        if outputs is None:
+            return
+        last = op.start + len(op.tokens)
+        if outputs.logprobs is not None:
+            self._score_top = max(self._score_top, outputs.logprobs)
+            first = max(op.start, start + 1)
+            targets = range(first, min(end + 1, last))
+            for target in targets:
+                self._score_rows.append(self._add_output(self.num_tokens + target - 1 - start))
+                self._score_targets.append(sequence.tokens[target])
+            if targets:
+                self.in_flight.scored.append(Scored(sequence, sequence.kv_epoch, op, first, len(targets)))
+        if outputs.hidden is not None:
+            group = len(self.in_flight.pooled)
+            wanted = range(max(op.start if outputs.hidden == "mean" else last - 1, start), min(end, last))
+            self._hidden.extend((self.num_tokens + token - start, group) for token in wanted)
+            if wanted:
+                self.in_flight.pooled.append(Pooled(sequence, sequence.kv_epoch, op, len(wanted)))
+
+    def _forward(self) -> ForwardBatch:
+        rows = self._rows
+        token_ids = np.concatenate(rows.token_ids)
+        on_device = bool((token_ids < 0).any())
+        hidden = np.array(self._hidden, np.int32).reshape(-1, 2)
+        return ForwardBatch(
+            token_ids=token_ids,
+            token_slots=np.concatenate(rows.token_slots) if on_device else None,
+            positions=np.concatenate(rows.positions),
+            write_slots=np.concatenate(rows.write_slots),
+            q_indptr=_indptr(rows.q_lens),
+            kv_indptr=_indptr(rows.num_pages),
+            kv_page_ids=np.concatenate(rows.page_ids),
+            kv_lens=np.concatenate(rows.kv_lens),
+            output_tokens=np.concatenate(self._outputs) if self._outputs else np.empty(0, np.int32),
+            hidden_tokens=hidden[:, 0],
+            hidden_groups=hidden[:, 1],
+        )
+
+    def _sampling(self) -> SamplingBatch | None:
+        if not self._sampler_rows and not self._score_rows:
+            return None
+        table = self._slots
+        empty = np.empty(0, np.int32)
+        slots = np.concatenate(self._sampler_slots) if self._sampler_slots else empty
+        batch = SamplingBatch(
+            rows=np.concatenate(self._sampler_rows) if self._sampler_rows else empty,
+            slots=slots,
+            uniforms=uniforms(table.seeds[slots], table.output_index[slots]),
+            num_logprobs=table.num_logprobs[slots],
+            suppress_stop=table.output_index[slots] < table.min_tokens[slots],
+            late_mask=np.zeros(len(slots), np.bool_),
+            score_rows=np.array(self._score_rows, np.int32),
+            score_targets=np.array(self._score_targets, np.int32),
+            score_top=self._score_top,
+        )
+        table.total[slots] += 1
+        table.output_index[slots] += 1
+        table.remaining[slots] -= 1
+        return batch
+
+
+def sampling_state(sequence: Sequence, op: Generate) -> SlotSet:
+    """What the device needs to sample for `op` from the tokens known now."""
+    start = len(sequence.tokens) - op.num_output
+    needs_tokens = op.sampling.has_penalties or bool(op.sampling.bad_words)
+    return SlotSet(
+        slot=sequence.slot,
+        params=op.sampling,
+        prompt=sequence.tokens[:start].tobytes() if needs_tokens else b"",
+        output=sequence.tokens[start:].tobytes() if needs_tokens else b"",
+        stop_ids=sorted(op.stop_ids) if op.stop.min_tokens > 0 else [],
+    )
+
+
+def _pairs(pairs: list[tuple[int, int]]) -> I32:
+    return np.array(pairs, np.int32).reshape(-1, 2)
+
+
+def _indptr(lengths: list[I32]) -> I32:
+    flat = np.concatenate(lengths)
+    indptr = np.zeros(len(flat) + 1, np.int32)
+    np.cumsum(flat, out=indptr[1:])
+    return indptr

@@ -1,0 +1,258 @@
+"""`Intake`: commands of clients become sequences and operations; bad ones fail alone.
+
+Owns which handle means which sequence. Handles are (client, number): a forged or foreign number is unknown. Called by
+the engine between steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from weft.core.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
+from weft.core.ids import TOKEN_BYTES, unpack_tokens
+from weft.core.wire import (
+    Append,
+    Cancel,
+    Command,
+    EngineStats,
+    Failed,
+    Fork,
+    Generate,
+    Hold,
+    Open,
+    Release,
+    ResetPrefixCache,
+    SetPriority,
+    Truncate,
+)
+from weft.sched import sequence as ops
+from weft.sched.operations import advance, cancelled, emit_end, end_all, rest
+from weft.sched.scheduler import Scheduler
+from weft.sched.sequence import Sequence, State, StopMonitor
+
+MonitorFactory = Callable[[list[bytes]], StopMonitor]
+_MASK63 = (1 << 63) - 1
+
+
+class Intake:
+    """See the module's docstring."""
+
+    def __init__(self, scheduler: Scheduler, make_monitor: MonitorFactory):
+        self._scheduler = scheduler
+        self._make_monitor = make_monitor
+        self._sequences: dict[tuple[int, int], Sequence] = {}
+        self._ids = itertools.count(1)
+        self.draining = False
+
+    @property
+    def num_sequences(self) -> int:
+        """Open sequences of all clients."""
+        return len(self._sequences)
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All open sequences."""
+        yield from self._sequences.values()
+
+    def apply(self, client: int, command: Command, now: float) -> None:
+        """Carry out one command. Whatever is wrong with it becomes a `Failed` event of its client."""
+        try:
+            self._apply(client, command, now)
+        except WeftError as error:
+            op = command.op if isinstance(command, Append | Generate) else 0
+            param = error.param if isinstance(error, InvalidRequest) else None
+            event = Failed(op=op, kind=error.kind, message=error.message, param=param)
+            self._scheduler.outbox.append((client, event))
+            self._scheduler.counters.finished["failed"] = self._scheduler.counters.finished.get("failed", 0) + 1
+
+    def drop_client(self, client: int, now: float) -> None:
+        """A client is gone: release all it held. Its events go nowhere."""
+        for key in [key for key in self._sequences if key[0] == client]:
+            self._release(key, None, now)
+
+    def stats(self) -> EngineStats:
+        """A frozen picture of scheduler and cache; the engine adds the times."""
+        scheduler, tiers, counters = self._scheduler, self._scheduler.cache.tiers, self._scheduler.counters
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.queue),
+            num_held=scheduler.cache.num_held,
+            num_sequences=self.num_sequences,
+            device_pages_total=tiers.device.num_pages,
+            device_pages_free=tiers.device.num_free + tiers.device.num_fenced,
+            device_pages_cached=tiers.num_evictable,
+            host_pages_total=tiers.host.num_pages,
+            host_pages_free=tiers.host.num_free,
+            steps=scheduler.last_step_id,
+            prompt_tokens=counters.prompt_tokens,
+            prefill_tokens=counters.prefill_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            generated_tokens=counters.generated_tokens,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            preemptions=counters.preemptions,
+            evictions=tiers.num_evicted,
+            swapped_in_pages=counters.swapped_in_pages,
+            swapped_out_pages=counters.swapped_out_pages,
+            finished=dict(counters.finished),
+        )
+
+    def _apply(self, client: int, command: Command, now: float) -> None:
+        match command:
+            case Open():
+                self._open(client, command, now)
+            case Append():
+                self._append(client, command, now)
+            case Generate():
+                self._generate(client, command, now)
+            case Fork():
+                self._fork(client, command, now)
+            case Truncate():
+                self._truncate(client, command, now)
+            case Hold():
+                self._release((client, command.seq), now + command.ttl_s, now)
+            case Release():
+                self._release((client, command.seq), None, now)
+            case Cancel():
+                sequence = self._get(client, command.seq)
+                end_all(self._scheduler, sequence, cancelled(sequence, now))
+                rest(self._scheduler, sequence, now)
+            case SetPriority():
+                self._set_priority(self._get(client, command.seq), command.priority)
+            case ResetPrefixCache():
+                self._scheduler.cache.reset()
+            case _:
+                raise InvalidRequest(f"a scheduler does not handle {type(command).__name__}")
+
+    def _get(self, client: int, handle: int) -> Sequence:
+        sequence = self._sequences.get((client, handle))
+        if sequence is None:
+            raise UnknownHandle(f"sequence {handle} is not open: it was never opened, was released, or its lease ended")
+        return sequence
+
+    def _register(self, client: int, handle: int, like: Open | Sequence, request_id: str, now: float) -> Sequence:
+        if (client, handle) in self._sequences:
+            raise InvalidRequest(f"sequence {handle} is open already: numbers may be used once", "seq")
+        seq = next(self._ids)
+        sequence = Sequence(
+            seq=seq,
+            client=client,
+            handle=handle,
+            tenant=like.tenant,
+            namespace=like.namespace,
+            request_id=request_id,
+            priority=like.priority,
+            arrival_s=now,
+            table=self._scheduler.cache.open_table(seq, like.namespace),
+            last_active_s=now,
+        )
+        self._sequences[client, handle] = sequence
+        return sequence
+
+    def _open(self, client: int, command: Open, now: float) -> None:
+        if self.draining:
+            raise Draining("the server is shutting down and takes no new requests")
+        self._scheduler.trace(self._register(client, command.seq, command, command.request_id, now), "queued", now)
+
+    def _append(self, client: int, command: Append, now: float) -> None:
+        sequence = self._usable(client, command.seq, command.op)
+        if sequence is None:
+            return
+        if not command.tokens or len(command.tokens) % TOKEN_BYTES:
+            raise InvalidRequest(f"{len(command.tokens)} bytes are not a whole number of int32 token ids", "prompt")
+        ids = np.frombuffer(command.tokens, np.int32)
+        vocab_size = self._scheduler.config.vocab_size
+        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+            wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+            error = InvalidRequest(
+                f"token {wrong} does not exist; this model has tokens 0 to {vocab_size - 1}", "prompt"
+            )
+            sequence.failure = (error.kind, error.message)
+            raise error
+        sequence.ops.append(ops.Append(command.op, unpack_tokens(command.tokens), now, command.outputs))
+        self._arrive(sequence, now)
+
+    def _generate(self, client: int, command: Generate, now: float) -> None:
+        sequence = self._usable(client, command.seq, command.op)
+        if sequence is None:
+            return
+        config = self._scheduler.config
+        command.sampling.validate(config.vocab_size)
+        command.stop.validate(config.vocab_size)
+        if len(self._scheduler.queue) >= config.max_waiting:
+            raise Overloaded(f"{config.max_waiting} requests are waiting already; try again later")
+        stop = command.stop
+        eos = () if stop.ignore_eos else config.eos_token_ids
+        seed = command.sampling.seed
+        op = ops.Generate(
+            op=command.op,
+            sampling=command.sampling,
+            stop=stop,
+            arrival_s=now,
+            seed=(config.seed * 0x9E3779B97F4A7C15 + sequence.seq) & _MASK63 if seed is None else seed,
+            max_tokens=config.max_context if stop.max_tokens is None else stop.max_tokens,
+            stop_ids=frozenset((*eos, *stop.stop_token_ids)),
+            monitor=self._make_monitor(stop.stop) if stop.stop else None,
+        )
+        sequence.ops.append(op)
+        self._arrive(sequence, now)
+
+    def _usable(self, client: int, handle: int, op: int) -> Sequence | None:
+        """The sequence, unless an earlier failure has made it useless: then `op` fails likewise."""
+        sequence = self._get(client, handle)
+        if sequence.failure is not None:
+            kind, message = sequence.failure
+            emit_end(self._scheduler, sequence, Failed(op=op, kind=kind, message=message))
+            return None
+        return sequence
+
+    def _arrive(self, sequence: Sequence, now: float) -> None:
+        """A new operation: if the sequence was at rest, its place in the queue is that of this moment."""
+        if sequence.state is State.IDLE and len(sequence.ops) == 1:
+            sequence.arrival_s = now
+        advance(self._scheduler, sequence, now)
+
+    def _fork(self, client: int, command: Fork, now: float) -> None:
+        parent = self._get(client, command.seq)
+        child = self._register(client, command.child, parent, command.request_id or parent.request_id, now)
+        child.unborn = True
+        child.parent = parent
+        parent.ops.append(ops.ForkInto(child))
+        advance(self._scheduler, parent, now)
+
+    def _truncate(self, client: int, command: Truncate, now: float) -> None:
+        sequence = self._get(client, command.seq)
+        if not 0 <= command.num_tokens <= len(sequence.tokens):
+            message = f"cannot cut a sequence of {len(sequence.tokens)} tokens to {command.num_tokens}"
+            raise ContextTooLong(message, "num_tokens")
+        end_all(self._scheduler, sequence, cancelled(sequence, now))
+        del sequence.tokens[command.num_tokens :]
+        sequence.high_water = min(sequence.high_water, command.num_tokens)
+        sequence.failure = None
+        rest(self._scheduler, sequence, now)
+
+    def _release(self, key: tuple[int, int], hold_until_s: float | None, now: float) -> None:
+        sequence = self._sequences.pop(key, None)
+        if sequence is None:
+            return  # released before, or dropped with its engine: the caller's wish is fulfilled
+        scheduler = self._scheduler
+        end_all(scheduler, sequence, cancelled(sequence, now))
+        sequence.unborn = False
+        rest(scheduler, sequence, now)
+        scheduler.queue.remove(sequence)
+        scheduler.resting.pop(sequence.seq, None)
+        sequence.move_to(State.CLOSED)
+        sequence.kv_epoch += 1
+        written = min(sequence.num_written, len(sequence.tokens))
+        if hold_until_s is None:
+            scheduler.cache.free(sequence.table, sequence.tokens, written, now)
+        else:
+            scheduler.cache.hold(sequence.table, sequence.tokens, written, hold_until_s, now)
+        scheduler.cache.close(sequence.table, now)
+
+    def _set_priority(self, sequence: Sequence, priority: int) -> None:
+        sequence.priority = priority
+        if sequence.state is State.WAITING:
+            self._scheduler.queue.push(sequence)

@@ -1,0 +1,221 @@
+"""The operations of sequences: what begins when the one before it is over, and how each ends.
+
+`advance` is called whenever a sequence's queue of operations may move: a command came in, or an operation ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.core.errors import ContextTooLong, InvalidRequest, UnknownHandle
+from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
+from weft.sched.scheduler import Scheduler
+from weft.sched.sequence import Append, ForkInto, Generate, Op, Sequence, State
+
+
+def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
+    """Begin what can begin. The sequence ends up where it belongs: running, queued, or at rest."""
+    if sequence.unborn:
+        return
+    while sequence.ops:
+        op = sequence.ops[0]
+        if isinstance(op, ForkInto):
+            sequence.ops.popleft()
+            _fork(scheduler, sequence, op.child, now)
+        elif isinstance(op, Append):
+            if op.outputs is None or not op.begun:
+                _begin_append(scheduler, sequence, op)
+            if sequence.ops and sequence.ops[0] is op:
+                if sequence.num_written < sequence.target:
+                    break
+                finish_append(scheduler, sequence, op, now)
+                return
+        elif _begin_generate(scheduler, sequence, op):
+            break
+    if sequence.state in (State.IDLE, State.WAITING, State.PARKED):
+        if sequence.state is not State.IDLE:
+            scheduler.queue.remove(sequence)
+        scheduler.enqueue_or_rest(sequence, now)
+    elif sequence.state is State.RUNNING and not sequence.has_work and not sequence.ops:
+        rest(scheduler, sequence, now)
+
+
+def _begin_append(scheduler: Scheduler, sequence: Sequence, op: Append) -> None:
+    op.begun = True
+    length = len(sequence.tokens) + len(op.tokens)
+    if length > scheduler.config.max_context:
+        error = ContextTooLong(
+            f"the sequence would have {length} tokens; this model serves at most {scheduler.config.max_context}. "
+            "Shorten the prompt, or start the server with a larger max_context if the model allows it"
+        )
+        sequence.ops.popleft()
+        fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
+        return
+    op.start = len(sequence.tokens)
+    sequence.tokens.extend(op.tokens)
+    sequence.total = len(sequence.tokens)
+    if op.outputs is None:
+        sequence.ops.popleft()
+        return
+    # A token's score comes from the row of the token before it, so that one has to be computed as well.
+    limit = op.start if op.outputs.logprobs is None else max(op.start - 1, 0)
+    sequence.reuse_limit = limit
+
+
+def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate) -> bool:
+    """Whether it began; otherwise it has failed and the next operation is first."""
+    if op.num_prompt:
+        return True
+    length = len(sequence.tokens)
+    error: InvalidRequest | None = None
+    if length == 0:
+        error = InvalidRequest("the prompt has no tokens: append at least one before generating", "prompt")
+    elif length >= scheduler.config.max_context:
+        error = ContextTooLong(
+            f"the prompt has {length} tokens and leaves no room to generate in a context of "
+            f"{scheduler.config.max_context}. Shorten the prompt"
+        )
+    if error is not None:
+        sequence.ops.popleft()
+        fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
+        return False
+    op.num_prompt = length
+    op.max_tokens = min(op.max_tokens, scheduler.config.max_context - length)
+    scheduler.counters.prompt_tokens += length
+    return True
+
+
+def _fork(scheduler: Scheduler, parent: Sequence, child: Sequence, now: float) -> None:
+    """Make `child`, registered and possibly with operations queued already, a copy of `parent`."""
+    if child.state is State.CLOSED:
+        return  # released before it came to be
+    child.unborn = False
+    child.parent = None
+    child.failure = parent.failure
+    child.tokens = parent.tokens[:]
+    child.total = len(child.tokens)
+    child.num_cached = parent.num_cached
+    leader = parent
+    if parent.state is State.FOLLOWING and parent.parent is not None and parent.fork_point == len(parent.tokens):
+        leader = parent.parent
+    busy = leader.state in (State.WAITING, State.PARKED, State.RUNNING)
+    if busy and leader.has_work:
+        child.parent = leader
+        child.fork_point = len(child.tokens)
+        child.move_to(State.FOLLOWING)
+        leader.followers.append(child)
+    elif parent.state is not State.FOLLOWING:
+        scheduler.cache.close(child.table, now)
+        child.table = scheduler.cache.fork(parent.table, child.seq)
+        child.num_computed, child.num_written = parent.num_computed, parent.num_written
+        child.high_water = parent.num_computed
+        scheduler.trim(child, now)
+    advance(scheduler, child, now)
+
+
+def fail_sequence(scheduler: Scheduler, sequence: Sequence, op: int, kind: str, message: str) -> None:
+    """`op` could not be carried out: it fails, and so does everything put on the sequence from now on."""
+    sequence.failure = (kind, message)
+    emit_end(scheduler, sequence, Failed(op=op, kind=kind, message=message))
+    end_all(scheduler, sequence, _failed(kind, message))
+
+
+def finish_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: float) -> None:
+    """End an append that reports about its tokens."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    if op.outputs is not None and op.outputs.logprobs is not None:
+        prompt_logprobs = [op.scores.get(op.start + i) for i in range(len(op.tokens))]
+    usage = Usage(
+        num_prompt_tokens=len(sequence.tokens), num_cached_tokens=sequence.num_cached, total_s=now - op.arrival_s
+    )
+    sequence.reuse_limit = None
+    event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden)
+    end_operation(scheduler, sequence, event, now)
+
+
+def end_operation(scheduler: Scheduler, sequence: Sequence, event: OpEvent, now: float) -> None:
+    """End the operation under way with its one terminal event, and go on with the next."""
+    sequence.ops.popleft()
+    emit_end(scheduler, sequence, event)
+    scheduler.trace(sequence, _how(event), now, len(sequence.tokens))
+    rest(scheduler, sequence, now)
+
+
+def rest(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
+    """Bring a sequence whose operation is over to rest; what it has to do next may start at once."""
+    sequence.epoch += 1
+    sequence.total = len(sequence.tokens)
+    scheduler.stop_running(sequence)
+    scheduler.queue.remove(sequence)
+    scheduler.free_followers(sequence, now)
+    unfollow(sequence)
+    scheduler.trim(sequence, now)
+    if sequence.state is not State.IDLE:
+        sequence.move_to(State.IDLE)
+    advance(scheduler, sequence, now)
+
+
+def unfollow(sequence: Sequence) -> None:
+    """Stop waiting for a parent."""
+    if sequence.parent is not None and sequence in sequence.parent.followers:
+        sequence.parent.followers.remove(sequence)
+    sequence.parent = None
+
+
+def end_all(scheduler: Scheduler, sequence: Sequence, event: Callable[[int], OpEvent]) -> None:
+    """End every operation, under way and queued, with the event made of its number."""
+    while sequence.ops:
+        op = sequence.ops.popleft()
+        if isinstance(op, ForkInto):
+            child, error = op.child, UnknownHandle("the sequence to fork from was given up before it could be forked")
+            child.unborn = False
+            child.failure = (error.kind, error.message)
+            end_all(scheduler, child, _failed(error.kind, error.message))
+        elif isinstance(op, Generate) or op.outputs is not None:
+            emit_end(scheduler, sequence, event(op.op))
+
+
+def cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
+    """Makes the `Cancelled` events of a sequence's operations, with what the one under way has cost."""
+    head = sequence.head
+
+    def event(op: int) -> OpEvent:
+        usage = usage_of(sequence, head, now) if head is not None and _number(head) == op else Usage()
+        return Cancelled(op=op, usage=usage)
+
+    return event
+
+
+def emit_end(scheduler: Scheduler, sequence: Sequence, event: OpEvent) -> None:
+    """Send and count a terminal event."""
+    scheduler.outbox.append((sequence.client, event))
+    how = _how(event)
+    scheduler.counters.finished[how] = scheduler.counters.finished.get(how, 0) + 1
+
+
+def usage_of(sequence: Sequence, op: Op, now: float) -> Usage:
+    """What an operation has cost until `now`."""
+    if not isinstance(op, Generate):
+        return Usage()
+    first_launch = now if op.first_launch_s is None else op.first_launch_s
+    return Usage(
+        num_prompt_tokens=op.num_prompt,
+        num_cached_tokens=min(sequence.num_cached, op.num_prompt),
+        num_output_tokens=op.num_output,
+        num_preemptions=op.num_preemptions,
+        queued_s=first_launch - op.arrival_s,
+        first_token_s=0.0 if op.first_token_s is None else op.first_token_s - op.arrival_s,
+        total_s=now - op.arrival_s,
+    )
+
+
+def _failed(kind: str, message: str) -> Callable[[int], OpEvent]:
+    return lambda op: Failed(op=op, kind=kind, message=message)
+
+
+def _number(op: Op) -> int:
+    return 0 if isinstance(op, ForkInto) else op.op
+
+
+def _how(event: OpEvent) -> str:
+    return event.reason if isinstance(event, Finished) else type(event).__name__.lower()

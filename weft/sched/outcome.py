@@ -1,0 +1,130 @@
+"""What a completed step means: tokens learned, pages written, operations ended.
+
+The second half of the scheduler. Results of a sequence whose epoch has moved on since the launch are void: its
+operation was ended or cancelled meanwhile, and a token that turns out to be late is dropped. Likewise what was written
+for a sequence whose KV was given back or cut since (`kv_epoch`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.core.step import StepResult, TopTokens
+from weft.core.wire import Finished, FinishReason, Token, TokenLogprobs
+from weft.sched.batch import InFlight
+from weft.sched.operations import end_operation, finish_append, rest, usage_of
+from weft.sched.scheduler import Scheduler
+from weft.sched.sequence import Append, Generate, Sequence, State, StopVerdict
+
+_NOTHING = StopVerdict()
+
+
+def update(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
+    """Take in the result of a step, in launch order. Events go to `scheduler.outbox`."""
+    scheduler.cache.tiers.step_completed(flight.step_id)
+    _take_scores(flight, result)
+    _take_hidden(flight, result)
+    _take_writes(scheduler, flight, now)
+    _take_tokens(scheduler, flight, result, now)
+
+
+def _take_writes(scheduler: Scheduler, flight: InFlight, now: float) -> None:
+    cache, page_size = scheduler.cache, scheduler.cache.page_size
+    for sequence, epoch, end in flight.written:
+        if sequence.kv_epoch != epoch:
+            continue
+        sequence.num_written = max(sequence.num_written, end)
+        if end // page_size > sequence.table.num_indexed and sequence.table.indexable:
+            cache.commit(sequence.table, sequence.tokens, min(end, len(sequence.tokens)), now)
+            scheduler.queue.unpark(sequence.seq)
+        if not sequence.decoding and sequence.state is State.RUNNING and sequence.num_written >= sequence.target:
+            _filled(scheduler, sequence, now)
+
+
+def _filled(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
+    """All that was known is computed and nothing is to be sampled."""
+    head = sequence.head
+    if isinstance(head, Append):
+        finish_append(scheduler, sequence, head, now)
+    elif not isinstance(head, Generate):
+        rest(scheduler, sequence, now)
+
+
+def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
+    tokens = result.tokens.tolist()
+    outbox = scheduler.outbox
+    for index, (sequence, epoch) in enumerate(flight.sampled):
+        if sequence.epoch != epoch:
+            continue
+        op = sequence.ops[0]
+        if not isinstance(op, Generate):
+            raise TypeError(f"sequence {sequence.seq} sampled without a generate")
+        token = tokens[index]
+        sequence.tokens.append(token)
+        op.num_output += 1
+        scheduler.counters.generated_tokens += 1
+        if op.first_token_s is None:
+            op.first_token_s = now
+            scheduler.trace(sequence, "first_token", now)
+        past_minimum = op.num_output >= op.stop.min_tokens
+        verdict = _NOTHING if op.monitor is None else op.monitor.push(token, past_minimum)
+        logprobs = None if op.sampling.logprobs is None else _logprobs(result, index, op.sampling.logprobs)
+        outbox.append((sequence.client, Token(op.op, token, verdict.hold_bytes, logprobs)))
+        if token in op.stop_ids:
+            stop = None if token in scheduler.config.eos_token_ids else token
+            _finish(scheduler, sequence, op, "stop", stop, 0, now)
+        elif verdict.stop is not None:
+            _finish(scheduler, sequence, op, "stop", verdict.stop, verdict.cut_bytes, now)
+        elif op.num_output >= op.max_tokens:
+            _finish(scheduler, sequence, op, "length", None, 0, now)
+
+
+def _finish(
+    scheduler: Scheduler,
+    sequence: Sequence,
+    op: Generate,
+    reason: FinishReason,
+    stop: str | int | None,
+    cut_bytes: int,
+    now: float,
+) -> None:
+    event = Finished(op=op.op, reason=reason, stop=stop, cut_bytes=cut_bytes, usage=usage_of(sequence, op, now))
+    end_operation(scheduler, sequence, event, now)
+
+
+def _take_scores(flight: InFlight, result: StepResult) -> None:
+    position = 0
+    for sequence, epoch, op, first, num in flight.scored:
+        if sequence.kv_epoch == epoch and result.score_logprobs is not None and result.score_ranks is not None:
+            top = op.outputs.logprobs if op.outputs is not None and op.outputs.logprobs is not None else 0
+            for offset in range(num):
+                index = position + offset
+                ids, values = _top(result.score_top, index, top)
+                op.scores[first + offset] = TokenLogprobs(
+                    float(result.score_logprobs[index]), int(result.score_ranks[index]), ids, values
+                )
+        position += num
+
+
+def _take_hidden(flight: InFlight, result: StepResult) -> None:
+    for group, (sequence, epoch, op, num) in enumerate(flight.pooled):
+        if sequence.kv_epoch != epoch or result.hidden_sums is None:
+            continue
+        total = result.hidden_sums[group].astype(np.float64)
+        if op.hidden is not None:
+            total = total + np.array(op.hidden) * op.hidden_done
+        op.hidden_done += num
+        op.hidden = (total / op.hidden_done).tolist()
+
+
+def _logprobs(result: StepResult, index: int, top: int) -> TokenLogprobs | None:
+    if result.logprobs is None or result.ranks is None:
+        return None
+    ids, values = _top(result.top, index, top)
+    return TokenLogprobs(float(result.logprobs[index]), int(result.ranks[index]), ids, values)
+
+
+def _top(top: TopTokens | None, index: int, count: int) -> tuple[list[int], list[float]]:
+    if top is None or count == 0:
+        return [], []
+    return top.ids[index, :count].tolist(), top.logprobs[index, :count].tolist()

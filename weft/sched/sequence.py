@@ -1,0 +1,194 @@
+"""`Sequence`: tokens, the pages computed for them, and the operations still to be done.
+
+Owns the states and the one table of transitions between them. Counters obey, at rest and in flight:
+
+    num_written <= num_computed <= total        total == len(tokens) + (sampled tokens still on the device)
+
+`num_computed` counts tokens whose KV some launched step writes, `num_written` those whose step is done. A sequence at
+rest leaves its last token uncomputed, because whatever continues it needs that token's logits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from weft.cache.manager import PageTable
+from weft.core.sampling import SamplingParams, StopParams
+from weft.core.wire import PromptOutputs, TokenLogprobs
+
+
+class State(Enum):
+    """Where a sequence is."""
+
+    IDLE = "idle"
+    """Nothing to compute; keeps its pages while there is room."""
+    WAITING = "waiting"
+    """Has work, and stands in the queue."""
+    PARKED = "parked"
+    """Has work, and waits for a prefix that another sequence is computing."""
+    FOLLOWING = "following"
+    """A fork whose parent is computing the tokens they share."""
+    RUNNING = "running"
+    """Has a device slot and takes part in steps."""
+    CLOSED = "closed"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.IDLE: frozenset({State.WAITING, State.FOLLOWING, State.CLOSED}),
+    State.WAITING: frozenset({State.IDLE, State.PARKED, State.RUNNING, State.CLOSED}),
+    State.PARKED: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
+    State.FOLLOWING: frozenset({State.IDLE, State.WAITING, State.RUNNING, State.CLOSED}),
+    State.RUNNING: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
+    State.CLOSED: frozenset(),
+}
+
+
+class StopMonitor(Protocol):
+    """Watches the bytes of generated tokens for stop strings."""
+
+    def push(self, token: int, counts: bool) -> StopVerdict:
+        """Look at the next token. `counts` is False while stop strings must not end the generation yet."""
+        ...
+
+
+class StopVerdict(NamedTuple):
+    """What a monitor knows after a token."""
+
+    hold_bytes: int = 0
+    """How many of the last bytes may belong to a stop string."""
+    stop: str | None = None
+    """The stop string that is complete now."""
+    cut_bytes: int = 0
+    """With `stop`: bytes from its start to the end."""
+
+
+@dataclass(slots=True)
+class Append:
+    """Known tokens to be added, and what to report of them."""
+
+    op: int
+    tokens: array[int]
+    arrival_s: float
+    outputs: PromptOutputs | None = None
+    begun: bool = False
+    start: int = 0
+    """Where the tokens begin, once they are in the sequence."""
+    scores: dict[int, TokenLogprobs] = field(default_factory=dict)
+    hidden: list[float] | None = None
+    hidden_done: int = 0
+
+
+@dataclass(slots=True)
+class Generate:
+    """Tokens to be sampled."""
+
+    op: int
+    sampling: SamplingParams
+    stop: StopParams
+    arrival_s: float
+    seed: int
+    max_tokens: int
+    """Resolved: what the caller and the context allow."""
+    stop_ids: frozenset[int]
+    monitor: StopMonitor | None = None
+    num_output: int = 0
+    """Tokens known to the host."""
+    num_prompt: int = 0
+    num_preemptions: int = 0
+    first_launch_s: float | None = None
+    first_token_s: float | None = None
+
+
+@dataclass(slots=True)
+class ForkInto:
+    """The sequence that becomes a copy of this one when it has come this far."""
+
+    child: Sequence
+
+
+Op = Append | Generate | ForkInto
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """See the module's docstring."""
+
+    seq: int
+    client: int
+    handle: int
+    tenant: str
+    namespace: str
+    request_id: str
+    priority: int
+    arrival_s: float
+    table: PageTable
+    state: State = State.IDLE
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    total: int = 0
+    num_computed: int = 0
+    num_written: int = 0
+    high_water: int = 0
+    """Tokens that have been computed at some time: computing them again is recomputation."""
+    num_cached: int = 0
+    """Tokens found in the prefix index when the sequence first got pages."""
+    reuse_limit: int | None = None
+    """Tokens that may come from the index; None: any."""
+    epoch: int = 0
+    """Grows when tokens in flight become void: truncation, cancellation, the end of an operation."""
+    kv_epoch: int = 0
+    """Grows when KV in flight becomes void: pages given back, tokens cut off."""
+    ops: deque[Op] = field(default_factory=deque)
+    slot: int = -1
+    decoding: bool = False
+    parent: Sequence | None = None
+    unborn: bool = False
+    """The fork that creates it still waits among its parent's operations."""
+    failure: tuple[str, str] | None = None
+    """(kind, message) of an append that could not be carried out: nothing may be generated on half a prompt."""
+    fork_point: int = 0
+    """Tokens shared with `parent`."""
+    followers: list[Sequence] = field(default_factory=list)
+    queued_rank: tuple[float, int] | None = None
+    parked_on: int = -1
+    parked_until_step: int = -1
+    no_parking: bool = False
+    """Has waited for a prefix as long as it may."""
+    last_step: int = 0
+    """The last step, launched or being built, that computes something for it."""
+    last_active_s: float = 0.0
+
+    def move_to(self, state: State) -> None:
+        """Change state, along the table of transitions."""
+        if state is not self.state:
+            if state not in TRANSITIONS[self.state]:
+                raise ValueError(f"sequence {self.seq} cannot go from {self.state.value} to {state.value}")
+            self.state = state
+
+    @property
+    def head(self) -> Op | None:
+        """The operation under way."""
+        return self.ops[0] if self.ops else None
+
+    @property
+    def target(self) -> int:
+        """How many tokens should have KV by now, given the operation under way."""
+        head = self.head
+        if isinstance(head, Generate):
+            return self.total
+        if isinstance(head, Append) and head.outputs is not None and head.outputs.hidden is not None:
+            return self.total
+        return max(self.total - 1, 0)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could compute something for it."""
+        return self.num_computed < self.target
+
+    @property
+    def num_pending(self) -> int:
+        """Sampled tokens that the host does not know yet."""
+        return self.total - len(self.tokens)

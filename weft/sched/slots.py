@@ -1,0 +1,76 @@
+"""`SlotTable`: the numbers of running sequences as arrays, one entry per device slot.
+
+Owns what a steady decode step needs, so that building it is arithmetic over arrays. Sequences copy their numbers in
+when they begin to decode and are the truth again when they stop. Also the random numbers of sampling: a pure function
+of a request's seed and the index of its output token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.sched.sequence import Generate
+
+_MASK64 = (1 << 64) - 1
+
+
+class SlotTable:
+    """Arrays over `num_slots` device slots; a row of `pages` is a sequence's page table."""
+
+    def __init__(self, num_slots: int, max_pages: int):
+        self.pages = np.zeros((num_slots, max_pages), np.int32)
+        self.num_pages = np.zeros(num_slots, np.int32)
+        self.total = np.zeros(num_slots, np.int32)
+        """Tokens of the sequence, those still on the device included."""
+        self.remaining = np.zeros(num_slots, np.int32)
+        """Tokens that may still be sampled."""
+        self.must_own = np.zeros(num_slots, np.bool_)
+        """The page written next may be shared: make sure before writing."""
+        self.seeds = np.zeros(num_slots, np.uint64)
+        self.output_index = np.zeros(num_slots, np.int64)
+        """Index of the output token sampled next."""
+        self.min_tokens = np.zeros(num_slots, np.int64)
+        self.num_logprobs = np.full(num_slots, -1, np.int32)
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Slots not in use."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """A free slot. The caller has checked `num_free`."""
+        return self._free.pop()
+
+    def give_back(self, slot: int) -> None:
+        """The slot's sequence no longer runs."""
+        self.remaining[slot] = 0
+        self._free.append(slot)
+
+    def set_sampling(self, slot: int, op: Generate) -> None:
+        """Take over what sampling needs of an operation."""
+        self.seeds[slot] = op.seed & _MASK64
+        self.output_index[slot] = op.num_output
+        self.remaining[slot] = op.max_tokens - op.num_output
+        self.min_tokens[slot] = op.stop.min_tokens
+        self.num_logprobs[slot] = -1 if op.sampling.logprobs is None else op.sampling.logprobs
+
+    def set_pages(self, slot: int, pages: list[int]) -> None:
+        """Take over a page table."""
+        self.pages[slot, : len(pages)] = pages
+        self.num_pages[slot] = len(pages)
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], index: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) with 53 random bits: splitmix64 (Steele et al. 2014) over seed and output index, [n] -> [n]."""
+    with np.errstate(over="ignore"):
+        state = _mix(seeds.astype(np.uint64)) + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        bits = _mix(state)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

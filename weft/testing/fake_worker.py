@@ -1,0 +1,210 @@
+"""`FakeWorker`: a worker without a model, whose tokens prove that the right KV was read.
+
+Each KV slot holds (token, position, chain), where the chain is a hash of the sequence up to that token, made from the
+chain that the *page table* leads to. So the next token is a function of the whole context as read through pages: a
+page lost, shared wrongly, overwritten too early or copied too late gives another token, and a row whose pages do not
+hold one contiguous chain raises at once. `expected_tokens` is the same function without pages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.core.protocols import WorkerSpec
+from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, Step, StepHandle, StepResult, TopTokens
+from weft.sched.slots import uniforms
+
+_M = (1 << 64) - 1
+_SEED = 0x243F6A8885A308D3
+
+
+def extend_chain(chain: int, token: int) -> int:
+    """The hash of a sequence that continues one hashed as `chain` with `token`."""
+    state = (chain ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & _M
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _M
+    return state ^ (state >> 31)
+
+
+def next_token(chain: int, uniform: float, vocab_size: int) -> int:
+    """The token sampled after a sequence."""
+    return (chain ^ int(uniform * (1 << 40))) % vocab_size
+
+
+def expected_tokens(prompt: list[int], seed: int, count: int, vocab_size: int) -> list[int]:
+    """The first `count` tokens that a fake worker samples after `prompt`, however it is scheduled."""
+    chain = _SEED
+    for token in prompt:
+        chain = extend_chain(chain, token)
+    tokens = []
+    for index in range(count):
+        uniform = float(uniforms(np.array([seed & _M], np.uint64), np.array([index], np.int64))[0])
+        tokens.append(next_token(chain, uniform, vocab_size))
+        chain = extend_chain(chain, tokens[-1])
+    return tokens
+
+
+class _Done:
+    def __init__(self, worker: FakeWorker, step: Step):
+        self._worker = worker
+        self._step = step
+        self._result: StepResult | None = None
+        self.bound = False
+
+    @property
+    def step_id(self) -> int:
+        return self._step.step_id
+
+    def done(self) -> bool:
+        return self.bound
+
+    def wait(self) -> StepResult:
+        if not self.bound:
+            raise RuntimeError(f"step {self.step_id} was never bound")
+        if self._result is None:
+            self._result = self._worker.carry_out(self._step)
+        return self._result
+
+
+class FakeWorker:
+    """Carries out a step when it is waited for, which is as late as a real device might."""
+
+    def __init__(self, spec: WorkerSpec):
+        self._spec = spec
+        size = spec.num_device_pages * spec.page_size
+        self._tokens = np.full(size, -1, np.int64)
+        self._positions = np.full(size, -1, np.int64)
+        self._chains = np.zeros(size, np.uint64)
+        host = spec.num_host_pages * spec.page_size
+        self._host = (np.full(host, -1, np.int64), np.full(host, -1, np.int64), np.zeros(host, np.uint64))
+        self._last = np.full(spec.num_slots, -1, np.int64)
+        self._last_step = 0
+        self.fail_at_step: int | None = None
+        self.closed = False
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """As given."""
+        return self._spec
+
+    def launch(self, step: Step) -> StepHandle:
+        """Remember the step."""
+        return _Done(self, step)
+
+    def bind(self, handle: StepHandle, late: LateInputs) -> None:
+        """Allow the step to be waited for."""
+        if not isinstance(handle, _Done) or handle.bound:
+            raise RuntimeError("a step must be bound exactly once, by the worker that launched it")
+        handle.bound = True
+
+    def close(self) -> None:
+        """Nothing to give back."""
+        self.closed = True
+
+    def carry_out(self, step: Step) -> StepResult:
+        """Do what a step says, in the order its docstring gives. Steps must come in launch order."""
+        if step.step_id != self._last_step + 1:
+            raise RuntimeError(f"step {step.step_id} after step {self._last_step}")
+        self._last_step = step.step_id
+        if step.step_id == self.fail_at_step:
+            raise RuntimeError("the device failed, as it was told to")
+        self._copy(step)
+        chains = self._forward(step.forward) if step.forward is not None else np.empty(0, np.uint64)
+        if step.sampling is None:
+            return StepResult(step.step_id)
+        return self._sample(step, step.sampling, chains)
+
+    def _copy(self, step: Step) -> None:
+        device = (self._tokens, self._positions, self._chains)
+        self._move(device, self._host, step.swap_outs)
+        if len(set(step.page_copies[:, 1].tolist())) != len(step.page_copies):
+            raise RuntimeError("a page is the destination of two copies")
+        if set(step.page_copies[:, 1].tolist()) & set(step.page_copies[:, 0].tolist()):
+            raise RuntimeError("a page is the destination of one copy and the source of another")
+        self._move(device, device, step.page_copies)
+        self._move(self._host, device, step.swap_ins)
+
+    def _move(self, source: tuple[np.ndarray, ...], target: tuple[np.ndarray, ...], pairs: np.ndarray) -> None:
+        size = self._spec.page_size
+        for a, b in pairs.tolist():
+            for src, dst in zip(source, target, strict=True):
+                dst[b * size : (b + 1) * size] = src[a * size : (a + 1) * size].copy()
+
+    def _forward(self, batch: ForwardBatch) -> np.ndarray:
+        out = np.zeros(batch.num_tokens, np.uint64)
+        for row in range(batch.num_rows):
+            begin, end = int(batch.q_indptr[row]), int(batch.q_indptr[row + 1])
+            pages = batch.kv_page_ids[int(batch.kv_indptr[row]) : int(batch.kv_indptr[row + 1])]
+            slots = (pages[:, None] * self._spec.page_size + np.arange(self._spec.page_size)).ravel()
+            length = int(batch.kv_lens[row])
+            start = length - (end - begin)
+            self._check_row(slots[:start], start)
+            chain = int(self._chains[slots[start - 1]]) if start else _SEED
+            for index in range(begin, end):
+                position = start + index - begin
+                if int(batch.positions[index]) != position or int(batch.write_slots[index]) != slots[position]:
+                    raise RuntimeError(f"token {index} is not written where its row reads it")
+                token = int(batch.token_ids[index])
+                if token < 0:
+                    if batch.token_slots is None:
+                        raise RuntimeError(f"token {index} comes from nowhere")
+                    token = int(self._last[batch.token_slots[index]])
+                chain = extend_chain(chain, token)
+                self._tokens[slots[position]] = token
+                self._positions[slots[position]] = position
+                self._chains[slots[position]] = np.uint64(chain)
+                out[index] = np.uint64(chain)
+        return out[batch.output_tokens]
+
+    def _check_row(self, slots: np.ndarray, length: int) -> None:
+        if not np.array_equal(self._positions[slots], np.arange(length)):
+            raise RuntimeError(f"a row reads positions {self._positions[slots].tolist()}")
+        chain = _SEED
+        for slot in slots.tolist():
+            chain = extend_chain(chain, int(self._tokens[slot]))
+            if chain != int(self._chains[slot]):
+                raise RuntimeError("a row reads KV of another sequence")
+
+    def _sample(self, step: Step, sampling: SamplingBatch, chains: np.ndarray) -> StepResult:
+        tokens = np.empty(len(sampling.rows), np.int32)
+        for index, (row, uniform) in enumerate(zip(sampling.rows, sampling.uniforms, strict=True)):
+            tokens[index] = next_token(int(chains[row]), float(uniform), self._spec.vocab_size)
+            self._last[sampling.slots[index]] = tokens[index]
+        count = len(sampling.score_rows)
+        top = max(sampling.score_top, int(sampling.num_logprobs.max(initial=0)))
+        fake_top = TopTokens(
+            np.zeros((max(count, len(tokens)), top), np.int32), np.zeros((max(count, len(tokens)), top), np.float32)
+        )
+        hidden = None
+        if step.forward is not None and len(step.forward.hidden_tokens):
+            groups = int(step.forward.hidden_groups.max()) + 1
+            hidden = np.zeros((groups, self._spec.hidden_size), np.float32)
+            np.add.at(hidden, step.forward.hidden_groups, 1.0)
+        return StepResult(
+            step.step_id,
+            tokens=tokens,
+            logprobs=np.full(len(tokens), -1.0, np.float32),
+            ranks=np.ones(len(tokens), np.int32),
+            top=fake_top,
+            score_logprobs=-sampling.score_targets.astype(np.float32),
+            score_ranks=np.ones(count, np.int32),
+            score_top=fake_top,
+            hidden_sums=hidden,
+        )
+
+
+def fake_spec(**changes: object) -> WorkerSpec:
+    """A small worker's sizes, changed as wished."""
+    values: dict[str, object] = {
+        "vocab_size": 1000,
+        "hidden_size": 4,
+        "page_size": 16,
+        "num_device_pages": 256,
+        "num_host_pages": 0,
+        "num_slots": 32,
+        "num_embed_slots": 0,
+        "max_context": 2048,
+        "bytes_per_page": 1024,
+        "device": "fake",
+        "dtype": "none",
+    }
+    return WorkerSpec(**{**values, **changes})  # type: ignore[arg-type]
