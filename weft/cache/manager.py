@@ -89,9 +89,22 @@ class KVCache:
         """The longest indexed prefix of `tokens`, at most `max_tokens` of it, in whole pages. Changes nothing."""
         return table.tree.match(tokens, max_tokens // self.page_size)
 
-    def computing(self, table: PageTable, match: Match, tokens: bytes) -> int:
-        """How many tokens after `match` another sequence of the namespace is computing right now."""
-        return table.tree.pending_tokens(match, tokens, table.seq)
+    def claimant(self, table: PageTable, match: Match, tokens: bytes) -> int | None:
+        """The sequence of the namespace that is computing the tokens after `match` right now, if one is."""
+        return table.tree.claimant(match, tokens, table.seq)
+
+    def acquire_cost(self, match: Match, num_tokens: int) -> int:
+        """Device pages that a table with `match` takes out of what is available as it grows to `num_tokens`."""
+        on_device = 0
+        idle = 0
+        for node in match.path:
+            if node.tier == "device":
+                on_device += len(node.pages)
+                idle += len(node.pages) if node.locks == 0 else 0
+        if match.child is not None and match.child.tier == "device":
+            on_device += match.child_pages
+            idle += match.child_pages if match.child.locks == 0 else 0
+        return -(-num_tokens // self.page_size) - on_device + idle
 
     def acquire(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> int:
         """Give an empty table the matched pages, and a copy of a page that begins with the tokens that follow.
@@ -137,13 +150,19 @@ class KVCache:
 
     # Writing
 
-    def can_allocate(self, num_pages: int) -> bool:
-        """Whether so many device pages are free or evictable; fences may delay them by a step."""
-        return self.tiers.num_available >= num_pages
+    @property
+    def num_available(self) -> int:
+        """Device pages that are free or evictable."""
+        return self.tiers.num_available
 
-    def pages_missing(self, table: PageTable, num_tokens: int) -> int:
-        """How many pages `prepare_write` would have to allocate to grow the table to `num_tokens`."""
-        return max(0, -(-num_tokens // self.page_size) - len(table.pages))
+    @property
+    def num_soon(self) -> int:
+        """Device pages that are available once the steps in flight are done."""
+        return self.tiers.num_available + self.tiers.device.num_fenced
+
+    def write_cost(self, table: PageTable, start: int, end: int) -> int:
+        """How many pages `prepare_write` would have to allocate."""
+        return self._fresh(table, end) + len(self._shared(table, start, end))
 
     def prepare_write(self, table: PageTable, start: int, end: int, now: float) -> bool:
         """Make tokens `start` to `end` writable: pages exist and belong to this table alone. False: out of pages, and
@@ -151,10 +170,8 @@ class KVCache:
         first = start // self.page_size
         if first < table.num_indexed:
             raise ValueError(f"sequence {table.seq} would write token {start} into an indexed page")
-        last = min(len(table.pages), -(-end // self.page_size))
-        shared = [index for index in range(first, last) if self._is_shared(table.pages[index])]
-        fresh = self.pages_missing(table, end)
-        pages = self._allocate(fresh + len(shared))
+        shared = self._shared(table, start, end)
+        pages = self._allocate(self._fresh(table, end) + len(shared))
         if pages is None:
             return False
         for index in shared:
@@ -277,6 +294,13 @@ class KVCache:
         if found is not None:
             self.tiers.unlock(found.node, now)
 
+    def break_pins(self, now: float) -> bool:
+        """Give up every pin, because a sequence cannot go on otherwise. Whether there was one."""
+        broken = bool(self._pins)
+        for pin in list(self._pins):
+            self.unpin(pin, now)
+        return broken
+
     def expire(self, now: float) -> None:
         """Let go of holds and pins whose time is over."""
         for pin in [p for p, pin in self._pins.items() if pin.until_s <= now]:
@@ -383,8 +407,18 @@ class KVCache:
         table.node = child
         table.num_indexed += count
 
-    def _is_shared(self, page: int) -> bool:
-        return bool(self.tiers.device.indexed[page]) or self.tiers.device.refs[page] > 1
+    def _fresh(self, table: PageTable, end: int) -> int:
+        return max(0, -(-end // self.page_size) - len(table.pages))
+
+    def _shared(self, table: PageTable, start: int, end: int) -> list[int]:
+        """Places in the table, touched by tokens `start` to `end`, whose page is not the table's alone."""
+        device = self.tiers.device
+        last = min(len(table.pages), -(-end // self.page_size))
+        return [
+            index
+            for index in range(start // self.page_size, last)
+            if device.indexed[table.pages[index]] or device.refs[table.pages[index]] > 1
+        ]
 
     def _index_pages(self, node: Node, pages: list[int]) -> None:
         """The index takes over the caller's references on `pages`; those of others become locks on the node."""

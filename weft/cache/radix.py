@@ -137,18 +137,19 @@ class RadixTree:
                 best = Partial(page, tier, count)
         return best
 
-    def pending_tokens(self, match: Match, tokens: bytes, seq: int) -> int:
-        """How many of the tokens that follow `match` another sequence is computing at that very place, in whole pages
-        of its own; at least half a page of them has to agree."""
+    def claimant(self, match: Match, tokens: bytes, seq: int) -> int | None:
+        """The sequence that is computing, at this very place, most of the tokens that follow `match`: at least half a
+        page of them, in whole pages of its own."""
         if match.child is not None:
-            return 0
-        start = match.num_pages * self._page_bytes
-        following = tokens[start:]
-        best = 0
+            return None
+        following = tokens[match.num_pages * self._page_bytes :]
+        best, found = self._page_bytes // (2 * TOKEN_BYTES) - 1, None
         for claimant, run in match.node.pending.items():
             if claimant != seq and run[:TOKEN_BYTES] == following[:TOKEN_BYTES]:
-                best = max(best, common_tokens(run, following))
-        return best if best * TOKEN_BYTES * 2 >= self._page_bytes else 0
+                count = common_tokens(run, following)
+                if count > best:
+                    best, found = count, claimant
+        return found
 
     def add_child(self, parent: Node, tokens: bytes, pages: list[int], now: float) -> Node:
         """Hang a new run of device pages below `parent`, which has no child with the same first page."""

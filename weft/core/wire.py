@@ -282,6 +282,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Operations by how they ended: stop, length, cancelled, failed."""
 
 
+class Loading(_Event, frozen=True):
+    """An engine that is starting reads its weights: `done` of `total` bytes."""
+
+    done: int
+    total: int
+
+
 class Stats(_Event, frozen=True, kw_only=True):
     """Answers `Ping`."""
 
@@ -303,7 +310,7 @@ class TraceSpan(_Event, frozen=True):
 
 
 OpEvent = Token | Finished | Failed | Cancelled
-Event = OpEvent | Welcome | Stats | Drained | TraceSpan
+Event = OpEvent | Welcome | Loading | Stats | Drained | TraceSpan
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

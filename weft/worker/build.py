@@ -37,10 +37,14 @@ def build_worker(config: EngineConfig, progress: Progress | None = None) -> Torc
 
     Raises `ConfigError` for settings that do not fit this machine, and what `load_model` raises.
     """
+    return start_worker(config, load(config, progress))
+
+
+def load(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+    """The configured model, on the configured device. Raises `ConfigError` and what `load_model` raises."""
     device = choose_device(config)
-    threads = kernel_threads(config.threads, usable_cores())
-    torch.set_num_threads(threads)
-    loaded = load_model(
+    torch.set_num_threads(kernel_threads(config.threads, usable_cores()))
+    return load_model(
         config.model,
         revision=config.revision,
         offline=config.offline,
@@ -49,9 +53,21 @@ def build_worker(config: EngineConfig, progress: Progress | None = None) -> Torc
         max_context=config.max_context,
         progress=progress,
     )
+
+
+def step_tokens(config: EngineConfig) -> int:
+    """Query tokens of one step, at most."""
+    default = GPU_STEP_TOKENS if choose_device(config).type == "cuda" else CPU_STEP_TOKENS
+    return max(config.max_step_tokens or default, config.max_running)
+
+
+def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
+    """Size the pools for what memory is left, and run one step to warm up. Raises `ConfigError`."""
+    device = choose_device(config)
+    threads = kernel_threads(config.threads, usable_cores())
     gpu = device.type == "cuda"
-    step_tokens = config.max_step_tokens or (GPU_STEP_TOKENS if gpu else CPU_STEP_TOKENS)
-    working_bytes = _rehearse(loaded, config, device, min(step_tokens, loaded.max_context)) if gpu else 0
+    num_tokens = min(step_tokens(config), loaded.max_context)
+    working_bytes = _rehearse(loaded, config, device, num_tokens) if gpu else 0
     sizing = size_pools(
         config,
         bytes_per_page=loaded.model.kv_spec().bytes_per_page(config.page_size),
@@ -62,7 +78,7 @@ def build_worker(config: EngineConfig, progress: Progress | None = None) -> Torc
     if sizing.notice is not None:
         _log.warning("%s", sizing.notice)
     worker = _start(loaded, config, sizing, device, threads)
-    warm_up(worker, min(step_tokens, sizing.max_context) if gpu else WARM_UP_TOKENS_ON_CPU)
+    warm_up(worker, num_tokens if gpu else WARM_UP_TOKENS_ON_CPU)
     return worker
 
 

@@ -1,0 +1,45 @@
+"""From a configuration to an engine that is ready. The only place that knows both workers and schedulers."""
+
+from __future__ import annotations
+
+from weft.config import EngineConfig
+from weft.core.errors import ConfigError
+from weft.engine.engine import Engine, Publish
+from weft.sched.scheduler import SchedulerConfig
+from weft.tokenizers.load import load_tokenizer
+from weft.worker.build import Progress, load, start_worker, step_tokens
+
+
+def build_engine(
+    config: EngineConfig, publish: Publish, progress: Progress | None = None, *, trace: bool = False
+) -> Engine:
+    """Load the model, size the page pools, start the worker.
+
+    Raises `ModelLoadError` or `ConfigError`, saying what to change.
+    """
+    loaded = load(config, progress)
+    worker = start_worker(config, loaded)
+    tokenizer = load_tokenizer(config.model, config.revision, config.offline)
+    vocab_size = worker.spec.vocab_size
+    if tokenizer.vocab_size > vocab_size:
+        worker.close()
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {vocab_size}: they do not belong "
+            "together; check that tokenizer.json came with this checkpoint"
+        )
+    # A model may have more rows than its tokenizer has tokens; those have no text.
+    token_bytes = list(tokenizer.token_bytes) + [b""] * (vocab_size - tokenizer.vocab_size)
+    scheduler = SchedulerConfig(
+        max_context=worker.spec.max_context,
+        max_running=config.max_running,
+        max_step_tokens=step_tokens(config),
+        max_waiting=config.max_waiting,
+        aging_s=config.aging_s,
+        prefix_cache=config.prefix_cache,
+        prefix_wait_steps=config.prefix_wait_steps,
+        vocab_size=vocab_size,
+        eos_token_ids=sorted({*loaded.eos_ids, *tokenizer.eos_token_ids}),
+        seed=config.seed,
+        trace=trace,
+    )
+    return Engine(worker, scheduler, publish, model=config.model, token_bytes=token_bytes, overlap=config.overlap)

@@ -1,0 +1,165 @@
+"""`InlineEngine`: an engine in a thread of this process. For tests, notebooks and the offline API.
+
+It shares the interpreter with its caller, so a busy engine makes the caller's event loop late; servers use
+`weft.engine.process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from weft.config import EngineConfig
+from weft.core.errors import EngineDead, WeftError
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope
+from weft.engine.build import build_engine
+from weft.engine.client import OnEnvelope
+from weft.engine.conversation import Conversation
+from weft.engine.engine import Engine, Publish
+from weft.engine.loop import EngineLoop
+
+BuildEngine = Callable[[Publish], Engine]
+_CLIENT = 1
+
+
+class InlineEngine:
+    """Implements `weft.engine.client.EngineClient`. `wait_ready` starts the thread."""
+
+    def __init__(self, build: BuildEngine, *, lease_s: float = float("inf")):
+        self._build = build
+        self._lease_s = lease_s
+        self._inbox: queue.SimpleQueue[list[Command] | None] = queue.SimpleQueue()
+        self._conversation = Conversation(self._deliver_commands)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._started: asyncio.Future[EngineInfo] | None = None
+        self._stopped = False
+        self.engine: Engine | None = None
+        """For tests and notebooks that want to look inside."""
+
+    @classmethod
+    def from_config(
+        cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None, *, trace: bool = False
+    ) -> InlineEngine:
+        """An engine that loads the configured model when it is first waited for."""
+        return cls(lambda publish: build_engine(config, publish, progress, trace=trace))
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine serves. Raises `EngineDead` before `wait_ready`."""
+        return self._conversation.info
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine answers now."""
+        return self._conversation.ready
+
+    async def wait_ready(self) -> EngineInfo:
+        """Start the thread, load the model, and say what it serves. Raises what loading raises."""
+        if self._started is None:
+            self._loop = asyncio.get_running_loop()
+            self._started = self._loop.create_future()
+            self._thread = threading.Thread(target=self._run, name="weft-engine", daemon=True)
+            self._thread.start()
+        return await asyncio.shield(self._started)
+
+    def subscribe(self, on_envelope: OnEnvelope) -> None:
+        """Set the receiver of all events."""
+        self._conversation.subscribe(on_envelope)
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send commands, in order. Raises `EngineDead` when the engine has failed."""
+        self._conversation.send(commands)
+
+    async def stats(self) -> EngineStats:
+        """A fresh picture of the engine."""
+        return await self._conversation.stats()
+
+    async def drain(self) -> None:
+        """Wait until the last sequence is gone; new ones are refused."""
+        await self._conversation.drain()
+
+    async def close(self) -> None:
+        """Stop the thread and free the model. Idempotent."""
+        self._stopped = True
+        self._inbox.put(None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._conversation.fail(EngineDead("the engine was closed"))
+
+    # The mailbox, called from the engine's thread
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the thread should end."""
+        return self._stopped
+
+    def receive(self, wait_s: float) -> list[tuple[int, list[Command]]]:
+        """Messages of the one client."""
+        messages: list[tuple[int, list[Command]]] = []
+        try:
+            first = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            while True:
+                if first is not None:
+                    messages.append((_CLIENT, first))
+                first = self._inbox.get_nowait()
+        except queue.Empty:
+            return messages
+
+    def send_envelope(self, client: int, envelope: Envelope) -> None:
+        """Hand an envelope to the event loop."""
+        self._call(self._conversation.receive, envelope)
+
+    # Inside
+
+    def _deliver_commands(self, commands: list[Command]) -> None:
+        self._inbox.put(commands)
+
+    def _run(self) -> None:
+        """The engine's thread."""
+        engine = None
+        try:
+            engine = self._build(self.send_envelope)
+            self.engine = engine
+            self._call(self._begin, engine.info)
+            EngineLoop(engine, _InlineMailbox(self), self._lease_s).run()
+        except Exception as error:  # whatever ended the engine ends every operation
+            self._call(self._end, error)
+        finally:
+            if engine is not None:
+                engine.close()
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(function, *args)
+
+    def _begin(self, info: EngineInfo) -> None:
+        self._conversation.begin(info)
+        if self._started is not None and not self._started.done():
+            self._started.set_result(info)
+
+    def _end(self, error: Exception) -> None:
+        dead = error if isinstance(error, WeftError) else EngineDead(f"the engine failed: {error}")
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(dead)
+        self._conversation.fail(EngineDead(dead.message))
+
+
+class _InlineMailbox:
+    """`InlineEngine` as its engine's thread sees it."""
+
+    def __init__(self, owner: InlineEngine):
+        self._owner = owner
+
+    @property
+    def stopped(self) -> bool:
+        return self._owner.stopped
+
+    def receive(self, wait_s: float) -> list[tuple[int, list[Command]]]:
+        return self._owner.receive(wait_s)
+
+    def send(self, client: int, envelope: Envelope) -> None:
+        self._owner.send_envelope(client, envelope)

@@ -1,0 +1,96 @@
+"""The loop around an engine: commands from a mailbox in, steps, events out, until told to stop.
+
+Owns leases, pings and drains: the conversation with clients that is not about sequences. The mailbox is the seam
+between processes (`process.py`) and threads (`inline.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from weft.core.errors import WeftError
+from weft.core.wire import PROTOCOL_VERSION as VERSION
+from weft.core.wire import Command, Drain, Drained, Envelope, Event, Failed, Hello, Ping, Stats, Welcome
+from weft.engine.engine import Engine
+
+IDLE_WAIT_S = 1.0
+"""How long an idle engine listens before it looks at its leases."""
+
+
+class Mailbox(Protocol):
+    """Where an engine hears from its clients."""
+
+    def receive(self, wait_s: float) -> list[tuple[int, list[Command]]]:
+        """Messages that have come, in order; waits up to `wait_s` seconds for the first."""
+        ...
+
+    def send(self, client: int, envelope: Envelope) -> None:
+        """Send to a client; one that is gone is nobody's problem."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the loop should end."""
+        ...
+
+
+class EngineLoop:
+    """Runs one engine over one mailbox, in the calling thread."""
+
+    def __init__(self, engine: Engine, mailbox: Mailbox, lease_s: float):
+        self._engine = engine
+        self._mailbox = mailbox
+        self._lease_s = lease_s
+        self._heard: dict[int, float] = {}
+        self._draining: set[int] = set()
+
+    def run(self) -> None:
+        """Until the mailbox says stop. Raises what the worker raises."""
+        engine, mailbox = self._engine, self._mailbox
+        while not mailbox.stopped:
+            messages = mailbox.receive(0.0 if engine.busy else IDLE_WAIT_S)
+            for client, commands in messages:
+                self._take(client, commands)
+            engine.publish(0)
+            if engine.busy:
+                engine.step()
+            self._end_leases()
+            self._answer_drains()
+
+    def _take(self, client: int, commands: list[Command]) -> None:
+        self._heard[client] = self._engine.clock.now()
+        plain: list[Command] = []
+        for command in commands:
+            if isinstance(command, Hello):
+                self._reply(client, self._welcome(command))
+            elif isinstance(command, Ping):
+                self._reply(client, Stats(stats=self._engine.stats()))
+            elif isinstance(command, Drain):
+                self._engine.intake.draining = True
+                self._draining.add(client)
+            else:
+                plain.append(command)
+        if plain:
+            self._engine.submit(client, plain)
+
+    def _welcome(self, hello: Hello) -> Event:
+        if hello.version != VERSION:
+            message = f"the client speaks version {hello.version}, this engine {VERSION}: run the same release of both"
+            return Failed(op=0, kind=WeftError.kind, message=message)
+        return Welcome(info=self._engine.info)
+
+    def _reply(self, client: int, event: Event) -> None:
+        self._mailbox.send(client, Envelope(0, [event]))
+
+    def _end_leases(self) -> None:
+        now = self._engine.clock.now()
+        for client in [c for c, heard in self._heard.items() if now - heard > self._lease_s]:
+            del self._heard[client]
+            self._draining.discard(client)
+            self._engine.drop_client(client)
+
+    def _answer_drains(self) -> None:
+        if self._draining and self._engine.intake.num_sequences == 0:
+            for client in self._draining:
+                self._reply(client, Drained())
+            self._draining.clear()
