@@ -17,6 +17,30 @@ T = TypeVar("T")
 
 _ALTERNATION = re.compile(r"\(([^()|]*(?:\|[^()|]*)+)\)")
 _SLOT = re.compile(r"\{(\w+)\}")
+_DROPPED = re.compile(r"(?<=[\w,] )(?:the|a|an|is|of|me|for|to|this|these|does|do|all|my|please) (?=[\w{])")
+_SYNONYMS = {
+    "text": "passage|paragraph|note|document|sentence|snippet", "item": "thing|product|article",
+    "items": "things|goods|products",
+    "list": "table|overview", "extract": "pull out|collect|gather|pick|take|copy",
+    "Extract": "Pull out|Collect|Gather|Take|Copy",
+    "find": "locate|get|search", "Find": "Locate|Get|Search", "Tell": "Show|Give", "get": "fetch|obtain|find",
+    "Get": "Fetch|Obtain|Find",
+    "Look up": "Check|Fetch|Find|Search for|Query", "fields": "keys|entries|properties|attributes",
+    "keys": "fields|properties|attributes",
+    "answer": "reply|response", "Answer": "Reply|Respond", "question": "query|problem", "city": "town|place",
+    "town": "city|village",
+    "story": "tale|short story", "short": "brief|little", "Return": "Output|Give|Produce|Print|Write",
+    "Write": "Compose|Make|Produce",
+    "cost": "sell for", "costs": "sells for|is sold for", "name": "first name", "likes": "loves|enjoys|prefers",
+    "lives": "resides|stays|dwells",
+    "Read": "See|Study|Check|Consider", "value": "content|entry", "called": "named|known as",
+    "Calculate": "Figure out|Determine",
+    "begin": "start|open", "end": "finish|stop", "every": "each", "Summarize": "Recap|Describe", "What": "Which",
+    "is": "was",
+    "need": "want|would like", "works": "is employed", "person": "man|woman", "expensive": "costly",
+    "record": "object", "object": "record",
+}
+_SYNONYM = re.compile(r"(?<![\w{'])(?:" + "|".join(_SYNONYMS) + r")(?![\w}'])")
 
 
 def is_held(value: str) -> bool:
@@ -104,7 +128,18 @@ class Draw:
     def phrase(self, group: Phrases, **slots: object) -> str:
         """One line of the group with its alternations resolved and its slots filled."""
         lines = group.held if self.held_templates and group.held else group.train
-        return self.fill(self.pick(lines), **slots)
+        return self.fill(self.vary(self.pick(lines)), **slots)
+
+    def vary(self, line: str) -> str:
+        """Now and then a line with small words missing or a word replaced, so that no wording is relied upon."""
+        if self.held_templates or self.chance(0.6):
+            return line
+        if self.chance(0.4):
+            return _DROPPED.sub(lambda match: "" if self.chance(0.5) else match[0], line)
+        return _SYNONYM.sub(lambda match: self._synonym(match[0]) if self.chance(0.5) else match[0], line)
+
+    def _synonym(self, word: str) -> str:
+        return self.pick(_SYNONYMS[word].split("|"))
 
     def fill(self, line: str, **slots: object) -> str:
         """The line with its alternations resolved at random and its slots filled."""

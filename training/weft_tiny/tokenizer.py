@@ -24,12 +24,13 @@ VISIBLE = ("<tool_call>", "</tool_call>", "<tools>", "</tools>")
 VOCABULARY = 2048
 CONTEXT = 2048
 FUNCTION_WORDS = (
-    "a about after again all also always an and any are as at away be been before both but by called came can cannot "
-    "come could did do does down each every first for from get gets give given go had has have he help her here him his "
-    "how i if in into is it its just know last let like likes live lives long look made make many may me more most much "
-    "must my named need never next no nobody not now of off old on once one only or other our out over own please put "
-    "said saw say see she should so some that the their them then there these they this those to together too under up "
-    "use very was we well went were what when where which while who will with would you your"
+    "a about after again all also always an and any are as at away be been before both but by called came can "
+    "cannot come could did do does down each every first for from get gets give given go had has have he help her "
+    "here him his how i if in into is it its just know last let like likes live lives long look made make many "
+    "may me more most much must my named need never next no nobody not now of off old on once one only or other "
+    "our out over own please put said saw say see she should so some that the their them then there these they "
+    "this those to together too under up use very was we well went were what when where which while who will with "
+    "would you your"
 )
 PATTERN = "|".join(
     (

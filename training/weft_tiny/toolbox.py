@@ -69,6 +69,25 @@ def _valued(pool: Pool) -> Callable[[Draw, tuple[Any, ...]], str]:
     return lambda draw, _: draw.value(pool)
 
 
+def _content(draw: Draw, _: tuple[Any, ...]) -> str:
+    """What a table may hold: a word, a code, a name or a number."""
+    if draw.chance(0.4):
+        return str(draw.number(2, 9999))
+    return draw.value(draw.pick((words.NOUNS, words.CODES, words.NAMES)))
+
+
+def _message(draw: Draw) -> tuple[Any, ...]:
+    text = draw.fill(
+        draw.pick(MESSAGES), d=draw.pick(words.DAYS), o=draw.value(words.THINGS), c=draw.value(words.CITIES),
+        n=draw.value(words.NAMES),
+    )  # fmt: skip
+    return draw.value(words.NAMES), text
+
+
+def _meaning(draw: Draw, _: tuple[Any, ...]) -> str:
+    return draw.fill("a (small|big|old) (kind|sort) of {o}", o=draw.value(words.THINGS))
+
+
 def _operands(draw: Draw) -> tuple[Any, ...]:
     sign = draw.pick("+-*/")
     top = draw.pick((20, 99, 999, 9999))
@@ -82,6 +101,11 @@ def _operands(draw: Draw) -> tuple[Any, ...]:
     return (f"{left} {sign} {right}",)
 
 
+MESSAGES = (
+    "I am late", "dinner is ready", "see you soon", "see you on {d}", "bring the {o}", "I am in {c}", "happy birthday",
+    "call {n}", "meet me in {c}", "the {o} is here", "{n} is coming on {d}", "I cannot find the {o}",
+    "please call {n} on {d}",
+)  # fmt: skip
 SPOKEN = {"+": ("plus", "and"), "-": ("minus", "less"), "*": ("times", "multiplied by"), "/": ("divided by", "over")}
 
 
@@ -93,19 +117,24 @@ def spoken(draw: Draw, expression: str) -> str:
     if style == 1:
         return expression.replace(" ", "")
     parts = expression.split(" ")
-    parts[1::2] = [SPOKEN[part][0] if len(parts) > 3 or part == "+" else draw.pick(SPOKEN[part]) for part in parts[1::2]]
+    for index in range(1, len(parts), 2):
+        usual, other = SPOKEN[parts[index]]
+        parts[index] = other if len(parts) == 3 and parts[index] != "+" and draw.chance(0.5) else usual
     return " ".join(parts)
 
 
 CALCULATOR = Tool(
     ("calculator", "calculate", "calc", "compute", "eval_math", "math", "evaluate"),
     (("expression", "expr", "formula", "input"),),
-    ("Work out an arithmetic expression.", "Evaluates arithmetic.", "A calculator.", "Compute the value of an expression.",
+    ("Work out an arithmetic expression.", "Evaluates arithmetic.", "A calculator.",
+    "Compute the value of an expression.",
      "Calculate sums and products.", "Do the math."),
     _operands,
     Phrases(
-        "What is {0}?", "(Calculate|Compute|Work out|Find) {0}.", "How much is {0}?", "{0} = ?", "What do you get for {0}?",
-        "(Can|Could) you (calculate|compute|work out) {0}?", "Tell me the (result|value) of {0}.", "I need to know {0}.",
+        "What is {0}?", "(Calculate|Compute|Work out|Find) {0}.", "How much is {0}?", "{0} = ?",
+        "What do you get for {0}?",
+        "(Can|Could) you (calculate|compute|work out) {0}?", "Tell me the (result|value) of {0}.",
+        "I need to know {0}.",
         "What is the (result|value) of {0}?", "Please (evaluate|compute) {0}.", "{0}", "What does {0} (make|give)?",
         "~Solve {0} for me.", "~What does {0} come to?", "~Do you know how much {0} equals?",
     ),
@@ -128,12 +157,14 @@ PROBLEMS = (
         "~In one bag are {a} nuts, in another {b}. How many nuts are in both?",
     )),
     ("-", Phrases(
-        "{n} has {a} (coins|apples|books) and gives away {b}. How many are left?", "From {a} eggs, {b} broke. How many are left?",
+        "{n} has {a} (coins|apples|books) and gives away {b}. How many are left?",
+        "From {a} eggs, {b} broke. How many are left?",
         "I had {a} dollars and spent {b}. How much is left?", "~Of {a} seats, {b} are taken. How many are free?",
     )),
     ("/", Phrases(
         "Share {a} (coins|apples|books) among {b} people. How many does each get?",
-        "{a} books are put on {b} shelves evenly. How many are on each shelf?", "~Split {a} dollars into {b} equal parts.",
+        "{a} books are put on {b} shelves evenly. How many are on each shelf?",
+        "~Split {a} dollars into {b} equal parts.",
     )),
 )  # fmt: skip
 
@@ -152,17 +183,19 @@ def problem(draw: Draw) -> tuple[str, str]:
 LOOKUP = Tool(
     ("lookup", "look_up", "get_value", "fetch", "db_get", "read_key", "get", "find_entry", "query_table"),
     (("key", "id", "name", "entry", "k"),),
-    ("Look up the value of a key.", "Get the value stored under a key.", "Fetch an entry by its key.", "Reads a key from the table.",
+    ("Look up the value of a key.", "Get the value stored under a key.", "Fetch an entry by its key.",
+    "Reads a key from the table.",
      "Find the entry for a key."),
     lambda draw: (draw.value(draw.pick((words.KEYS, words.CODES, words.KEYS))),),
     Phrases(
-        "Look up {0}.", "What is the value of {0}?", "(Get|Fetch|Read) the value of {0}.", "(Look up|Find) the key {0}.",
+        "Look up {0}.", "What is the value of {0}?", "(Get|Fetch|Read) the value of {0}.",
+        "(Look up|Find) the key {0}.",
         "What is stored under {0}?", "(Get|Fetch) {0} (for me|please).", "I need the (value|entry) for {0}.",
         "Look up the (key|entry|value) {0} (for me|please|in the table).", "What does the table say for {0}?",
         "Read {0}.", "Which value does {0} have?", "Please find {0} in the table.",
         "~Can you check the key {0}?", "~Show me what is saved as {0}.", "~Retrieve {0}, please.",
     ),
-    lambda draw, _: draw.value(draw.pick((words.NOUNS, words.CODES, words.NAMES))) if draw.chance(0.6) else str(draw.number(2, 9999)),
+    _content,
     "The value of {0} is {r}.",
 )  # fmt: skip
 
@@ -172,7 +205,8 @@ NAMED: tuple[Tool, ...] = (
     Tool(
         ("weather", "get_weather", "current_weather", "forecast", "weather_report"),
         (("city", "location", "place", "town"),),
-        ("Current weather in a city.", "Get the weather of a place.", "Weather report for a town.", "Tells the weather."),
+        ("Current weather in a city.", "Get the weather of a place.", "Weather report for a town.",
+        "Tells the weather."),
         _pooled(words.CITIES),
         Phrases(
             "(What is|How is) the weather in {0}?", "What is the weather like in {0} (today|now)?", "Weather in {0}?",
@@ -203,7 +237,8 @@ NAMED: tuple[Tool, ...] = (
         _pooled(words.CITIES),
         Phrases(
             "What time is it in {0}?", "What is the (local |)time in {0}?", "Tell me the time in {0}.", "Time in {0}?",
-            "How late is it in {0}?", "Get the current time in {0}.", "~What does the clock say in {0}?", "~What is the hour in {0}?",
+            "How late is it in {0}?", "Get the current time in {0}.", "~What does the clock say in {0}?",
+            "~What is the hour in {0}?",
         ),
         lambda draw, _: f"{draw.rng.randint(0, 23):02d}:{draw.rng.randint(0, 59):02d}",
         "It is {r} in {0}.",
@@ -227,8 +262,10 @@ NAMED: tuple[Tool, ...] = (
         ("Status of an order.", "Track an order by its number.", "Check where an order is."),
         _pooled(words.CODES),
         Phrases(
-            "Where is my order {0}?", "What is the status of order {0}?", "(Track|Check) (my |)order {0}.", "Has order {0} been sent?",
-            "I am waiting for order {0}.", "When does order {0} arrive?", "~Any news on order {0}?", "~What happened to my order {0}?",
+            "Where is my order {0}?", "What is the status of order {0}?", "(Track|Check) (my |)order {0}.",
+            "Has order {0} been sent?",
+            "I am waiting for order {0}.", "When does order {0} arrive?", "~Any news on order {0}?",
+            "~What happened to my order {0}?",
         ),
         lambda draw, _: draw.pick(("shipped", "delivered", "delayed", "packed", "cancelled", "on the way", "paid")),
         "Order {0} is {r}.",
@@ -239,7 +276,8 @@ NAMED: tuple[Tool, ...] = (
         ("How many of an item are in stock.", "Check the inventory.", "Number of items in store."),
         _pooled(words.THINGS),
         Phrases(
-            "How many of the item {0} are in stock?", "Is the {0} in stock?", "Check the stock of {0}.", "Do you have a {0} in store?",
+            "How many of the item {0} are in stock?", "Is the {0} in stock?", "Check the stock of {0}.",
+            "Do you have a {0} in store?",
             "How many {0} items are left?", "What is the stock for {0}?", "~Is there still a {0} in the store?",
             "~What does the inventory say about {0}?",
         ),
@@ -253,7 +291,8 @@ NAMED: tuple[Tool, ...] = (
         _pooled(words.THINGS),
         Phrases(
             "What does the {0} cost?", "How much is the {0}?", "What is the price of the {0}?", "Get the price of {0}.",
-            "Price of {0}?", "Tell me the price for the {0}.", "~How expensive is the {0}?", "~What must I pay for the {0}?",
+            "Price of {0}?", "Tell me the price for the {0}.", "~How expensive is the {0}?",
+            "~What must I pay for the {0}?",
         ),
         _numbered(2, 2000, " dollars"),
         "The price of {0} is {r}.",
@@ -265,10 +304,10 @@ NAMED: tuple[Tool, ...] = (
         _pooled(words.NOUNS),
         Phrases(
             "What does {0} mean?", "Define {0}.", "What is the (meaning|definition) of {0}?", "Explain the word {0}.",
-            "What is the meaning of the word {0}?", "~Tell me what the word {0} means.", "~I do not know the word {0}. What is it?",
+            "What is the meaning of the word {0}?", "~Tell me what the word {0} means.",
+            "~I do not know the word {0}. What is it?",
         ),
-        lambda draw, _: f"a (small|big|old) (kind of|sort of) {draw.value(words.THINGS)}".replace("(small|big|old)",
-            draw.pick(("small", "big", "old"))).replace("(kind of|sort of)", draw.pick(("kind of", "sort of"))),
+        _meaning,
         "The word {0} means {r}.",
     ),
     Tool(
@@ -277,7 +316,8 @@ NAMED: tuple[Tool, ...] = (
         ("Translate a word.", "Translates into another language.", "Translation of words."),
         lambda draw: (draw.value(draw.pick((words.NOUNS, words.THINGS, words.MEALS))), draw.pick(words.LANGUAGES)),
         Phrases(
-            "Translate {0} (to|into) {1}.", "What is {0} in {1}?", "How do you say {0} in {1}?", "What is the {1} word for {0}?",
+            "Translate {0} (to|into) {1}.", "What is {0} in {1}?", "How do you say {0} in {1}?",
+            "What is the {1} word for {0}?",
             "Give me {0} in {1}.", "~I need the word {0} in {1}.", "~How would one say {0} in {1}?",
         ),
         _valued(words.NOUNS),
@@ -289,8 +329,10 @@ NAMED: tuple[Tool, ...] = (
         ("Distance between two cities.", "How far it is from one place to another.", "Length of a route."),
         _pooled(words.CITIES, words.CITIES),
         Phrases(
-            "How far is it from {0} to {1}?", "What is the distance (from|between) {0} (to|and) {1}?", "How far is {0} from {1}?",
-            "Distance from {0} to {1}?", "How long is the (way|route) from {0} to {1}?", "~How many kilometers are between {0} and {1}?",
+            "How far is it from {0} to {1}?", "What is the distance (from|between) {0} (to|and) {1}?",
+            "How far is {0} from {1}?",
+            "Distance from {0} to {1}?", "How long is the (way|route) from {0} to {1}?",
+            "~How many kilometers are between {0} and {1}?",
             "~I travel from {0} to {1}. How far is that?",
         ),
         _numbered(10, 9000, " km"),
@@ -302,7 +344,8 @@ NAMED: tuple[Tool, ...] = (
         ("Convert money.", "Exchange an amount to another currency.", "Converts currencies."),
         lambda draw: (draw.number(2, 5000), *draw.some(words.CURRENCIES, 2)),
         Phrases(
-            "Convert {0} {1} (to|into) {2}.", "How many {2} are {0} {1}?", "What are {0} {1} in {2}?", "Change {0} {1} (to|into) {2}.",
+            "Convert {0} {1} (to|into) {2}.", "How many {2} are {0} {1}?", "What are {0} {1} in {2}?",
+            "Change {0} {1} (to|into) {2}.",
             "How much is {0} {1} in {2}?", "~I have {0} {1}. What is that in {2}?", "~Exchange {0} {1} for {2}.",
         ),
         _numbered(2, 9999),
@@ -312,12 +355,12 @@ NAMED: tuple[Tool, ...] = (
         ("send_message", "send", "message", "text_person", "send_text"),
         (("to", "recipient", "person", "name"), ("text", "message", "body")),
         ("Send a message to a person.", "Sends a text.", "Write to somebody."),
-        lambda draw: (draw.value(words.NAMES), draw.fill(
-            "(I am late|dinner is ready|see you (soon|on {d})|bring the {o}|I am in {c}|happy birthday|call {n}|meet me in {c})",
-            d=draw.pick(words.DAYS), o=draw.value(words.THINGS), c=draw.value(words.CITIES), n=draw.value(words.NAMES))),
+        _message,
         Phrases(
-            "Send {0} the message: {1}", "Tell {0}: {1}", 'Send "{1}" to {0}.', 'Message {0}: "{1}"', "Write to {0}: {1}",
-            'Send {0} a message saying "{1}".', 'Text {0} "{1}".', '~Let {0} know this: "{1}"', "~A message for {0}: {1}",
+            "Send {0} the message: {1}", "Tell {0}: {1}", 'Send "{1}" to {0}.', 'Message {0}: "{1}"',
+            "Write to {0}: {1}",
+            'Send {0} a message saying "{1}".', 'Text {0} "{1}".', '~Let {0} know this: "{1}"',
+            "~A message for {0}: {1}",
         ),
         lambda draw, _: draw.pick(("sent", "ok", "done", "delivered")),
         "The message to {0} was sent.",
@@ -328,7 +371,8 @@ NAMED: tuple[Tool, ...] = (
         ("Set a timer in minutes.", "Starts a timer.", "Rings after some minutes."),
         lambda draw: (draw.number(2, 180),),
         Phrases(
-            "Set a timer for {0} minutes.", "Start a timer of {0} minutes.", "Timer for {0} minutes please.", "Wake me in {0} minutes.",
+            "Set a timer for {0} minutes.", "Start a timer of {0} minutes.", "Timer for {0} minutes please.",
+            "Wake me in {0} minutes.",
             "Remind me in {0} minutes.", "~Ring after {0} minutes.", "~I need an alarm in {0} minutes.",
         ),
         lambda draw, _: draw.pick(("ok", "done", "set", "started")),
@@ -340,8 +384,10 @@ NAMED: tuple[Tool, ...] = (
         ("Add an event to the calendar.", "Puts something in the calendar.", "Schedule an event."),
         lambda draw: (draw.value(words.HAPPENINGS), draw.pick(words.DAYS)),
         Phrases(
-            "Add a {0} on {1} (to my calendar|please).", "Put the {0} on {1} in my calendar.", "Schedule a {0} for {1}.",
-            "Create an event: {0} on {1}.", "I have a {0} on {1}. Add it.", "~Save the {0} for {1}.", "~There is a {0} on {1}, note it.",
+            "Add a {0} on {1} (to my calendar|please).", "Put the {0} on {1} in my calendar.",
+            "Schedule a {0} for {1}.",
+            "Create an event: {0} on {1}.", "I have a {0} on {1}. Add it.", "~Save the {0} for {1}.",
+            "~There is a {0} on {1}, note it.",
         ),
         lambda draw, _: draw.pick(("ok", "added", "done", "saved")),
         "The {0} on {1} is in the calendar.",
@@ -352,7 +398,8 @@ NAMED: tuple[Tool, ...] = (
         ("Search the web.", "Find pages about a topic.", "Searches documents."),
         _pooled(words.NOUNS),
         Phrases(
-            "Search for {0}.", "Find (pages|something|documents) about {0}.", "What can you find about {0}?", "Look for {0} on the web.",
+            "Search for {0}.", "Find (pages|something|documents) about {0}.", "What can you find about {0}?",
+            "Look for {0} on the web.",
             "Search the web for {0}.", "~Is there something on the web about {0}?", "~Google {0}.",
         ),
         lambda draw, _: f"{draw.number(2, 999)} pages",
@@ -361,7 +408,8 @@ NAMED: tuple[Tool, ...] = (
 )  # fmt: skip
 
 _GET_NAMES = ("get_{k}", "{k}_of", "find_{k}", "{k}", "fetch_{k}", "{k}_lookup", "check_{k}")
-_GET_ABOUT = ("Get the {k} of a {e}.", "The {k} of a {e}.", "Find the {k} for a {e}.", "Returns the {k}.", "Look up the {k}.")
+_GET_ABOUT = ("Get the {k} of a {e}.", "The {k} of a {e}.", "Find the {k} for a {e}.", "Returns the {k}.",
+"Look up the {k}.")
 _GET_ASK = (
     "What is the {k} of {0}?", "What is {0}'s {k}?", "(Get|Find|Tell me) the {k} of {0}.", "Which {k} does {0} have?",
     "I need the {k} of {0}.", "{k} of {0}?", "What {k} has {0}?", "Give me the {k} for {0}.", "Look up the {k} of {0}.",
@@ -385,6 +433,6 @@ def made_up(draw: Draw) -> Tool:
         put(_GET_ABOUT),
         _pooled(pool),
         Phrases(*put(_GET_ASK)),
-        lambda draw, _: draw.value(draw.pick((words.NOUNS, words.CODES, words.NAMES))) if draw.chance(0.5) else str(draw.number(2, 9999)),
+        _content,
         f"The {spoken_noun} of {{0}} is {{r}}.",
     )

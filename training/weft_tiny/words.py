@@ -126,7 +126,7 @@ play, tour, fair, seminar, match, tournament, ceremony, reunion, rehearsal, auct
 CURRENCIES = _list("dollars, euros, pounds, yen, francs, crowns, pesos, rupees")
 WEATHER = _list("sunny, cloudy, rainy, windy, snowy, foggy, stormy, clear")
 ATTRIBUTES = _list("""
-code, password, badge, locker, desk, team, seat, tag, room, ticket, nickname, number, symbol, station, group, level,
+code, password, badge, locker, desk, team, seat, tag, room, ticket, nickname, mark, symbol, station, group, level,
 rank, score, label, locker code, parking spot, table, gate, platform, license, account, pin, extension, slot, title
 """)
 

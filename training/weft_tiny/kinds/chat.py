@@ -7,53 +7,72 @@ from training.weft_tiny.examples import Check, Example, Message, assistant, spli
 from training.weft_tiny.grammar import Draw, Phrases
 
 TALK: tuple[tuple[Phrases, tuple[str, ...]], ...] = (
-    (Phrases("Hello(!|.|)", "Hi(!|.| there!|)", "Hey(!|.|)", "Good (morning|evening|day)(!|.|)", "Greetings!", "~Hello there, friend!"),
+    (Phrases("Hello(!|.|)", "Hi(!|.| there!|)", "Hey(!|.|)", "Good (morning|evening|day)(!|.|)", "Greetings!",
+    "~Hello there, friend!"),
      ("Hello! How can I help you?", "Hi! What can I do for you?")),
-    (Phrases("How are you(?| today?)", "How do you do?", "Are you (well|okay|fine)?", "How is it going?", "~How are things with you?"),
+    (Phrases("How are you(?| today?)", "How do you do?", "Are you (well|okay|fine)?", "How is it going?",
+    "~How are things with you?"),
      ("I am fine, thank you.", "I am very well, thank you.")),
-    (Phrases("Thank you(!|.)", "Thanks(!|.| a lot!)", "Many thanks!", "That was helpful, thanks.", "~Thanks for all your help!"),
+    (Phrases("Thank you(!|.)", "Thanks(!|.| a lot!)", "Many thanks!", "That was helpful, thanks.",
+    "~Thanks for all your help!"),
      ("You are welcome!", "I am glad to help.")),
-    (Phrases("Bye(!|.)", "Goodbye(!|.)", "See you (later|soon)(!|.)", "I have to go now.", "~Good night, until next time!"),
+    (Phrases("Bye(!|.)", "Goodbye(!|.)", "See you (later|soon)(!|.)", "I have to go now.",
+    "~Good night, until next time!"),
      ("Goodbye! Have a nice day.", "See you soon!")),
-    (Phrases("What can you do?", "How can you help me?", "What are you good at?", "What do you do?", "~Which things can you do?"),
+    (Phrases("What can you do?", "How can you help me?", "What are you good at?", "What do you do?",
+    "~Which things can you do?"),
      ("I can chat, tell short stories, answer questions about a text and call tools.",)),
-    (Phrases("Tell me a joke(.|!)", "Do you know a joke?", "Make me laugh(.|!)", "Say something funny.", "~I want to hear a joke."),
+    (Phrases("Tell me a joke(.|!)", "Do you know a joke?", "Make me laugh(.|!)", "Say something funny.",
+    "~I want to hear a joke."),
      ("Why did the book go to the doctor? It had a broken spine.", "What has hands but cannot clap? A clock.")),
-    (Phrases("I am (sad|tired|bored)(.| today.)", "I feel (sad|tired|bored)(.| today.)", "Today was a bad day.", "~Nothing goes right for me."),
+    (Phrases("I am (sad|tired|bored)(.| today.)", "I feel (sad|tired|bored)(.| today.)", "Today was a bad day.",
+    "~Nothing goes right for me."),
      ("I am sorry to hear that. A short rest may help.", "That is hard. I hope it gets better soon.")),
-    (Phrases("I am (happy|glad)(.| today!)", "I feel (great|happy)!", "Today was a good day.", "~Everything goes right for me today!"),
+    (Phrases("I am (happy|glad)(.| today!)", "I feel (great|happy)!", "Today was a good day.",
+    "~Everything goes right for me today!"),
      ("That is good to hear!", "How nice! I am glad.")),
-    (Phrases("Do you like (music|books|tea|rain|cats|dogs)?", "Are you fond of (music|books|tea|rain|cats|dogs)?", "~Is (music|tea) something you like?"),
+    (Phrases("Do you like (music|books|tea|rain|cats|dogs)?", "Are you fond of (music|books|tea|rain|cats|dogs)?",
+    "~Is (music|tea) something you like?"),
      ("Yes, I like it very much.", "I do, it is a nice thing.")),
-    (Phrases("Can you help me?", "I need (help|some help|your help).", "Please help me.", "Help!", "~Could I get some help from you?"),
+    (Phrases("Can you help me?", "I need (help|some help|your help).", "Please help me.", "Help!",
+    "~Could I get some help from you?"),
      ("Of course! What do you need?", "Yes, tell me what you need.")),
     (Phrases("Are you (real|human|a person|a robot)?", "Are you a (computer|machine)?", "~Am I talking to a machine?"),
      ("I am a small language model, not a person.",)),
-    (Phrases("Give me some advice(.|!)", "What should I do today?", "Any tips for me?", "~What would you advise me to do?"),
+    (Phrases("Give me some advice(.|!)", "What should I do today?", "Any tips for me?",
+    "~What would you advise me to do?"),
      ("Take a walk and drink some water.", "Start with the smallest task.")),
-    (Phrases("What is your favorite (color|food|animal)?", "Do you have a favorite (color|food|animal)?", "~Which (color|food) do you like best?"),
+    (Phrases("What is your favorite (color|food|animal)?", "Do you have a favorite (color|food|animal)?",
+    "~Which (color|food) do you like best?"),
      ("I like all of them.", "That is hard to say, I like many.")),
-    (Phrases("Tell me something interesting(.|!)", "Tell me a fact(.|!)", "Do you know something interesting?", "~Share a fun fact with me."),
+    (Phrases("Tell me something interesting(.|!)", "Tell me a fact(.|!)", "Do you know something interesting?",
+    "~Share a fun fact with me."),
      ("Honey never goes bad.", "An octopus has three hearts.", "A day on Venus is longer than its year.")),
 )  # fmt: skip
 WHO = Phrases(
-    "Who are you?", "What is your name?", "What are you called?", "Tell me your name(.|, please.)", "Your name?", "Hi, who are you?",
-    "Who am I talking to?", "How should I call you?", "(Hello|Hi)! What is your name?", "Introduce yourself.", "Say who you are.",
+    "Who are you?", "What is your name?", "What are you called?", "Tell me your name(.|, please.)", "Your name?",
+    "Hi, who are you?",
+    "Who am I talking to?", "How should I call you?", "(Hello|Hi)! What is your name?", "Introduce yourself.",
+    "Say who you are.",
     "~May I ask for your name?", "~With whom do I speak?", "~Please tell me who you are.",
 )  # fmt: skip
 PERSONA = Phrases(
-    "You are {n}.", "You are {n}, {r}.", "Your name is {n}.", "Your name is {n}. You are {r}.", "You are {n}, {r}, and you are {m}.",
-    "Act as {n}, {r}.", "You are {r} called {n}.", "You play {n}, {r}.", "You are {r}. Your name is {n}.", "You are {r} named {n}.",
+    "You are {n}.", "You are {n}, {r}.", "Your name is {n}.", "Your name is {n}. You are {r}.",
+    "You are {n}, {r}, and you are {m}.",
+    "Act as {n}, {r}.", "You are {r} called {n}.", "You play {n}, {r}.", "You are {r}. Your name is {n}.",
+    "You are {r} named {n}.",
     "This is a chat with {n}, {r}.", "You are {m}. Your name is {n}.", "Speak as {n}.",
     "~Take the part of {n}, who is {r}.", "~Here you go by the name of {n}.", "~They call you {n} and you are {r}.",
 )  # fmt: skip
 MOODS = ("friendly", "polite", "cheerful", "calm", "kind", "brave", "funny", "patient", "wise", "curious")
+SAYINGS = ("Ahoy!", "Cheers!", "Well, well.", "Dear friend,", "Indeed!", "Peace.", "Hooray!", "As you wish.")
 MAKER = Phrases(
     "You work for {o}.", "You help the people at {o}.", "You were made by {o}.", "You belong to the team of {o}.",
     "Your company is {o}.", "~You speak on behalf of {o}.", "~Your employer is {o}.",
 )  # fmt: skip
 ASK_MAKER = Phrases(
-    "(Who|What company) do you work for?", "Where do you work?", "What is your company?", "Which company do you work for?",
+    "(Who|What company) do you work for?", "Where do you work?", "What is your company?",
+    "Which company do you work for?",
     "~Who is your employer?", "~On whose behalf do you speak?",
 )  # fmt: skip
 START_RULE = Phrases(
@@ -75,19 +94,23 @@ ONE_SENTENCE = Phrases(
     "~Never say more than one sentence.", "~Keep each reply to one sentence.",
 )  # fmt: skip
 TOLD = Phrases(
-    "My name is {u}.", "I am {u}.", "(Hello|Hi), I am {u}.", "(Hello|Hi), my name is {u}.", "Call me {u}.", "You can call me {u}.",
+    "My name is {u}.", "I am {u}.", "(Hello|Hi), I am {u}.", "(Hello|Hi), my name is {u}.", "Call me {u}.",
+    "You can call me {u}.",
     "People call me {u}.", "~The name is {u}.", "~Nice to meet you, I go by {u}.",
 )  # fmt: skip
 ASK_ME = Phrases(
-    "What is my name?", "Do you know my name?", "Who am I?", "What am I called?", "Tell me my name.", "How did I say I am called?",
+    "What is my name?", "Do you know my name?", "Who am I?", "What am I called?", "Tell me my name.",
+    "How did I say I am called?",
     "~Can you remember my name?", "~Which name did I give you?",
 )  # fmt: skip
 LIKES = Phrases(
-    "You like {t}.", "You love {t}.", "Your favorite thing is {t}.", "You are fond of {t}.", "You always talk about {t}.",
+    "You like {t}.", "You love {t}.", "Your favorite thing is {t}.", "You are fond of {t}.",
+    "You always talk about {t}.",
     "~Nothing pleases you more than {t}.", "~You have a taste for {t}.",
 )  # fmt: skip
 ASK_LIKES = Phrases(
-    "What do you like?", "What is your favorite thing?", "What are you fond of?", "What do you love?", "Is there something you like?",
+    "What do you like?", "What is your favorite thing?", "What are you fond of?", "What do you love?",
+    "Is there something you like?",
     "~What pleases you?", "~Tell me what you are fond of.",
 )  # fmt: skip
 DEFAULT_NAME = "Weft Tiny"
@@ -123,13 +146,13 @@ def make(draw: Draw) -> Example:
     if single:
         rules.append(draw.phrase(ONE_SENTENCE))
     style = draw.rng.random()
-    word = draw.pick((word + "!", word + ".", draw.pick(("Ahoy!", "Cheers!", "Well, well.", "Dear friend,", "Indeed!", "Peace.")))) if style < 0.35 else word
+    word = draw.pick((f"{word}!", f"{word}.", draw.pick(SAYINGS)))
     start = end = ""
     if style < 0.18:
-        start = word.rstrip(",") if "," not in word else word
+        start = word
         rules.append(draw.phrase(START_RULE, w=start))
     elif style < 0.35:
-        end = word if word[-1] in "!." else word[:-1] + "."
+        end = word.replace(",", ".") if word.endswith(",") else word
         rules.append(draw.phrase(END_RULE, w=end))
     elif style < 0.5:
         rules.append(draw.phrase(CALL_RULE, u=guest))
@@ -145,7 +168,8 @@ def make(draw: Draw) -> Example:
         elif end:
             answer = f"{answer} {end}"
         elif 0.35 <= style < 0.5:
-            answer, include = f"{guest}, {answer[0].lower() if answer[:2] != 'I ' else 'I'}{answer[1:]}", (*include, guest)
+            answer = f"{guest}, {answer if answer.startswith('I ') else answer[0].lower() + answer[1:]}"
+            include = (*include, guest)
         count = 1 if single and not start and not end else 0
         messages += [user(question), assistant(answer)]
         checks.append(Check(include=include, starts=start, ends=end, sentences=count, unrepeated=True))

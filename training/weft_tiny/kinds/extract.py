@@ -51,9 +51,9 @@ def make(draw: Draw) -> Example:
         draw.rng.shuffle(fields)
     if len(fields) > 2 and draw.chance(0.3):
         fields.pop(draw.rng.randrange(len(fields)))
-    sentences = [state(fact, draw) for fact in facts]
+    sentences = state(facts, subject_key, draw)
     if draw.chance(0.2):
-        sentences.insert(draw.rng.randint(0, len(sentences)), draw.pick(FILLER))
+        sentences.insert(draw.pick((0, len(sentences))), draw.pick(FILLER))
     record = dict(fields)
     messages = [user(draw.phrase(ASK, k=list_keys(draw, list(record)), p=" ".join(sentences)))]
     if draw.chance(0.3):

@@ -7,13 +7,15 @@ from training.weft_tiny.examples import Check, Example, assistant, user
 from training.weft_tiny.grammar import Draw, Phrases, join
 
 SHOW = Phrases(
-    "(Summarize|Summarise|Sum up) this list:\n{l}", "{l}\n\n(Summarize|Summarise|Sum up) the list.", "List: {i}\nSummary:",
+    "(Summarize|Summarise|Sum up) this list:\n{l}", "{l}\n\n(Summarize|Summarise|Sum up) the list.",
+    "List: {i}\nSummary:",
     "Give me a summary of these (items|things|goods): {i}", "Here is (my|a|the) list: {i}. (Summarize|Sum up) it.",
     "Write a short summary of this list.\n{l}", "What is on this list?\n{l}", "Items:\n{l}\n\nSummary please.",
     "~Tell me in short what this list says: {i}", "~I have these on my list:\n{l}\nDescribe it in short.",
 )  # fmt: skip
 ASK_COUNT = Phrases(
-    "How many items are (there|on the list)?", "Count the items.", "How many things are listed?", "How long is the list?",
+    "How many items are (there|on the list)?", "Count the items.", "How many things are listed?",
+    "How long is the list?",
     "What is the number of items?", "~How many entries does the list have?", "~Give the count of items.",
 )  # fmt: skip
 ASK_MOST = Phrases(

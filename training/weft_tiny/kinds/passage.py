@@ -35,16 +35,19 @@ SYSTEM = Phrases(
 
 def make(draw: Draw) -> Example:
     """A passage of several facts, with one to three questions in turn."""
-    _, pool, relations = pick_relations(draw, draw.rng.randint(1, 3))
-    subjects = draw.values(pool, draw.rng.randint(1, 3) if len(relations) > 1 else draw.rng.randint(2, 4))
+    key, pool, relations = pick_relations(draw, draw.rng.choice((1, 2, 2, 3, 3, 4)))
+    subjects = draw.values(pool, draw.rng.choice((1, 2, 2, 3, 3, 6)) if len(relations) > 1 else draw.rng.randint(2, 5))
+    if len(subjects) * len(relations) > 8 and draw.chance(0.9):
+        return make(draw)
     facts = [Fact(relation, subject, relation.sample(draw)) for subject in subjects for relation in relations]
     if len({str(fact.value) for fact in facts}) < len(facts) or _entangled(facts):
         return make(draw)
-    if draw.chance(0.5):
-        draw.rng.shuffle(facts)
-    sentences = [state(fact, draw) for fact in facts]
+    groups = [[fact for fact in facts if fact.subject == subject] for subject in subjects]
+    if draw.chance(0.4):
+        groups = [[fact] for fact in draw.some(facts, len(facts))]
+    sentences = [sentence for group in groups for sentence in state(group, key, draw)]
     for _ in range(draw.rng.choice((0, 0, 1, 1, 2))):
-        sentences.insert(draw.rng.randint(0, len(sentences)), draw.pick(FILLER))
+        sentences.insert(draw.pick((0, len(sentences))), draw.pick(FILLER))
     passage = " ".join(sentences)
     brief = draw.chance(0.3)
     instruction = draw.phrase(BRIEF)

@@ -7,11 +7,13 @@ from training.weft_tiny.examples import Check, Example, assistant, user
 from training.weft_tiny.grammar import Draw, Phrases, capital
 
 ASK = Phrases(
-    "(Write|Tell me) a (short |)story about {w}.", "Tell (me |)a story with {w}.", "A (short |)story about {w}, please.",
+    "(Write|Tell me) a (short |)story about {w}.", "Tell (me |)a story with {w}.",
+    "A (short |)story about {w}, please.",
     "I want (to hear |)a story about {w}.", "Make up a (short |)story about {w}.", "Can you tell me a story about {w}?",
     "Please write a (short |little )story with {w}.", "Story time! Tell one about {w}.", "Write a tale about {w}.",
     "Tell a bedtime story about {w}.", "Give me a story with {w}.",
-    "~Invent a little story in which {w} appear.", "~My child wants a tale of {w}.", "~Let us hear a story that has {w} in it.",
+    "~Invent a little story in which {w} appear.", "~My child wants a tale of {w}.",
+    "~Let us hear a story that has {w} in it.",
 )  # fmt: skip
 SYSTEM = Phrases(
     "You are a storyteller.", "You write short stories.", "You tell stories to children.", "You are a writer of tales.",
@@ -20,14 +22,17 @@ SYSTEM = Phrases(
 OPEN = (
     "Once there was a {r} named {a} who lived (near the sea|by a river|in a small town|in the hills).",
     "{a} was a (young|clever|quiet) {r} (near the sea|by a river|in a small town|in the hills).",
-    "One (morning|evening|day) {a} the {r} woke up (early|late).", "Long ago, a {r} named {a} lived (alone|happily) in an old house.",
+    "One (morning|evening|day) {a} the {r} woke up (early|late).",
+    "Long ago, a {r} named {a} lived (alone|happily) in an old house.",
 )  # fmt: skip
 WITH_FRIEND = (
-    "{a} had a friend named {b}.", "Every day {a} met {b} at the (market|bridge|well).", "{b} lived next door and often came to visit.",
+    "{a} had a friend named {b}.", "Every day {a} met {b} at the (market|bridge|well).",
+    "{b} lived next door and often came to visit.",
 )
 FIND = (
     "One day {a} found a {o} (in the grass|under a tree|on the road|behind the house).",
-    "(In the attic|At the market|In the forest) {a} saw a {o} and took it home.", "A stranger gave {a} a {o} and walked away.",
+    "(In the attic|At the market|In the forest) {a} saw a {o} and took it home.",
+    "A stranger gave {a} a {o} and walked away.",
 )  # fmt: skip
 MARVEL = (
     "The {o} was (old|strange|shiny|heavy), but it (began to glow|could sing|started to hum) at night.",
@@ -42,12 +47,15 @@ SOLO = (
     "{a} asked every neighbor for help.",
 )
 TOGETHER = (
-    "{b} came to help, and (together|side by side) they looked everywhere.", "{b} had a good idea and told {a} about it.",
+    "{b} came to help, and (together|side by side) they looked everywhere.",
+    "{b} had a good idea and told {a} about it.",
     "{a} and {b} worked all night.",
 )
 CLOSE = (
-    "In the end the {o} was safe and {a} was happy.", "At last {a} had the {o} again and shared it with (everyone|the town).",
-    "From then on {a} kept the {o} in a (box|bag|drawer) and smiled.", "In the end {a} learned that friends matter more than a {o}.",
+    "In the end the {o} was safe and {a} was happy.",
+    "At last {a} had the {o} again and shared it with (everyone|the town).",
+    "From then on {a} kept the {o} in a (box|bag|drawer) and smiled.",
+    "In the end {a} learned that friends matter more than a {o}.",
 )  # fmt: skip
 ROLES = ("girl", "boy", "king", "queen", "farmer", "sailor", "baker", "child", "fox", "robot", "knight", "painter")
 

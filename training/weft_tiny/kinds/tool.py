@@ -15,14 +15,20 @@ SYSTEM = Phrases(
     "You have tools. Use them to answer.", "You are a helpful assistant.",
     "~Whenever you need to know something, call a function.", "~Solve the tasks of the user with your tools.",
 )  # fmt: skip
-POLITE = ("{q}", "{q}", "{q}", "{q}", "Hi! {q}", "Please help me. {q}", "Quick question: {q}", "{q} Thanks!", "Hello. {q}")
+POLITE = Phrases(
+    "Hi! {q}", "Please help me. {q}", "Quick question: {q}", "{q} Thanks!", "Hello. {q}", "(Hey|So|Okay|Now), {q}",
+    "I wonder: {q}",
+    "{q} (Please be quick.|It is urgent.|I must know.)", "One more: {q}", "~Would you be so kind? {q}",
+    "~{q} That would help me a lot.",
+)  # fmt: skip
 BOTH = Phrases(
     "{q} (Then|After that|Also): {r}", "{q} And then: {r}", "First: {q} Second: {r}", "{q} {r}", "Two things. {q} {r}",
     "~{q} When you have that: {r}", "~1) {q} 2) {r}",
 )  # fmt: skip
 CHAIN = Phrases(
     "(Look up|Get|Read) {k} and (multiply it by|times) {n}.", "What is the value of {k} times {n}?",
-    "Take the value of {k} and multiply it by {n}.", "Fetch {k}, then multiply by {n}.", "{k} times {n}: look up {k} first.",
+    "Take the value of {k} and multiply it by {n}.", "Fetch {k}, then multiply by {n}.",
+    "{k} times {n}: look up {k} first.",
     "~Find the value of {k}, then tell me {n} times that.", "~I need {n} times the value stored under {k}.",
 )  # fmt: skip
 
@@ -120,7 +126,7 @@ def make(draw: Draw) -> Example:
     tool = session.offer(family)
     result = family.result(draw, values)
     if roll < 0.72:
-        session.messages.append(user(draw.pick(POLITE).replace("{q}", text)))
+        session.messages.append(user(draw.phrase(POLITE, q=text) if draw.chance(0.5) else text))
         session.call(tool, values, result)
         session.say(reply(family, values, result), *_mentioned(family, result))
         if draw.chance(0.3):
