@@ -1,0 +1,182 @@
+"""The engine process: `python -m weft.engine.process ADDRESS`, with its configuration as one line of JSON on stdin.
+
+It binds a zmq ROUTER socket, loads the model (telling clients how far it is), and runs the loop. It ends on SIGTERM,
+or when its stdin closes: then the process that started it is gone. `weft.engine.supervisor` starts and watches it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+import msgspec
+import zmq
+
+from weft.config import EngineConfig
+from weft.core.errors import EngineDead, WeftError
+from weft.core.wire import Command, Envelope, Event, Failed, Loading, decode_commands, encode_envelope
+from weft.engine.loop import EngineLoop
+
+EXIT_LOAD_FAILED = 3
+_ORPHAN_GRACE_S = 5.0
+"""How long an engine whose parent is gone may take to finish its step."""
+_PROGRESS_EVERY_S = 0.1
+
+_log = logging.getLogger("weft.engine")
+
+
+class LaunchArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent says on stdin."""
+
+    config: EngineConfig
+    trace: bool = False
+    log_level: str = "warning"
+
+
+class ZmqMailbox:
+    """Clients are the peers of a ROUTER socket, numbered as they are first heard."""
+
+    def __init__(self, address: str):
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(address)
+        self._numbers: dict[bytes, int] = {}
+        self._identities: dict[int, bytes] = {}
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the loop should end."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """End the loop after the step under way."""
+        self._stopped = True
+
+    @property
+    def clients(self) -> list[int]:
+        """All that have been heard."""
+        return list(self._identities)
+
+    def receive(self, wait_s: float) -> list[tuple[int, list[Command]]]:
+        """Messages that have come; waits up to `wait_s` seconds for the first."""
+        if wait_s > 0 and not self._socket.poll(int(wait_s * 1000)):
+            return []
+        messages: list[tuple[int, list[Command]]] = []
+        while True:
+            try:
+                identity, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            client = self._number(identity)
+            try:
+                messages.append((client, decode_commands(data)))
+            except msgspec.MsgspecError as error:
+                _log.error("client %d sent a message that cannot be read: %s", client, error)
+
+    def send(self, client: int, envelope: Envelope) -> None:
+        """Send to a client; zmq drops what is for one that is gone."""
+        self._socket.send_multipart((self._identities[client], encode_envelope(envelope)), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        self._socket.close()
+        zmq.Context.instance().term()
+
+    def _number(self, identity: bytes) -> int:
+        number = self._numbers.get(identity)
+        if number is None:
+            number = self._numbers[identity] = len(self._numbers) + 1
+            self._identities[number] = identity
+        return number
+
+
+class _Startup:
+    """Tells clients how far loading is; keeps what they say meanwhile for the loop."""
+
+    def __init__(self, mailbox: ZmqMailbox):
+        self._mailbox = mailbox
+        self._sent_at = 0.0
+        self.early: list[tuple[int, list[Command]]] = []
+
+    def progress(self, done: int, total: int) -> None:
+        self.early += self._mailbox.receive(0.0)
+        now = time.monotonic()
+        if done >= total or now - self._sent_at >= _PROGRESS_EVERY_S:
+            self._sent_at = now
+            self.tell(Loading(done, total))
+
+    def tell(self, event: Event) -> None:
+        for client in self._mailbox.clients:
+            self._mailbox.send(client, Envelope(0, [event]))
+
+
+class _Resumed:
+    """A mailbox that first gives what came while the engine was loading."""
+
+    def __init__(self, mailbox: ZmqMailbox, early: list[tuple[int, list[Command]]]):
+        self._mailbox = mailbox
+        self._early = early
+
+    @property
+    def stopped(self) -> bool:
+        return self._mailbox.stopped
+
+    def receive(self, wait_s: float) -> list[tuple[int, list[Command]]]:
+        early, self._early = self._early, []
+        return early + self._mailbox.receive(0.0 if early else wait_s)
+
+    def send(self, client: int, envelope: Envelope) -> None:
+        self._mailbox.send(client, envelope)
+
+
+def main(address: str) -> int:
+    """Run an engine until told to stop; the exit status of the process."""
+    args = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchArgs)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    mailbox = ZmqMailbox(address)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the front drains, then stops us
+
+    def on_terminate(number: int, frame: FrameType | None) -> None:
+        mailbox.stop()
+
+    signal.signal(signal.SIGTERM, on_terminate)
+    threading.Thread(target=_watch_parent, args=(mailbox,), daemon=True).start()
+    startup = _Startup(mailbox)
+    startup.early += mailbox.receive(10.0)  # the parent's Hello, so that it hears of progress
+    try:
+        from weft.engine.build import build_engine  # imports torch, which takes a second: clients can connect before
+
+        engine = build_engine(args.config, mailbox.send, startup.progress, trace=args.trace)
+    except Exception as error:
+        _log.exception("the engine could not start")
+        known = error if isinstance(error, WeftError) else EngineDead(f"the engine could not start: {error}")
+        startup.early += mailbox.receive(0.1)
+        startup.tell(Failed(op=0, kind=known.kind, message=known.message))
+        mailbox.close()
+        return EXIT_LOAD_FAILED
+    try:
+        EngineLoop(engine, _Resumed(mailbox, startup.early), args.config.lease_s).run()
+    finally:
+        engine.close()
+    mailbox.close()
+    return 0
+
+
+def _watch_parent(mailbox: ZmqMailbox) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    mailbox.stop()
+    time.sleep(_ORPHAN_GRACE_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

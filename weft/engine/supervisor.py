@@ -1,0 +1,263 @@
+"""`ProcessEngine`: starts an engine process, talks to it, watches it, and starts it again when it dies or hangs.
+
+A death is seen at once (the process ends); a hang when nothing has been heard for `progress_deadline_s` although a
+ping was sent: then the process is killed. Either way every open operation fails with `EngineDead` and the engine is
+started again, with a growing pause. An engine that cannot load its model the first time is not tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weft.config import EngineConfig
+from weft.core.errors import EngineDead, WeftError, from_kind
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Failed, Hello, Loading, Welcome
+from weft.engine.client import OnEnvelope
+from weft.engine.connection import Connection
+from weft.engine.conversation import Conversation
+from weft.engine.process import LaunchArgs
+from weft.worker.sizing import kernel_environment
+
+PING_EVERY_S = 1.0
+MAX_PAUSE_S = 30.0
+STOP_GRACE_S = 10.0
+"""How long a process that was asked to stop may take before it is killed."""
+
+Progress = Callable[[int, int], None]
+
+_log = logging.getLogger("weft.engine")
+
+
+class ProcessEngine:
+    """Implements `weft.engine.client.EngineClient`. `wait_ready` starts the process."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        progress: Progress | None = None,
+        trace: bool = False,
+        log_level: str = "warning",
+        threads: int | None = None,
+    ):
+        self._config = config
+        self._args = LaunchArgs(config=config, trace=trace, log_level=log_level)
+        self._threads = threads or config.threads
+        self._progress = progress
+        self._conversation = Conversation(self._deliver)
+        self._connection: Connection | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[EngineInfo] | None = None
+        self._welcome: asyncio.Future[EngineInfo] | None = None
+        self._folder: Path | None = None
+        self._closing = False
+        self.num_restarts = 0
+        self.on_ready_change: Callable[[bool], None] | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine serves. Raises `EngineDead` before the first `wait_ready`."""
+        return self._conversation.info
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine answers now."""
+        return self._conversation.ready
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    async def wait_ready(self) -> EngineInfo:
+        """Start the process and wait until it has loaded its model. Raises what loading raised."""
+        if self._supervisor is None:
+            self._started = asyncio.get_running_loop().create_future()
+            self._supervisor = asyncio.create_task(self._supervise(), name="weft-engine-supervisor")
+        if self._started is None:
+            raise EngineDead("the engine was closed")
+        return await asyncio.shield(self._started)
+
+    def subscribe(self, on_envelope: OnEnvelope) -> None:
+        """Set the receiver of all events."""
+        self._conversation.subscribe(on_envelope)
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send commands, in order, as one message. Raises `EngineDead` while the engine is down."""
+        self._conversation.send(commands)
+
+    async def stats(self) -> EngineStats:
+        """A fresh picture of the engine. Raises `EngineDead`."""
+        return await self._conversation.stats()
+
+    async def drain(self) -> None:
+        """Have the engine take no new sequences and wait until the last one is gone."""
+        await self._conversation.drain()
+
+    async def close(self) -> None:
+        """Stop the process. Idempotent."""
+        self._closing = True
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+        await self._stop_process()
+        self._conversation.fail(EngineDead("the engine was stopped"))
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(EngineDead("the engine was stopped before it had started"))
+            self._started.exception()  # nobody may be waiting for it
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # Supervision
+
+    async def _supervise(self) -> None:
+        pause_s = 0.5
+        while not self._closing:
+            try:
+                info = await self._start()
+            except WeftError as error:
+                await self._stop_process()
+                if self._started is not None and not self._started.done():
+                    self._started.set_exception(error)
+                    self._conversation.fail(error)
+                    return
+                _log.error("the engine could not be started again: %s; trying again in %g s", error, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, MAX_PAUSE_S)
+                continue
+            self._conversation.begin(info)
+            self._announce(True)
+            if self._started is not None and not self._started.done():
+                self._started.set_result(info)
+            began = asyncio.get_running_loop().time()
+            reason = await self._watch()
+            self._announce(False)
+            self._conversation.fail(EngineDead(f"the engine {reason}; it is being restarted, try again in a moment"))
+            await self._stop_process()
+            self.num_restarts += 1
+            if asyncio.get_running_loop().time() - began > MAX_PAUSE_S:
+                pause_s = 0.5
+            _log.error("the engine %s; restarting it in %g s", reason, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+
+    async def _start(self) -> EngineInfo:
+        """Start a process and wait for its welcome."""
+        loop = asyncio.get_running_loop()
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="weft-"))  # readable by this user alone
+        address = f"ipc://{self._folder}/engine-{self.num_restarts}-{os.getpid()}"
+        self._welcome = loop.create_future()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "weft.engine.process", address, stdin=asyncio.subprocess.PIPE, env=self._environment()
+        )
+        self._process = process
+        if process.stdin is None:
+            raise EngineDead("the engine process has no stdin")
+        process.stdin.write(msgspec.json.encode(self._args) + b"\n")
+        self._connection = Connection(address, self._receive)
+        self._connection.send([Hello()])
+        ended = asyncio.ensure_future(process.wait())
+        waiting: set[asyncio.Future[Any]] = {ended, self._welcome}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not self._welcome.done():
+            await asyncio.sleep(0.05)  # its last words may still be on their way
+        if self._welcome.done():
+            ended.cancel()
+            return self._welcome.result()
+        raise EngineDead(f"the engine process {_describe(ended.result())} before it was ready; see its log above")
+
+    async def _watch(self) -> str:
+        """Wait until the process ends or hangs; what happened, as the end of a sentence."""
+        process, connection = self._process, self._connection
+        if process is None or connection is None:
+            return "is gone"
+        loop = asyncio.get_running_loop()
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            while True:
+                pinged_at = loop.time()
+                ping = asyncio.ensure_future(self._conversation.stats())
+                done, _ = await asyncio.wait({ended}, timeout=PING_EVERY_S)
+                if done:
+                    ping.cancel()
+                    return _describe(ended.result())
+                while not ping.done():
+                    silent_s = loop.time() - max(connection.last_heard, pinged_at)
+                    if silent_s > self._config.progress_deadline_s:
+                        return f"did not answer for {silent_s:.0f} s and was killed"
+                    await asyncio.wait({ended, ping}, timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                    if ended.done():
+                        ping.cancel()
+                        return _describe(ended.result())
+                ping.exception()
+        finally:
+            ended.cancel()
+
+    async def _stop_process(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM if self._closing else signal.SIGKILL)
+        try:
+            await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    # Messages
+
+    def _deliver(self, commands: list[Command]) -> None:
+        if self._connection is not None:
+            self._connection.send(commands)
+
+    def _receive(self, envelope: Envelope) -> None:
+        if self._welcome is not None and not self._welcome.done():
+            for event in envelope.events:
+                self._starting(self._welcome, event)
+            return
+        self._conversation.receive(envelope)
+
+    def _starting(self, welcome: asyncio.Future[EngineInfo], event: object) -> None:
+        if isinstance(event, Loading) and self._progress is not None:
+            self._progress(event.done, event.total)
+        elif isinstance(event, Welcome):
+            welcome.set_result(event.info)
+        elif isinstance(event, Failed):
+            welcome.set_exception(from_kind(event.kind, event.message))
+
+    def _announce(self, ready: bool) -> None:
+        if self.on_ready_change is not None:
+            self.on_ready_change(ready)
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        threads = self._threads or len(os.sched_getaffinity(0))
+        for name, value in kernel_environment(threads).items():
+            environment.setdefault(name, value)
+        return environment
+
+
+def _describe(returncode: int) -> str:
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"ended with status {returncode}"
