@@ -1,0 +1,64 @@
+# Set-up, checks and tests of Weft. `make help` lists the targets.
+#
+# Every target makes the environment first: .venv, with the exact versions of constraints.txt. It is made again when
+# pyproject.toml or constraints.txt changes; otherwise that costs nothing.
+#
+#   make test PYTHON=python3.12            use another interpreter for a new .venv
+#   make test ARGS="tests/cache -k fork"   hand arguments to pytest, demo or bench
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Interpreters to try, first to last; the one that fits `requires-python` is used.
+PYTHON ?= python3 python3.12 python3.11 python
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet -c constraints.txt
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install check test demo bench format clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## make .venv and install everything into it
+
+check: install ## ruff, formatting, mypy strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: install ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: install ## start a server and drive it with the openai client
+	@$(BIN)/python demo/run.py $(ARGS)
+
+bench: install ## measure a server on this machine
+	@$(BIN)/weft bench $(ARGS)
+
+format: install ## rewrite the code as `make check` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and alone: a looser requirement beside others could choose another build of it.
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing into $(VENV); the first time this downloads torch and takes a few minutes."
+	@$(PIP) "$$(grep '^torch==' constraints.txt)" setuptools
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(VENV)/.made:
+	@for python in $(PYTHON); do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$($$python --version)"; \
+	    $$python -m venv $(VENV) && touch $@; exit; \
+	  fi; \
+	done; \
+	echo "No Python that fits: Weft needs 3.11 or 3.12 with the venv module; tried: $(PYTHON)." >&2; \
+	echo "Install one (on Debian and Ubuntu also python3-venv), or name it: make PYTHON=/path/to/python3.12" >&2; \
+	exit 1
