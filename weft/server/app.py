@@ -1,7 +1,7 @@
 """The ASGI application: routes, and what stands around them.
 
-From outside to inside: request ids, logs and errors; CORS; keys; admission; routes. Keys are checked before anything
-is routed, and a browser's preflight, which cannot carry one, is answered before keys.
+From outside to inside: CORS; request ids, logs and errors; keys; admission; routes. Keys are checked before anything
+is routed. A browser's preflight, which cannot carry one, is answered before keys, and errors too may be read by pages.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def create_app(config: ServerConfig, service: Service) -> App:
     app: ASGIApp = Router(routes, redirect_slashes=False, lifespan=lifespan)
     app = AdmissionMiddleware(app, service)
     app = AuthMiddleware(app, parse_keys(config.api_keys))
+    app = RequestMiddleware(app, service)
     if config.cors_origins:
         app = CORSMiddleware(
             app,
@@ -61,4 +62,4 @@ def create_app(config: ServerConfig, service: Service) -> App:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
         )
-    return App(routes, RequestMiddleware(app, service), service)
+    return App(routes, app, service)

@@ -9,6 +9,7 @@ a field is absent. `docs/api.md` is checked against this file.
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from weft.server.schemas.embedding import EmbeddingRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_PATH = re.compile(r"`\$\.?([^`]*)`")
 NEVER: tuple[Any, ...] = ()
 
 
@@ -152,7 +154,8 @@ def _unknown(name: str, names: tuple[str, ...]) -> str:
 def _located(error: msgspec.ValidationError) -> tuple[str, str | None]:
     """msgspec's "what - at `$.path`" as a message that begins with the field, and the field."""
     what, _, where = str(error).partition(" - at ")
-    path = where.strip("`").removeprefix("$").removeprefix(".")
+    match = _PATH.search(where)
+    path = match[1] if match is not None else ""
     if not path:
         missing = what.partition("required field ")[2].strip("`")
         return (f"{missing} is required.", missing) if missing else (what + ".", None)

@@ -2,7 +2,7 @@
 
 Owns signals and the order of stopping: SIGTERM or SIGINT turn `/ready` and new requests to 503 while the port stays
 open, running requests finish within `drain_s` and are then interrupted, engines are closed. A second signal skips the
-waiting.
+waiting; a third one leaves at once.
 """
 
 from __future__ import annotations
@@ -66,29 +66,28 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains; the second stops at once."""
+        """The first signal drains, the second interrupts what still runs, the third leaves everything as it is."""
         if self._loop is None:
             self.should_exit = True
         else:
             self._loop.call_soon_threadsafe(self.begin_drain)
 
     def begin_drain(self) -> None:
-        """Start to stop; called again: stop now. On the event loop."""
-        if self._drain is not None:
-            self._stop_now()
-        else:
+        """Start to stop; called again, stop with less patience. On the event loop."""
+        if self._drain is None:
             self._drain = asyncio.create_task(self._drain_and_exit())
+        elif not self.should_exit:
+            self._service.interrupt_all()
+            self.should_exit = True
+        else:
+            self.force_exit = True
 
     async def _drain_and_exit(self) -> None:
-        try:
-            await self._service.drain(self._drain_s)
-        finally:
-            self.should_exit = True
+        await self._service.drain(self._drain_s)
+        self.should_exit = True
 
     def _stop_now(self) -> None:
-        self.should_exit = self.force_exit = True
-        if self._drain is not None:
-            self._drain.cancel()
+        self.should_exit = True
 
 
 def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:

@@ -175,7 +175,11 @@ class Service:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
-            logger.warning("interrupting %d requests that outlasted the drain", self.num_active)
-            for interrupt in list(self._interrupts):
-                interrupt(Draining("The server shut down before this request was done; send it again."))
-            await asyncio.sleep(0)
+            self.interrupt_all()
+
+    def interrupt_all(self) -> None:
+        """End every running request with an error that says so."""
+        if self._interrupts:
+            logger.warning("interrupting %d requests that outlasted the drain", len(self._interrupts))
+        for interrupt in list(self._interrupts):
+            interrupt(Draining("The server shut down before this request was done; send it again."))

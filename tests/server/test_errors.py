@@ -1,0 +1,150 @@
+"""Failures of engines and of ourselves, as clients see them."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from tests.server.conftest import RunningServer, ids, running, sse
+from tests.server.test_disconnect import connect, read_to_end, read_until
+from tests.server.test_requests import error_of
+from weft.core.errors import Overloaded, WeftError
+from weft.server.errors import problem_of
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        ("invalid_request", 400, None),
+        ("unsupported", 400, "unsupported_parameter"),
+        ("context_too_long", 400, "context_length_exceeded"),
+        ("overloaded", 429, "overloaded"),
+        ("out_of_pages", 503, "out_of_kv_pages"),
+        ("draining", 503, "shutting_down"),
+        ("internal", 500, "internal_error"),
+        ("something new", 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_says(server: RunningServer, kind: str, status: int, code: str, stream: bool) -> None:
+    server.on_loop(lambda: server.engine.fail_next(kind, "told by /srv/engine.py", "prompt"))
+    response = server.chat(stream=stream)
+    error = error_of(response, status)
+    assert error["code"] == code
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    if status == 500:
+        assert "/srv" not in response.text
+        assert response.headers["x-request-id"] in error["message"]
+
+
+def test_retry_after_is_whole_seconds() -> None:
+    headers = problem_of(Overloaded("full", retry_after_s=0.02), "x").headers
+    assert headers == {"retry-after": "1", "retry-after-ms": "20"}
+    assert problem_of(Overloaded("full", retry_after_s=2.1), "x").headers["retry-after"] == "3"
+
+
+def test_an_error_in_the_middle_of_a_stream_is_its_last_event(stepped: RunningServer) -> None:
+    connection = connect(stepped, "/v1/chat/completions", CHAT | {"stream": True})
+    stepped.wait_until(lambda: bool(stepped.engine.sequences))
+    stepped.on_loop(lambda: stepped.engine.step(2))
+    text = read_until(connection, b"content")
+    stepped.on_loop(stepped.engine.die)
+    text += read_to_end(connection)
+    assert b"engine_unavailable" in text.rpartition(b"data: ")[2]
+    assert b"[DONE]" not in text
+    connection.close()
+    stepped.assert_nothing_left()
+
+
+def test_an_engine_that_dies_before_the_first_token(stepped: RunningServer) -> None:
+    for stream in (False, True):
+        connection = connect(stepped, "/v1/chat/completions", CHAT | {"stream": stream})
+        stepped.wait_until(lambda: bool(stepped.engine.sequences))
+        stepped.on_loop(stepped.engine.die)
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"engine_unavailable" in answer
+        connection.close()
+        stepped.on_loop(stepped.engine.restart)
+
+
+def test_an_engine_that_comes_back(stepped: RunningServer) -> None:
+    stepped.on_loop(stepped.engine.die)
+    ready = stepped.http().get("/ready")
+    assert (ready.status_code, ready.json()) == (503, {"status": "unavailable"})
+    assert "retry-after" in ready.headers
+    assert stepped.http().get("/health").status_code == 200
+    refused = stepped.chat()
+    assert error_of(refused, 503)["code"] == "engine_unavailable"
+    assert "retry-after" in refused.headers
+    assert "weft:engine_up" in stepped.http().get("/metrics").text
+    assert stepped.http().get("/v1/models").json()["data"][0]["max_model_len"] is None
+    stepped.on_loop(stepped.engine.restart)
+    assert stepped.http().get("/ready").status_code == 200
+
+
+def test_our_own_faults_are_logged_and_not_told(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("secret detail at /srv/weft/x.py")
+
+    monkeypatch.setattr("weft.server.routes.chat.chat_args", broken)
+    with caplog.at_level(logging.ERROR, logger="weft.server"):
+        response = server.post("/v1/chat/completions", CHAT, headers={"x-request-id": "req-1"})
+    error = error_of(response, 500)
+    assert "secret" not in response.text
+    assert "req-1" in error["message"]
+    assert any("req-1" in record.getMessage() and record.exc_info for record in caplog.records)
+
+
+def test_our_own_faults_in_the_middle_of_a_stream(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.server.writers import ChatWriter
+
+    def broken(self: ChatWriter) -> bytes:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(ChatWriter, "last_events", broken)
+    events = sse(server.chat(stream=True).text)
+    assert json.loads(events[-1])["error"]["code"] == "internal_error"
+    assert "secret" not in events[-1]
+
+
+def test_an_engine_that_cannot_start_stops_the_server() -> None:
+    from weft.core.errors import ModelLoadError
+    from weft.testing.fake_engine import FakeEngine
+
+    class Broken(FakeEngine):
+        async def wait_ready(self):
+            raise ModelLoadError("no such file")
+
+    with running(engine=Broken()) as server:
+        server.join()
+    assert isinstance(server.service.failure, ModelLoadError)
+    assert server.engine.closed
+
+
+def test_request_ids(server: RunningServer) -> None:
+    with server.http() as client:
+
+        def echoed(sent: str) -> str:
+            return client.get("/health", headers={"x-request-id": sent}).headers["x-request-id"]
+
+        assert echoed("abc-123_X.y:z") == "abc-123_X.y:z"
+        for odd in ("a b", "x" * 129, "a\tb", "<script>", ""):
+            assert len(echoed(odd)) == 32
+        first, second = (client.get("/health").headers["x-request-id"] for _ in range(2))
+        assert first != second
+        assert client.get("/nope").headers["x-request-id"]
+    server.on_loop(lambda: server.engine.script(ids("x")))
+    answer = server.post("/v1/chat/completions", CHAT, headers={"x-request-id": "mine"})
+    assert answer.json()["id"] == "chatcmpl-mine"
+
+
+def test_unknown_errors_are_internal() -> None:
+    assert problem_of(WeftError("at 0x7f"), "id").status == 500
+    assert "0x7f" not in problem_of(ValueError("at 0x7f"), "id").body.message

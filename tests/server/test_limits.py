@@ -1,0 +1,172 @@
+"""Sizes, counts and draining."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.conftest import RunningServer, running
+from tests.server.test_disconnect import BODIES, connect, read_to_end, read_until
+from tests.server.test_requests import error_of
+from weft.server.protocol import MAX_HEAD_BYTES
+
+JSON = {"content-type": "application/json"}
+PATH, BODY = BODIES["chat"]
+STREAM = BODY | {"stream": True}
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[RunningServer]:
+    with running(max_body_bytes=1000) as server:
+        yield server
+
+
+def exchange(server: RunningServer, parts: Iterator[bytes]) -> bytes:
+    """Send parts until the server stops taking them; what it answered."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        answer = b""
+        try:
+            while part := connection.recv(65536):
+                answer += part
+        except ConnectionResetError:
+            pass
+    return answer
+
+
+def test_announced_bodies(small: RunningServer) -> None:
+    with small.http() as client:
+        answer = client.post("/v1/completions", content=b" " * 1001, headers=JSON)
+        assert "1000 bytes" in error_of(answer, 413)["message"]
+        assert answer.headers["connection"] == "close"
+        assert client.post("/v1/completions", content=b" " * 1000, headers=JSON).status_code == 400
+
+
+def test_chunked_bodies_are_counted_as_they_come(small: RunningServer) -> None:
+    def endless() -> Iterator[bytes]:
+        yield (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        while True:
+            yield b"400\r\n" + b"x" * 1024 + b"\r\n"
+
+    answer = exchange(small, endless())
+    # The connection may be reset before the answer is read; what counts is that it ended.
+    assert not answer or answer.startswith(b"HTTP/1.1 413")
+    with small.http() as client:
+        parts = iter([b'{"prompt": ', b'"ab", "max_', b'tokens": 1}'])
+        assert client.post("/v1/completions", content=parts, headers=JSON).status_code == 200
+
+
+def test_headers_are_bounded(small: RunningServer) -> None:
+    def one_long() -> Iterator[bytes]:
+        yield b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: "
+        for _ in range(64):
+            yield b"x" * 65536
+
+    def many() -> Iterator[bytes]:
+        yield b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        for number in range(100_000):
+            yield b"X-%d: y\r\n" % number
+
+    def long_target() -> Iterator[bytes]:
+        yield b"GET /" + b"x" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    for head in (one_long, many, long_target):
+        answer = exchange(small, head())
+        assert not answer or answer.startswith(b"HTTP/1.1 431"), head
+    assert small.http().get("/health", headers={"x-fits": "x" * 60_000}).status_code == 200
+
+
+def test_what_is_not_http(small: RunningServer) -> None:
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"hello\r\n\r\n", b"GET / HTTP/9\r\n\r\n"):
+        answer = exchange(small, iter([data]))
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b'"error"' in answer
+    both = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    )
+    assert exchange(small, iter([both])).startswith(b"HTTP/1.1 4")
+
+
+def test_pipelined_and_kept_connections(small: RunningServer) -> None:
+    ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answer = exchange(small, iter([ask * 3 + last]))
+    assert answer.count(b"HTTP/1.1 200") == 4
+
+
+def test_requests_at_once() -> None:
+    with running(auto=False, max_concurrent_requests=2) as server:
+        open_requests = [connect(server, *BODIES["chat"]) for _ in range(2)]
+        server.wait_until(lambda: server.service.num_active == 2)
+        refused = server.chat()
+        assert error_of(refused, 429)["code"] == "overloaded"
+        assert "retry-after" in refused.headers
+        # What operators ask is answered all the same.
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            assert server.http().get(path).status_code == 200
+        for connection in open_requests:
+            connection.close()
+        server.assert_nothing_left()
+
+
+def test_draining() -> None:
+    with running(auto=False, drain_s=60.0) as server:
+        connection = connect(server, PATH, STREAM)
+        server.wait_until(lambda: bool(server.engine.sequences))
+        server.on_loop(server.engine.step)
+        text = read_until(connection, b"content")
+        server.on_loop(server.server.begin_drain)
+        server.wait_until(lambda: server.service.draining)
+        ready = server.http().get("/ready")
+        assert (ready.status_code, ready.json()) == (503, {"status": "draining"})
+        assert server.http().get("/health").status_code == 200
+        refused = server.chat()
+        assert error_of(refused, 503)["code"] == "shutting_down"
+        assert "retry-after" in refused.headers
+        # The request that was running gets its end.
+        server.on_loop(lambda: server.engine.step(200))
+        text += read_to_end(connection)
+        assert b"data: [DONE]" in text
+        connection.close()
+        server.join()
+        assert server.engine.closed
+
+
+def test_what_outlasts_the_drain_is_told_so() -> None:
+    with running(auto=False, drain_s=0.0) as server:
+        streaming = connect(server, PATH, STREAM)
+        server.wait_until(lambda: bool(server.engine.sequences))
+        server.on_loop(server.engine.step)
+        text = read_until(streaming, b"content")
+        waiting = connect(server, PATH, BODY)
+        server.wait_until(lambda: len(server.engine.sequences) == 2)
+        server.on_loop(server.server.begin_drain)
+        text += read_to_end(streaming)
+        assert b'"code":"shutting_down"' in text
+        assert b"[DONE]" not in text
+        # Of the other nothing was sent yet, so it gets a status of its own.
+        answer = read_until(waiting, b"shutting_down")
+        assert answer.startswith(b"HTTP/1.1 503")
+        server.join()
+        assert not server.engine.sequences
+        assert server.engine.closed
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    with running(auto=False, drain_s=3600.0) as server:
+        connection = connect(server, *BODIES["chat"])
+        server.wait_until(lambda: bool(server.engine.sequences))
+        server.on_loop(server.server.begin_drain)
+        server.wait_until(lambda: server.service.draining)
+        server.on_loop(server.server.begin_drain)
+        server.join()
+        connection.close()

@@ -1,0 +1,293 @@
+"""Requests that are wrong, odd, or merely rare."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.server.conftest import RunningServer, ids, running
+from weft.server.fields import ADVISORY, REFUSED
+from weft.server.schemas.chat import ChatRequest
+from weft.server.schemas.completion import CompletionRequest
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def error_of(response: httpx.Response, status: int = 400) -> dict:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b'{"messages": NaN}', "JSON"),
+        (b'{"messages": "\xff"}', "JSON"),
+        (b'{"messages": "\\ud800"}', "JSON"),
+        (b'{"temperature": 1e999}', "JSON"),
+        (b"[]", "object"),
+        (b"null", "object"),
+        (b'"text"', "object"),
+        (b"[" * 100_000, "nested"),
+        (b'{"messages": ' + b"[" * 100_000, "nested"),
+        (b"{}", "messages is required"),
+    ],
+)
+def test_bodies_that_are_no_request(server: RunningServer, body: bytes, says: str) -> None:
+    with server.http() as client:
+        response = client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert says in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": "hi"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 10**12}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": True}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "10"}, "max_tokens"),
+        ({"max_completion_tokens": []}, "max_completion_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": 2**63}, "seed"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"999": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"stop": ["x" * 1025]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stop_token_ids": [264]}, "stop_token_ids"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 257}, "logprobs"),
+        ({"prompt_logprobs": 257}, "logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"priority": 1001}, "priority"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include": True}}, "stream_options"),
+        ({"model": 5}, "model"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ],
+)
+def test_wrong_fields_are_named(server: RunningServer, fields: dict, param: str) -> None:
+    error = error_of(server.chat(**fields))
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] or "").startswith(param)
+    assert param.partition("[")[0] in error["message"]
+
+
+HARMFUL = {
+    "best_of": 3,
+    "early_stopping": True,
+    "length_penalty": 2.0,
+    "response_format": {"type": "json_object"},
+    "spaces_between_special_tokens": False,
+    "tools": [{"name": "f"}],
+    "logits_processors": ["x"],
+    "suffix": " end",
+    "verbosity": "low",
+    "modalities": ["text", "audio"],
+    "functions": [{"name": "f"}],
+    "function_call": "auto",
+    "documents": [{"text": "x"}],
+    "mm_processor_kwargs": {"x": 1},
+}
+
+
+@pytest.mark.parametrize(("kind", "path"), [(ChatRequest, CHAT), (CompletionRequest, "/v1/completions")])
+def test_unsupported_fields_are_refused_by_name(server: RunningServer, kind: type, path: str) -> None:
+    base = {"messages": USER} if kind is ChatRequest else {"prompt": "ab"}
+    with server.http() as client:
+        for name, refusal in REFUSED[kind].items():
+            error = error_of(client.post(path, json=base | {name: HARMFUL.get(name, True)}))
+            assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+            assert error["message"].startswith(f"{name} is not supported. ")
+            for harmless in (None, *refusal.harmless):
+                response = client.post(path, json=base | {"max_tokens": 1, name: harmless})
+                assert response.status_code == 200, (name, harmless, response.text)
+
+
+def test_best_of_must_be_n(server: RunningServer) -> None:
+    assert error_of(server.chat(n=2, best_of=3))["param"] == "best_of"
+    assert server.chat(n=2, best_of=2).status_code == 200
+    assert server.chat(best_of=1).status_code == 200
+    assert server.chat(best_of=None).status_code == 200
+
+
+def test_advisory_fields_are_accepted(server: RunningServer) -> None:
+    assert server.chat(**dict.fromkeys(ADVISORY, {"any": "thing"})).status_code == 200
+
+
+def test_nulls_are_absent_fields(server: RunningServer) -> None:
+    names = set(ChatRequest.__struct_fields__) - {"messages", "max_tokens"}
+    assert server.chat(**dict.fromkeys(names)).status_code == 200
+
+
+def test_unknown_fields_are_refused_with_near_names(server: RunningServer) -> None:
+    error = error_of(server.chat(temprature=0))
+    assert error["param"] == "temprature"
+    assert "temperature" in error["message"]
+    assert len(error_of(server.chat(**{"x" * 10_000: 1}))["message"]) < 500
+
+
+def test_history_with_tool_calls_and_rendered_tools(server: RunningServer) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert server.chat(messages=messages, tools=tools, tool_choice="none").status_code == 200
+    assert server.chat(messages=messages, tool_choice="auto", tools=[]).status_code == 200
+    assert "JSON" in error_of(server.chat(messages=[call_with(call, "{")]))["message"]
+
+
+def call_with(call: dict, arguments: str) -> dict:
+    function = call["function"] | {"arguments": arguments}
+    return {"role": "assistant", "tool_calls": [call | {"function": function}]}
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+def test_other_content_types(server: RunningServer, content_type: str) -> None:
+    with server.http() as client:
+        headers = {"content-type": content_type} if content_type else {}
+        response = client.post(CHAT, content=b'{"messages": []}', headers=headers)
+        error_of(response, 415)
+        good = {"content-type": "Application/JSON; charset=utf-8"}
+        assert client.post(CHAT, content=b'{"prompt": "a"}', headers=good).status_code == 400
+        packed = {"content-type": "application/json", "content-encoding": "gzip"}
+        error_of(client.post(CHAT, content=b"x", headers=packed), 415)
+
+
+def test_methods_and_paths(server: RunningServer) -> None:
+    with server.http() as client:
+        wrong = client.get(CHAT)
+        assert "POST" in error_of(wrong, 405)["message"]
+        assert wrong.headers["allow"] == "POST"
+        for path in ("/", "/v1", "/v1/chat/completions/", "//v1/models", "/V1/models", "/%00"):
+            error_of(client.get(path), 404)
+        head = client.head("/health")
+        assert (head.status_code, head.content) == (200, b"")
+
+
+def test_model_may_be_left_out_only_when_there_is_one(server: RunningServer) -> None:
+    assert server.chat().status_code == 200
+    with running(names=["a", "b/c"]) as other:
+        assert [card["id"] for card in other.http().get("/v1/models").json()["data"]] == ["a", "b/c"]
+        assert other.http().get("/v1/models/b/c").json()["id"] == "b/c"
+        assert other.chat(model="b/c").json()["model"] == "b/c"
+        message = error_of(other.chat(model="d"), 404)["message"]
+        assert "a, b/c" in message
+
+
+def test_paths_of_the_machine_are_not_told(server: RunningServer) -> None:
+    with server.http() as client:
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/docs"):
+            assert "/somewhere" not in client.get(path).text
+
+
+def test_continue_final_message(server: RunningServer) -> None:
+    turns = [*USER, {"role": "assistant", "content": "It is"}]
+    body = {"messages": turns, "continue_final_message": True}
+    tokens = server.post("/tokenize", body).json()["tokens"]
+    assert bytes(tokens[-5:]) == b"It is"
+    assert server.chat(**body).json()["usage"]["prompt_tokens"] == len(tokens)
+    closed = server.post("/tokenize", {"messages": turns, "add_generation_prompt": False}).json()["tokens"]
+    assert len(closed) == len(tokens) + 2
+
+
+def test_truncation_keeps_the_end(server: RunningServer) -> None:
+    def last(count: int, **fields) -> list[int]:
+        body = {"prompt": "abcdef", "truncate_prompt_tokens": count, "return_token_ids": True, "max_tokens": 1}
+        return server.post("/v1/completions", body | fields).json()["choices"][0]["prompt_token_ids"]
+
+    assert last(2) == ids("ef")
+    assert last(100) == ids("abcdef")
+    assert len(last(-1, prompt="x" * 9000, max_tokens=10)) == 4096 - 10
+    assert last(3, prompt=ids("uvwxyz")) == ids("xyz")
+    assert server.chat(truncate_prompt_tokens=5).json()["usage"]["prompt_tokens"] == 5
+    empty = server.post("/v1/completions", {"prompt": "ab", "truncate_prompt_tokens": 0})
+    assert "empty" in error_of(empty)["message"]
+
+
+def test_context_is_told_in_numbers(server: RunningServer) -> None:
+    body = {"prompt": "x" * 4000, "max_tokens": 200}
+    error = error_of(server.post("/v1/completions", body))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert all(number in error["message"] for number in ("4096", "4000", "200", "96"))
+    assert server.post("/v1/completions", body | {"max_tokens": 96}).status_code == 200
+    chat = error_of(server.chat(messages=[{"role": "user", "content": "x" * 4096}], max_tokens=None))
+    assert (chat["code"], chat["param"]) == ("context_length_exceeded", "messages")
+    # Far too long to be worth tokenizing: refused by its size.
+    huge = error_of(server.post("/v1/completions", {"prompt": "x" * 3_000_000}))
+    assert "characters" in huge["message"]
+
+
+def test_bad_words_become_token_sequences(server: RunningServer) -> None:
+    server.on_loop(server.engine.sent.clear)
+    assert server.chat(bad_words=["no", " never"]).status_code == 200
+    words = server.on_loop(lambda: [c for c in server.engine.sent if type(c).__name__ == "Generate"])[0].sampling
+    assert words.bad_words == [ids("no"), ids(" no"), ids(" never")]
+
+
+def test_every_sampling_field_reaches_the_engine(server: RunningServer) -> None:
+    server.on_loop(server.engine.sent.clear)
+    sampling = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "repetition_penalty": 1.5,
+        "seed": 11,
+        "allowed_token_ids": [97, 98],
+    }
+    stop = {"stop": ["zz"], "stop_token_ids": [99], "min_tokens": 2, "ignore_eos": True}
+    response = server.chat(**sampling, **stop, logit_bias={"97": 1.5}, priority=-3, max_completion_tokens=6)
+    assert response.status_code == 200
+    sent = {type(command).__name__: command for command in server.on_loop(lambda: list(server.engine.sent))}
+    generate = sent["Generate"]
+    assert {name: getattr(generate.sampling, name) for name in sampling} == sampling
+    assert generate.sampling.logit_bias == {97: 1.5}
+    assert (generate.stop.stop, generate.stop.stop_token_ids) == ([b"zz"], [99])
+    assert (generate.stop.min_tokens, generate.stop.ignore_eos, generate.stop.max_tokens) == (2, True, 6)
+    assert sent["Open"].priority == -3
