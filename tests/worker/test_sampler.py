@@ -12,12 +12,14 @@ from tests.worker import oracle
 from tests.worker.sampling_help import late_inputs, sample, sampling_batch, slot_set, table_of
 from weft.core.sampling import SamplingParams
 from weft.core.step import LateInputs
+from weft.worker.draw_device import DEVICE
+from weft.worker.draw_host import host_drawing
 from weft.worker.errors import StepError
 from weft.worker.sampler import Sampler
-from weft.worker.selection import DEVICE, HOST
 
 V = 61
-SELECTIONS = pytest.mark.parametrize("selection", [HOST, DEVICE], ids=["host", "device"])
+HOST = host_drawing(2)
+DRAWINGS = pytest.mark.parametrize("drawing", [HOST, DEVICE], ids=["host", "device"])
 
 
 def random_params(rng: np.random.Generator, vocab_size: int) -> SamplingParams:
@@ -80,13 +82,13 @@ def run_cases(cases: list[Case], dtype=torch.float64, **options) -> list[int]:
     return sample(table_of(*sets, vocab_size=vocab_size), logits, batch, late, **options)
 
 
-@SELECTIONS
+@DRAWINGS
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_tokens_are_the_oracles(selection, seed):
+def test_tokens_are_the_oracles(drawing, seed):
     rng = np.random.default_rng(seed)
     cases = [Case(rng) for _ in range(24)]
-    tokens = run_cases(cases, selection=selection)
+    tokens = run_cases(cases, drawing=drawing)
     for case, token in zip(cases, tokens, strict=True):
         distribution = case.expected()
         if distribution is not None:
@@ -96,27 +98,27 @@ def test_tokens_are_the_oracles(selection, seed):
             assert token == drawn or edge, case.params
 
 
-@SELECTIONS
+@DRAWINGS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_alone_and_among_others_gives_the_same_token(selection, dtype):
+def test_a_row_alone_and_among_others_gives_the_same_token(drawing, dtype):
     rng = np.random.default_rng(5)
     cases = [Case(rng, 1000) for _ in range(64)]
-    together = run_cases(cases, dtype, selection=selection)
+    together = run_cases(cases, dtype, drawing=drawing)
     order = rng.permutation(64).tolist()
-    shuffled = run_cases([cases[i] for i in order], dtype, selection=selection, block_elements=7000)
+    shuffled = run_cases([cases[i] for i in order], dtype, drawing=drawing, block_elements=7000)
     assert [shuffled[order.index(i)] for i in range(64)] == together
-    assert [run_cases([case], dtype, selection=selection)[0] for case in cases] == together
+    assert [run_cases([case], dtype, drawing=drawing)[0] for case in cases] == together
 
 
-def test_host_and_device_selection_agree_on_large_rows():
+def test_host_and_device_drawing_agree_on_large_rows():
     rng = np.random.default_rng(9)
     cases = [Case(rng, 5000) for _ in range(48)]
-    host, device = (run_cases(cases, torch.float32, selection=s) for s in (HOST, DEVICE))
+    host, device = (run_cases(cases, torch.float32, drawing=s) for s in (HOST, DEVICE))
     assert host == device
 
 
-@SELECTIONS
-def test_draws_follow_the_distribution(selection):
+@DRAWINGS
+def test_draws_follow_the_distribution(drawing):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=V) * 2
     params = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.02)
@@ -127,7 +129,7 @@ def test_draws_follow_the_distribution(selection):
     observed = np.zeros(V)
     for part in uniforms.reshape(-1, 500):
         batch = sampling_batch([0] * 500, range(500), part)
-        np.add.at(observed, sample(table, torch.tensor(logits[None]), batch, selection=selection), 1)
+        np.add.at(observed, sample(table, torch.tensor(logits[None]), batch, drawing=drawing), 1)
     expected = np.array(oracle.probabilities(logits, params)) * count
     kept = expected > 0
     assert observed[~kept].sum() == 0
@@ -136,11 +138,11 @@ def test_draws_follow_the_distribution(selection):
     assert chi_square < degrees + 4 * np.sqrt(2 * degrees)
 
 
-@SELECTIONS
-def test_top_k_of_one_is_greedy_even_with_ties(selection):
+@DRAWINGS
+def test_top_k_of_one_is_greedy_even_with_ties(drawing):
     logits = torch.tensor([[1.0, 5.0, 2.0, 5.0, 5.0]])
     table = table_of(slot_set(0, SamplingParams(top_k=1)), slot_set(1, SamplingParams(temperature=0)), vocab_size=5)
-    assert sample(table, logits, sampling_batch([0, 0], [0, 1], [0.99, 0.99]), selection=selection) == [1, 1]
+    assert sample(table, logits, sampling_batch([0, 0], [0, 1], [0.99, 0.99]), drawing=drawing) == [1, 1]
 
 
 def test_penalties_and_bad_words_follow_sampled_tokens_without_the_host():
@@ -197,9 +199,9 @@ def test_one_row_feeds_several_samplers():
     assert sample(table, torch.tensor([[9.0, -9, -9, -9], [0.0, 0, 0, 0]]), batch) == [0, 1, 3, 0]
 
 
-@SELECTIONS
+@DRAWINGS
 @pytest.mark.parametrize("temperature", [0.0, 1e-4, 1.0])
-def test_when_masks_leave_nothing_the_weakest_lose_first(selection, temperature):
+def test_when_masks_leave_nothing_the_weakest_lose_first(drawing, temperature):
     logits = torch.tensor([[5.0, 4, 3, 2, 1, 0]] * 3)
     params = SamplingParams(temperature=temperature, allowed_token_ids=[1, 2], bad_words=[[1], [2]])
     sets = [
@@ -213,22 +215,22 @@ def test_when_masks_leave_nothing_the_weakest_lose_first(selection, temperature)
     batch = sampling_batch(
         range(3), range(3), [0.6] * 3, late_mask=np.array([False, True, True]), suppress_stop=np.array([0, 0, 1], bool)
     )
-    tokens = sample(table_of(*sets, vocab_size=6), logits, batch, late_inputs([1, 2], masks), selection=selection)
+    tokens = sample(table_of(*sets, vocab_size=6), logits, batch, late_inputs([1, 2], masks), drawing=drawing)
     assert tokens[0] in (1, 2)
     assert tokens[1] in (3, 4)
     assert tokens[2] == 5
 
 
-@SELECTIONS
+@DRAWINGS
 @pytest.mark.parametrize("fill", [-torch.inf, torch.inf, torch.nan])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_hopeless_logits_still_give_a_token_and_leave_other_rows_alone(selection, fill, temperature):
+def test_hopeless_logits_still_give_a_token_and_leave_other_rows_alone(drawing, fill, temperature):
     params = SamplingParams(temperature=temperature, top_k=3, top_p=0.5, min_p=0.1)
     masked = SamplingParams(temperature=temperature, allowed_token_ids=[2])
     table = table_of(slot_set(0, params), slot_set(1, params), slot_set(2, masked), vocab_size=6)
     logits = torch.full((3, 6), fill)
     logits[1] = torch.tensor([0.0, 0, 0, 50, 0, 0])
-    tokens = sample(table, logits, sampling_batch(range(3), range(3), [0.5] * 3), selection=selection)
+    tokens = sample(table, logits, sampling_batch(range(3), range(3), [0.5] * 3), drawing=drawing)
     assert 0 <= tokens[0] < 6
     assert tokens[1:] == [3, 2]
 

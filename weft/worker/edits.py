@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from weft.core.step import I32, Bool
-from weft.worker.slots import I64, IN_PROMPT, SlotTable
+from weft.worker.drawing import I64
+from weft.worker.slots import IN_PROMPT, SlotTable
 from weft.worker.transfer import upload
 
 FLOOR = -1e24
@@ -91,6 +92,10 @@ def _penalize(logits: Tensor, slots: SlotTable, rows: Rows) -> None:
     chosen = np.flatnonzero(slots.penalized[rows.slots])
     if not len(chosen):
         return
+    if logits.device.type == "cpu":
+        for row in chosen.tolist():
+            _penalize_row(logits[row].numpy(), slots, int(rows.slots[row]))
+        return
     ids = rows.slots[chosen]
     index = upload(chosen, logits.device)
     counts = slots.counts.data.index_select(0, upload(slots.counts.row_of_slot[ids], logits.device))
@@ -101,6 +106,17 @@ def _penalize(logits: Tensor, slots: SlotTable, rows: Rows) -> None:
     num_output = counts >> IN_PROMPT.bit_length()
     x -= frequency * num_output + presence * (num_output > 0)
     logits.index_copy_(0, index, x)
+
+
+def _penalize_row(row: npt.NDArray[np.floating], slots: SlotTable, slot: int) -> None:
+    """On a CPU only the tokens that were seen are touched, which are few."""
+    counts = slots.counts.data[int(slots.counts.row_of_slot[slot])].numpy()
+    seen = np.flatnonzero(counts)
+    x = row[seen]
+    repetition = x.dtype.type(slots.repetition[slot])
+    num_output = counts[seen] >> IN_PROMPT.bit_length()
+    x = np.where(x > 0, x / repetition, x * repetition)
+    row[seen] = x - (slots.frequency[slot] * num_output + slots.presence[slot] * (num_output > 0)).astype(x.dtype)
 
 
 def _mask(logits: Tensor, slots: SlotTable, rows: Rows, masks: Masks | None) -> None:

@@ -74,7 +74,7 @@ class TorchWorker:
         pages = (sizes.page_size, sizes.num_device_pages, sizes.num_host_pages)
         with torch.inference_mode():
             kv = KVStore(kv_spec, chosen, *pages, self._device)
-            runner = StepRunner(model, kv, self._spec, self._device)
+            runner = StepRunner(model, kv, self._spec, self._device, threads or torch.get_num_threads())
         self._queue: SimpleQueue[_Launched | None] = SimpleQueue()
         self._pending: list[_Launched] = []
         self._closed = False

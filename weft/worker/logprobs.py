@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.worker.selection import row_sums
+from weft.worker.draw_device import row_sums
 
 MAX_BLOCK_ELEMENTS = 1 << 22
 """Logits looked at together: bounds the memory of intermediate results to a few times as many words."""

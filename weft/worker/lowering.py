@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.core.step import I32, ForwardBatch
 from weft.models.base import Model
-from weft.worker.selection import I64
+from weft.worker.drawing import I64
 from weft.worker.transfer import upload
 
 

@@ -36,14 +36,14 @@ class Halfway(NamedTuple):
 class StepRunner:
     """One model with its pools, slots and sampler."""
 
-    def __init__(self, model: Model, kv: KVStore, spec: WorkerSpec, device: torch.device):
-        """`spec` gives the sizes; the model's weights and `kv` are on `device`."""
+    def __init__(self, model: Model, kv: KVStore, spec: WorkerSpec, device: torch.device, threads: int):
+        """`spec` gives the sizes; the model's weights and `kv` are on `device`. `threads` are those of a CPU."""
         self._model = model
         self._kv = kv
         self._page_size = spec.page_size
         self._device = device
         self._slots = SlotTable(spec.num_slots, spec.vocab_size, spec.max_context, device)
-        self._sampler = Sampler(self._slots)
+        self._sampler = Sampler(self._slots, threads=threads)
         shape = (spec.num_embed_slots, spec.hidden_size)
         self._embeddings = torch.zeros(shape, dtype=model.spec.dtype, device=device)
 

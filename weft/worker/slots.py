@@ -14,16 +14,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from weft.core.sampling import SamplingParams
 from weft.core.step import F64, I32, Bool, SlotSet
+from weft.worker.drawing import I64
 from weft.worker.errors import StepError
 from weft.worker.transfer import upload
-
-I64 = npt.NDArray[np.int64]
 
 IN_PROMPT = 1
 """Bit of a count that says the token is in the prompt; the rest counts the output in steps of `ONE_OUTPUT`."""
