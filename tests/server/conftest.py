@@ -34,6 +34,7 @@ class _SignallingServer(Server):
     async def startup(self, sockets=None) -> None:
         await super().startup(sockets)
         self.loop = asyncio.get_running_loop()
+        self.bound_port = self.servers[0].sockets[0].getsockname()[1]
         self.up.set()
 
 
@@ -47,7 +48,7 @@ class RunningServer:
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
         assert self.server.up.wait(30)
-        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.port = self.server.bound_port
         self.url = f"http://127.0.0.1:{self.port}"
 
     def on_loop(self, work: Callable[[], T]) -> T:
@@ -60,7 +61,7 @@ class RunningServer:
         """Let the server's loop turn until the condition holds there. Bounded by turns and by the test's own limit."""
 
         async def run() -> None:
-            while not condition():
+            while not condition():  # noqa: ASYNC110  the condition is of code that has no event to wait for
                 await asyncio.sleep(0.001)
 
         asyncio.run_coroutine_threadsafe(run(), self.server.loop).result(60)

@@ -1,0 +1,256 @@
+"""Metrics, traces, logs, documents, and the process as a whole."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.conftest import RunningServer, ids, running
+from tests.server.test_disconnect import connect
+from weft.core.wire import Envelope, TraceSpan
+from weft.server.logs import JsonFormatter, TextFormatter
+from weft.server.openapi import OPERATIONS, openapi
+from weft.version import __version__
+
+
+def samples(server: RunningServer) -> dict[tuple[str, str], float]:
+    """By name and last label value that is not the model's name."""
+    result = {}
+    for family in text_string_to_metric_families(server.http().get("/metrics").text):
+        for sample in family.samples:
+            labels = [value for key, value in sorted(sample.labels.items()) if key != "model_name"]
+            result[sample.name, ",".join(labels)] = sample.value
+    return result
+
+
+def test_metrics() -> None:
+    with running() as server:
+        server.on_loop(lambda: server.engine.script(ids("hello")))
+        assert server.chat(max_tokens=20).status_code == 200
+        assert server.chat(max_tokens=7, n=2, stream=True).status_code == 200
+        assert server.chat(temperature=99).status_code == 400
+        found = samples(server)
+    assert found["weft:engine_up", ""] == 1
+    assert found["weft:request_success_total", "stop"] == 1
+    assert found["weft:request_success_total", "length"] == 2
+    assert found["weft:generation_tokens_total", ""] == 6 + 14
+    assert found["weft:time_to_first_token_seconds_count", ""] == 2
+    assert found["weft:e2e_request_latency_seconds_count", ""] == 2
+    assert found["weft:request_queue_time_seconds_count", ""] == 2
+    # Every token but the first of each choice has one before it.
+    assert found["weft:inter_token_latency_seconds_count", ""] == 5 + 12
+    assert found["weft:request_prompt_tokens_sum", ""] == 42
+    assert found["weft:request_generation_tokens_sum", ""] == 20
+    assert found["weft:http_requests_total", "POST,/v1/chat/completions,200"] == 2
+    assert found["weft:http_requests_total", "POST,/v1/chat/completions,400"] == 1
+    wanted = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
+    wanted += [f"{name}_total" for name in ("prompt_tokens", "prefix_cache_queries", "prefix_cache_hits")]
+    wanted += ["num_preemptions_total", "engine_step_device_seconds_total", "engine_steps_total"]
+    assert {name for name, _ in found} >= {f"weft:{name}" for name in wanted}
+
+
+def test_metrics_of_failures(stepped: RunningServer) -> None:
+    stepped.on_loop(lambda: stepped.engine.fail_next("out_of_pages"))
+    connection = connect(stepped, "/v1/completions", {"prompt": "a", "n": 1})
+    stepped.wait_until(lambda: bool(stepped.engine.sequences))
+    stepped.on_loop(stepped.engine.step)
+    assert b"503" in connection.recv(65536)
+    stepped.on_loop(stepped.engine.die)
+    found = samples(stepped)
+    assert found["weft:request_success_total", "error"] == 1
+    assert found["weft:engine_up", ""] == 0
+    assert found["weft:http_requests_total", "POST,/v1/completions,503"] == 1
+
+
+def test_paths_as_sent_make_no_labels(server: RunningServer) -> None:
+    with server.http() as client:
+        for number in range(5):
+            client.get(f"/made-up/{number}")
+            client.get(f"/v1/models/made-up-{number}")
+            client.request(f"METHOD{number}", "/health")
+    assert not [name for name in samples(server) if "made-up" in name[1] or "METHOD" in name[1]]
+
+
+def test_traces() -> None:
+    with running(auto=False, trace=True, api_keys=["alice=a", "bob=b"]) as server:
+        body = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
+        connection = connect_as(server, body, "a", "r1")
+        server.wait_until(lambda: bool(server.engine.sequences))
+        request = server.on_loop(lambda: next(iter(server.engine.sequences.values())).request_id)
+        span = TraceSpan(request, "scheduled", 1.5, 3)
+        server.on_loop(lambda: server.engine._on_envelope(Envelope(1, [span])))
+        server.on_loop(lambda: server.engine.step(5))
+        assert b"200 OK" in connection.recv(65536)
+        server.assert_nothing_left()
+        trace = server.http().get("/v1/traces/r1", headers={"authorization": "Bearer a"}).json()
+        assert trace["request_id"] == "r1"
+        whats = [span["what"] for span in trace["spans"]]
+        assert whats == ["received", "read", "tokenized", "first_token", "answered", "scheduled"]
+        assert trace["spans"][-1] == {"what": "scheduled", "at_s": 1.5, "source": "engine", "detail": 3}
+        other = server.http().get("/v1/traces/r1", headers={"authorization": "Bearer b"})
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "trace_not_found")
+
+
+def connect_as(server: RunningServer, body: bytes, key: str, request_id: str):
+    import socket
+
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nX-Request-Id: {request_id}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_tracing_is_off_by_default(server: RunningServer) -> None:
+    answer = server.http().get("/v1/traces/x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "tracing_off")
+
+
+def test_one_log_line_per_request(caplog: pytest.LogCaptureFixture) -> None:
+    with running(api_keys=["alice=the-key"]) as server, caplog.at_level(logging.INFO, logger="weft.access"):
+        headers = {"authorization": "Bearer the-key", "x-request-id": "id-1"}
+        server.on_loop(lambda: server.engine.script(ids("the output")))
+        body = {"prompt": "the prompt", "max_tokens": 20, "cache_salt": "the salt"}
+        assert server.post("/v1/completions", body, headers=headers).status_code == 200
+        server.http().get("/v1/nope%0aInjected: x?q=the-query")
+        server.http().get("/health")
+        server.assert_nothing_left()
+    lines = [record for record in caplog.records if record.name == "weft.access"]
+    assert len(lines) == 2
+    fields = lines[0].weft
+    assert fields["request_id"] == "id-1"
+    assert (fields["method"], fields["path"], fields["status"]) == ("POST", "/v1/completions", 200)
+    assert (fields["tenant"], fields["model"]) == ("alice", "fake-model")
+    assert (fields["prompt_tokens"], fields["completion_tokens"]) == (10, 11)
+    for formatter in (TextFormatter("%(message)s"), JsonFormatter()):
+        text = "\n".join(formatter.format(record) for record in caplog.records)
+        for secret in ("the prompt", "the output", "the-key", "the salt", "the-query"):
+            assert secret not in text
+        assert not re.search(r"^Injected", text, re.MULTILINE)
+    assert json.loads(JsonFormatter().format(lines[0]))["status"] == 200
+
+
+def test_values_cannot_break_a_text_line() -> None:
+    record = logging.makeLogRecord({"msg": "request", "weft": {"path": "/a b\nc=d"}})
+    assert TextFormatter("%(message)s").format(record) == r"request path='/a b\nc=d'"
+
+
+def test_openapi_tells_every_route_and_no_other(server: RunningServer) -> None:
+    routes = {
+        (method, route.path.replace(":path", "")) for route in server.app.routes for method in route.methods - {"HEAD"}
+    }
+    assert routes == {(op.method, op.path) for op in OPERATIONS}
+    document = server.http().get("/openapi.json").json()
+    assert document == json.loads(json.dumps(openapi()))
+    assert document["info"]["version"] == __version__
+    told = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert told == routes
+
+
+def test_openapi_refers_only_to_what_it_has() -> None:
+    text = json.dumps(openapi())
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', text))
+    assert names == set(openapi()["components"]["schemas"])
+    for op in OPERATIONS:
+        if op.request is not None:
+            schema = openapi()["components"]["schemas"][op.request.__name__]
+            assert set(schema["properties"]) == set(op.request.__struct_fields__)
+
+
+def test_answers_have_the_shape_that_openapi_tells(server: RunningServer) -> None:
+    schemas = openapi()["components"]["schemas"]
+
+    def fits(value: object, name: str) -> None:
+        schema = schemas[name]
+        assert isinstance(value, dict)
+        assert set(value) <= set(schema["properties"]), name
+        assert set(schema.get("required", ())) <= set(value), name
+
+    answer = server.chat(logprobs=True, return_token_ids=True, prompt_logprobs=0).json()
+    fits(answer, "ChatResponse")
+    fits(answer["choices"][0], "ChatChoice")
+    fits(answer["usage"], "UsageInfo")
+    fits(server.chat(temperature=-1).json(), "ErrorResponse")
+    fits(server.http().get("/v1/models").json(), "ModelList")
+    fits(server.post("/tokenize", {"prompt": "a"}).json(), "TokenizeResponse")
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_loads_nothing(server: RunningServer) -> None:
+    answer = server.http().get("/docs")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    page = _Page()
+    page.feed(answer.text)
+    assert page.links == []
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    for op in OPERATIONS:
+        assert f"{op.method} {op.path}" in page.text
+    assert "truncate_prompt_tokens" in page.text
+
+
+PROGRAM = """
+import sys
+from weft.config import ServerConfig
+from weft.server.app import create_app
+from weft.server.logs import configure_logging
+from weft.server.run import Server
+from weft.server.state import ServedModel, Service
+from weft.testing.byte_tokenizer import byte_tokenizer
+from weft.testing.fake_engine import FakeEngine
+
+class Told(Server):
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        print(self.servers[0].sockets[0].getsockname()[1], flush=True)
+
+config = ServerConfig(port=0, drain_s=60, log_format="json")
+configure_logging(config)
+engine = FakeEngine()
+Told(create_app(config, Service(config, [ServedModel(["m"], engine, byte_tokenizer())])), config).run()
+print("closed" if engine.closed else "left open", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_the_process_in_order(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "a"}).status_code == 200
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert out == "closed\n"
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert any(line.get("path") == "/v1/completions" and line["status"] == 200 for line in lines)
+    assert any("draining" in line["message"] for line in lines)
