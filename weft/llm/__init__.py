@@ -1,0 +1,7 @@
+"""The offline API: `weft.LLM`, what it takes and what it gives back."""
+
+from weft.llm.api import LLM
+from weft.llm.options import ChatOptions, Conversation, Options, Prompt
+from weft.llm.results import Output, Result
+
+__all__ = ["LLM", "ChatOptions", "Conversation", "Options", "Output", "Prompt", "Result"]

@@ -1,0 +1,310 @@
+"""`weft.LLM`: the offline API. Prompts in, results out, on an engine in this process.
+
+Owns the engine and its runtime, on an event loop in a thread of its own, so that it works in scripts, in notebooks
+(whose own loop is busy) and from several threads at once; and how many prompts are under way (a bounded window,
+however many are given). Everything it computes goes through the built-in programs, as the server's requests do.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, cast
+
+from weft.config import EMBEDDED_MODEL
+from weft.core.errors import WeftError
+from weft.core.ids import pack_tokens, unpack_tokens
+from weft.core.sampling import SamplingParams, StopParams
+from weft.core.wire import EngineInfo, EngineStats
+from weft.engine.client import EngineClient
+from weft.engine.inline import InlineEngine
+from weft.llm.bar import bar, no_bar
+from weft.llm.options import (
+    ChatOptions,
+    Conversation,
+    Extras,
+    Options,
+    Prompt,
+    arguments,
+    as_conversations,
+    as_prompts,
+    chat_args,
+    engine_config,
+    least,
+    packed_tokens,
+)
+from weft.llm.results import Result, gather, of_prompt
+from weft.llm.threads import LoopThread, streamed, windowed
+from weft.programs.builtin import chat, completion
+from weft.programs.runtime import Runtime
+from weft.programs.types import Chunk, CompletionArgs
+from weft.tokenizers.load import load_tokenizer
+from weft.tokenizers.tokenizer import Tokenizer
+
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+"""Called with (bytes of weights read, bytes to read) while a model loads."""
+
+
+class LLM:
+    """A model in this process, for offline use.
+
+        with weft.LLM("weft-tiny") as llm:
+            results = llm.generate(["Once upon a time", "The cat"], max_tokens=32, temperature=0)
+            print(results[0].text)
+
+    `options` are the fields of `weft.config.EngineConfig`. Methods may be called from several threads at once; calls
+    share the engine's batches. Results do not depend on what else is under way. `close` (or leaving the `with`) frees
+    the model; so does the end of the interpreter.
+    """
+
+    def __init__(self, model: str = EMBEDDED_MODEL, *, load_progress: Progress | None = None, **options: Any):
+        """Load `model` (`weft-tiny`, a directory, or a hub id). Returns when it is ready.
+
+        Raises `ModelLoadError` or `ConfigError`, saying what to change.
+        """
+        config = engine_config(model, options)
+        tokenizer = load_tokenizer(config.model, config.revision, config.offline)
+        self._start(lambda: InlineEngine.from_config(config, load_progress), tokenizer, config.max_waiting)
+
+    @classmethod
+    def over(cls, connect: Callable[[], EngineClient], tokenizer: Tokenizer, *, max_waiting: int = 4096) -> LLM:
+        """On an engine of another kind, which it then owns. `connect` is called on the loop that will use it."""
+        llm = cls.__new__(cls)
+        llm._start(connect, tokenizer, max_waiting)
+        return llm
+
+    def _start(self, connect: Callable[[], EngineClient], tokenizer: Tokenizer, max_waiting: int) -> None:
+        self.tokenizer = tokenizer
+        self._thread = LoopThread()
+        self._engine = engine = list[EngineClient]()
+
+        async def begin() -> tuple[Runtime, EngineInfo]:
+            engine.append(connect())
+            runtime = Runtime(engine[0], tokenizer)
+            return runtime, await engine[0].wait_ready()
+
+        # Not a method: a finalizer that knew its object would keep it alive.
+        self._finalizer = weakref.finalize(self, _close_unused, self._thread, engine)
+        try:
+            self._runtime, self.info = self._thread.run(begin())
+        except BaseException:
+            self.close()
+            raise
+        self._max_waiting = max_waiting
+
+    # ---- many prompts
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling: SamplingParams | None = None,
+        stopping: StopParams | None = None,
+        *,
+        progress: bool | None = None,
+        return_errors: bool = False,
+        **options: Unpack[Options],
+    ) -> list[Result]:
+        """Continue every prompt. One result per prompt, in their order.
+
+        Prompts are texts or token ids, mixed as you like; one prompt alone gives a list of one result. `progress` draws
+        a bar on standard error (None: only on a terminal). Raises the first error of any prompt, saying which; with
+        `return_errors`, that prompt's result has it as `error` and the others go on.
+        """
+        items = as_prompts(prompts)
+        results = self.generate_iter(items, sampling, stopping, return_errors=return_errors, **options)
+        return _in_order(results, progress, _count(items))
+
+    def generate_iter(
+        self,
+        prompts: Iterable[Prompt],
+        sampling: SamplingParams | None = None,
+        stopping: StopParams | None = None,
+        *,
+        return_errors: bool = False,
+        **options: Unpack[Options],
+    ) -> Iterator[Result]:
+        """Like `generate`, but results come as they are ready (`Result.index` says whose) and `prompts` is read only as
+        fast as they are taken: it may be endless. Leaving the loop early cancels what is under way."""
+        template, extras = arguments(sampling, stopping, options)
+        self._check(template)
+
+        async def work(prompt: Prompt) -> tuple[bytes, CompletionArgs]:
+            packed = await self._tokens(prompt, extras)
+            return packed, replace(template, prompt=packed)
+
+        return self._each(as_prompts(prompts), work, template.n, extras, return_errors)
+
+    def chat(
+        self,
+        conversations: Conversation | Iterable[Conversation],
+        sampling: SamplingParams | None = None,
+        stopping: StopParams | None = None,
+        *,
+        progress: bool | None = None,
+        return_errors: bool = False,
+        template: ChatOptions | None = None,
+        **options: Unpack[Options],
+    ) -> list[Result]:
+        """The assistant's next turn of every conversation, rendered by the model's chat template.
+
+        One conversation alone gives a list of one result. Otherwise as `generate`.
+        """
+        items = as_conversations(conversations)
+        results = self.chat_iter(items, sampling, stopping, return_errors=return_errors, template=template, **options)
+        return _in_order(results, progress, _count(items))
+
+    def chat_iter(
+        self,
+        conversations: Iterable[Conversation],
+        sampling: SamplingParams | None = None,
+        stopping: StopParams | None = None,
+        *,
+        return_errors: bool = False,
+        template: ChatOptions | None = None,
+        **options: Unpack[Options],
+    ) -> Iterator[Result]:
+        """As `chat`, and results as in `generate_iter`."""
+        args, extras = arguments(sampling, stopping, options)
+        self._check(args)
+
+        async def work(messages: Conversation) -> tuple[bytes, CompletionArgs]:
+            packed = await chat.render(chat_args(messages, template), self.tokenizer)
+            return packed, replace(args, prompt=packed)
+
+        return self._each(as_conversations(conversations), work, args.n, extras, return_errors)
+
+    # ---- one prompt, as it comes
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        stopping: StopParams | None = None,
+        **options: Unpack[Options],
+    ) -> Iterator[Chunk]:
+        """Continue one prompt, in chunks as they are computed. Leaving the loop early cancels it."""
+        args, extras = arguments(sampling, stopping, options)
+        self._check(args)
+
+        async def work() -> CompletionArgs:
+            return replace(args, prompt=await self._tokens(prompt, extras))
+
+        return self._stream(work, extras)
+
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling: SamplingParams | None = None,
+        stopping: StopParams | None = None,
+        *,
+        template: ChatOptions | None = None,
+        **options: Unpack[Options],
+    ) -> Iterator[Chunk]:
+        """The assistant's next turn, in chunks as they are computed. Leaving the loop early cancels it."""
+        args, extras = arguments(sampling, stopping, options)
+        self._check(args)
+
+        async def work() -> CompletionArgs:
+            return replace(args, prompt=await chat.render(chat_args(messages, template), self.tokenizer))
+
+        return self._stream(work, extras)
+
+    # ---- life
+
+    def stats(self) -> EngineStats:
+        """A fresh picture of the engine."""
+        return self._thread.run(self._runtime.engine.stats())
+
+    def close(self) -> None:
+        """Stop the engine and free the model. What is under way fails. Idempotent."""
+        if self._finalizer.detach() is not None:
+            _close(self._thread, self._engine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside
+
+    def _check(self, args: CompletionArgs) -> None:
+        """What is wrong for every prompt is raised before the first."""
+        completion.check(replace(args, prompt=pack_tokens([0]), stop=least(args.stop)), self.info)
+
+    async def _tokens(self, prompt: Prompt, extras: Extras) -> bytes:
+        if isinstance(prompt, str):
+            return await self.tokenizer.encode_async(prompt, add_special_tokens=extras.add_special_tokens)
+        return packed_tokens(prompt)
+
+    def _each(
+        self,
+        items: Iterable[T],
+        work: Callable[[T], Coroutine[Any, Any, tuple[bytes, CompletionArgs]]],
+        n: int,
+        extras: Extras,
+        return_errors: bool,
+    ) -> Iterator[Result]:
+        async def one(index: int, item: T) -> Result:
+            prompt = cast(Prompt, item)
+            try:
+                packed, args = await work(item)
+                gathered = await gather(args, extras.caller, self._runtime)
+            except WeftError as error:
+                failure = of_prompt(index, error)
+                if return_errors:
+                    return Result(index=index, prompt=prompt, error=failure)
+                raise failure from error
+            return replace(gathered, index=index, prompt=prompt, prompt_token_ids=unpack_tokens(packed).tolist())
+
+        # Enough to refill a batch that ends at once, and never so many that the engine refuses them.
+        window = max(1, min(2 * self.info.max_running, self._max_waiting) // n)
+        return windowed(self._thread, items, one, window)
+
+    def _stream(self, work: Callable[[], Coroutine[Any, Any, CompletionArgs]], extras: Extras) -> Iterator[Chunk]:
+        async def chunks() -> AsyncGenerator[Chunk, None]:
+            args = await work()
+            async with aclosing(completion.main(args, extras.caller, self._runtime)) as inner:
+                async for chunk in inner:
+                    yield chunk
+
+        return streamed(self._thread, chunks)
+
+
+def _close(thread: LoopThread, engine: list[EngineClient]) -> None:
+    try:
+        for client in engine:
+            thread.run(client.close())
+    finally:
+        thread.stop()
+
+
+def _close_unused(thread: LoopThread, engine: list[EngineClient]) -> None:
+    """For an LLM that nobody holds any more, or at the interpreter's end."""
+    if threading.current_thread() is threading.main_thread():
+        _close(thread, engine)
+    else:
+        # The collector may have run on the very thread that would have to be waited for.
+        threading.Thread(target=_close, args=(thread, engine), name="weft-llm-close", daemon=True).start()
+
+
+def _in_order(results: Iterator[Result], progress: bool | None, total: int | None) -> list[Result]:
+    show = sys.stderr.isatty() if progress is None else progress
+    with bar(total) if show else no_bar() as advance:
+        collected = []
+        for result in results:
+            collected.append(result)
+            advance(result)
+    return sorted(collected, key=lambda result: result.index)
+
+
+def _count(items: Iterable[object]) -> int | None:
+    return len(items) if isinstance(items, Sequence) else None

@@ -1,0 +1,161 @@
+"""What may be asked of the offline API by keyword, and how it becomes the arguments of a built-in program."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, cast
+
+import msgspec
+
+from weft.config import EngineConfig
+from weft.core.errors import ConfigError, InvalidRequest
+from weft.core.ids import pack_tokens
+from weft.core.sampling import SamplingParams, StopParams
+from weft.programs.types import Caller, ChatArgs, CompletionArgs
+
+P = TypeVar("P", SamplingParams, StopParams)
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages as in OpenAI's chat API."""
+
+
+class Options(TypedDict, total=False):
+    """What may be given by keyword. Sampling and stopping fields replace those of the given objects."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int | None
+    logit_bias: dict[int, float]
+    allowed_token_ids: list[int] | None
+    logprobs: int | None
+    max_tokens: int | None
+    """None: as many as the context leaves."""
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    n: int
+    """Outputs of each prompt; output i draws with seed + i."""
+    prompt_logprobs: int | None
+    include_stop: bool
+    skip_special_tokens: bool
+    add_special_tokens: bool
+    """Whether a text gets what the model expects around one (often a beginning-of-sequence token)."""
+    priority: int
+    """Lower runs earlier."""
+    namespace: str
+    """Prompts of different namespaces share no KV."""
+
+
+class ChatOptions(TypedDict, total=False):
+    """What a chat template is given besides messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: Mapping[str, Any]
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """What the program's arguments do not say."""
+
+    caller: Caller
+    add_special_tokens: bool
+
+
+def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
+    """The configuration of an engine. Raises `ConfigError`, naming the option."""
+    known = [name for name in EngineConfig.__struct_fields__ if name != "model"]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"LLM has no engine option {name!r}; {hint}")
+    try:
+        return msgspec.convert({"model": model, **options}, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"an engine option cannot be used: {error}") from error
+
+
+def arguments(
+    sampling: SamplingParams | None, stopping: StopParams | None, options: Options
+) -> tuple[CompletionArgs, Extras]:
+    """The program's arguments without a prompt. Raises `InvalidRequest` for a keyword or a type that is not known."""
+    given: dict[str, Any] = dict(options)
+    for name in given:
+        if name not in Options.__annotations__:
+            near = difflib.get_close_matches(name, Options.__annotations__, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(Options.__annotations__)}"
+            raise InvalidRequest(f"there is no option {name!r}; {hint}", name)
+    if "stop" in given:
+        texts = given["stop"]
+        given["stop"] = [text.encode() for text in ([texts] if isinstance(texts, str) else texts)]
+    extras = Extras(
+        Caller(priority=given.pop("priority", 0), namespace=given.pop("namespace", "")),
+        given.pop("add_special_tokens", True),
+    )
+    args = CompletionArgs(
+        prompt=b"",
+        sampling=_with(sampling or SamplingParams(), given),
+        stop=_with(stopping or StopParams(), given),
+        **given,
+    )
+    return args, extras
+
+
+def _with(params: P, given: dict[str, Any]) -> P:
+    """`params` with the fields that are given, which are taken out of there; their types are checked."""
+    fields = msgspec.structs.asdict(params)
+    fields |= {name: given.pop(name) for name in list(given) if name in fields}
+    try:
+        return msgspec.convert(fields, type(params))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"an option cannot be used: {error}") from error
+
+
+def least(stop: StopParams) -> StopParams:
+    """Asks for no more tokens than any prompt leaves room for: each prompt is checked again with what it wants."""
+    if stop.max_tokens is None or stop.max_tokens < 1:
+        return stop
+    return msgspec.structs.replace(stop, max_tokens=max(1, stop.min_tokens))
+
+
+def chat_args(messages: Conversation, options: ChatOptions | None) -> ChatArgs:
+    """What the chat program renders."""
+    return ChatArgs(messages=messages, **(options or {}))
+
+
+def as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
+    """One prompt alone becomes a list: a text is not an iterable of letters, nor token ids of prompts."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes):
+        raise InvalidRequest("a prompt is a str or token ids, not bytes; decode it first", "prompts")
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return cast(Iterable[Prompt], prompts)
+
+
+def as_conversations(conversations: str | Conversation | Iterable[Conversation]) -> Iterable[Conversation]:
+    """One conversation alone becomes a list."""
+    if isinstance(conversations, str):
+        raise InvalidRequest("chat takes messages; give a text to generate", "conversations")
+    if isinstance(conversations, Sequence) and conversations and isinstance(conversations[0], Mapping):
+        return [cast(Conversation, conversations)]
+    return cast(Iterable[Conversation], conversations)
+
+
+def packed_tokens(tokens: Sequence[int]) -> bytes:
+    """A prompt of token ids. Raises `InvalidRequest` for anything else."""
+    try:
+        return pack_tokens(tokens)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise InvalidRequest(f"a prompt is a str or a sequence of token ids: {error}", "prompt") from error

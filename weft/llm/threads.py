@@ -1,0 +1,100 @@
+"""An event loop in a thread, and how callers' threads get many things done there, a bounded number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._turn, name="weft-llm", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start work. Raises `RuntimeError` after `stop`."""
+        if self.loop.is_closed() or not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("this LLM is closed; make another one")
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work and wait for its end."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what runs, let it end, and end the thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    def _turn(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+def windowed(
+    thread: LoopThread, items: Iterable[T], work: Callable[[int, T], Coroutine[Any, Any, R]], window: int
+) -> Iterator[R]:
+    """What `work(index, item)` gives for each item, as it comes, with at most `window` under way.
+
+    `items` is read in the caller's thread, where it may block without making the loop late. Raises the first error of
+    any item and cancels the others; so does closing the generator.
+    """
+    source = enumerate(items)
+    done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
+    running: set[Future[R]] = set()
+    try:
+        while True:
+            while len(running) < window and (next_one := next(source, None)) is not None:
+                future = thread.submit(work(*next_one))
+                running.add(future)
+                future.add_done_callback(done.put)
+            if not running:
+                return
+            future = done.get()
+            running.discard(future)
+            yield future.result()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def streamed(thread: LoopThread, items: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
+    """What an asynchronous generator gives, in the caller's thread. Closing the one closes the other."""
+    ready: queue.SimpleQueue[tuple[T] | Future[None]] = queue.SimpleQueue()
+
+    async def pump() -> None:
+        async with aclosing(items()) as stream:
+            async for item in stream:
+                ready.put((item,))
+
+    future = thread.submit(pump())
+    future.add_done_callback(ready.put)
+    try:
+        while not isinstance(news := ready.get(), Future):
+            yield news[0]
+        future.result()
+    finally:
+        future.cancel()
