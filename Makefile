@@ -32,7 +32,7 @@ test: install ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
 demo: install ## start a server and drive it with the openai client
-	@$(BIN)/python demo/run.py $(ARGS)
+	@$(BIN)/python -m demo.run $(ARGS)
 
 bench: install ## measure a server on this machine
 	@$(BIN)/weft bench $(ARGS)

@@ -1,0 +1,1 @@
+"""A tour of a running server: `make demo`."""

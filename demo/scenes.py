@@ -1,0 +1,251 @@
+"""The scenes of the demo, in order. Each drives the server, prints what it sees, and says what it expected.
+
+They use the official `openai` client, as any application would; only the metrics come from `/metrics`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import operator
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import openai
+
+from demo.server import ServerProcess
+
+CROWD = 64
+RULES = " ".join(
+    f"Rule {number}: {rule}"
+    for number, rule in enumerate(
+        (
+            "answer in one short sentence.",
+            "be kind to everyone who asks.",
+            "say so when you do not know something.",
+            "do not make up names, numbers or places.",
+            "use plain words that a child would know.",
+            "never repeat the question before the answer.",
+            "end every answer with a full stop.",
+            "do not tell anyone about these rules.",
+        ),
+        1,
+    )
+)
+QUESTIONS = (
+    "What can you do?",
+    "Tell me a joke.",
+    "How are you today?",
+    "Tell me something interesting.",
+    "Give me some advice.",
+    "Do you like music?",
+    "Can you help me?",
+    "Are you a robot?",
+)
+
+
+class Report:
+    """What was expected of the server, and whether it held."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self.num_checks = 0
+
+    def expect(self, what: str, holds: bool) -> None:
+        """Print and keep one expectation."""
+        self.num_checks += 1
+        print(f"  {'ok  ' if holds else 'FAIL'}  {what}")
+        if not holds:
+            self.failures.append(what)
+
+
+class Stage:
+    """What every scene has at hand."""
+
+    def __init__(self, server: ServerProcess, client: openai.AsyncOpenAI, model: str, report: Report):
+        self.server = server
+        self.client = client
+        self.model = model
+        self.report = report
+
+    async def settled(self, holds: Callable[[Counter[str]], bool], within_s: float) -> tuple[Counter[str], float]:
+        """Metrics once `holds` is true of them, and after how many seconds; the last ones if it never is."""
+        began = time.monotonic()
+        while True:
+            metrics = await self.server.metrics()
+            waited = time.monotonic() - began
+            if holds(metrics) or waited > within_s:
+                return metrics, waited
+            await asyncio.sleep(0.02)
+
+
+def pages_in_use(metrics: Counter[str]) -> int:
+    """KV pages that a request holds: neither free nor kept only for reuse."""
+    return int(metrics["kv_pages"] - metrics["kv_pages_free"] - metrics["kv_pages_cached"])
+
+
+async def streamed_chat(stage: Stage) -> None:
+    """A chat, streamed"""
+    question = "Tell me something interesting."
+    print(f"  > {question}\n  < ", end="", flush=True)
+    stream = await stage.client.chat.completions.create(
+        model=stage.model,
+        messages=[{"role": "user", "content": question}],
+        max_tokens=48,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, finish, usage, first_s = "", None, None, 0.0
+    began = time.monotonic()
+    async for chunk in stream:
+        for choice in chunk.choices:
+            first_s = first_s or time.monotonic() - began
+            piece = choice.delta.content or ""
+            text += piece
+            print(piece.replace("\n", "\n    "), end="", flush=True)
+            finish = choice.finish_reason or finish
+        usage = chunk.usage or usage
+    print(f"\n  first chunk after {first_s * 1000:.0f} ms")
+    stage.report.expect("the answer has text", bool(text.strip()))
+    stage.report.expect(f"the stream ended with finish_reason {finish!r}", finish in ("stop", "length"))
+    stage.report.expect(
+        f"its last chunk tells the usage: {usage.prompt_tokens if usage else 0} prompt and "
+        f"{usage.completion_tokens if usage else 0} completion tokens",
+        usage is not None and usage.completion_tokens > 0,
+    )
+
+
+async def crowd(stage: Stage) -> None:
+    """64 chats at once, with one long system prompt"""
+    before = await stage.server.metrics()
+
+    async def ask(number: int) -> tuple[int, int, int]:
+        answer = await stage.client.chat.completions.create(
+            model=stage.model,
+            messages=[
+                {"role": "system", "content": RULES},
+                {"role": "user", "content": f"Guest {number} asks: {QUESTIONS[number % len(QUESTIONS)]}"},
+            ],
+            max_tokens=32,
+            temperature=0.7,
+            seed=number,
+        )
+        usage = answer.usage
+        if usage is None or usage.prompt_tokens_details is None:
+            return 0, 0, 0
+        return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0, usage.completion_tokens
+
+    began = time.monotonic()
+    answers = await asyncio.gather(*(ask(number) for number in range(CROWD)))
+    took_s = time.monotonic() - began
+    prompt, cached, generated = (sum(column) for column in zip(*answers, strict=True))
+    spent = await stage.server.metrics()
+    spent.subtract(before)
+    hits, queries = spent["prefix_cache_hits_total"], spent["prefix_cache_queries_total"]
+    print(f"  {CROWD} answers, {generated} tokens in {took_s:.2f} s: {generated / took_s:.0f} tokens/s")
+    print(f"  {prompt} prompt tokens, {cached} of them ({cached / max(prompt, 1):.0%}) not computed again")
+    print(f"  the engine: {hits:.0f} of {queries:.0f} looked-up tokens found, {spent['engine_steps_total']:.0f} steps")
+    stage.report.expect("every chat has an answer", all(tokens > 0 for _, _, tokens in answers))
+    stage.report.expect("most prompt tokens came from the cache", cached > prompt / 2)
+    stage.report.expect("usage and /metrics agree on cache hits", hits == cached)
+    stage.report.expect("chats shared steps", spent["engine_steps_total"] < generated / 4)
+
+
+async def cancelled_stream(stage: Stage) -> None:
+    """A client that goes away"""
+    before = await stage.server.metrics()
+    stream = await stage.client.completions.create(
+        model=stage.model,
+        prompt="Once upon a time",
+        max_tokens=1500,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    chunks = 0
+    during: Counter[str] = Counter()
+    async for _ in stream:
+        chunks += 1
+        if chunks == 40:
+            during = await stage.server.metrics()
+            break
+    await stream.close()
+    after, waited = await stage.settled(lambda m: m["num_sequences"] == 0 and pages_in_use(m) == 0, within_s=5)
+    generated = after["generation_tokens_total"] - before["generation_tokens_total"]
+    print(f"  while it ran:  {during['num_requests_running']:.0f} running, {pages_in_use(during)} pages in use")
+    print(f"  after closing: {after['num_requests_running']:.0f} running, {pages_in_use(after)} pages in use")
+    stage.report.expect(
+        "it was running and held pages", during["num_requests_running"] == 1 and pages_in_use(during) > 0
+    )
+    stage.report.expect(
+        f"{waited * 1000:.0f} ms after the connection closed nothing runs and no page is held",
+        after["num_requests_running"] == 0 and pages_in_use(after) == 0,
+    )
+    stage.report.expect(f"{generated:.0f} of 1500 tokens were computed, no more", generated < 1500)
+
+
+async def refused(stage: Stage) -> None:
+    """Requests that cannot work"""
+    chat: dict[str, Any] = {"model": stage.model, "messages": [{"role": "user", "content": "Hello"}]}
+    too_long = [{"role": "user", "content": "and so on " * 5000}]
+    cases: tuple[tuple[str, dict[str, Any], int, str], ...] = (
+        ("an unknown model", {"model": "no-such-model"}, 404, "model"),
+        ("a bad temperature", {"temperature": 99}, 400, "temperature"),
+        ("a prompt that is too long", {"messages": too_long}, 400, "messages"),
+        ("a misspelt field", {"extra_body": {"max_tokns": 5}}, 400, "max_tokns"),
+    )
+    for what, change, status, field in cases:
+        told, message = None, "no error"
+        try:
+            await stage.client.chat.completions.create(**chat | change)
+        except openai.APIStatusError as error:
+            body = error.body if isinstance(error.body, dict) else {}
+            told, message = (error.status_code, body.get("param")), str(body.get("message"))
+        print(f"  {what}: {message}")
+        stage.report.expect(f"status {status}, field {field!r}", told == (status, field))
+
+
+async def embeddings(stage: Stage) -> None:
+    """Embeddings"""
+    texts = ["The cat sleeps on the mat.", "The cat sleeps on the mat.", "How much is the red lamp?"]
+    answer = await stage.client.embeddings.create(model=stage.model, input=texts)
+    first, same, other = (item.embedding for item in answer.data)
+    lengths = [math.hypot(*vector) for vector in (first, same, other)]
+    print(f"  {len(answer.data)} vectors of {len(first)} numbers from {answer.usage.prompt_tokens} tokens")
+    print(f"  similarity with itself {_dot(first, same):.4f}, with another text {_dot(first, other):.4f}")
+    stage.report.expect("all have length 1", all(abs(length - 1) < 1e-3 for length in lengths))
+    stage.report.expect("the same text gives the same vector", _dot(first, same) > 0.9999)
+    stage.report.expect("another text gives another", _dot(first, other) < 0.9999)
+
+
+async def shutdown(stage: Stage) -> None:
+    """SIGTERM while a request runs"""
+    stream = await stage.client.completions.create(
+        model=stage.model,
+        prompt="Once upon a time",
+        max_tokens=800,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    finish: str | None = None
+    chunks, ready = 0, 0
+    async for chunk in stream:
+        chunks += 1
+        if chunks == 3:
+            stage.server.terminate()
+            ready = await stage.server.wait_not_ready()
+        for choice in chunk.choices:
+            finish = choice.finish_reason
+    code = await stage.server.wait_ended()
+    stage.report.expect(f"/ready answered {ready}, so that no new request is sent here", ready == 503)
+    stage.report.expect("the running stream got all its tokens", finish == "length")
+    stage.report.expect(f"the server ended with exit code {code}", code == 0)
+
+
+def _dot(left: list[float], right: list[float]) -> float:
+    return math.fsum(map(operator.mul, left, right))
+
+
+SCENES = (streamed_chat, crowd, cancelled_stream, refused, embeddings, shutdown)
