@@ -126,7 +126,6 @@ HARMFUL = {
     "modalities": ["text", "audio"],
     "functions": [{"name": "f"}],
     "function_call": "auto",
-    "documents": [{"text": "x"}],
     "mm_processor_kwargs": {"x": 1},
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.core.errors import Unsupported
 from weft.programs.builtin import chat
 from weft.programs.types import ChatArgs
 from weft.server.prompts import Fit
@@ -18,6 +18,7 @@ def chat_args(body: ChatRequest | TokenizeRequest) -> ChatArgs:
     return ChatArgs(
         messages=body.messages or [],
         tools=body.tools or None,
+        documents=body.documents or None,
         add_generation_prompt=not body.continue_final_message if opens is None else opens,
         continue_final_message=body.continue_final_message,
         template_kwargs=body.chat_template_kwargs,
@@ -49,6 +50,3 @@ def check_tools(body: ChatRequest) -> None:
             "parsed from the answer. Set that, or leave tools out.",
             "tools",
         )
-    for name in body.chat_template_kwargs:
-        if name == "chat_template":
-            raise InvalidRequest("chat_template_kwargs cannot replace the template.", "chat_template_kwargs")

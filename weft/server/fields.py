@@ -75,7 +75,6 @@ _GENERATION: dict[str, Refusal] = {
 _CHAT: dict[str, Refusal] = _GENERATION | {
     "audio": Refusal(NEVER, "This server generates text only."),
     "chat_template": Refusal(NEVER, "A template of the caller's would be code in a request; the model's own is used."),
-    "documents": Refusal(([],), "Put the documents into the messages, or into chat_template_kwargs."),
     "echo": Refusal((False,), "Use /v1/completions to have the prompt repeated."),
     "function_call": Refusal(("none",), "Tool calls are not parsed in this release."),
     "functions": Refusal(([],), "Tool calls are not parsed in this release."),
@@ -131,7 +130,9 @@ def request_from(kind: type[T], raw: Any) -> T:
 
 
 def _check_harmless(name: str, value: Any, refusal: Refusal) -> None:
-    if value is None or any(value == harmless and type(value) is type(harmless) for harmless in refusal.harmless):
+    # 1.0 is as harmless as 1, but true is not.
+    kinds = ((harmless, isinstance(value, bool) == isinstance(harmless, bool)) for harmless in refusal.harmless)
+    if value is None or any(same_kind and value == harmless for harmless, same_kind in kinds):
         return
     raise Unsupported(f"{name} is not supported. {refusal.advice}", name)
 

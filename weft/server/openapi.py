@@ -190,7 +190,8 @@ def _table(struct: Struct) -> str:
     rows = []
     for name, field in schema["properties"].items():
         kind = html.escape(type_text(field))
-        default = "required" if name in required else f"<code>{html.escape(default_text(field))}</code>"
+        text = "required" if name in required else default_text(field)
+        default = f"<code>{html.escape(text)}</code>" if text else ""
         meaning = html.escape(description_of(field))
         rows.append(f"<tr><td><code>{name}</code><td>{kind}<td>{default}<td>{meaning}")
     return "<table><tr><th>Field<th>Type<th>Default<th>Meaning" + "".join(rows) + "</table>"
@@ -207,12 +208,15 @@ def type_text(field: dict[str, Any]) -> str:
     if "const" in field:
         return msgspec.json.encode(field["const"]).decode()
     kind = str(field.get("type", "any"))
-    return f"list of {type_text(field['items'])}" if kind == "array" and field.get("items") else kind
+    if kind != "array" or not field.get("items"):
+        return kind
+    items = type_text(field["items"])
+    return f"list of ({items})" if " or " in items else f"list of {items}"
 
 
 def default_text(field: dict[str, Any]) -> str:
-    """A field's default as JSON."""
-    return msgspec.json.encode(field["default"]).decode() if "default" in field else ""
+    """A field's default as JSON; empty where absence itself means something."""
+    return msgspec.json.encode(field["default"]).decode() if field.get("default") is not None else ""
 
 
 def description_of(field: dict[str, Any]) -> str:

@@ -27,6 +27,9 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     tools: Annotated[
         list[Json], Meta(description='Rendered by the chat template; only with `"tool_choice": "none"`.')
     ] = msgspec.field(default_factory=list)
+    documents: Annotated[list[Json], Meta(description="For chat templates that take documents.")] = msgspec.field(
+        default_factory=list
+    )
     tool_choice: Annotated[Any, Meta(description='"none"; "auto" without tools.')] = None
     add_generation_prompt: (
         Annotated[bool, Meta(description="Open the assistant's turn; absent: unless `continue_final_message`.")] | None

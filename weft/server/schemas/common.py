@@ -80,7 +80,15 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         | None
     ) = None
     stream: Annotated[bool, Meta(description="Answer as server-sent events that end with `data: [DONE]`.")] = False
-    stream_options: StreamOptions | None = None
+    stream_options: (
+        Annotated[
+            StreamOptions,
+            Meta(
+                description="With `stream`: `include_usage`, `continuous_usage_stats`, `include_obfuscation` (never done)."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

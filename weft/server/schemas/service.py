@@ -41,6 +41,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     tools: Annotated[list[Json], Meta(description="Rendered by the chat template.")] = msgspec.field(
         default_factory=list
     )
+    documents: Annotated[list[Json], Meta(description="For chat templates that take documents.")] = msgspec.field(
+        default_factory=list
+    )
     add_special_tokens: Annotated[bool, Meta(description="Absent: for a text, not for messages.")] | None = None
     add_generation_prompt: (
         Annotated[bool, Meta(description="Open the assistant's turn; absent: unless `continue_final_message`.")] | None

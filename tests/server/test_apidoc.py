@@ -1,0 +1,68 @@
+"""`docs/api.md` says what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.config import ServerConfig
+from weft.core import sampling
+from weft.server import generate, limits, protocol
+from weft.server.apidoc import filled
+from weft.server.errors import _MEANINGS
+from weft.server.fields import ADVISORY, REFUSED
+from weft.server.openapi import OPERATIONS
+from weft.server.schemas.common import MAX_CHOICES
+from weft.server.schemas.embedding import MAX_INPUTS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    assert filled(PAGE) == PAGE, "run: python -m weft.server.apidoc docs/api.md"
+    with pytest.raises(ValueError, match="fields: begin"):
+        filled("no markers")
+
+
+def test_a_field_is_one_thing() -> None:
+    for kind, refused in REFUSED.items():
+        known = set(kind.__struct_fields__)
+        assert not known & set(refused)
+        assert not known & set(ADVISORY)
+        assert not set(refused) & set(ADVISORY)
+
+
+def test_every_operation_and_code_is_told() -> None:
+    for op in OPERATIONS:
+        assert f"{op.method} {op.path}".replace("{model}", "{id}").replace("{request_id}", "{request id}") in PAGE
+    for meaning in _MEANINGS.values():
+        assert meaning.code is None or f"`{meaning.code}`" in PAGE
+
+
+def test_limits_are_those_of_the_code() -> None:
+    defaults = ServerConfig()
+    rows = [
+        ("body", f"`max_body_bytes`, {defaults.max_body_bytes // 2**20} MiB; counted as it comes, also when chunked"),
+        ("request line and headers", f"{protocol.MAX_HEAD_BYTES // 1024} KiB; {protocol.HEAD_TIMEOUT_S:g} seconds"),
+        ("requests at once", f"`max_concurrent_requests`, {defaults.max_concurrent_requests}; then 429"),
+        ("`n`; prompts times `n`", str(MAX_CHOICES)),
+        ("inputs of one embedding request", str(MAX_INPUTS)),
+        ("prompts or inputs of one request that run at once", str(generate.PROMPTS_AT_ONCE)),
+        ("`stop`", f"{sampling.MAX_STOP_STRINGS} strings of up to {sampling.MAX_STOP_BYTES} bytes"),
+        ("`logit_bias`", f"{sampling.MAX_LOGIT_BIAS} entries"),
+        ("`bad_words`", str(sampling.MAX_BAD_WORDS // 2)),
+        ("`logprobs`, `top_logprobs`, `prompt_logprobs`", str(sampling.MAX_LOGPROBS)),
+    ]
+    for row in rows:
+        assert "| {} | {} |".format(*row) in PAGE
+    assert f"the body stopped coming for {limits.BODY_TIMEOUT_S:g} seconds" in PAGE
+
+
+def test_every_field_has_a_meaning() -> None:
+    rows = [line for line in PAGE.split("## Fields")[1].splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(cells) in (2, 3, 4), row
+        assert all(cells), row
