@@ -60,7 +60,7 @@ def test_limits_are_those_of_the_code() -> None:
 
 
 def test_every_field_has_a_meaning() -> None:
-    rows = [line for line in PAGE.split("## Fields")[1].splitlines() if line.startswith("| `")]
+    rows = [line for line in PAGE.split("\n## Fields\n")[1].splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]

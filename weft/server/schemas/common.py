@@ -84,7 +84,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         Annotated[
             StreamOptions,
             Meta(
-                description="With `stream`: `include_usage`, `continuous_usage_stats`, `include_obfuscation` (never done)."
+                description="With `stream`: `include_usage`, `continuous_usage_stats`; `include_obfuscation` does nothing."
             ),
         ]
         | None
