@@ -80,15 +80,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         | None
     ) = None
     stream: Annotated[bool, Meta(description="Answer as server-sent events that end with `data: [DONE]`.")] = False
-    stream_options: (
-        Annotated[
-            StreamOptions,
-            Meta(
-                description="With `stream`: `include_usage`, `continuous_usage_stats`; `include_obfuscation` does nothing."
-            ),
-        ]
-        | None
-    ) = None
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="With `stream`: `include_usage`, and `continuous_usage_stats` with it.")
+    ] = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
