@@ -106,10 +106,6 @@ def refuse_unimplemented(raw: Mapping[str, Any]) -> None:
     activation = raw.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
         raise Unsupported(f"hidden_act {activation!r} is not supported; these models use 'silu'")
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    partial = raw.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise Unsupported(f"partial_rotary_factor {partial!r} is not supported; only whole heads are rotated")
 
 
 def rope_spec(raw: Mapping[str, Any], max_position: int) -> RopeSpec:
@@ -117,6 +113,11 @@ def rope_spec(raw: Mapping[str, Any], max_position: int) -> RopeSpec:
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise ModelLoadError(f"config.json: the rope settings must be an object, got {given!r}")
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise Unsupported(f"rope settings per layer type ({', '.join(map(str, given))}) are not supported")
+    partial = raw.get("partial_rotary_factor", given.get("partial_rotary_factor"))
+    if partial not in (None, 1):
+        raise Unsupported(f"partial_rotary_factor {partial!r} is not supported; only whole heads are rotated")
     theta = number(given, "rope_theta", float, default=number(raw, "rope_theta", float, default=10_000.0))
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind == "default":

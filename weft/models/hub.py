@@ -25,14 +25,15 @@ def resolve_model(model: str, revision: str | None = None, offline: bool = False
     if model == EMBEDDED_MODEL:
         return _embedded()
     path = Path(model).expanduser()
-    if path.is_dir():
+    # An empty name would be the current directory.
+    if model and path.is_dir():
         return path
-    if path.exists():
+    if model and path.exists():
         raise ModelLoadError(f"{model} is a file; give the directory that holds config.json")
     # With a leading '.', '~' or '/', or a second '/', it can only have been meant as a path.
     if not HUB_ID.fullmatch(model):
         raise ModelLoadError(
-            f"model directory {model} does not exist; give a directory, a hub id such as org/name, or {EMBEDDED_MODEL}"
+            f"model directory {model!r} does not exist; give a directory, a hub id such as org/name, or {EMBEDDED_MODEL}"
         )
     return _download(model, revision, offline)
 

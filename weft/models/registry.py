@@ -39,7 +39,7 @@ def family_of(raw: Mapping[str, Any]) -> Family:
     if not isinstance(architectures, Sequence) or isinstance(architectures, str) or not architectures:
         raise ModelLoadError(f"config.json names no architecture; known ones are {', '.join(sorted(FAMILIES))}")
     for name in architectures:
-        if name in FAMILIES:
+        if isinstance(name, str) and name in FAMILIES:
             return FAMILIES[name]
     raise Unsupported(
         f"architecture {', '.join(map(str, architectures))} is not supported; known ones are "

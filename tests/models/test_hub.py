@@ -1,0 +1,85 @@
+"""Hub ids, without a network: the hub's answers are played by a function."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.errors import ModelLoadError
+from weft.models.hub import resolve_model
+from weft.testing.tiny_models import write_tiny
+
+hub = pytest.importorskip("huggingface_hub")
+errors = pytest.importorskip("huggingface_hub.errors")
+
+
+@pytest.fixture
+def download(monkeypatch):
+    """Replaces the hub's download; returns the calls it got. Set `answer` to a path or an error."""
+
+    class Download:
+        def __init__(self):
+            self.answer, self.calls = None, []
+
+        def __call__(self, name, **options):
+            self.calls.append((name, options))
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return str(self.answer)
+
+    played = Download()
+    monkeypatch.setattr(hub, "snapshot_download", played)
+    return played
+
+
+def failing(kind):
+    """An error of huggingface_hub, made without the response that its constructor may want."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, "the hub's own words")
+    return error
+
+
+def test_an_id_is_downloaded_without_pickles_or_code(download, tmp_path):
+    download.answer = tmp_path
+    assert resolve_model("org/name", revision="v1", offline=True) == tmp_path
+    ((name, options),) = download.calls
+    assert name == "org/name"
+    assert options["revision"] == "v1"
+    assert options["local_files_only"] is True
+    assert not any(p.endswith((".bin", ".py", ".pt", "*")) for p in options["allow_patterns"])
+
+
+def test_a_directory_wins_over_an_id(download, tmp_path, monkeypatch):
+    write_tiny(tmp_path / "org" / "name")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("org/name").joinpath("config.json").is_file()
+    assert not download.calls
+
+
+@pytest.mark.parametrize("name", ["./org/name", "/org/name", "~/name", "a/b/c", "name", "org/../name", ""])
+def test_what_can_only_be_a_path_is_not_looked_up(download, name):
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        resolve_model(name)
+    assert not download.calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (errors.GatedRepoError, "HF_TOKEN"),
+        (errors.RepositoryNotFoundError, "neither a directory"),
+        (errors.RevisionNotFoundError, "no revision 'v1'"),
+        (errors.LocalEntryNotFoundError, "cannot be reached"),
+        (errors.HfHubHTTPError, "could not be downloaded"),
+        (ConnectionError, "could not be downloaded"),
+    ],
+)
+def test_the_hubs_errors_say_what_to_do(download, kind, words):
+    download.answer = failing(kind)
+    with pytest.raises(ModelLoadError, match=words):
+        resolve_model("org/name", revision="v1")
+
+
+def test_offline_is_named(download):
+    download.answer = failing(errors.LocalEntryNotFoundError)
+    with pytest.raises(ModelLoadError, match="offline is set"):
+        resolve_model("org/name", offline=True)
