@@ -25,16 +25,17 @@ PROMPTS_AT_ONCE = 64
 """Of one request: the rest waits here, so that one caller does not fill everybody's queue."""
 
 
-async def chunks_of(args: Sequence[CompletionArgs], caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+def chunks_of(args: Sequence[CompletionArgs], caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
     """Chunks of all prompts as they come; choice `p * n + i` is the i-th of prompt p. Close it to give all pages back.
 
     Raises what the first failing program raised; the others are then closed.
     """
     if len(args) == 1:
-        async with aclosing(completion.main(args[0], caller, runtime)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-        return
+        return completion.main(args[0], caller, runtime)
+    return _merged(args, caller, runtime)
+
+
+async def _merged(args: Sequence[CompletionArgs], caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
     # One place: a program that is ahead of its reader waits, and its tokens gather in its own operation.
     ready: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue(maxsize=1)
     waiting = list(enumerate(args))[::-1]

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.core.errors import InvalidRequest
 from weft.server.fields import request_from
@@ -24,17 +24,27 @@ Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 _encoder = msgspec.json.Encoder()
 
 
+class Endpoint:
+    """A handler as the ASGI application of a route."""
+
+    def __init__(self, service: Service, path: str, handler: Handler):
+        self._service = service
+        self._path = path
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises what the handler or the response raises."""
+        request = Request(scope, receive)
+        record = record_of(request)
+        record.route = self._path
+        self._service.traces.begin(record)
+        response = await self._handler(self._service, request)
+        await response(scope, receive, send)
+
+
 def route(service: Service, method: str, path: str, handler: Handler) -> Route:
     """A route whose handler gets the service, and whose pattern is what logs and metrics say."""
-
-    async def endpoint(request: Request) -> ASGIApp:
-        record = record_of(request)
-        record.route = path
-        service.traces.begin(record)
-        return await handler(service, request)
-
-    # Starlette calls what an endpoint returns as an ASGI application; its types name the one class that it ships.
-    return Route(path, endpoint, methods=[method], name=f"{method} {path}")
+    return Route(path, Endpoint(service, path, handler), methods=[method], name=f"{method} {path}")
 
 
 async def read(service: Service, request: Request, kind: type[T]) -> T:
