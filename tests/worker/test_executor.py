@@ -150,8 +150,8 @@ def test_embeddings_hidden_sums_and_head(worker: TorchWorker, model: Model):
         token_ids=tokens,
         embed_slots=slots,
         output_tokens=ints([]),
-        hidden_tokens=ints([0, 19, 4]),
-        hidden_groups=ints([1, 0, 1]),
+        hidden_tokens=ints([19, 0, 4]),
+        hidden_groups=ints([0, 1, 1]),
         store_tokens=ints([19, 3]),
         store_slots=ints([15, 2]),
     )
@@ -165,6 +165,18 @@ def test_embeddings_hidden_sums_and_head(worker: TorchWorker, model: Model):
     np.testing.assert_allclose(head_of_sum.log_softmax(-1)[0], expected[19], atol=1e-5)
     later = run(worker, step(head=HeadBatch(ints([2])), sampling=dist([0], spec.vocab_size)))
     np.testing.assert_allclose(logprobs_by_id(later, 0), expected[3], atol=1e-6)
+
+
+def test_inputs_of_all_three_kinds_in_one_batch(worker: TorchWorker, model: Model):
+    first = step(slot_sets=set_slots(2), forward=forward([(PROMPT, 0, PAGES)]), sampling=greedy([0], [2]))
+    token = int(run(worker, first).tokens[0])
+    # Slot numbers are given for every token; the first kind of input that is there counts.
+    batch = forward(
+        [([5, -1, -1], 0, [11])], token_slots=ints([2, 2, -1]), embed_slots=ints([4, 4, 4]), output_tokens=ints([2])
+    )
+    embed = EmbedBatch(ints([33]), ints([4]))
+    result = run(worker, step(embed=embed, forward=batch, sampling=dist([0], worker.spec.vocab_size)))
+    np.testing.assert_allclose(logprobs_by_id(result, 0), expected_after(model, [5, token, 33]), atol=1e-6)
 
 
 def fill(worker: TorchWorker, tokens: list[int], pages: list[int]) -> None:

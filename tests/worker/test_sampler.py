@@ -265,3 +265,43 @@ def test_steps_that_contradict_themselves_are_refused():
         sample(table, logits, waiting, LateInputs(np.zeros(1, np.int32), np.zeros((1, 1), np.uint32)))
     with pytest.raises(StepError, match="outside the vocabulary"):
         table.set(slot_set(0, SamplingParams(presence_penalty=1.0), [40]))
+
+
+@DRAWINGS
+def test_a_draw_on_the_edge_of_a_token_falls_on_the_next(drawing):
+    table = table_of(*(slot_set(i, SamplingParams()) for i in range(4)), vocab_size=512)
+    uniforms = [0.0, 0.25, 0.5, 0.5 + 1 / 512]
+    batch = sampling_batch([0] * 4, range(4), uniforms)
+    assert sample(table, torch.zeros(1, 512), batch, drawing=drawing) == [0, 128, 256, 257]
+
+
+@DRAWINGS
+@pytest.mark.parametrize("temperature", [1e-4, 0.01, 0.1, 10.0])
+def test_extreme_temperatures(drawing, temperature):
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(1, 3000)) * 8
+    params = SamplingParams(temperature=temperature, top_p=0.99)
+    table = table_of(slot_set(0, params), vocab_size=3000)
+    distribution = oracle.probabilities(logits[0], params)
+    for uniform in rng.random(5):
+        batch = sampling_batch([0], [0], [uniform])
+        assert sample(table, torch.tensor(logits), batch, drawing=drawing) == [oracle.draw(distribution, uniform)]
+
+
+def test_late_masks_find_their_samplers_in_any_order():
+    table = table_of(*(slot_set(i, SamplingParams(temperature=0)) for i in range(3)), vocab_size=70)
+    masks = np.zeros((2, 70), np.bool_)
+    masks[0, 69] = masks[1, 33] = True
+    batch = sampling_batch([0] * 3, range(3), [0] * 3, late_mask=np.array([True, False, True]))
+    assert sample(table, torch.zeros(1, 70), batch, late_inputs([2, 0], masks)) == [33, 0, 69]
+
+
+def test_slots_that_are_set_again_and_again_take_no_more_memory():
+    params = SamplingParams(presence_penalty=1.0, bad_words=[[1, 2]])
+    table = table_of(vocab_size=10, num_slots=6)
+    for i in range(40):
+        table.set(slot_set(i % 6, params))
+    assert (len(table.counts.data), len(table.recent.data)) == (6, 6)
+    for slot in range(6):
+        table.set(slot_set(slot, SamplingParams()))
+    assert (table.counts.row_of_slot == -1).all()

@@ -73,7 +73,9 @@ def _top_block(logits: Tensor, k: int) -> Top:
 def _log_total(logits: Tensor) -> Tensor:
     """[n, V] -> log-sum-exp [n, 1], the same whatever n is."""
     largest = logits.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-    return largest + row_sums((logits - largest).exp_()).log_().to(logits.dtype).unsqueeze(1)
+    return largest + row_sums((logits - largest).exp_()).clamp_(min=torch.finfo(torch.float64).tiny).log_().to(
+        logits.dtype
+    ).unsqueeze(1)
 
 
 def _order_keys(logits: Tensor) -> Tensor:
