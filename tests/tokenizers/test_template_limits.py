@@ -23,7 +23,7 @@ BOMBS = {
     "long product": "{{ 'ab' * 10 ** 11 }}",
     "long product, other way": "{{ 10 ** 11 * 'ab' }}",
     "list product": "{{ ([0] * 10 ** 11) | length }}",
-    "power": "{{ 9 ** 9 ** 9 }}",
+    "power": "{{ 9 ** (9 ** 9) }}",
     "growing number": "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
     "doubling with +": DOUBLE.replace("DOUBLED", "ns.x + ns.x"),
     "doubling with ~": DOUBLE.replace("DOUBLED", "ns.x ~ ns.x"),
@@ -67,7 +67,7 @@ BOMBS = {
     "searching a long text": "{% set x = 'a' * 10 ** 7 %}{% for i in range(99999) %}{{ 'b' in x }}{% endfor %}",
     "testing a long text": "{% set x = 'a' * 10 ** 7 %}{{ range(99999) | map('string') | select('in', x) | list }}",
     "slicing a long text": "{% set x = 'a' * 10 ** 7 %}{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
-    "splitting a long text": "{% set x = 'a ' * 10 ** 6 %}{% for i in range(9999) %}{% set y = x.split() %}{% endfor %}",
+    "splitting a long text": "{% set x = 'a ' * 10 ** 6 %}{% for i in range(9999) %}{{ x.split()[0] }}{% endfor %}",
     "literal text": "{% for i in range(99999) %}" + "text " * 9999 + "{% endfor %}",
     "output": "{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}",
     "deep nesting": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
@@ -75,8 +75,17 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_bombs_are_defused(bomb: str) -> None:
+MANY_STEPS = [name for name in BOMBS if "loops" in name or "macro" in name or "mapped" in name or "nested" in name]
+
+
+@pytest.mark.parametrize("bomb", MANY_STEPS)
+def test_endless_work_ends(bomb: str) -> None:
+    with pytest.raises(InvalidRequest, match="chat template"):
+        ChatTemplate(BOMBS[bomb]).render(TALK)
+
+
+@pytest.mark.parametrize("bomb", [name for name in BOMBS if name not in MANY_STEPS])
+def test_memory_stays_small(bomb: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequest, match="chat template"):

@@ -21,6 +21,8 @@ MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 """Of the rendered prompt, and of every string on the way there."""
 MAX_STEPS = 1_000_000
 """Loop iterations and calls of one rendering. A chat of a thousand messages needs some ten thousand."""
+STEPS_PER_CALL = 4
+"""A call of a macro, a filter or a method takes about four times as long as an iteration."""
 CHARS_PER_STEP = 128
 """Characters that may be copied or searched for the price of one step."""
 CHARS_PER_ENTRY = 8
@@ -47,9 +49,9 @@ class Budget:
         self._max = max_steps
         self._left = max_steps
 
-    def spend(self, chars: int = 0) -> None:
-        """Pay for one step that handles so many characters. Raises `TemplateLimit`."""
-        self._left -= 1 + chars // CHARS_PER_STEP
+    def spend(self, chars: int = 0, steps: int = 1) -> None:
+        """Pay for steps that handle so many characters. Raises `TemplateLimit`."""
+        self._left -= steps + chars // CHARS_PER_STEP
         if self._left < 0:
             raise TemplateLimit(
                 f"the template does more than {self._max:,} steps (loop iterations, calls, and "
@@ -70,11 +72,11 @@ def budget(limit: Budget) -> Iterator[None]:
         _budget.reset(token)
 
 
-def spend(chars: int = 0) -> None:
+def spend(chars: int = 0, steps: int = 1) -> None:
     """Pay from the current budget, if there is one."""
     current = _budget.get()
     if current is not None:
-        current.spend(chars)
+        current.spend(chars, steps)
 
 
 def count_iterations(values: Iterable[T]) -> Iterator[T]:

@@ -99,7 +99,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return True
         if __obj is limits.paid or __obj is _concat:
             return __obj(*args)
-        limits.spend()
+        limits.spend(steps=limits.STEPS_PER_CALL)
         if not isinstance(__obj, Macro):
             _pay_call(__obj, args, kwargs)
         return limits.made(super().call(__context, __obj, *args, **kwargs))
@@ -306,7 +306,7 @@ def _paid_filter(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         elif name == "format" and isinstance(values[0], str):
             limits.check_format(values[0], values[1:])
         limits.check_size(chars)
-        limits.spend(chars)
+        limits.spend(chars, limits.STEPS_PER_CALL)
         result = inner(*args, **kwargs)
         return limits.count_iterations(result) if isinstance(result, Iterator) else limits.made(result)
 
