@@ -1,0 +1,203 @@
+"""`weft chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.cli.options import ENGINE_KEYS, Model, takes_settings
+from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
+from weft.cli.settings import Settings
+from weft.cli.talk import LocalTalker, RemoteTalker, Talker
+from weft.core.errors import WeftError
+
+HISTORY_LENGTH = 1000
+
+EXAMPLES = """Examples:
+
+  weft chat                                        the model in the package, in this process
+
+  weft chat --system 'Answer in rhymes.' --temperature 0.7
+
+  weft chat --url http://127.0.0.1:8000            a running server
+
+  echo 'What is a weft?' | weft chat --max-tokens 64
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("chat", epilog=EXAMPLES)(chat)
+
+
+@takes_settings(*ENGINE_KEYS)
+def chat(
+    settings: Settings,
+    model: Model = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="What the model is told first.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", envvar="WEFT_URL", help="Talk to this server instead.", show_default=False)
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="For the server.", show_default=False)
+    ] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+) -> None:
+    """Chat with a model, here or on a server.
+
+    Ctrl-C stops the answer, not the chat; Ctrl-D or /exit leaves; /help lists commands.
+    """
+    options = given(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
+    )
+    if url is None:
+        talker: Talker = LocalTalker(settings.config.engine)
+    else:
+        talker = RemoteTalker(url, model, api_key)
+    with contextlib.closing(talker), _history(sys.stdin.isatty()):
+        Session(talker, options, system, interactive=sys.stdin.isatty()).run()
+
+
+class Session:
+    """A conversation and its commands. `read` asks for a line."""
+
+    def __init__(
+        self,
+        talker: Talker,
+        options: Mapping[str, Any],
+        system: str | None = None,
+        *,
+        interactive: bool = True,
+        read: Callable[[str], str] = input,
+    ):
+        self._talker = talker
+        self._options = options
+        self._system = system
+        self._interactive = interactive
+        self._read = read
+        self.messages: list[dict[str, str]] = []
+        """Without the system prompt."""
+        self._commands: Mapping[str, tuple[Callable[[str], None], str]] = {
+            "help": (self._help, "list commands"),
+            "reset": (self._reset, "forget the conversation"),
+            "system": (self._set_system, "TEXT: replace the system prompt and start again; without TEXT, show it"),
+            "save": (self._save, "FILE: write the conversation as JSON"),
+            "exit": (self._help, "leave (so does Ctrl-D)"),
+        }
+
+    def run(self) -> None:
+        """Until the end of input or /exit."""
+        if self._interactive:
+            print(f"Talking to {self._talker.name}. /help lists commands.", file=sys.stderr)
+        while True:
+            try:
+                line = self._read("> " if self._interactive else "").strip()
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+                continue
+            if line.split(maxsplit=1)[:1] == ["/exit"]:
+                return
+            if line.startswith("/") and not line.startswith("//"):
+                self._command(line[1:])
+            elif line:
+                self._turn(line.removeprefix("/") if line.startswith("//") else line)
+        if self._interactive:
+            print(file=sys.stderr)
+
+    def _turn(self, text: str) -> None:
+        """Ask and print. A question that failed is taken back; an answer that was stopped counts as far as it went."""
+        self.messages.append({"role": "user", "content": text})
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        answer: list[str] = []
+        try:
+            with contextlib.closing(self._talker.reply([*system, *self.messages], self._options)) as pieces:
+                for piece in pieces:
+                    answer.append(piece)
+                    print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            print(" (stopped)", end="", file=sys.stderr)
+        except WeftError as error:
+            if not self._interactive:
+                raise
+            print(f"{chr(10) if answer else ''}weft: {error.message}", file=sys.stderr)
+            if not answer:
+                self.messages.pop()
+                return
+        print(flush=True)
+        self.messages.append({"role": "assistant", "content": "".join(answer)})
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        if name not in self._commands:
+            print(f"There is no /{name}; /help lists commands, and //{name} sends /{name} as it is.", file=sys.stderr)
+            return
+        self._commands[name][0](rest.strip())
+
+    def _help(self, rest: str) -> None:
+        for name, (_, text) in self._commands.items():
+            print(f"/{name:8}{text}", file=sys.stderr)
+
+    def _reset(self, rest: str) -> None:
+        self.messages.clear()
+        print("The conversation starts again.", file=sys.stderr)
+
+    def _set_system(self, rest: str) -> None:
+        if not rest:
+            print(self._system or "There is no system prompt.", file=sys.stderr)
+            return
+        self._system = rest
+        self._reset("")
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            print("/save needs the name of a file.", file=sys.stderr)
+            return
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        try:
+            Path(rest).expanduser().write_text(
+                json.dumps({"model": self._talker.name, "messages": [*system, *self.messages]}, indent=2) + "\n",
+                encoding="utf-8",
+            )
+        except OSError as error:
+            print(f"{rest} cannot be written: {error.strerror}", file=sys.stderr)
+        else:
+            print(f"Saved {len(self.messages)} messages to {rest}.", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _history(interactive: bool) -> Iterator[None]:
+    """Line editing, and the lines of earlier chats, where there is a terminal and a readline."""
+    if not interactive:
+        yield
+        return
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "weft"
+    file = folder / "chat_history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(HISTORY_LENGTH)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            readline.write_history_file(file)

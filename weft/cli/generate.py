@@ -1,0 +1,267 @@
+"""`weft generate`: one answer, or one per line of a file, from an engine in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.local import local_llm
+from weft.cli.options import ENGINE_KEYS, takes_settings
+from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
+from weft.cli.settings import Settings, with_setting
+from weft.config import EMBEDDED_MODEL
+from weft.core.errors import InvalidRequest, WeftError
+
+if TYPE_CHECKING:
+    from weft.llm import LLM, Result
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
+
+EXAMPLES = """Examples:
+
+  weft generate 'Once upon a time' --max-tokens 64
+
+  weft generate Qwen/Qwen3-0.6B --chat 'What is a weft?' --temperature 0
+
+  git diff | weft generate --chat --system 'Summarise this.'
+
+  weft generate --file prompts.txt --jsonl --max-tokens 32 > results.jsonl
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("generate", epilog=EXAMPLES)(generate)
+
+
+@takes_settings(*ENGINE_KEYS)
+def generate(
+    settings: Settings,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] [PROMPT]",
+            help="One alone is the model if it is weft-tiny, a directory or like org/name; else it is the prompt.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="The model, said plainly.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
+    as_chat: Annotated[bool, typer.Option("--chat/--raw", help="Whether the prompt is a user's message.")] = False,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="What the model is told first (--chat).")] = None,
+    n: Annotated[int, typer.Option("-n", help="Answers to each prompt.")] = 1,
+    logprobs: Annotated[int | None, typer.Option("--logprobs", help="With JSON: of so many tokens per place.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the result as JSON.")] = False,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Each line is a prompt; write a line of JSON for each, in their order.")
+    ] = False,
+    stream: Annotated[
+        bool | None, typer.Option("--stream/--no-stream", help="Write text as it comes. (on a terminal)")
+    ] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+) -> None:
+    """Continue a prompt, or answer it as a chat message."""
+    named, prompt = split_words(words or [], model)
+    if named is not None:
+        settings = with_setting(settings, "engine.model", named, "argument MODEL")
+    options = given(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=stop,
+        logprobs=logprobs,
+    )
+    options["n"] = n
+    ask = Ask(as_chat, system, options)
+    if system is not None and not as_chat:
+        raise typer.BadParameter("--system needs --chat: a raw prompt has no system message")
+    if logprobs is not None and not (as_json or jsonl):
+        raise typer.BadParameter("--logprobs needs --json or --jsonl to show them")
+    if jsonl and (as_json or stream or prompt is not None):
+        raise typer.BadParameter("--jsonl takes prompts from --file or a pipe, and neither --json nor --stream")
+    with contextlib.ExitStack() as scope:
+        lines = scope.enter_context(_open_lines(file)) if jsonl else None
+        text = "" if jsonl else _prompt_text(prompt, file)
+        llm = scope.enter_context(local_llm(settings.config.engine))
+        if lines is not None:
+            if not write_lines(llm, lines, ask):
+                raise typer.Exit(1)
+        elif stream or (stream is None and sys.stdout.isatty() and n == 1 and not as_json):
+            write_stream(llm, text, ask)
+        else:
+            write_result(llm, text, ask, as_json)
+
+
+class Ask:
+    """How every prompt of a call is asked."""
+
+    def __init__(self, as_chat: bool, system: str | None, options: Mapping[str, Any]):
+        self.as_chat = as_chat
+        self.options = options
+        self._system = [{"role": "system", "content": system}] if system else []
+
+    def messages(self, prompt: str) -> list[dict[str, str]]:
+        """A prompt as a conversation."""
+        return [*self._system, {"role": "user", "content": prompt}]
+
+
+def split_words(words: list[str], model: str | None) -> tuple[str | None, str | None]:
+    """(model, prompt) of the arguments. Raises `typer.BadParameter` for more than there can be."""
+    if len(words) > (2 if model is None else 1):
+        raise typer.BadParameter(f"{len(words)} arguments, but there is one prompt: put it in quotes")
+    if model is not None:
+        return model, words[0] if words else None
+    if len(words) == 2:
+        return words[0], words[1]
+    if words and (words[0] == EMBEDDED_MODEL or HUB_ID.match(words[0]) or _is_directory(words[0])):
+        return words[0], None
+    return None, words[0] if words else None
+
+
+def write_stream(llm: LLM, prompt: str, ask: Ask) -> None:
+    """One answer, as it comes."""
+    if ask.options["n"] != 1:
+        raise InvalidRequest("several answers cannot be streamed; use --no-stream", "n")
+    if ask.as_chat:
+        chunks = llm.stream_chat(ask.messages(prompt), **ask.options)
+    else:
+        chunks = llm.stream(prompt, **ask.options)
+    for chunk in chunks:
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def write_result(llm: LLM, prompt: str, ask: Ask, as_json: bool) -> None:
+    """All answers to one prompt, once they are complete."""
+    if ask.as_chat:
+        [result] = llm.chat([ask.messages(prompt)], progress=False, **ask.options)
+    else:
+        [result] = llm.generate([prompt], progress=False, **ask.options)
+    if as_json:
+        print(json.dumps(described(result), indent=2, ensure_ascii=False))
+        return
+    for output in result.outputs:
+        print(f"[{output.index}] {output.text}" if len(result.outputs) > 1 else output.text)
+
+
+def write_lines(llm: LLM, lines: Iterable[str], ask: Ask) -> bool:
+    """A line of JSON per prompt, in their order. Whether none failed; one that fails does not stop the others.
+
+    `line` counts from 1 in the input; empty lines are skipped. Results that are ready before an earlier one wait.
+    """
+    numbers: list[int] = []
+
+    def prompts() -> Iterator[str]:
+        for number, line in enumerate(lines, 1):
+            text = line.rstrip("\r\n")
+            if text.strip():
+                numbers.append(number)
+                yield text
+
+    if ask.as_chat:
+        results = llm.chat_iter(map(ask.messages, prompts()), return_errors=True, **ask.options)
+    else:
+        results = llm.generate_iter(prompts(), return_errors=True, **ask.options)
+    waiting: dict[int, Result] = {}
+    num_written, all_well = 0, True
+    with _counter() as count:
+        for result in results:
+            waiting[result.index] = result
+            count()
+            while (ready := waiting.pop(num_written, None)) is not None:
+                print(json.dumps({"line": numbers[num_written], **described(ready)}, ensure_ascii=False), flush=True)
+                all_well &= ready.error is None
+                num_written += 1
+    return all_well
+
+
+def described(result: Result) -> dict[str, Any]:
+    """A result as plain values."""
+    if result.error is not None:
+        return {"error": {"type": result.error.kind, "message": result.error.message}}
+    outputs = []
+    for output in result.outputs:
+        plain = {
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+            "stop": output.stop,
+        }
+        if output.logprobs is not None:
+            plain["logprobs"] = [
+                {"logprob": one.logprob, "rank": one.rank, "top": dict(zip(one.top_ids, one.top_logprobs, strict=True))}
+                for one in output.logprobs
+            ]
+        outputs.append(plain)
+    usage = {
+        "prompt_tokens": len(result.prompt_token_ids),
+        "cached_tokens": result.num_cached_tokens,
+        "completion_tokens": result.num_output_tokens,
+    }
+    return {"outputs": outputs, "usage": usage}
+
+
+def _is_directory(word: str) -> bool:
+    # A prompt may be longer than a path can be, or hold what no path can.
+    try:
+        return Path(word).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _prompt_text(prompt: str | None, file: Path | None) -> str:
+    if prompt is not None:
+        if file is not None:
+            raise typer.BadParameter("a prompt and --file: give one of them")
+        return prompt
+    with _open_lines(file) as source:
+        return source.read()
+
+
+@contextlib.contextmanager
+def _open_lines(file: Path | None) -> Iterator[Any]:
+    """The file, or the pipe. Raises `WeftError` for what cannot be read."""
+    if file is None:
+        if sys.stdin.isatty():
+            raise typer.BadParameter("there is no prompt: give one, or --file, or a pipe")
+        yield sys.stdin
+        return
+    try:
+        with file.open(encoding="utf-8") as source:
+            yield source
+    except OSError as error:
+        raise WeftError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise WeftError(f"{file} is not UTF-8 text: {error}") from error
+
+
+@contextlib.contextmanager
+def _counter() -> Iterator[Any]:
+    """Counts on standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("results"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("results", total=None)
+        yield lambda: bar.advance(task)

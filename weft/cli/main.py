@@ -1,0 +1,97 @@
+"""The console script `weft`: its commands, and what becomes of errors.
+
+Owns no work of its own; each command is a file beside this one, and imports what it needs when it runs, so that
+`weft --help` waits for neither torch nor a web server.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from weft.cli import chat, doctor, generate, models, serve, version
+from weft.cli.bench import commands as bench
+from weft.core.errors import WeftError
+from weft.version import __version__
+
+EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 130, 141
+
+
+class Group(TyperGroup):
+    """Says what went wrong in one line, for every mistake that is not a bug."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Errors of Weft end with status 1, Ctrl-C with 130, a closed pipe with 141."""
+        try:
+            return super().invoke(ctx)
+        except WeftError as error:
+            if _debugging():
+                raise
+            typer.echo(f"weft: {error.message}", err=True)
+            raise typer.Exit(EXIT_FAILURE) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(EXIT_INTERRUPTED) from error
+        except BrokenPipeError as error:
+            # Whoever read our output has left; the interpreter would complain again when it flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_PIPE) from error
+
+
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Everything runs with the small model in the package: try [bold]weft chat[/bold]. "
+    "`weft COMMAND --help` has examples.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
+def _set_debug(wanted: bool) -> None:
+    if wanted:
+        os.environ["WEFT_DEBUG"] = "1"
+
+
+def _debugging() -> bool:
+    return os.environ.get("WEFT_DEBUG", "").lower() not in ("", "0", "false")
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=_set_debug, help="Show tracebacks of errors (or set WEFT_DEBUG=1).")
+    ] = False,
+) -> None:
+    """Weft serves open-weights language models: programs, workflows and batches on one engine."""
+
+
+serve.register(app)
+chat.register(app)
+generate.register(app)
+bench.register(app)
+models.register(app)
+doctor.register(app)
+version.register(app)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="weft")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The flags that set settings: one table, from which every command that starts an engine takes what it needs.
+
+A command decorated with `takes_settings` receives the merged `Settings` as its argument `settings`; this module adds
+the flags to its signature, which is what typer reads, and hands their values to `weft.cli.settings`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from weft.cli import settings as merge
+
+ENGINE_PANEL, SERVER_PANEL = "Engine", "Server"
+
+
+class Flag(NamedTuple):
+    """How a setting is written on the command line."""
+
+    names: tuple[str, ...]
+    """The first one is how messages call it."""
+    kind: Any
+    help: str
+    metavar: str | None = None
+
+
+FLAGS: Mapping[str, Flag] = {
+    "engine.revision": Flag(("--revision",), str, "Branch, tag or commit of a hub id."),
+    "engine.offline": Flag(("--offline/--no-offline",), bool, "Use only what the hub cache already has."),
+    "engine.dtype": Flag(("--dtype",), str, "Of weights and KV.", "auto|float32|bfloat16|float16|float64"),
+    "engine.device": Flag(("--device",), str, "Where it runs.", "auto|cpu|cuda"),
+    "engine.max_context": Flag(
+        ("--max-context", "--max-model-len"), int, "Longest sequence, prompt and output, in tokens."
+    ),
+    "engine.memory_fraction": Flag(
+        ("--memory-fraction",),
+        float,
+        "Of the memory free after loading, for KV pages. (0.9 on a GPU, 0.3 on a CPU)",
+    ),
+    "engine.kv_cache_bytes": Flag(("--kv-cache-size",), str, "Memory for KV pages instead, such as 2GiB.", "SIZE"),
+    "engine.num_pages": Flag(("--num-pages",), int, "Number of KV pages instead."),
+    "engine.max_running": Flag(("--max-running",), int, "Sequences that may be in one step. (256)"),
+    "engine.max_step_tokens": Flag(
+        ("--max-step-tokens",), int, "Tokens of one step. (512 on a CPU, 8192 on a GPU)"
+    ),
+    "engine.threads": Flag(("--threads",), int, "CPU threads of kernels. (by the number of cores)"),
+    "server.served_model_name": Flag(
+        ("--served-model-name",), list[str], "Name that clients use; repeat for several. (the model as given)"
+    ),
+    "server.host": Flag(("--host",), str, "Address to listen on. (127.0.0.1)"),
+    "server.port": Flag(("--port",), int, "Port to listen on. (8000)"),
+    "server.api_keys": Flag(
+        ("--api-key",),
+        list[str],
+        "KEY or NAME=KEY that clients must send; repeat for several. Flags are visible to other users of the machine: "
+        "prefer WEFT_SERVER_API_KEYS or the configuration file.",
+    ),
+    "server.ssl_certfile": Flag(("--ssl-certfile",), str, "Certificate for HTTPS.", "FILE"),
+    "server.ssl_keyfile": Flag(("--ssl-keyfile",), str, "Its private key.", "FILE"),
+    "server.cors_origins": Flag(
+        ("--cors-origin",), list[str], "Origin whose pages may call the server; repeat for several."
+    ),
+    "server.log_level": Flag(("--log-level",), str, "Least level that is logged. (info)", "debug|info|warning|error"),
+    "server.log_format": Flag(("--log-format",), str, "How logs are written. (text)", "text|json"),
+    "server.trace": Flag(("--trace/--no-trace",), bool, "Record each request's life, for /v1/traces."),
+}
+"""By `section.name`. Settings without a flag are set in the file or the environment."""
+
+ENGINE_KEYS = tuple(key for key in FLAGS if key.startswith("engine."))
+SERVER_KEYS = tuple(key for key in FLAGS if key.startswith("server."))
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="WEFT_CONFIG", metavar="FILE", help="TOML file with settings.", show_default=False),
+]
+Model = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="weft-tiny, a directory, or a hub id.", show_default=False)
+]
+
+
+def takes_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add `--config` and the flags of these settings to a command, and give it the merged `settings` instead.
+
+    An argument `model` of the command counts as `engine.model`, where it is given.
+    """
+    parameters = {_name(key): key for key in keys}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command).parameters
+        hints = typing.get_type_hints(command, include_extras=True)
+        annotations = {name: hints[name] for name in own if name != "settings"}
+        annotations |= {"config": ConfigFile} | {name: _annotation(key) for name, key in parameters.items()}
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            flags = {key: (FLAGS[key].names[0], values.pop(name)) for name, key in parameters.items()}
+            given = {key: (flag.partition("/")[0], value) for key, (flag, value) in flags.items() if _is_given(value)}
+            if isinstance(values.get("model"), str):
+                given["engine.model"] = ("MODEL", values["model"])
+            settings = merge.load(file=values.pop("config"), environment=os.environ, flags=given)
+            command(settings=settings, **values)
+
+        wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=own[name].default if name in own else None,
+                    annotation=annotation,
+                )
+                for name, annotation in annotations.items()
+            ]
+        )
+        wrapper.__annotations__ = annotations
+        return wrapper
+
+    return decorate
+
+
+def _name(key: str) -> str:
+    return key.replace(".", "_")
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value != []
+
+
+def _annotation(key: str) -> Any:
+    flag = FLAGS[key]
+    panel = ENGINE_PANEL if key.startswith("engine.") else SERVER_PANEL
+    option = typer.Option(*flag.names, help=flag.help, metavar=flag.metavar, rich_help_panel=panel, show_default=False)
+    return Annotated[flag.kind | None, option]

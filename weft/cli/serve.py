@@ -1,0 +1,126 @@
+"""`weft serve`: an OpenAI-compatible server, with an engine process for each model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from weft.cli.loading import loading_progress
+from weft.cli.options import ENGINE_KEYS, SERVER_KEYS, takes_settings
+from weft.cli.settings import Settings, as_toml, with_setting
+from weft.config import Config
+from weft.core.errors import ConfigError
+
+ARGUMENT = "argument MODEL"
+
+EXAMPLES = """Examples:
+
+  weft serve                                   the model in the package, on 127.0.0.1:8000
+
+  weft serve Qwen/Qwen3-0.6B --port 9000       from the hub
+
+  weft serve ./llama --served-model-name llama --max-context 8192 --kv-cache-size 4GiB
+
+  WEFT_SERVER_API_KEYS=alice=secret weft serve --host 0.0.0.0
+
+  weft serve --config weft.toml --print-config
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve", epilog=EXAMPLES)(serve)
+
+
+@takes_settings(*ENGINE_KEYS, *SERVER_KEYS)
+def serve(
+    settings: Settings,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="weft-tiny, a directory, or a hub id; an engine is started for each.",
+            show_default=False,
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the effective settings and their sources, and exit.")
+    ] = False,
+) -> None:
+    """Serve models over HTTP, with OpenAI's API.
+
+    Settings come from defaults, a TOML file, WEFT_… variables and flags; each wins over those before it.
+
+    The first Ctrl-C (or SIGTERM) lets running requests finish, the second interrupts them.
+    """
+    each = per_model(settings, models or [])
+    if print_config:
+        typer.echo("\n".join(map(as_toml, each)), nl=False)
+        return
+    run([one.config for one in each])
+
+
+def per_model(settings: Settings, models: list[str]) -> list[Settings]:
+    """The settings of each model's engine. Several share the machine: memory and threads are divided.
+
+    Raises `ConfigError` for names that cannot be told apart.
+    """
+    if not models:
+        return [settings]
+    if len(models) == 1:
+        return [with_setting(settings, "engine.model", models[0], ARGUMENT)]
+    if len(set(models)) != len(models):
+        raise ConfigError("a model is given twice; one engine serves any number of names: use --served-model-name")
+    names = settings.config.server.served_model_name
+    if names and len(names) != len(models):
+        raise ConfigError(
+            f"{len(models)} models and {len(names)} served model names: give one name for each model, in their order, "
+            "or none"
+        )
+    return [_share(settings, model, name, len(models)) for model, name in zip(models, names or models, strict=True)]
+
+
+def _share(settings: Settings, model: str, name: str, count: int) -> Settings:
+    from weft.worker.build import choose_device
+    from weft.worker.memory import usable_cores
+    from weft.worker.sizing import CPU_FRACTION, GPU_FRACTION, kernel_threads
+
+    engine = settings.config.engine
+    default = GPU_FRACTION if choose_device(engine).type == "cuda" else CPU_FRACTION
+    source = f"divided among {count} models"
+    settings = with_setting(settings, "engine.model", model, ARGUMENT)
+    settings = with_setting(settings, "server.served_model_name", [name], ARGUMENT)
+    if engine.memory_fraction is None and engine.kv_cache_bytes is None and engine.num_pages is None:
+        settings = with_setting(settings, "engine.memory_fraction", default / count, source)
+    if engine.threads is None:
+        threads = max(1, kernel_threads(None, usable_cores()) // count)
+        settings = with_setting(settings, "engine.threads", threads, source)
+    return settings
+
+
+def run(configs: list[Config]) -> None:
+    """Serve until a signal. Raises what keeps an engine from starting."""
+    from weft.engine.supervisor import ProcessEngine
+    from weft.server.app import create_app
+    from weft.server.logs import configure_logging
+    from weft.server.run import Server
+    from weft.server.state import ServedModel, Service
+    from weft.tokenizers.load import load_tokenizer
+
+    shared = configs[0].server
+    configure_logging(shared)
+    served = []
+    for config in configs:
+        engine = config.engine
+        tokenizer = load_tokenizer(engine.model, engine.revision, engine.offline)
+        client = ProcessEngine(
+            engine, progress=loading_progress(engine.model), trace=shared.trace, log_level=shared.log_level
+        )
+        served.append(
+            ServedModel(config.server.served_model_name or [engine.model], client, tokenizer, root=engine.model)
+        )
+    service = Service(shared, served)
+    Server(create_app(shared, service), shared).run()
+    if service.failure is not None:
+        raise service.failure
