@@ -15,10 +15,12 @@ from types import FrameType
 import uvicorn
 
 from weft.config import Config, ServerConfig
+from weft.engine.supervisor import ProcessEngine
 from weft.server.app import App, create_app
 from weft.server.logs import configure_logging
 from weft.server.protocol import BoundedHttpProtocol
 from weft.server.state import ServedModel, Service
+from weft.tokenizers.load import load_tokenizer
 
 logger = logging.getLogger("weft.server")
 
@@ -40,13 +42,10 @@ def serve(config: Config) -> None:
 
 def load_model(config: Config) -> ServedModel:
     """The engine process and the tokenizer of a configuration. Raises `ModelLoadError` for a tokenizer's files."""
-    from weft.engine.process import ProcessEngine
-    from weft.tokenizers.load import load_tokenizer
-
-    engine = config.engine
+    engine, server = config.engine, config.server
     tokenizer = load_tokenizer(engine.model, engine.revision, engine.offline)
-    names = config.server.served_model_name or [engine.model]
-    return ServedModel(names, ProcessEngine(engine), tokenizer, root=engine.model)
+    process = ProcessEngine(engine, trace=server.trace, log_level=server.log_level)
+    return ServedModel(server.served_model_name or [engine.model], process, tokenizer, root=engine.model)
 
 
 class Server(uvicorn.Server):

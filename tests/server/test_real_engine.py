@@ -1,0 +1,110 @@
+"""The whole way: HTTP, programs, a real engine and the model that ships in the package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.conftest import RunningServer, running, sse
+from tests.server.test_disconnect import connect, read_until
+from weft.config import EngineConfig
+from weft.core.wire import EngineStats
+from weft.engine.inline import InlineEngine
+from weft.tokenizers.load import load_tokenizer
+
+PROMPT = "Once upon a time a weaver went to the sea and found a shell. " * 4
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RunningServer]:
+    engine = InlineEngine.from_config(EngineConfig(num_pages=2048, threads=1), trace=True)
+    with running(engine=engine, tokenizer=load_tokenizer("weft-tiny"), names=["weft-tiny"], trace=True) as server:
+        server.wait_until(lambda: server.service.ready)
+        yield server
+        server.wait_until(lambda: not server.runtime.num_sequences)
+        stats = stats_of(server)
+        while stats.num_sequences:
+            stats = stats_of(server)
+        assert stats.device_pages_free + stats.device_pages_cached == stats.device_pages_total
+
+
+def stats_of(server: RunningServer) -> EngineStats:
+    return asyncio.run_coroutine_threadsafe(server.engine.stats(), server.server.loop).result(30)
+
+
+def complete(server: RunningServer, **fields) -> dict:
+    response = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 12} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_greedy_and_seeded_answers_repeat(real: RunningServer) -> None:
+    first, second = (complete(real, temperature=0, cache_salt=salt) for salt in ("a", "b"))
+    assert first["choices"] == second["choices"]
+    drawn, again = (complete(real, seed=3, n=3) for _ in range(2))
+    assert [choice["text"] for choice in drawn["choices"]] == [choice["text"] for choice in again["choices"]]
+
+
+def test_cached_tokens_are_told_and_kept_apart_by_salt(real: RunningServer) -> None:
+    def cached(salt: str) -> tuple[int, int]:
+        usage = complete(real, temperature=0, cache_salt=salt)["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+    assert cached("one")[0] == 0
+    hit, prompt = cached("one")
+    assert 0 < hit < prompt
+    assert cached("two")[0] == 0
+
+
+def test_a_stream_is_the_whole_in_parts(real: RunningServer) -> None:
+    fields = {"prompt": PROMPT, "max_tokens": 20, "n": 2, "seed": 9, "logprobs": 2}
+    whole = complete(real, **fields)["choices"]
+    texts, tokens = ["", ""], [[], []]
+    for event in sse(real.post("/v1/completions", fields | {"stream": True}).text)[:-1]:
+        for choice in json.loads(event)["choices"]:
+            texts[choice["index"]] += choice["text"]
+            tokens[choice["index"]] += choice["logprobs"]["tokens"]
+    assert texts == [choice["text"] for choice in whole]
+    assert tokens == [choice["logprobs"]["tokens"] for choice in whole]
+
+
+def test_chat_embedding_and_the_prompt_alone(real: RunningServer) -> None:
+    answer = real.chat(max_tokens=5, logprobs=True, top_logprobs=3).json()
+    assert 1 <= answer["usage"]["completion_tokens"] <= 5
+    assert all(len(entry["top_logprobs"]) == 3 for entry in answer["choices"][0]["logprobs"]["content"])
+    vectors = real.post("/v1/embeddings", {"input": ["the sea", "the sea", "a loom"]}).json()["data"]
+    assert vectors[0]["embedding"] == pytest.approx(vectors[1]["embedding"], abs=1e-5)
+    assert sum(x * x for x in vectors[2]["embedding"]) == pytest.approx(1, abs=1e-5)
+    alone = complete(real, max_tokens=0, echo=True, logprobs=1)["choices"][0]
+    assert alone["text"] == PROMPT
+    assert len(alone["logprobs"]["tokens"]) == len(alone["logprobs"]["text_offset"])
+
+
+def test_a_client_that_leaves_stops_the_work(real: RunningServer) -> None:
+    before = stats_of(real).generated_tokens
+    body = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    connection = connect(real, "/v1/completions", body)
+    read_until(connection, b"data: ")
+    connection.close()
+    real.wait_until(lambda: not real.runtime.num_sequences)
+    while stats_of(real).num_sequences:
+        pass
+    assert stats_of(real).generated_tokens - before < 1500
+
+
+def test_context_of_the_model(real: RunningServer) -> None:
+    context = real.http().get("/v1/models/weft-tiny").json()["max_model_len"]
+    long = real.post("/v1/completions", {"prompt": PROMPT * 100})
+    assert long.status_code == 400
+    assert str(context) in long.json()["error"]["message"]
+    fits = complete(real, prompt=PROMPT * 100, truncate_prompt_tokens=-1, max_tokens=1)
+    assert fits["usage"]["prompt_tokens"] == context - 1
+
+
+def test_traces_have_both_sides(real: RunningServer) -> None:
+    real.post("/v1/completions", {"prompt": "a", "max_tokens": 2}, headers={"x-request-id": "traced"})
+    spans = real.http().get("/v1/traces/traced").json()["spans"]
+    assert {span["source"] for span in spans} == {"front", "engine"}
