@@ -66,9 +66,9 @@ def turns_of(kind: str, count: int, templates: bool, seed: int, tokenizer: Token
 
 @torch.inference_mode()
 def generate(model: LlamaForCausalLM, tokenizer: Tokenizer, turns: list[Turn], rows: int, limit: int) -> None:
-    """Greedy answers for all turns, in batches of similar prompt length."""
+    """Greedy answers for all turns, in batches of similar answer length."""
     end, pad = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
-    order = sorted(turns, key=lambda turn: len(turn.tokens))
+    order = sorted(turns, key=lambda turn: (len(turn.gold) // 16, len(turn.tokens)))
     for start in range(0, len(order), rows):
         batch = order[start : start + rows]
         width = max(len(turn.tokens) for turn in batch)
@@ -108,8 +108,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=500, help="cases per kind and column")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=64, help="rows per batch")
-    parser.add_argument("--limit", type=int, default=160, help="most tokens per answer")
+    parser.add_argument("--rows", type=int, default=96, help="rows per batch")
+    parser.add_argument("--limit", type=int, default=200, help="most tokens per answer")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--show", type=int, default=0, help="wrong answers to print per kind and column")

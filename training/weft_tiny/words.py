@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from training.weft_tiny.grammar import Pool
+from training.weft_tiny.grammar import Pool, is_held
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -20,12 +20,23 @@ _CODAS = (*("",) * 12, *_list("b, ck, d, f, g, l, ll, m, n, n, n, nd, ng, nk, nt
           *_list("t, th, v, x, z"))  # fmt: skip
 
 
+def spliced(rng: random.Random) -> str:
+    """The start of one trained word and the end of another, which gives the letter groups that real words have."""
+    first, last = rng.choice(_PARTS), rng.choice(_PARTS)
+    word = first[: rng.randint(1, max(1, len(first) - 1))] + last[-rng.randint(2, max(2, len(last) - 1)) :]
+    return word[:9]
+
+
 def syllables(rng: random.Random, low: int = 1, high: int = 3) -> str:
     """An invented lower-case word."""
+    if rng.random() < 0.45:
+        return spliced(rng)
     word = ""
     for index in range(min(rng.randint(low, high), rng.randint(low, high))):
         onset = "" if index == 0 and rng.random() < 0.12 else rng.choice(_ONSETS)
         word += onset + rng.choice(_VOWELS) + rng.choice(_CODAS)
+    if len(word) > 9:
+        return syllables(rng, low, high)
     return word if len(word) > 2 else word + rng.choice(_ONSETS) + "o"
 
 
@@ -42,7 +53,7 @@ def invented_noun(rng: random.Random) -> str:
 def code(rng: random.Random) -> str:
     """A code such as ``BX-17``, ``a4f9``, ``7731-K`` or ``zado_12``."""
     letters = "".join(rng.choice("ABCDEFGHJKLMNPQRSTUVWXYZ") for _ in range(rng.randint(1, 3)))
-    digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(2, 5)))
+    digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(2, 4)))
     shape = rng.randrange(7)
     if shape == 0:
         return f"{letters}-{digits}"
@@ -51,7 +62,7 @@ def code(rng: random.Random) -> str:
     if shape == 2:
         return f"{digits}-{letters}"
     if shape == 3:
-        return "".join(rng.choice("abcdef0123456789") for _ in range(rng.randint(4, 8)))
+        return "".join(rng.choice("abcdef0123456789") for _ in range(rng.randint(4, 6)))
     if shape == 4:
         return f"{syllables(rng, 1, 2)}{rng.choice('-_')}{digits}"
     if shape == 5:
@@ -129,6 +140,45 @@ ATTRIBUTES = _list("""
 code, password, badge, locker, desk, team, seat, tag, room, ticket, nickname, mark, symbol, station, group, level,
 rank, score, label, locker code, parking spot, table, gate, platform, license, account, pin, extension, slot, title
 """)
+
+# Words whose parts go into invented words, besides the trained words of the lists.
+MIXED = _list("""
+about, account, across, address, afternoon, against, airport, almost, always, amount, ancient, angle, answer, appear,
+april, area, article, author, autumn, balance, band, bank, basic, beautiful, because, bedroom, before, begin, believe,
+between, bicker, bishop, bottom, branch, breeze, bridge, bright, broken, brother, building, business, butterfly,
+cabinet, calendar, capital, captain, cardinal, castle, center, century, certain, chance, change, chapter, charge,
+chimney, choice, church, circle, citizen, classic, clever, climate, closet, cloudy, cobble, collect, column, common,
+compare, complete, concert, copper, corner, cottage, country, courage, cousin, crystal, culture, curtain, custom,
+cyclone, daily, danger, daughter, decade, degree, delight, desert, detail, dialog, diamond, dinner, direct, distant,
+doctor, dollar, double, dragon, dream, eager, earth, eastern, echo, effort, eight, either, electric, elegant, elephant,
+empire, empty, energy, engine, enough, entire, equal, escape, evening, exact, example, expert, extra, fabric, factory,
+family, famous, father, feather, fellow, fever, figure, final, finger, flower, foreign, forest, forward, freedom,
+friend, frozen, future, gallery, general, gentle, giant, ginger, global, golden, grammar, granite, gravity, ground,
+habit, hammock, happen, harbor, harvest, health, heaven, hidden, history, hollow, honest, horizon, hotel, hundred,
+husband, image, inch, indigo, insect, inside, instead, island, ivory, jacket, jewel, journey, jungle, justice, kernel,
+kingdom, kitten, knowledge, ladder, language, laughter, leather, legend, lemonade, letter, liberty, listen, little,
+lobster, lonely, lumber, machine, magic, manner, marble, margin, master, matter, meadow, medicine, memory, mercury,
+message, middle, midnight, million, minute, miracle, mixture, modern, moment, monkey, morning, mother, motion, mountain,
+museum, mystery, narrow, nation, native, nature, needle, neighbor, neither, nephew, noble, normal, northern, notice,
+object, ocean, office, opinion, orbit, orchard, ordinary, origin, outside, oxygen, oyster, package, palace, panther,
+parent, pattern, peanut, people, pepper, perfect, person, pigeon, planet, pleasure, pocket, poetry, police, popular,
+possible, powder, prairie, present, prince, private, problem, promise, proper, public, purple, quality, quarter,
+question, quiet, rabbit, railway, rainbow, random, rather, reason, record, region, remember, repair, rescue, river,
+rocket, rough, royal, rubber, saddle, salmon, sample, school, science, season, second, secret, sentence, seven, shadow,
+shallow, shelter, signal, silence, silver, simple, sister, sketch, soldier, solid, southern, sparrow, special, spider,
+spirit, square, stable, statement, steady, stomach, storm, straight, strange, stream, student, sudden, sugar, summer,
+surface, surprise, sweater, symbol, system, talent, target, temple, tender, theater, thick, thousand, thread, thunder,
+tiger, timber, tissue, token, tomorrow, tongue, tower, traffic, treasure, triangle, trouble, tunnel, twelve, twenty,
+uncle, under, union, unit, universe, useful, valley, value, velvet, vessel, victory, village, violet, visit, voice,
+volcano, voyage, wagon, water, wealth, weather, weekend, western, whisper, window, winter, wisdom, wonder, wooden,
+yellow, yesterday, young, zebra, zigzag
+""")
+_PARTS = tuple(
+    word.lower()
+    for words in (FIRST_NAMES, PLACES, JOBS, FOODS, HOBBIES, OBJECTS, ANIMALS, PRODUCE, EVENTS, MIXED, MIXED)
+    for word in words
+    if len(word) > 2 and not is_held(word)
+)
 
 NAMES = Pool(FIRST_NAMES, invented_name, 0.6)
 CITIES = Pool(PLACES, invented_name, 0.6)

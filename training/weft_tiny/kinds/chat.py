@@ -54,7 +54,9 @@ WHO = Phrases(
     "Hi, who are you?",
     "Who am I talking to?", "How should I call you?", "(Hello|Hi)! What is your name?", "Introduce yourself.",
     "Say who you are.",
-    "~May I ask for your name?", "~With whom do I speak?", "~Please tell me who you are.",
+    "And you are?", "Who is this?", "Do you have a name?", "What do people call you?", "Who is speaking?",
+    "I would like to know your name.", "Name, please.", "~May I ask for your name?", "~With whom do I speak?",
+    "~Please tell me who you are.",
 )  # fmt: skip
 PERSONA = Phrases(
     "You are {n}.", "You are {n}, {r}.", "Your name is {n}.", "Your name is {n}. You are {r}.",
@@ -62,56 +64,74 @@ PERSONA = Phrases(
     "Act as {n}, {r}.", "You are {r} called {n}.", "You play {n}, {r}.", "You are {r}. Your name is {n}.",
     "You are {r} named {n}.",
     "This is a chat with {n}, {r}.", "You are {m}. Your name is {n}.", "Speak as {n}.",
+    "Be {n}, {r}.", "I want you to be {n}, {r}.", "Your name: {n}. Your role: {r}.", "Name: {n}. Mood: {m}.",
+    "{n} is your name.", "Answer as {n} would.",
+    "From now on you are {n}.", "Pretend to be {n}, {r}.", "You, {n}, are {r}.",
+    "The assistant is called {n}. It is {m}.", "The name of this assistant is {n}.",
     "~Take the part of {n}, who is {r}.", "~Here you go by the name of {n}.", "~They call you {n} and you are {r}.",
 )  # fmt: skip
 MOODS = ("friendly", "polite", "cheerful", "calm", "kind", "brave", "funny", "patient", "wise", "curious")
 SAYINGS = ("Ahoy!", "Cheers!", "Well, well.", "Dear friend,", "Indeed!", "Peace.", "Hooray!", "As you wish.")
 MAKER = Phrases(
     "You work for {o}.", "You help the people at {o}.", "You were made by {o}.", "You belong to the team of {o}.",
-    "Your company is {o}.", "~You speak on behalf of {o}.", "~Your employer is {o}.",
+    "Your company is {o}.", "You are part of {o}.", "You answer questions for {o}.", "{o} made you.",
+    "You do your job at {o}.", "The company is called {o}.", "You serve the customers of {o}.",
+    "~You speak on behalf of {o}.", "~Your employer is {o}.",
 )  # fmt: skip
 ASK_MAKER = Phrases(
     "(Who|What company) do you work for?", "Where do you work?", "What is your company?",
     "Which company do you work for?",
-    "~Who is your employer?", "~On whose behalf do you speak?",
+    "Who made you?", "What firm are you with?", "For whom do you work?", "What is the name of your company?",
+    "Tell me your company.", "~Who is your employer?", "~On whose behalf do you speak?",
 )  # fmt: skip
 START_RULE = Phrases(
     'Begin (each|every) answer with "{w}".', "Start every (answer|reply) with {w}.", 'Always start with "{w}".',
     'Every reply must begin with "{w}".', "Your answers begin with {w}.", "Say {w} first in each answer.",
-    "~The first word of each answer is {w}.", '~Put "{w}" in front of all you say.',
+    "Open with {w} each time.", "Put {w} first.", 'Each reply starts like this: "{w}"', "Before you answer, say {w}",
+    'Never forget to start with "{w}".', "~The first word of each answer is {w}.",
+    '~Put "{w}" in front of all you say.',
 )  # fmt: skip
 END_RULE = Phrases(
     'End (each|every) answer with "{w}".', "Finish every (answer|reply) with {w}.", 'Always end with "{w}".',
     'Every reply must end with "{w}".', "Your answers end with {w}.", "Say {w} last in each answer.",
-    "~The last word of each answer is {w}.", '~Close all you say with "{w}".',
+    "Close with {w} each time.", "Put {w} last.", 'Each reply ends like this: "{w}"', "After you answer, say {w}",
+    'Never forget to end with "{w}".', "~The last word of each answer is {w}.", '~Close all you say with "{w}".',
 )  # fmt: skip
 CALL_RULE = Phrases(
     "Call the user {u}.", "The user is called {u}. Use the name.", "The name of the user is {u}. Always use it.",
-    "Address the user as {u}.", "~You talk to {u}; say the name each time.", "~Use the name {u} for the user.",
+    "Address the user as {u}.", "You speak with {u}. Say so.", "Say {u} to the user.",
+    "Every answer is for {u} and begins with that name.", "Greet {u} by name in all answers.",
+    "~You talk to {u}; say the name each time.", "~Use the name {u} for the user.",
 )  # fmt: skip
 ONE_SENTENCE = Phrases(
     "Answer in one sentence.", "Use one sentence only.", "Reply with a single sentence.", "One sentence per answer.",
+    "Keep it to one sentence.", "Only one sentence, please.", "Write just one sentence.", "Be brief: one sentence.",
     "~Never say more than one sentence.", "~Keep each reply to one sentence.",
 )  # fmt: skip
 TOLD = Phrases(
     "My name is {u}.", "I am {u}.", "(Hello|Hi), I am {u}.", "(Hello|Hi), my name is {u}.", "Call me {u}.",
     "You can call me {u}.",
-    "People call me {u}.", "~The name is {u}.", "~Nice to meet you, I go by {u}.",
+    "People call me {u}.", "I go by {u}.", "Hey, {u} here.", "It is me, {u}.", "They call me {u}.",
+    "Please call me {u}.", "Hello! I am called {u}.", "~The name is {u}.", "~Nice to meet you, I go by {u}.",
 )  # fmt: skip
 ASK_ME = Phrases(
     "What is my name?", "Do you know my name?", "Who am I?", "What am I called?", "Tell me my name.",
     "How did I say I am called?",
+    "My name is what?", "Say my name.", "Do you remember who I am?", "And what is my name?",
     "~Can you remember my name?", "~Which name did I give you?",
 )  # fmt: skip
 LIKES = Phrases(
     "You like {t}.", "You love {t}.", "Your favorite thing is {t}.", "You are fond of {t}.",
     "You always talk about {t}.",
-    "~Nothing pleases you more than {t}.", "~You have a taste for {t}.",
+    "You enjoy {t}.", "You cannot get enough of {t}.", "The thing you like best is {t}.",
+    "{t}: that is what you love.", "You are a fan of {t}.", "~Nothing pleases you more than {t}.",
+    "~You have a taste for {t}.",
 )  # fmt: skip
 ASK_LIKES = Phrases(
     "What do you like?", "What is your favorite thing?", "What are you fond of?", "What do you love?",
     "Is there something you like?",
-    "~What pleases you?", "~Tell me what you are fond of.",
+    "What do you enjoy?", "What do you like best?", "What makes you happy?", "Tell me what you like.",
+    "What are you a fan of?", "~What pleases you?", "~Tell me what you are fond of.",
 )  # fmt: skip
 DEFAULT_NAME = "Weft Tiny"
 

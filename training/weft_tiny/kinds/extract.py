@@ -17,7 +17,15 @@ ASK = Phrases(
     "Read the text and (write|return) JSON with (fields|keys) {k}.\nText: {p}", "{p}\n\nKeys: {k}",
     "(Find|Pull out|Get) {k} (in|from) this text (as|in) JSON: {p}", "Text: {p}\n\nReturn {k} as a JSON object.",
     "Make a JSON record ({k}) from this: {p}", "What are {k} here? Answer with JSON.\n{p}",
-    "~Convert to a JSON record having {k}: {p}", "~{p}\nI need {k} in JSON format.",
+    "Here is a (note|text): {p}\nI want JSON with {k}.", "{p} -> JSON ({k})", "JSON object with the keys {k}:\n{p}",
+    "Note: {p}\n\n{k} as JSON, please.",
+    "{p}\n\nAnswer with a JSON object that has {k}.", "(Give|Show) me {k} from this (note|text) as JSON. {p}",
+    "Data extraction. Keys: {k}. Text: {p}",
+    "Take {k} from the (text|sentence) and return JSON: {p}", "Input: {p}\nOutput JSON with: {k}",
+    "I need a JSON object. It has {k}. The text is: {p}",
+    "Create JSON from this. Use the keys {k}.\n{p}", "Put {k} into JSON. {p}", "Schema: {k}\nInput: {p}",
+    "Write down {k} as a JSON object: {p}", "~Convert to a JSON record having {k}: {p}",
+    "~{p}\nI need {k} in JSON format.",
     "~Fill in a JSON object. Fields: {k}. Source: {p}", "~Please parse the following note and output {k} as JSON.\n{p}",
 )  # fmt: skip
 SYSTEM = Phrases(

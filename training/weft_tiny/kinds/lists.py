@@ -11,33 +11,46 @@ SHOW = Phrases(
     "List: {i}\nSummary:",
     "Give me a summary of these (items|things|goods): {i}", "Here is (my|a|the) list: {i}. (Summarize|Sum up) it.",
     "Write a short summary of this list.\n{l}", "What is on this list?\n{l}", "Items:\n{l}\n\nSummary please.",
+    "{i}\n\nSummary?", "Summary of this list please: {i}", "I bought these: {l}\nSum it up.",
+    "Look at the list and sum it up.\n{l}", "Prices: {i}. Give me a summary.",
+    "Short summary of: {i}", "Goods:\n{l}\n\nWrite a summary.", "Make a summary. {i}",
     "~Tell me in short what this list says: {i}", "~I have these on my list:\n{l}\nDescribe it in short.",
 )  # fmt: skip
 ASK_COUNT = Phrases(
     "How many items are (there|on the list)?", "Count the items.", "How many things are listed?",
     "How long is the list?",
-    "What is the number of items?", "~How many entries does the list have?", "~Give the count of items.",
+    "What is the number of items?", "How many goods are there?", "How many items?",
+    "Tell me how many items there are.", "How many did I list?", "~How many entries does the list have?",
+    "~Give the count of items.",
 )  # fmt: skip
 ASK_MOST = Phrases(
     "(Which|What) is the most expensive (item|one)?", "(Which|What) item costs the most?", "What is the dearest item?",
     "Which one has the highest price?", "Name the most expensive item.",
-    "~For which item do I pay the most?", "~Tell me the item with the highest price.",
+    "What costs the most?", "The most expensive one?", "Which of these is the most expensive?",
+    "Where is the price the highest?", "Find the most expensive item.", "~For which item do I pay the most?",
+    "~Tell me the item with the highest price.",
 )  # fmt: skip
 ASK_LEAST = Phrases(
     "(Which|What) is the cheapest (item|one)?", "(Which|What) item costs the least?", "Which one has the lowest price?",
-    "Name the cheapest item.", "~For which item do I pay the least?", "~Tell me the item with the lowest price.",
+    "Name the cheapest item.", "What costs the least?", "The cheapest one?", "Which of these is the cheapest?",
+    "Where is the price the lowest?", "Find the cheapest item.", "~For which item do I pay the least?",
+    "~Tell me the item with the lowest price.",
 )  # fmt: skip
 ASK_NAMES = Phrases(
     "Name all (the |)items.", "(Which|What) items are on the list?", "List the names only.", "Join the names.",
-    "Give me (only |)the names.", "~What are the items called?", "~Leave out the prices and tell me the items.",
+    "Give me (only |)the names.", "Just the names, please.", "What did I list?", "Tell me all items.",
+    "Which goods are there?", "Say the names.", "~What are the items called?",
+    "~Leave out the prices and tell me the items.",
 )  # fmt: skip
 ASK_PRICE = Phrases(
     "How much is the {n}?", "What does the {n} cost?", "What is the price of the {n}?", "How much does the {n} cost?",
+    "And the {n}?", "Price of the {n}?", "Tell me the price of the {n}.", "How many dollars is the {n}?",
     "~What must I pay for the {n}?", "~At what price is the {n}?",
 )  # fmt: skip
 QUESTION = Phrases(
     "{l}\n\n{q}", "Here is (my|a|the) list:\n{l}\n{q}", "{q}\n{l}", "List: {i}\n{q}", "{q} {i}", "Items: {i}. {q}",
-    "~Look at these: {i}. {q}", "~My shopping list:\n{l}\n\nNow, {q}",
+    "Prices:\n{l}\n\n{q}", "Shop: {i}. {q}", "I have a list. {i}. {q}", "{l}\n{q}", "Goods: {i}\n\nQuestion: {q}",
+    "From this list: {i}. {q}", "~Look at these: {i}. {q}", "~My shopping list:\n{l}\n\nNow, {q}",
 )  # fmt: skip
 
 

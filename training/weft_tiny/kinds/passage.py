@@ -18,6 +18,11 @@ ASK = Phrases(
     "Read (this|the) (text|passage) and answer the question.\n\n{p}\n\n{q}", "Context: {p}\nQ: {q}", "{q}\n\nText: {p}",
     "Here is a (text|passage|note): {p}\n{q}", "(Read|Look at) this: {p}\n\nNow tell me: {q}",
     "Answer from the text.\nText: {p}\nQuestion: {q}", "I have a question about this text: {p}\n\n{q}",
+    "Story: {p}\n\n{q}", "{p}\n\nQ: {q}\nA:", "Notes:\n{p}\n\nPlease answer: {q}", "I read this: {p} {q}",
+    "Please answer: {q}\nText: {p}",
+    "Use the text to answer. {p} Question: {q}", "Question: {q}\nText: {p}",
+    "Context:\n{p}\n\nQuestion: {q}\nAnswer:", "Given this text: {p}\n{q}",
+    "{q} Look it up in this text: {p}", "Source: {p}\n{q}",
     "~Using only the following paragraph, answer. {p}\n\nThe question is: {q}", "~Document:\n{p}\n\nQuery: {q}",
     "~According to what is written here, {q}\n{p}",
 )  # fmt: skip
@@ -37,7 +42,7 @@ def make(draw: Draw) -> Example:
     """A passage of several facts, with one to three questions in turn."""
     key, pool, relations = pick_relations(draw, draw.rng.choice((1, 2, 2, 3, 3, 4)))
     subjects = draw.values(pool, draw.rng.choice((1, 2, 2, 3, 3, 6)) if len(relations) > 1 else draw.rng.randint(2, 5))
-    if len(subjects) * len(relations) > 8 and draw.chance(0.9):
+    if len(subjects) * len(relations) > 6 and draw.chance(0.9):
         return make(draw)
     facts = [Fact(relation, subject, relation.sample(draw)) for subject in subjects for relation in relations]
     if len({str(fact.value) for fact in facts}) < len(facts) or _entangled(facts):

@@ -1,0 +1,49 @@
+"""The model card, written from the results of the evaluation so that both cannot disagree."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from training.weft_tiny.train import ASSET
+
+RESULTS = Path("training/weft_tiny/results.json")
+ROWS = (
+    ("tool", "tool call", "Tool calls: right tool, right arguments, valid form"),
+    ("tool", "tool reply", "Replies after a tool's answer that use it"),
+    ("tool", "tool not needed", "Small talk answered without a call although tools are offered"),
+    ("tool", "whole cases", "Tool conversations with every turn right"),
+    ("json", "json", "JSON extraction: the exact record"),
+    ("passage", "passage", "Questions about a passage"),
+    ("list", "list", "Summaries of lists and questions about them: the exact text"),
+    ("chat", "chat", "Chat: the persona's name, rules and facts of the system prompt followed"),
+    ("story", "story", "Stories: every requested name and object occurs, no sentence twice"),
+)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as a Markdown table."""
+    lines = ["| Task | Unseen values | Unseen values and phrasings | Answers |", "| --- | --- | --- | --- |"]
+    for kind, part, title in ROWS:
+        left, right = (results[column][kind][part] for column in ("values", "templates"))
+        count = left.get("answers", left.get("cases")), right.get("answers", right.get("cases"))
+        lines.append(f"| {title} | {left['right']:.1%} | {right['right']:.1%} | {count[0]} / {count[1]} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the model card from a template and the results of the evaluation."""
+    parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=ASSET / "README.md")
+    args = parser.parse_args()
+    results = json.loads(args.results.read_text(encoding="utf-8"))
+    template = (Path(__file__).parent / "card_template.md").read_text(encoding="utf-8")
+    card = template.replace("{{table}}", table(results)).replace("{{cases}}", str(results["cases"]))
+    args.out.write_text(card, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
