@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import RunningServer, ids, running
+from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect
+from weft.config import ServerConfig
+from weft.core.errors import ConfigError
 from weft.core.wire import Envelope, TraceSpan
 from weft.server.logs import JsonFormatter, TextFormatter
 from weft.server.openapi import OPERATIONS, openapi
+from weft.server.run import check_tls
 from weft.version import __version__
 
 
@@ -101,8 +108,6 @@ def test_traces() -> None:
 
 
 def connect_as(server: RunningServer, body: bytes, key: str, request_id: str):
-    import socket
-
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nX-Request-Id: {request_id}\r\n"
@@ -254,3 +259,33 @@ def test_signals_end_the_process_in_order(number: signal.Signals) -> None:
     lines = [json.loads(line) for line in err.splitlines()]
     assert any(line.get("path") == "/v1/completions" and line["status"] == 200 for line in lines)
     assert any("draining" in line["message"] for line in lines)
+
+
+def test_tls(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    make = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([openssl, *make, *names, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    check_tls(ServerConfig(ssl_certfile=cert, ssl_keyfile=key))
+    with running(ssl_certfile=cert, ssl_keyfile=key) as server:
+        trust = ssl.create_default_context(cafile=cert)
+        answer = httpx.get(f"https://127.0.0.1:{server.port}/v1/models", verify=trust)
+        assert answer.status_code == 200
+    for wrong in ((cert, None), (None, key), (cert, str(tmp_path / "none")), (key, cert)):
+        with pytest.raises(ConfigError, match="ssl_certfile"):
+            check_tls(ServerConfig(ssl_certfile=wrong[0], ssl_keyfile=wrong[1]))
+
+
+def test_long_prompts_with_details_are_written_off_the_loop(server: RunningServer) -> None:
+    prompt = "a" * 3000
+    body = {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 1, "seed": 1}
+    whole = server.post("/v1/completions", body).json()["choices"][0]
+    assert whole["text"].startswith(prompt)
+    assert len(whole["logprobs"]["tokens"]) == 3002
+    events = sse(server.post("/v1/completions", body | {"stream": True}).text)[:-1]
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices) == 3002

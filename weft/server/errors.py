@@ -67,6 +67,8 @@ class _Meaning(NamedTuple):
     status: int
     code: str | None
     retry_after_s: float | None = None
+    message: str | None = None
+    """Instead of the error's own, which may say how a process ended."""
 
 
 _MEANINGS: dict[str, _Meaning] = {
@@ -75,7 +77,12 @@ _MEANINGS: dict[str, _Meaning] = {
     ContextTooLong.kind: _Meaning(400, "context_length_exceeded"),
     Overloaded.kind: _Meaning(429, "overloaded"),
     OutOfPages.kind: _Meaning(503, "out_of_kv_pages", 1.0),
-    EngineDead.kind: _Meaning(503, "engine_unavailable", 5.0),
+    EngineDead.kind: _Meaning(
+        503,
+        "engine_unavailable",
+        5.0,
+        "The model is starting or restarting, and this request is not done; send it again.",
+    ),
     Draining.kind: _Meaning(503, "shutting_down", 5.0),
     OperationCancelled.kind: _Meaning(503, "interrupted", 1.0),
 }
@@ -91,7 +98,7 @@ def problem_of(error: BaseException, request_id: str) -> HttpProblem:
         retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else meaning.retry_after_s
         return HttpProblem(
             meaning.status,
-            error.message,
+            meaning.message or error.message,
             code=meaning.code,
             param=error.param if isinstance(error, InvalidRequest) else None,
             headers=retry_headers(retry_after_s) if retry_after_s is not None else None,

@@ -21,8 +21,10 @@ from weft.server.state import Service
 T = TypeVar("T")
 
 INLINE_DECODE_BYTES = 64 * 1024
-"""Larger bodies are decoded on a thread: up to here the hand-over costs more than the decoding."""
+"""Larger bodies are decoded on a thread: up to here the hand-over costs more than the decoding.
 
+The decoder itself keeps the interpreter, some 4 ms per MiB of token ids; `max_body_bytes` bounds that.
+"""
 BODY_TIMEOUT_S = 30.0
 """Between two parts of a body: a client that stops sending does not keep its place."""
 

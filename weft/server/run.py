@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from types import FrameType
 
 import uvicorn
 
 from weft.config import Config, ServerConfig
+from weft.core.errors import ConfigError
 from weft.engine.supervisor import ProcessEngine
 from weft.server.app import App, create_app
 from weft.server.logs import configure_logging
@@ -33,6 +35,7 @@ CLOSE_S = 5
 def serve(config: Config) -> None:
     """Serve until a signal. Raises `ConfigError` or `ModelLoadError` when an engine cannot start."""
     configure_logging(config.server)
+    check_tls(config.server)
     service = Service(config.server, [load_model(config)])
     server = Server(create_app(config.server, service), config.server)
     server.run()
@@ -46,6 +49,19 @@ def load_model(config: Config) -> ServedModel:
     tokenizer = load_tokenizer(engine.model, engine.revision, engine.offline)
     process = ProcessEngine(engine, trace=server.trace, log_level=server.log_level)
     return ServedModel(server.served_model_name or [engine.model], process, tokenizer, root=engine.model)
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Raise `ConfigError` for certificate files that cannot be used."""
+    cert, key = config.ssl_certfile, config.ssl_keyfile
+    if cert is None and key is None:
+        return
+    if cert is None:
+        raise ConfigError("ssl_keyfile is set without ssl_certfile; set both, or neither to serve plain HTTP")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"ssl_certfile {cert} and ssl_keyfile {key} cannot be used: {error}") from error
 
 
 class Server(uvicorn.Server):

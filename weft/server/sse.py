@@ -7,6 +7,7 @@ many as the request may have), and the next chunk carries all of them. Nothing i
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -21,6 +22,7 @@ from weft.server.guard import Guard
 from weft.server.observe import Observer
 from weft.server.record import record_of
 from weft.server.state import Service
+from weft.tokenizers.tokenizer import off_loop
 
 logger = logging.getLogger("weft.server")
 
@@ -30,6 +32,8 @@ HEADERS = [
     # Proxies that gather a response before passing it on would undo the stream.
     (b"x-accel-buffering", b"no"),
 ]
+INLINE_TOKENS = 1024
+"""Details of more prompt tokens are written on a thread."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -70,7 +74,7 @@ class EventStream:
             async with Guard(self._request, self._service), aclosing(self._chunks):
                 async for chunk in self._chunks:
                     self._observer.see(chunk)
-                    await self._send(send, self._writer.events(chunk))
+                    await self._send(send, await self._events(chunk))
                 await self._send(send, self._writer.last_events() + DONE)
         except Exception as error:
             failure = error
@@ -83,6 +87,12 @@ class EventStream:
         finally:
             self._observer.close(failure)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self, chunk: Chunk) -> bytes:
+        # A long prompt's log-probabilities come at once, and are the one thing that takes long to write.
+        if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_TOKENS:
+            return self._writer.events(chunk)
+        return await off_loop(functools.partial(self._writer.events, chunk))
 
     async def _send(self, send: Send, events: bytes) -> None:
         if not events:

@@ -16,7 +16,9 @@ from weft.core.errors import InvalidRequest
 from weft.server.fields import request_from
 from weft.server.limits import read_request
 from weft.server.record import record_of
+from weft.server.sse import INLINE_TOKENS
 from weft.server.state import Service
+from weft.tokenizers.tokenizer import off_loop
 
 T = TypeVar("T", bound=msgspec.Struct)
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
@@ -57,6 +59,13 @@ async def read(service: Service, request: Request, kind: type[T]) -> T:
 def answer(value: msgspec.Struct, status: int = 200) -> Response:
     """A struct as a JSON response."""
     return Response(_encoder.encode(value), status, media_type="application/json")
+
+
+async def answer_from(build: Callable[[], msgspec.Struct], num_tokens: int) -> Response:
+    """The answer that `build` makes, on a thread where it tells details of many tokens."""
+    if num_tokens <= INLINE_TOKENS:
+        return answer(build())
+    return await off_loop(lambda: answer(build()))
 
 
 def require(condition: bool, message: str, param: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import msgspec
@@ -17,7 +18,7 @@ from weft.server.logprobs import chat_logprobs, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit
 from weft.server.record import record_of
-from weft.server.routes.base import answer, read, require, route
+from weft.server.routes.base import answer_from, read, require, route
 from weft.server.schemas.chat import ChatChoice, ChatMessage, ChatRequest, ChatResponse
 from weft.server.sse import EventStream
 from weft.server.state import Model, Service
@@ -66,7 +67,8 @@ async def create(service: Service, request: Request) -> ASGIApp:
         )
         return EventStream(request, service, chunks, writer, observer)
     gathered = await gather(request, service, chunks, observer, num_prompts=1, n=body.n)
-    return answer(_response(body, model, head, observer, gathered, prompt_ids))
+    build = functools.partial(_response, body, model, head, observer, gathered, prompt_ids)
+    return await answer_from(build, record.completion_tokens + len(prompt_ids))
 
 
 def _check(body: ChatRequest) -> None:

@@ -19,12 +19,13 @@ from weft.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit, as_prompts, tokenize
 from weft.server.record import record_of
-from weft.server.routes.base import answer, read, require, route
+from weft.server.routes.base import answer_from, read, require, route
 from weft.server.schemas.common import MAX_CHOICES, PromptLogprobs
 from weft.server.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
-from weft.server.sse import EventStream
+from weft.server.sse import INLINE_TOKENS, EventStream
 from weft.server.state import Model, Service
 from weft.server.writers import CompletionWriter, Echo, Head
+from weft.tokenizers.tokenizer import off_loop
 
 UNSET = msgspec.UNSET
 
@@ -64,14 +65,13 @@ async def create(service: Service, request: Request) -> ASGIApp:
     chunks = chunks_of(args, caller, model.runtime)
     head = Head(id=f"cmpl-{record.request_id}", created=int(time.time()), model=body.model or model.names[0])
     if body.stream:
-        writer = _writer(body, model, args, head, observer)
+        make = functools.partial(_writer, body, model, args, head, observer)
+        # An echo reads the whole prompt back into text.
+        writer = make() if record.prompt_tokens <= INLINE_TOKENS else await off_loop(make)
         return EventStream(request, service, chunks, writer, observer)
     gathered = await gather(request, service, chunks, observer, num_prompts=len(args), n=body.n)
-    choices = _choices(body, model, args, gathered)
-    response = CompletionResponse(
-        id=head.id, created=head.created, model=head.model, choices=choices, usage=observer.usage()
-    )
-    return answer(response)
+    build = functools.partial(_response, body, model, args, head, observer, gathered)
+    return await answer_from(build, record.completion_tokens + record.prompt_tokens)
 
 
 def _check(body: CompletionRequest) -> None:
@@ -121,6 +121,20 @@ def _writer(
         echoes=_echoes(body, model, args),
         logprobs=functools.partial(_logprobs_writer, body, model) if body.logprobs is not None else None,
         prompt_token_ids=_token_ids(args) if body.return_token_ids else None,
+    )
+
+
+def _response(
+    body: CompletionRequest,
+    model: Model,
+    args: list[CompletionArgs],
+    head: Head,
+    observer: Observer,
+    gathered: Gathered,
+) -> CompletionResponse:
+    choices = _choices(body, model, args, gathered)
+    return CompletionResponse(
+        id=head.id, created=head.created, model=head.model, choices=choices, usage=observer.usage()
     )
 
 
