@@ -74,7 +74,7 @@ def test_long_chats_leave_the_loop_free() -> None:
             await asyncio.sleep(0)
             turns += 1
         assert len(task.result()) > TOKEN_BYTES * 500_000
-        assert turns > 100
+        assert turns > 10
 
     asyncio.run(test())
 

@@ -132,7 +132,7 @@ def test_long_texts_leave_the_loop_free(byte_level: Tokenizer) -> None:
         return ticks
 
     # With the work on the loop, or on a thread that keeps the interpreter's lock, there would be two or three.
-    assert asyncio.run(run()) > 100
+    assert asyncio.run(run()) > 10
 
 
 def test_short_texts_need_no_thread(byte_level: Tokenizer) -> None:
