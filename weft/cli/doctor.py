@@ -1,2 +1,76 @@
-def register(app):
-    pass
+"""`weft doctor`: what this machine has, what Weft will use of it, and what is broken.
+
+Owns the report's order and form; `probe` asks the machine. Everything reported was looked at just now; what could not
+be looked at says so.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from weft.cli.options import ENGINE_KEYS, Model, takes_settings
+from weft.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from weft.cli.probe import Report
+
+EXAMPLES = """Examples:
+
+  weft doctor                          this machine, and the model in the package on it
+
+  weft doctor Qwen/Qwen3-0.6B --dtype bfloat16 --kv-cache-size 2GiB
+
+  weft doctor --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("doctor", epilog=EXAMPLES)(doctor)
+
+
+@takes_settings(*ENGINE_KEYS)
+def doctor(
+    settings: Settings,
+    model: Model = None,
+    as_json: bool = typer.Option(False, "--json", help="Write JSON."),
+) -> None:
+    """Look at this machine, and at how a model would run on it.
+
+    Nothing is downloaded and no weights are loaded. Ends with status 1 if something that is needed does not work.
+    """
+    from weft.cli import probe
+
+    report = probe.probe(settings.config.engine)
+    if as_json:
+        typer.echo(json.dumps(report.as_dict(), indent=2))
+    else:
+        _print(report)
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for title, rows in report.sections():
+        console.print(f"[bold]{title}[/bold]")
+        width = max((len(name) for name in rows), default=0)
+        for name, value in rows.items():
+            console.print(f"  {name:{width}}  {_text(value)}", markup=False)
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False)
+    for problem in report.problems:
+        console.print(f"PROBLEM: {problem}", markup=False)
+    if not report.problems:
+        console.print("Nothing that is needed is missing.")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "not known" if value is None else str(value)

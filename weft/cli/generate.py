@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -198,7 +198,7 @@ def described(result: Result) -> dict[str, Any]:
         return {"error": {"type": result.error.kind, "message": result.error.message}}
     outputs = []
     for output in result.outputs:
-        plain = {
+        plain: dict[str, Any] = {
             "text": output.text,
             "token_ids": output.token_ids,
             "finish_reason": output.finish_reason,
@@ -236,7 +236,7 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
 
 
 @contextlib.contextmanager
-def _open_lines(file: Path | None) -> Iterator[Any]:
+def _open_lines(file: Path | None) -> Iterator[TextIO]:
     """The file, or the pipe. Raises `WeftError` for what cannot be read."""
     if file is None:
         if sys.stdin.isatty():

@@ -1,0 +1,74 @@
+"""A server of the benchmark's own: the same `weft serve` that users start, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from weft.cli.settings import Settings, as_toml, keys, variable, with_setting
+from weft.core.errors import WeftError
+
+HOST = "127.0.0.1"
+POLL_S = 0.1
+STOP_S = 60
+
+
+@contextlib.contextmanager
+def own_server(settings: Settings) -> Iterator[str]:
+    """Start a server with these engine settings; its URL, once it is ready. Raises `WeftError` if it ends first."""
+    port = _free_port()
+    source = "the benchmark"
+    for key, value in {
+        "server.host": HOST,
+        "server.port": port,
+        "server.api_keys": [],
+        "server.ssl_certfile": None,
+        "server.ssl_keyfile": None,
+        "server.log_level": "warning",
+    }.items():
+        settings = with_setting(settings, key, value, source)
+    environment = {name: value for name, value in os.environ.items() if name not in set(map(variable, keys()))}
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        file = Path(folder) / "weft.toml"
+        file.write_text(as_toml(settings), encoding="utf-8")
+        command = [sys.executable, "-m", "weft.cli.main", "serve", "--config", str(file)]
+        process = subprocess.Popen(command, env=environment)  # noqa: S603
+        try:
+            _wait_ready(process, port)
+            yield f"http://{HOST}:{port}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    """However long loading takes: a server that cannot load ends."""
+    import httpx
+
+    with httpx.Client(base_url=f"http://{HOST}:{port}") as client:
+        while process.poll() is None:
+            try:
+                if client.get("/ready").status_code == httpx.codes.OK:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(POLL_S)
+    raise WeftError(f"the benchmark's server ended with status {process.returncode}; see its messages above")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,223 @@
+"""Asks this machine what `weft doctor` and benchmarks report. Each function looks at one thing, now."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.cli.version import versions
+from weft.config import EngineConfig
+from weft.core.errors import WeftError
+
+REQUIRED = (
+    "numpy",
+    "msgspec",
+    "torch",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "llguidance",
+    "zmq",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "httpx",
+    "huggingface_hub",
+    "prometheus_client",
+    "psutil",
+    "rich",
+)
+"""Modules of the dependencies; an installation may have them and still be unable to load them."""
+CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
+LOW_MEMORY_BYTES = 1 << 30
+CPUINFO = Path("/proc/cpuinfo")
+NVIDIA = Path("/proc/driver/nvidia/version")
+
+
+@dataclass
+class Report:
+    """What was found. Values are JSON."""
+
+    machine: dict[str, Any] = field(default_factory=dict)
+    software: dict[str, Any] = field(default_factory=dict)
+    will_use: dict[str, Any] = field(default_factory=dict)
+    """Of the machine, for the model."""
+    notes: list[str] = field(default_factory=list)
+    """What would be better otherwise."""
+    problems: list[str] = field(default_factory=list)
+    """What does not work and is needed."""
+
+    def sections(self) -> list[tuple[str, dict[str, Any]]]:
+        """For printing."""
+        named = (("This machine", self.machine), ("Software", self.software), ("Will use", self.will_use))
+        return [(title, rows) for title, rows in named if rows]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `ok` sums it up."""
+        return {"ok": not self.problems, **asdict(self)}
+
+
+def probe(config: EngineConfig) -> Report:
+    """Look at everything. What cannot be looked at without torch is left out where torch does not load."""
+    report = Report()
+    report.software = dict(versions())
+    broken = broken_modules()
+    report.problems += [f"{name} cannot be imported: {why}; reinstall weft" for name, why in broken.items()]
+    _check_sockets(report)
+    if {"torch", "psutil", "numpy", "msgspec"} & set(broken):
+        return report
+    report.machine = machine()
+    _note_machine(report)
+    try:
+        report.will_use = plan(config)
+    except WeftError as error:
+        report.problems.append(f"{config.model}: {error.message}")
+    return report
+
+
+def machine() -> dict[str, Any]:
+    """Cores, memory and devices. Imports torch."""
+    import psutil
+
+    from weft.worker.memory import free_host_bytes, usable_cores
+
+    return {
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cpu_features": cpu_features(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+        "memory_gib": gib(psutil.virtual_memory().total),
+        "usable_free_memory_gib": gib(free_host_bytes()),
+        "gpus": gpus(),
+    }
+
+
+def cpu_name() -> str | None:
+    """As the processor calls itself."""
+    for line in _cpuinfo():
+        if line.startswith(("model name", "Hardware", "Processor")):
+            return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def cpu_features() -> list[str]:
+    """Those that matter to matrix arithmetic."""
+    for line in _cpuinfo():
+        if line.startswith(("flags", "Features")):
+            found = set(line.partition(":")[2].split())
+            return [flag for flag in CPU_FLAGS if flag in found]
+    return []
+
+
+def gpus() -> list[str]:
+    """CUDA devices that torch sees."""
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            f"{properties.name}, {gib(properties.total_memory)} GiB, compute {properties.major}.{properties.minor}"
+        )
+    return found
+
+
+def broken_modules() -> dict[str, str]:
+    """Dependencies that do not load, and why."""
+    broken = {}
+    for name in REQUIRED:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a damaged shared library may raise anything
+            broken[name] = f"{type(error).__name__}: {error}"
+    return broken
+
+
+def plan(config: EngineConfig) -> dict[str, Any]:
+    """Device, dtype, threads, kernels and pages of an engine with this configuration, by its config.json.
+
+    Pages are those that would fit now, after weights of the checkpoint's size are loaded. Raises what keeps the model
+    from being served. Looks in the hub cache, downloads nothing.
+    """
+    from weft.kernels import dispatch
+    from weft.models.base import KVSpec, LayerKV
+    from weft.models.hub import resolve_model
+    from weft.models.loader import choose_dtype, read_spec
+    from weft.worker.build import choose_device, free_memory, step_tokens
+    from weft.worker.memory import usable_cores
+    from weft.worker.sizing import FreeMemory, kernel_threads, size_pools
+
+    device = choose_device(config)
+    directory = resolve_model(config.model, config.revision, offline=True)
+    spec = read_spec(directory)
+    dtype = choose_dtype(spec.dtype, config.dtype, device)
+    layout = KVSpec((LayerKV(spec.num_kv_heads, spec.head_dim),) * spec.num_layers, dtype)
+    bytes_per_page = layout.bytes_per_page(config.page_size)
+    weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    weights = weights * dtype.itemsize // spec.dtype.itemsize
+    free = free_memory(device)
+    on_gpu = device.type == "cuda"
+    left = FreeMemory(max(0, free.device - weights), free.host if on_gpu else max(0, free.host - weights))
+    sizing = size_pools(config, bytes_per_page=bytes_per_page, model_context=spec.max_position, free=left, gpu=on_gpu)
+    return {
+        "model": config.model,
+        "architecture": spec.architecture,
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "threads": kernel_threads(config.threads, usable_cores()),
+        "kernels": [f"{choice.operation}: {choice.chosen}" for choice in dispatch.describe(device, dtype)],
+        "weights_gib": gib(weights),
+        "kv_pages": sizing.num_device_pages,
+        "kv_tokens": sizing.num_device_pages * config.page_size,
+        "kv_gib": gib(sizing.num_device_pages * bytes_per_page),
+        "host_kv_pages": sizing.num_host_pages,
+        "max_context": sizing.max_context,
+        "max_step_tokens": step_tokens(config),
+        "notice": sizing.notice or "none",
+    }
+
+
+def gib(num_bytes: int) -> float:
+    """Two digits are enough to choose by."""
+    return round(num_bytes / 1024**3, 2)
+
+
+def _note_machine(report: Report) -> None:
+    import torch
+
+    if report.machine["usable_free_memory_gib"] * 1024**3 < LOW_MEMORY_BYTES:
+        report.notes.append("less than 1 GiB of memory is free: only the smallest models will fit")
+    if torch.cuda.is_available():
+        return
+    if NVIDIA.exists() and torch.version.cuda is None:
+        report.notes.append("an NVIDIA driver is here, but this torch was built without CUDA: install a CUDA build")
+    elif torch.version.cuda is not None:
+        report.notes.append(f"torch was built for CUDA {torch.version.cuda} and finds no usable device")
+
+
+def _check_sockets(report: Report) -> None:
+    """Engine processes are reached through a socket in the folder for temporary files."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="weft-"):
+            pass
+    except OSError as error:
+        report.problems.append(f"the folder for temporary files cannot be written ({error.strerror}); set TMPDIR")
+        return
+    # The kernel allows some hundred characters for a socket's path.
+    if len(tempfile.gettempdir()) > 60:
+        report.problems.append(f"TMPDIR is too long for sockets: {tempfile.gettempdir()}; set a shorter one")
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

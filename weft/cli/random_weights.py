@@ -1,0 +1,50 @@
+"""Checkpoints with random weights, made when first asked for: the cost of a model's shape, without its download."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from weft.core.errors import ConfigError
+
+SHAPES: Mapping[str, str] = {
+    "tiny": "a Llama of three small layers, to try commands with",
+    "qwen3-0.6b": "the shape of Qwen3-0.6B with a vocabulary of 32,000; 0.9 GiB in bfloat16",
+}
+
+
+def random_weights(shape: str, report: Callable[[str], None]) -> Path:
+    """The directory of a checkpoint of this shape; written the first time, which is reported.
+
+    It lies under `WEFT_CACHE`, else under `XDG_CACHE_HOME` or `~/.cache`. Raises `ConfigError` for another shape.
+    """
+    if shape not in SHAPES:
+        known = "; ".join(f"{name} ({text})" for name, text in SHAPES.items())
+        raise ConfigError(f"there are no random weights of shape {shape!r}; there are: {known}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+    directory = Path(os.environ.get("WEFT_CACHE") or cache) / "random-weights" / shape
+    if not (directory / "config.json").is_file():
+        report(f"writing random weights of shape {shape} to {directory}")
+        _write(shape, directory)
+    return directory
+
+
+def _write(shape: str, directory: Path) -> None:
+    import torch
+
+    from weft.testing.tiny_models import QWEN3_0_6B, write_checkpoint, write_tiny
+
+    # A write that was interrupted must not be taken for a checkpoint.
+    partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
+    try:
+        if shape == "tiny":
+            write_tiny(partial, tokenizer=True)
+        else:
+            write_checkpoint(partial, QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True)
+        partial.rename(directory)
+    except OSError as error:
+        raise ConfigError(f"random weights cannot be written to {directory}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
