@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.core.step import Bool
 from weft.worker.drawing import BLOCK, I64, SMALLEST, Drawing, Draws
 
 Row = npt.NDArray[Any]
@@ -86,12 +87,13 @@ def _draw_row(
     np.subtract(logits, largest, out=weights)
     if temperature != 1:
         np.divide(weights, temperature, out=weights)
-    if top_k:
-        _drop_beyond(weights, _kth_largest(weights, top_k), top_k, -np.inf)
+    kept = _largest(weights, _kth_largest(weights, top_k), top_k) if top_k else None
     # What is below the floor becomes exactly zero, and to what is well above it the subtraction makes no difference.
     np.maximum(weights, SMALLEST, out=weights)
     np.exp(weights, out=weights)
     np.subtract(weights, floor, out=weights)
+    if kept is not None:
+        np.multiply(weights, kept, out=weights)
     if top_p < 1:
         _keep_top_p(weights, top_p, float(_ends(scratch)[-1]))
     if min_p > 0:
@@ -132,15 +134,16 @@ def _keep_top_p(weights: Row, top_p: float, total: float) -> None:
     ordered = np.sort(np.compress(weights >= lightest, weights))[::-1]
     mass = ordered.cumsum(dtype=np.float64)
     last = min(int(mass.searchsorted(top_p * total)), len(ordered) - 1)
-    _drop_beyond(weights, ordered[last], last + 1, 0.0)
+    np.multiply(weights, _largest(weights, ordered[last], last + 1), out=weights)
 
 
-def _drop_beyond(values: Row, threshold: np.floating[Any], count: int, fill: float) -> None:
-    """Keep `count` of the values, of which `threshold` is the smallest."""
-    ties = np.flatnonzero(values == threshold)
-    surplus = ties[max(count - int(np.count_nonzero(values > threshold)), 0) :]
-    np.putmask(values, values < threshold, fill)
-    values[surplus] = fill
+def _largest(values: Row, threshold: np.floating[Any], count: int) -> Bool:
+    """Which values are the `count` largest, of which `threshold` is the smallest; ties go to the lowest ids."""
+    kept: Bool = values >= threshold
+    surplus = int(np.count_nonzero(kept)) - count
+    if surplus > 0:
+        kept[np.flatnonzero(values == threshold)[-surplus:]] = False
+    return kept
 
 
 def host_drawing(threads: int) -> Drawing:
