@@ -4,7 +4,7 @@
 # pyproject.toml or constraints.txt changes; otherwise that costs nothing.
 #
 #   make test PYTHON=python3.12            use another interpreter for a new .venv
-#   make test ARGS="tests/cache -k fork"   hand arguments to pytest, demo or bench
+#   make test ARGS="tests/cache -k fork"   hand arguments to pytest, or to each benchmark
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,10 +32,12 @@ test: install ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
 demo: install ## start a server and drive it with the openai client
-	@$(BIN)/python -m demo.run $(ARGS)
+	@$(BIN)/python -m demo.run
 
-bench: install ## measure a server on this machine
-	@$(BIN)/weft bench $(ARGS)
+bench: install ## measure this machine, with the model in the package
+	@$(BIN)/weft bench throughput $(ARGS)
+	@$(BIN)/weft bench latency $(ARGS)
+	@$(BIN)/weft bench serve $(ARGS)
 
 format: install ## rewrite the code as `make check` wants it
 	$(BIN)/ruff check --fix .

@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from weft.cli.probe import REQUIRED
+
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
@@ -116,6 +118,11 @@ class TestDependencies:
         declared = {canonicalize_name(requirement.name) for requirement in RUNTIME}
         undeclared = {name: files for name, files in third_party_imports().items() if name not in declared}
         assert not undeclared
+
+    def test_doctor_asks_for_nothing_else(self) -> None:
+        owners = importlib.metadata.packages_distributions()
+        declared = {canonicalize_name(requirement.name) for requirement in RUNTIME}
+        assert {canonicalize_name(owners[module][0]) for module in REQUIRED} <= declared
 
     def test_readme_says_why_each_is_there(self) -> None:
         section = README.partition("## Dependencies")[2].partition("\n## ")[0]

@@ -22,7 +22,6 @@ REQUIRED = (
     "safetensors",
     "tokenizers",
     "jinja2",
-    "llguidance",
     "zmq",
     "starlette",
     "uvicorn",

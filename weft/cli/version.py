@@ -11,7 +11,7 @@ import typer
 
 from weft.version import __version__
 
-PACKAGES = ("torch", "tokenizers", "safetensors", "llguidance", "huggingface-hub", "starlette", "uvicorn", "pyzmq")
+PACKAGES = ("torch", "tokenizers", "safetensors", "huggingface-hub", "starlette", "uvicorn", "pyzmq")
 
 
 def register(app: typer.Typer) -> None:
