@@ -43,13 +43,7 @@ def completion_args(
     A request without a seed draws one per prompt; with one, every prompt gives what it would give alone.
     """
     vocab_size = model.engine.info.vocab_size
-    stop = StopParams(
-        max_tokens=max_tokens or None,
-        min_tokens=request.min_tokens,
-        stop=_stop_strings(request.stop),
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-    )
+    stop = _stop(request, max_tokens)
     stop.validate(vocab_size)
     if prompt_logprobs is not None:
         SamplingParams(logprobs=prompt_logprobs).validate(vocab_size)
@@ -94,8 +88,16 @@ def _sampling(
     )
 
 
-def _stop_strings(stop: str | list[str]) -> list[bytes]:
-    return [text.encode() for text in ([stop] if isinstance(stop, str) else stop)]
+def _stop(request: GenerationRequest, max_tokens: int | None) -> StopParams:
+    texts = [request.stop] if isinstance(request.stop, str) else request.stop
+    return StopParams(
+        # 0 is the program's to see; nothing is generated then.
+        max_tokens=max_tokens or None,
+        min_tokens=request.min_tokens,
+        stop=[text.encode() for text in texts],
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+    )
 
 
 def _bad_words(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
