@@ -23,7 +23,7 @@ MAKERS: dict[str, Callable[[Draw], Example]] = {
 }
 KINDS = ("chat", "story", "passage", "list", "json", "tool")
 WEIGHTS: dict[str, float] = {
-    "chat": 0.12, "story": 0.06, "passage": 0.21, "list": 0.12, "json": 0.18, "tool": 0.21, "copying": 0.10,
+    "chat": 0.12, "story": 0.05, "passage": 0.22, "list": 0.12, "json": 0.18, "tool": 0.21, "copying": 0.10,
 }  # fmt: skip
 
 

@@ -25,6 +25,9 @@ from training.weft_tiny.tokenizer import END_OF_TEXT, IM_END
 from training.weft_tiny.train import ASSET
 
 
+COLUMNS = ("values", "templates")
+
+
 @dataclass
 class Turn:
     """One answer to be generated and judged."""
@@ -106,20 +109,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", type=Path, default=ASSET)
     parser.add_argument("--cases", type=int, default=500, help="cases per kind and column")
+    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), choices=COLUMNS)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=96, help="rows per batch")
+    parser.add_argument("--rows", type=int, default=128, help="rows per batch")
     parser.add_argument("--limit", type=int, default=200, help="most tokens per answer")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="results file")
+    parser.add_argument("--out", type=Path, help="results file; columns not measured now are kept")
     parser.add_argument("--show", type=int, default=0, help="wrong answers to print per kind and column")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
-    results: dict[str, Any] = {"cases": args.cases, "seed": args.seed, "values": {}, "templates": {}}
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16).eval()
+    results: dict[str, Any] = {"cases": args.cases, "seed": args.seed}
     began = time.monotonic()
-    for column in ("values", "templates"):
+    for column in args.columns:
+        results[column] = {}
         for kind in args.kinds:
             turns = turns_of(kind, args.cases, column == "templates", args.seed, tokenizer)
             generate(model, tokenizer, turns, args.rows, args.limit)
@@ -128,6 +133,8 @@ def main() -> None:
             for turn in [turn for turn in turns if not turn.right][: args.show]:
                 print(f"--- {turn.prompt}\n>>> {turn.answer}\n=== {turn.gold}\n")
     if args.out:
+        if args.out.exists():
+            results = {**json.loads(args.out.read_text(encoding="utf-8")), **results}
         args.out.write_text(json.dumps(results, indent=2) + "\n")
 
 

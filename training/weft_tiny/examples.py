@@ -27,6 +27,7 @@ class Check:
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
     starts: str = ""
     ends: str = ""
     sentences: int = 0
@@ -115,6 +116,7 @@ def passes(check: Check, answer: str) -> bool:
     return (
         all(mentions(answer, value) for value in check.include)
         and not any(mentions(answer, value) for value in check.exclude)
+        and (not check.any_of or any(value.lower() in answer.lower() for value in check.any_of))
         and answer.startswith(check.starts)
         and answer.rstrip().endswith(check.ends)
         and (not check.sentences or len(sentences) == check.sentences)

@@ -1,13 +1,13 @@
 """Training: resumable, on a processor or a CUDA device.
 
-The learning rate warms up and stays constant until ``--decay-from`` tokens, then falls linearly to zero at
-``--tokens``. The exported weights of the constant phase are a running average.
+The learning rate warms up and stays constant. In a run with ``--decay-minutes`` it falls linearly to zero over that
+time, and training ends: on a machine shared with other work the end is then known and the tokens are not. The
+exported weights are a running average, usable at any time.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,10 @@ def loss_of(trunk: nn.Module, head: nn.Module, batch: Batch, device: str) -> tup
     return (losses * weights).sum() / weights.sum(), answers
 
 
-def rate(seen: int, warmup: int, decay_from: int, total: int) -> float:
-    """The learning-rate factor after ``seen`` tokens."""
-    if seen < warmup:
-        return (seen + 1) / warmup
-    if seen < decay_from:
-        return 1.0
-    return max(0.0, (total - seen) / max(1, total - decay_from))
+def rate(seen: int, warmup: int, minutes: float, decay_minutes: float | None) -> float:
+    """The learning-rate factor after ``seen`` tokens, ``minutes`` into a run that decays over ``decay_minutes``."""
+    factor = min(1.0, (seen + 1) / warmup)
+    return factor if decay_minutes is None else factor * max(0.0, 1.0 - minutes / decay_minutes)
 
 
 class Trainer:
@@ -82,6 +79,7 @@ class Trainer:
         self.adam = torch.optim.AdamW(rest, args.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
         self.average = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         self.seen = self.step = self.resumed = 0
+        self.seconds = 0.0
         self.path = args.run / "checkpoint.pt"
         if self.path.exists():
             self.load()
@@ -93,21 +91,21 @@ class Trainer:
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])
         self.average, self.seen, self.step = state["average"], state["seen"], state["step"]
-        self.resumed = state["resumed"] + 1
+        self.resumed, self.seconds = state["resumed"] + 1, state.get("seconds", 0.0)
 
     def save(self) -> None:
         """Write a checkpoint, and the averaged weights next to it."""
         state = {"model": self.model.state_dict(), "muon": self.muon.state_dict(), "adam": self.adam.state_dict(),
-                 "average": self.average, "seen": self.seen, "step": self.step, "resumed": self.resumed}  # fmt: skip
+                 "average": self.average, "seen": self.seen, "step": self.step, "resumed": self.resumed,
+                 "seconds": self.seconds}  # fmt: skip
         self.args.run.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self.path)
 
-    def update(self, batch: Batch) -> tuple[float, float]:
-        """One optimizer step; returns the mean loss of the assistant tokens and the rate factor."""
+    def update(self, batch: Batch, factor: float) -> float:
+        """One optimizer step at a learning-rate factor; returns the mean loss of the assistant tokens."""
         args = self.args
-        factor = rate(self.seen, args.warmup, args.decay_from, args.tokens)
         for optimizer, base in ((self.muon, args.muon_lr), (self.adam, args.adam_lr)):
             for group in optimizer.param_groups:
                 group["lr"] = base * factor
@@ -123,27 +121,28 @@ class Trainer:
         keep = min(0.98, 1 - 1 / (1 + self.step / 10)) if factor >= 1 else 0.9 * min(1.0, factor + 0.5)
         for name, value in self.model.named_parameters():
             self.average[name].lerp_(value.detach(), 1 - keep)
-        return float(answers), factor
+        return float(answers)
 
     def run(self) -> None:
         """Train until the wanted number of tokens, with a progress line and regular checkpoints."""
         args = self.args
         source = batches(self.tokenizer, args.seed + 1000 * self.resumed, args.batch, args.longest, args.prompt_weight,
                          args.long_share)  # fmt: skip
-        began, first, saved, losses = time.monotonic(), self.seen, time.monotonic(), []
-        while self.seen < args.tokens:
-            loss, factor = self.update(next(source))
-            if math.isnan(loss):
-                continue
-            losses.append(loss)
+        began = saved = last = time.monotonic()
+        first, losses, factor = self.seen, [], 1.0
+        while self.seen < args.tokens and factor > 0:
+            factor = rate(self.seen, args.warmup, (time.monotonic() - began) / 60, args.decay_minutes)
+            losses.append(self.update(next(source), factor))
+            now = time.monotonic()
+            self.seconds, last = self.seconds + now - last, now
             if self.step % args.report == 0:
-                speed = (self.seen - first) / (time.monotonic() - began)
-                print(f"step {self.step}  tokens {self.seen / 1e6:.2f}M  loss {sum(losses) / len(losses):.4f}"
-                      f"  rate {factor:.2f}  {speed:.0f} tokens/s", flush=True)  # fmt: skip
+                mean, speed = sum(losses) / len(losses), (self.seen - first) / (now - began)
+                line = f"step {self.step}  tokens {self.seen / 1e6:.2f}M  loss {mean:.4f}"
+                print(f"{line}  rate {factor:.2f}  {speed:.0f} tokens/s", flush=True)
                 losses = []
-            if time.monotonic() - saved > args.save_seconds:
+            if now - saved > args.save_seconds:
                 self.save()
-                saved = time.monotonic()
+                saved = now
         self.save()
 
 
@@ -152,12 +151,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/weft_tiny"), help="directory of the checkpoint")
     parser.add_argument("--asset", type=Path, default=ASSET, help="directory with tokenizer.json")
-    parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens to train on in all")
-    parser.add_argument("--decay-from", type=int, default=12_000_000, help="tokens after which the rate falls")
+    parser.add_argument("--tokens", type=int, default=40_000_000, help="end after this many tokens at the latest")
+    parser.add_argument("--decay-minutes", type=float, help="let the rate fall to zero over this time, then end")
     parser.add_argument("--warmup", type=int, default=150_000, help="tokens of warm-up")
-    parser.add_argument("--batch", type=int, default=5000, help="tokens per step")
+    parser.add_argument("--batch", type=int, default=3600, help="tokens per step")
     parser.add_argument("--longest", type=int, default=400, help="longest single conversation in tokens")
-    parser.add_argument("--long-share", type=float, default=0.0, help="share of rows that join several conversations")
+    parser.add_argument("--long-share", type=float, default=0.015, help="share of rows that join several conversations")
     parser.add_argument("--prompt-weight", type=float, default=0.1, help="loss weight of tokens outside answers")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)

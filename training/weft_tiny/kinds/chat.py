@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from training.weft_tiny import words
 from training.weft_tiny.examples import Check, Example, Message, assistant, split_sentences, user
 from training.weft_tiny.grammar import Draw, Phrases
@@ -136,64 +138,78 @@ ASK_LIKES = Phrases(
 DEFAULT_NAME = "Weft Tiny"
 
 
-def small_talk(draw: Draw) -> tuple[str, str]:
-    """A question or remark of small talk, and an answer."""
+@dataclass(frozen=True)
+class Question:
+    """A question, the answer, and what an answer must mention: every one of ``include``, some one of ``any_of``."""
+
+    text: str
+    answer: str
+    include: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
+
+
+def small_talk(draw: Draw) -> Question:
+    """A question or remark of small talk, and an answer; any of its answers is right, or the start of one."""
     phrases, answers = draw.pick(TALK)
-    return draw.phrase(phrases), draw.pick(answers)
+    firsts = tuple(split_sentences(answer)[0] for answer in answers)
+    return Question(draw.phrase(phrases), draw.pick(answers), any_of=firsts)
 
 
 def make(draw: Draw) -> Example:
-    """Two to four turns under a system prompt, or under none."""
+    """One to three turns under a system prompt, or under none."""
     if draw.chance(0.15):
         return _plain(draw)
-    name, maker, likes, word, guest = draw.values(words.NAMES, 5)
-    role = draw.pick(("a {m} assistant", "a {m} {j}", "the {j} of the town", "an assistant", "a chat bot"))
-    mood = draw.pick(MOODS)
-    role = role.replace("{m}", mood).replace("{j}", draw.value(words.WORK))
-    rules = [draw.phrase(PERSONA, n=name, r=role, m=mood)]
-    questions = [(draw.phrase(WHO), f"I am {name}.", (name,))]
-    if draw.chance(0.3):
-        rules.append(draw.phrase(MAKER, o=maker))
-        questions.append((draw.phrase(ASK_MAKER), f"I work for {maker}.", (maker,)))
-    if draw.chance(0.3):
-        likes = draw.value(draw.pick((words.MEALS, words.THINGS, words.PASTIMES, words.CITIES)))
-        rules.append(draw.phrase(LIKES, t=likes))
-        questions.append((draw.phrase(ASK_LIKES), f"I like {likes}.", (likes,)))
-    for _ in range(draw.rng.randint(1, 2)):
-        question, answer = small_talk(draw)
-        questions.append((question, answer, ()))
+    name, maker, guest, word = draw.values(words.NAMES, 4)
+    rules, questions = _character(draw, name, maker)
     single = draw.chance(0.25)
     if single:
         rules.append(draw.phrase(ONE_SENTENCE))
+    start = end = address = ""
+    saying = draw.pick((f"{word}!", f"{word}.", draw.pick(SAYINGS)))
     style = draw.rng.random()
-    word = draw.pick((f"{word}!", f"{word}.", draw.pick(SAYINGS)))
-    start = end = ""
     if style < 0.18:
-        start = word
+        start = saying
         rules.append(draw.phrase(START_RULE, w=start))
     elif style < 0.35:
-        end = word.replace(",", ".") if word.endswith(",") else word
+        end = f"{saying[:-1]}." if saying.endswith(",") else saying
         rules.append(draw.phrase(END_RULE, w=end))
     elif style < 0.5:
+        address = guest
         rules.append(draw.phrase(CALL_RULE, u=guest))
     draw.rng.shuffle(rules)
     messages: list[Message] = [{"role": "system", "content": " ".join(rules)}]
     checks: list[Check] = []
     draw.rng.shuffle(questions)
-    for question, answer, include in questions[: draw.rng.randint(1, 3)]:
-        if single:
-            answer = split_sentences(answer)[0]
-        if start:
-            answer = f"{start} {answer}"
-        elif end:
-            answer = f"{answer} {end}"
-        elif 0.35 <= style < 0.5:
-            answer = f"{guest}, {answer if answer.startswith('I ') else answer[0].lower() + answer[1:]}"
-            include = (*include, guest)
+    for question in questions[: draw.rng.randint(1, 3)]:
+        answer = split_sentences(question.answer)[0] if single else question.answer
+        if address:
+            answer = f"{address}, {answer if answer.startswith('I ') else answer[0].lower() + answer[1:]}"
+        wanted = (*question.include, address) if address else question.include
+        messages += [user(question.text), assistant(" ".join(part for part in (start, answer, end) if part))]
         count = 1 if single and not start and not end else 0
-        messages += [user(question), assistant(answer)]
-        checks.append(Check(include=include, starts=start, ends=end, sentences=count, unrepeated=True))
+        checks.append(
+            Check(include=wanted, any_of=question.any_of, starts=start, ends=end, sentences=count, unrepeated=True)
+        )
     return Example("chat", messages, checks)
+
+
+def _character(draw: Draw, name: str, maker: str) -> tuple[list[str], list[Question]]:
+    """The sentences of a system prompt that set a character, and questions it can be asked."""
+    mood = draw.pick(MOODS)
+    role = draw.pick(("a {m} assistant", "a {m} {j}", "the {j} of the town", "an assistant", "a chat bot"))
+    role = role.replace("{m}", mood).replace("{j}", draw.value(words.WORK))
+    rules = [draw.phrase(PERSONA, n=name, r=role, m=mood)]
+    questions: list[Question] = [Question(draw.phrase(WHO), f"I am {name}.", (name,))]
+    if draw.chance(0.3):
+        rules.append(draw.phrase(MAKER, o=maker))
+        questions.append(Question(draw.phrase(ASK_MAKER), f"I work for {maker}.", (maker,)))
+    if draw.chance(0.3):
+        likes = draw.value(draw.pick((words.MEALS, words.THINGS, words.PASTIMES, words.CITIES)))
+        rules.append(draw.phrase(LIKES, t=likes))
+        questions.append(Question(draw.phrase(ASK_LIKES), f"I like {likes}.", (likes,)))
+    for _ in range(draw.rng.randint(1, 2)):
+        questions.append(small_talk(draw))
+    return rules, questions
 
 
 def _plain(draw: Draw) -> Example:
@@ -209,7 +225,7 @@ def _plain(draw: Draw) -> Example:
         messages += [user(draw.phrase(WHO)), assistant(f"I am {DEFAULT_NAME}, a small language model.")]
         checks.append(Check(include=(DEFAULT_NAME,)))
     if draw.chance(0.6):
-        question, answer = small_talk(draw)
-        messages += [user(question), assistant(answer)]
-        checks.append(Check(unrepeated=True))
+        talk = small_talk(draw)
+        messages += [user(talk.text), assistant(talk.answer)]
+        checks.append(Check(any_of=talk.any_of, unrepeated=True))
     return Example("chat", messages, checks)

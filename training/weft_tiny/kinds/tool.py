@@ -114,10 +114,10 @@ def make(draw: Draw) -> Example:
     session = Session(draw)
     roll = draw.rng.random()
     if roll < 0.08:
-        question, answer = chat.small_talk(draw)
+        talk = chat.small_talk(draw)
         session.offer(_family(draw))
-        session.messages.append(user(question))
-        session.say(answer)
+        session.messages += [user(talk.text), assistant(talk.answer)]
+        session.checks.append(Check(any_of=talk.any_of, exclude=("tool_call",)))
         return session.finish(draw.rng.randint(0, 2))
     if roll < 0.16:
         return _chain(session)
