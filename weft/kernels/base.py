@@ -5,7 +5,7 @@ model receives when it is built. Every function is free of global state, allocat
 works in place, and may be called under `torch.inference_mode`.
 
 Shapes use: T query tokens, H hidden size, D head size, N pages, P page size. The KV of a layer is one tensor
-[N, 2, num_kv_heads, P, D]: K at index 0, V at index 1.
+[N, 2, num_kv_heads, P, D], contiguous: K at index 0, V at index 1.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Attention(Protocol):
     ) -> Tensor:
         """q [T, num_heads, D], kv [N, 2, num_kv_heads, P, D] -> [T, num_heads * D].
 
-        Entries that a query may not see have no influence, whatever they hold (NaN too). A query that sees nothing
-        gets zeros.
+        Slots that no query of a row may see have no influence on it, whatever they hold (NaN too: pages are reused
+        without being cleared). A query that sees nothing gets zeros.
         """
         ...
 

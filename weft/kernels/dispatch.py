@@ -6,6 +6,7 @@ entry per operation here. Models receive the selected `Kernels` as an argument a
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -83,8 +84,15 @@ def computes_well(device: torch.device | str, dtype: torch.dtype) -> bool:
     if target.type == "cuda":
         return dtype == torch.float16 or torch.cuda.get_device_capability(target) >= (8, 0)
     if target.type == "cpu" and dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return _cpu_has_bfloat16()
     return False
+
+
+def _cpu_has_bfloat16() -> bool:
+    if platform.machine() in ("x86_64", "AMD64"):
+        # oneDNN also says yes to AVX-512 without BF16, where it converts to float32 and back.
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _choose(operation: str, device: torch.device, dtype: torch.dtype, wanted: str | None) -> Variant:

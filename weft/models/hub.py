@@ -33,7 +33,7 @@ def resolve_model(model: str, revision: str | None = None, offline: bool = False
     # With a leading '.', '~' or '/', or a second '/', it can only have been meant as a path.
     if not HUB_ID.fullmatch(model):
         raise ModelLoadError(
-            f"model directory {model!r} does not exist; give a directory, a hub id such as org/name, or {EMBEDDED_MODEL}"
+            f"model directory {model!r} does not exist; give a directory, a hub id (org/name), or {EMBEDDED_MODEL}"
         )
     return _download(model, revision, offline)
 

@@ -1,0 +1,110 @@
+"""The binding: finds the shared library, checks that it fits, and describes its functions to ctypes.
+
+Owns the choice of level and the one environment variable that overrides it, `WEFT_CPU_KERNELS`: `off`, or the name of
+a level. Does not know what the functions are for (`ops` does).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_void_p
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+# torch is imported before the library is loaded: both then share the OpenMP runtime that torch brings, and with it one
+# team of threads. Two runtimes would have twice as many threads as cores.
+import torch  # noqa: F401
+
+from weft.kernels.cpu import build
+
+VARIABLE = "WEFT_CPU_KERNELS"
+ABI_VERSION = 1
+
+
+class Level(IntEnum):
+    """Instruction sets the library has kernels for; a higher one is faster."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512 = 2
+
+
+class BatchFields(Structure):
+    """`weft::Batch`."""
+
+    _fields_ = [  # noqa: RUF012
+        ("num_rows", c_int64),
+        ("num_tokens", c_int64),
+        ("page_size", c_int64),
+        ("q_indptr", c_void_p),
+        ("kv_indptr", c_void_p),
+        ("page_ids", c_void_p),
+        ("kv_lens", c_void_p),
+        ("positions", c_void_p),
+        ("write_slots", c_void_p),
+        ("causal", c_void_p),
+        ("visibility", c_void_p),
+        ("mask_bits", c_void_p),
+        ("mask_indptr", c_void_p),
+    ]
+
+
+_SIGNATURES = {
+    "weft_rms_norm": [c_int, c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int],
+    "weft_silu_mul": [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int],
+    "weft_rotate_and_store": [
+        *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int),
+    ],
+    "weft_linear": [c_int, c_int, *(c_void_p,) * 5, *(c_int64,) * 3, c_int],
+    "weft_attention": [
+        *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),
+        *(c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int64, c_int),
+    ],
+}
+
+
+class Unavailable(Exception):
+    """The library cannot be used here; the message says why and what would help."""
+
+
+@cache
+def load(path: Path = build.LIBRARY) -> ctypes.CDLL:
+    """The library with its signatures. Raises `Unavailable`."""
+    if not path.exists():
+        raise Unavailable("not built; `python -m weft.kernels.cpu.build` builds it and says what is missing")
+    try:
+        library = ctypes.CDLL(str(path))
+        library.weft_source_hash.restype = c_char_p
+        version = library.weft_abi_version()
+        built_from = library.weft_source_hash().decode()
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"cannot be loaded: {error}") from error
+    if version != ABI_VERSION or (build.SOURCES.is_dir() and built_from != build.source_hash()):
+        raise Unavailable("built from other sources; `python -m weft.kernels.cpu.build` builds it anew")
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = None
+    return library
+
+
+def levels(library: ctypes.CDLL) -> list[Level]:
+    """The levels that this machine runs, best first."""
+    return [level for level in sorted(Level, reverse=True) if library.weft_has_level(int(level))]
+
+
+def wanted_level(library: ctypes.CDLL) -> Level:
+    """The level to use: the one that the environment names, else the best. Raises `Unavailable`."""
+    runs = levels(library)
+    named = os.environ.get(VARIABLE, "").lower()
+    if named == "off":
+        raise Unavailable(f"switched off by {VARIABLE}")
+    if not named:
+        return runs[0]
+    for level in runs:
+        if level.name.lower() == named:
+            return level
+    raise Unavailable(f"{VARIABLE} is {named!r}; this machine runs {', '.join(level.name.lower() for level in runs)}")

@@ -1,0 +1,166 @@
+"""The operations of `kernels.base` on the C++ library.
+
+Owns what a tensor must be for a kernel to take it. Whatever does not fit (another dtype, device or layout) goes to the
+torch variant, so every operation here takes everything that its contract allows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from weft.kernels import reference, torch_ops
+from weft.kernels.base import HeadNorm, HeadShape, Kernels
+from weft.kernels.batch import AttentionBatch
+from weft.kernels.cpu import library
+from weft.kernels.cpu.library import BatchFields, Level, Unavailable
+
+NAME = "cpp"
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+MAX_HEAD_DIM = 256
+THIN_ROWS = 8
+"""Products of up to so many rows read the weight once, at the speed of memory."""
+
+
+class CpuKernels:
+    """The operations at one level of the library."""
+
+    def __init__(self, loaded: ctypes.CDLL, level: Level):
+        self.level = level
+        self._level = int(level)
+        self._rms_norm = loaded.weft_rms_norm
+        self._silu_mul = loaded.weft_silu_mul
+        self._rotate_and_store = loaded.weft_rotate_and_store
+        self._linear = loaded.weft_linear
+        self._attention = loaded.weft_attention
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """See `base.Linear`."""
+        rows = x.shape[0]
+        if not 0 < rows <= THIN_ROWS or not _fit(x, weight, bias, residual):
+            return torch_ops.linear(x, weight, bias, residual)
+        outputs, inputs = weight.shape
+        out = residual if residual is not None else x.new_empty(rows, outputs)
+        self._linear(
+            *(self._level, DTYPES[x.dtype], x.data_ptr(), weight.data_ptr()),
+            *(None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr()),
+            *(out.data_ptr(), rows, inputs, outputs, torch.get_num_threads()),
+        )
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `base.RmsNorm`."""
+        if not _fit(x, weight):
+            return torch_ops.rms_norm(x, weight, eps)
+        out = torch.empty_like(x)
+        size = x.shape[-1]
+        self._rms_norm(
+            *(self._level, DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), out.data_ptr()),
+            *(x.numel() // size if size else 0, size, eps, torch.get_num_threads()),
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `base.SiluMul`."""
+        if not _fit(gate_up):
+            return torch_ops.silu_mul(gate_up)
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, size)
+        self._silu_mul(
+            *(self._level, DTYPES[gate_up.dtype], gate_up.data_ptr(), out.data_ptr()),
+            *(rows, size, torch.get_num_threads()),
+        )
+        return out
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        shape: HeadShape,
+        rotation: tuple[Tensor, Tensor],
+        norm: HeadNorm | None,
+        batch: AttentionBatch,
+        kv: Tensor,
+    ) -> Tensor:
+        """See `base.RotateAndStore`."""
+        weights = (None, None) if norm is None else (norm.q_weight, norm.k_weight)
+        angles_fit = all(t.dtype == torch.float32 and t.is_contiguous() for t in rotation)
+        if not _fit(qkv, kv, *weights) or not angles_fit or shape.head_dim > MAX_HEAD_DIM:
+            return torch_ops.rotate_and_store(qkv, shape, rotation, norm, batch, kv)
+        q_weight, k_weight = (None if w is None else w.data_ptr() for w in weights)
+        self._rotate_and_store(
+            *(self._level, DTYPES[qkv.dtype], _fields(batch), *shape, qkv.data_ptr()),
+            *(rotation[0].data_ptr(), rotation[1].data_ptr(), q_weight, k_weight, 0.0 if norm is None else norm.eps),
+            *(kv.data_ptr(), torch.get_num_threads()),
+        )
+        heads, head_dim = shape.num_heads, shape.head_dim
+        return qkv.as_strided((qkv.shape[0], heads, head_dim), (qkv.shape[1], head_dim, 1))
+
+    def attention(
+        self, q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None = None
+    ) -> Tensor:
+        """See `base.Attention`."""
+        tokens, heads, head_dim = q.shape
+        if not _fit(kv) or q.dtype != kv.dtype or head_dim % 16 or not 0 < head_dim <= MAX_HEAD_DIM:
+            return torch_ops.attention(q, kv, batch, scale, sliding_window)
+        stride, head_stride, one = q.stride()
+        if head_stride != head_dim or one != 1:
+            q, stride = q.contiguous(), heads * head_dim
+        out = q.new_empty(tokens, heads * head_dim)
+        self._attention(
+            *(self._level, DTYPES[q.dtype], _fields(batch), heads, kv.shape[2], head_dim, q.data_ptr(), stride),
+            *(kv.data_ptr(), out.data_ptr(), scale, -1 if sliding_window is None else sliding_window),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def gather(self) -> Kernels:
+        """All operations; copies are torch's, which are as fast as memory."""
+        return Kernels(
+            linear=self.linear,
+            rms_norm=self.rms_norm,
+            rotate_and_store=self.rotate_and_store,
+            attention=self.attention,
+            silu_mul=self.silu_mul,
+            copy_pages=reference.copy_pages,
+            copy_slots=reference.copy_slots,
+        )
+
+
+@cache
+def best() -> CpuKernels | Unavailable:
+    """The operations at the level that this process uses, or why there are none."""
+    try:
+        loaded = library.load()
+        return CpuKernels(loaded, library.wanted_level(loaded))
+    except Unavailable as reason:
+        return reason
+
+
+def supports(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the library has kernels for tensors of `dtype` on `device`."""
+    return device.type == "cpu" and dtype in DTYPES
+
+
+def _fit(first: Tensor, *others: Tensor | None) -> bool:
+    """Whether the kernels can read these: on the CPU, contiguous, one dtype that they know."""
+    dtype = first.dtype
+    if dtype not in DTYPES or first.device.type != "cpu" or not first.is_contiguous():
+        return False
+    return all(t is None or (t.dtype == dtype and t.is_contiguous()) for t in others)
+
+
+def _fields(batch: AttentionBatch) -> BatchFields:
+    """`batch` as the library reads it; made once per pass. The tensors live as long as the batch."""
+    found: BatchFields | None = batch.cache.get(BatchFields)
+    if found is None:
+        options = (batch.causal, batch.visibility, batch.mask_bits, batch.mask_indptr)
+        found = batch.cache[BatchFields] = BatchFields(
+            *(batch.num_rows, batch.num_tokens, batch.page_size),
+            *(t.data_ptr() for t in (batch.q_indptr, batch.kv_indptr, batch.kv_page_ids, batch.kv_lens)),
+            *(batch.positions.data_ptr(), batch.write_slots.data_ptr()),
+            *(None if t is None else t.data_ptr() for t in options),
+        )
+    return found

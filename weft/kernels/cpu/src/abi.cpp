@@ -1,0 +1,93 @@
+// The entry points: plain C functions that pass a call on to the level that the caller asks for.
+#include "abi.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+using namespace weft;
+
+#define WEFT_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+#if defined(__x86_64__)
+// Which register state the operating system saves (XCR0): instructions alone are not enough.
+uint64_t saved_state() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+    uint32_t low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+bool has_avx2() {
+    unsigned a, b, c, d;
+    if ((saved_state() & 0x6) != 0x6) return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_FMA) || !(c & bit_F16C)) return false;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2) && (b & bit_BMI2);
+}
+
+bool has_avx512() {
+    constexpr unsigned kBf16 = 1u << 5;
+    unsigned a, b, c, d;
+    if (!has_avx2() || (saved_state() & 0xe6) != 0xe6) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    unsigned needed = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    if ((b & needed) != needed) return false;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16);
+}
+#endif
+
+const Table& table(int level) {
+#if defined(__x86_64__)
+    if (level == kAvx512) return kAvx512Table;
+    if (level == kAvx2) return kAvx2Table;
+#endif
+    return kPortableTable;
+}
+
+}  // namespace
+
+WEFT_EXPORT int weft_abi_version() { return kAbiVersion; }
+
+// What `build.source_hash` said when the library was built.
+WEFT_EXPORT const char* weft_source_hash() { return WEFT_SOURCE_HASH; }
+
+WEFT_EXPORT int weft_has_level(int level) {
+#if defined(__x86_64__)
+    if (level == kAvx512) return has_avx512();
+    if (level == kAvx2) return has_avx2();
+#endif
+    return level == kPortable;
+}
+
+WEFT_EXPORT void weft_rms_norm(int level, int dtype, const void* x, const void* weight, void* out, int64_t rows,
+                               int64_t size, float eps, int threads) {
+    table(level).rms_norm(dtype, x, weight, out, rows, size, eps, threads);
+}
+
+WEFT_EXPORT void weft_silu_mul(int level, int dtype, const void* gate_up, void* out, int64_t rows, int64_t size,
+                               int threads) {
+    table(level).silu_mul(dtype, gate_up, out, rows, size, threads);
+}
+
+WEFT_EXPORT void weft_rotate_and_store(int level, int dtype, const Batch* batch, int64_t heads, int64_t kv_heads,
+                                       int64_t head_dim, void* qkv, const float* cos, const float* sin,
+                                       const void* q_weight, const void* k_weight, float eps, void* kv, int threads) {
+    table(level).rotate_and_store(dtype, RotateArgs{batch, {heads, kv_heads, head_dim}, qkv, cos, sin, q_weight,
+                                                    k_weight, eps, kv, threads});
+}
+
+WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* weight, const void* bias,
+                             const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
+                             int threads) {
+    table(level).linear(dtype, LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads});
+}
+
+WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_t heads, int64_t kv_heads,
+                                int64_t head_dim, const void* q, int64_t q_stride, const void* kv, void* out,
+                                float scale, int64_t window, int threads) {
+    table(level).attention(
+        dtype, AttentionArgs{batch, {heads, kv_heads, head_dim}, q, q_stride, kv, out, scale, window, threads});
+}

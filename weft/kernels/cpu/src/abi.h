@@ -1,0 +1,94 @@
+// What the library and its callers share: dtypes, levels, the rows of a pass, and one table of functions per level.
+//
+// Everything here is plain C data, so that ctypes can describe it and one binary serves every Python and torch.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+constexpr int kAbiVersion = 1;
+
+enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
+enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kNumLevels = 3 };
+
+// bfloat16 as stored; arithmetic happens in float.
+struct bf16 {
+    uint16_t bits;
+};
+
+// The rows of a pass; the meaning of every field is that of `AttentionBatch`. Null: the option is not used.
+struct Batch {
+    int64_t num_rows;
+    int64_t num_tokens;
+    int64_t page_size;
+    const int32_t* q_indptr;
+    const int32_t* kv_indptr;
+    const int32_t* page_ids;
+    const int32_t* kv_lens;
+    const int64_t* positions;
+    const int64_t* write_slots;
+    const uint8_t* causal;
+    const uint32_t* visibility;
+    const uint8_t* mask_bits;
+    const int32_t* mask_indptr;
+};
+
+struct Heads {
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+};
+
+struct AttentionArgs {
+    const Batch* batch;
+    Heads heads;
+    const void* q;  // [T, heads, D]: tokens q_stride elements apart, heads contiguous
+    int64_t q_stride;
+    const void* kv;  // [N, 2, kv heads, P, D], contiguous
+    void* out;       // [T, heads * D], contiguous
+    float scale;
+    int64_t window;  // entries that a query sees, itself included; negative: all
+    int threads;
+};
+
+struct RotateArgs {
+    const Batch* batch;
+    Heads heads;
+    void* qkv;  // [T, (heads + 2 kv heads) * D], contiguous; the queries are turned in place
+    const float* cos;
+    const float* sin;
+    const void* q_weight;  // null: heads are not normalised
+    const void* k_weight;
+    float eps;
+    void* kv;
+    int threads;
+};
+
+struct LinearArgs {
+    const void* x;       // [rows, inputs], contiguous
+    const void* weight;  // [outputs, inputs], contiguous
+    const void* bias;    // [outputs] or null
+    const void* residual;  // [rows, outputs] or null; may be `out`
+    void* out;             // [rows, outputs]
+    int64_t rows, inputs, outputs;
+    int threads;
+};
+
+// One implementation of every operation. The first argument is a Dtype.
+struct Table {
+    void (*rms_norm)(int dtype, const void* x, const void* weight, void* out, int64_t rows, int64_t size, float eps,
+                     int threads);
+    void (*silu_mul)(int dtype, const void* gate_up, void* out, int64_t rows, int64_t size, int threads);
+    void (*rotate_and_store)(int dtype, const RotateArgs& args);
+    void (*linear)(int dtype, const LinearArgs& args);
+    void (*attention)(int dtype, const AttentionArgs& args);
+};
+
+extern const Table kPortableTable;
+#if defined(__x86_64__)
+extern const Table kAvx2Table;
+extern const Table kAvx512Table;
+#endif
+
+}  // namespace weft

@@ -1,0 +1,270 @@
+// Attention of rows with few queries: each K and V element is read once, where it lies, for all heads of its group.
+//
+// A row's entries are cut into chunks on a fixed grid. Each chunk gives a partial result (maximum, sum, weighted
+// values), and partial results are joined in order, so what a row yields depends neither on the batch around it nor on
+// how many threads share its chunks.
+#pragma once
+
+#include "visibility.h"
+
+namespace weft {
+namespace {
+
+constexpr int kChunk = 256;     // entries
+constexpr int kMaxStacked = 16;  // query heads that share K and V: group * queries
+constexpr int kMaxAttentionDim = 256;
+
+// The softmax-weighted values of some entries: sum over entries of exp(score - maximum) * v, and of the weights.
+struct Partial {
+    alignas(64) float values[kMaxStacked][kMaxAttentionDim];
+    float maximum[kMaxStacked];
+    float total[kMaxStacked];
+};
+
+constexpr float kNothing = -__builtin_inff();
+
+// Reads 2 W values of V as two vectors. For bfloat16 these are the even and the odd ones, which costs half the
+// instructions of keeping the order; `values_in_order` undoes it once per row.
+WEFT_INLINE void load_pair(const float* v, vf& a, vf& b) {
+    a = load(v);
+    b = load(v + W);
+}
+WEFT_INLINE void load_pair(const bf16* v, vf& a, vf& b) {
+    vu raw = load_raw<vu>(v);
+    a = (vf)(raw << 16);
+    b = (vf)(raw & 0xffff0000u);
+}
+
+// scores[i] = dot(q, k + i * dim) for i < W, before scaling.
+template <class T, bool Wide, int M>
+WEFT_INLINE void score_block(const T* const* q, const T* k, int64_t dim, vf* scores) {
+    typedef Lanes<T, Wide> L;
+    for (int m = 0; m < M; m++) {
+        vf acc[W] = {};
+        for (int64_t d = 0; d < dim; d += L::step) {
+            typename L::vec x = L::get(q[m] + d);
+            for (int i = 0; i < W; i++) acc[i] = L::multiply_add(x, L::get(k + i * dim + d), acc[i]);
+        }
+        scores[m] = sums(acc);
+    }
+}
+
+template <class T, bool Wide>
+WEFT_INLINE float score_one(const T* q, const T* k, int64_t dim) {
+    typedef Lanes<T, Wide> L;
+    vf acc{};
+    for (int64_t d = 0; d < dim; d += L::step) acc = L::multiply_add(L::get(q + d), L::get(k + d), acc);
+    return sum(acc);
+}
+
+// values[m] += sum over i of weights[m][i] * v[i] over the entries whose bit is set.
+template <class T, bool Wide, int M>
+WEFT_INLINE void add_values(const T* v, int64_t dim, const float (*weights)[kChunk], int at, uint64_t bits, int count,
+                            float (*values)[kMaxAttentionDim]) {
+    constexpr int step = Wide ? 4 * W : W;
+    int64_t d = 0;
+    if constexpr (Wide) {
+        for (; d + step <= dim; d += step) {
+            vf acc[M][4];
+            for (int m = 0; m < M; m++)
+                for (int j = 0; j < 4; j++) acc[m][j] = load(&values[m][d + j * W]);
+            for (int i = 0; i < count; i++) {
+                if (!(bits >> i & 1)) continue;
+                vf x[4];
+                load_pair(v + i * dim + d, x[0], x[1]);
+                load_pair(v + i * dim + d + 2 * W, x[2], x[3]);
+                for (int m = 0; m < M; m++)
+                    for (int j = 0; j < 4; j++) acc[m][j] += x[j] * weights[m][at + i];
+            }
+            for (int m = 0; m < M; m++)
+                for (int j = 0; j < 4; j++) store(&values[m][d + j * W], acc[m][j]);
+        }
+    }
+    constexpr int small = Wide ? 2 * W : W;
+    for (; d < dim; d += small) {
+        vf acc[M][2];
+        for (int m = 0; m < M; m++)
+            for (int j = 0; j < small / W; j++) acc[m][j] = load(&values[m][d + j * W]);
+        for (int i = 0; i < count; i++) {
+            if (!(bits >> i & 1)) continue;
+            vf x[2];
+            if constexpr (Wide)
+                load_pair(v + i * dim + d, x[0], x[1]);
+            else
+                x[0] = load(v + i * dim + d);
+            for (int m = 0; m < M; m++)
+                for (int j = 0; j < small / W; j++) acc[m][j] += x[j] * weights[m][at + i];
+        }
+        for (int m = 0; m < M; m++)
+            for (int j = 0; j < small / W; j++) store(&values[m][d + j * W], acc[m][j]);
+    }
+}
+
+// Asks for `bytes` from p on to be in the cache soon.
+WEFT_INLINE void prefetch(const void* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i);
+}
+
+// What one task works on: the stacked query heads of one KV head in one row.
+template <class T>
+struct Stack {
+    Row row;
+    int64_t head;  // KV head
+    int count;     // stacked query heads: query-major, then head of the group
+    int group;
+    const T* q[kMaxStacked];
+    Range ranges[kMaxStacked];  // by query
+    Range all;                  // what any of the queries may see
+};
+
+template <class T>
+void stack_of(const AttentionArgs& a, int64_t r, int64_t head, Stack<T>& stack) {
+    Row row = stack.row = row_of(*a.batch, r);
+    stack.head = head;
+    stack.group = (int)(a.heads.num_heads / a.heads.num_kv_heads);
+    stack.count = (int)row.num_queries * stack.group;
+    stack.all = Range{row.num_entries, 0};
+    for (int m = 0; m < stack.count; m++) {
+        int64_t token = row.first_token + m / stack.group;
+        stack.q[m] = (const T*)a.q + token * a.q_stride + (head * stack.group + m % stack.group) * a.heads.head_dim;
+    }
+    for (int64_t i = 0; i < row.num_queries; i++) {
+        Range range = stack.ranges[i] = range_of(*a.batch, row, i, a.window);
+        if (range.begin >= range.end) continue;
+        stack.all.begin = least(stack.all.begin, range.begin);
+        stack.all.end = most(stack.all.end, range.end);
+    }
+}
+
+// The partial result over entries [begin, end) of one chunk.
+template <class T, bool Wide>
+void attend_chunk(const AttentionArgs& a, const Stack<T>& s, int64_t begin, int64_t end, Partial& out) {
+    const int64_t dim = a.heads.head_dim, page_size = a.batch->page_size;
+    const Row& row = s.row;
+    alignas(64) float scores[kMaxStacked][kChunk];
+    uint32_t seen_by_any[kChunk];  // by block, in order
+    uint16_t starts[kChunk];
+    int blocks = 0;
+    for (int64_t e = begin; e < end; blocks++) {
+        int64_t room = page_size - e % page_size;
+        int n = (int)least<int64_t>(least<int64_t>(W, room), end - e);
+        const T* k = entry_at<T>(a, row, s.head, 0, e);
+        if (e + n < end) prefetch(entry_at<T>(a, row, s.head, 0, e + n), n * dim * (int64_t)sizeof(T));
+        uint32_t any = 0, bits[kMaxStacked];
+        for (int64_t i = 0; i < row.num_queries; i++)
+            any |= bits[i] = (uint32_t)seen_bits(*a.batch, row, s.ranges[i], i, e, n);
+        int at = (int)(e - begin);
+        starts[blocks] = (uint16_t)at;
+        seen_by_any[blocks] = any;
+        for (int m = 0; m < s.count; m++) {
+            uint32_t mine = bits[m / s.group];
+            if (n == W) {
+                vf x;
+                score_block<T, Wide, 1>(s.q + m, k, dim, &x);
+                store(&scores[m][at], lanes_of(mine) ? x * a.scale : all(kNothing));
+            } else {
+                for (int i = 0; i < n; i++)
+                    scores[m][at + i] =
+                        mine >> i & 1 ? score_one<T, Wide>(s.q[m], k + i * dim, dim) * a.scale : kNothing;
+            }
+        }
+        e += n;
+    }
+    int length = (int)(end - begin);
+    starts[blocks] = (uint16_t)length;
+    for (int m = 0; m < s.count; m++) {
+        for (int i = length; i < (length + W - 1) / W * W; i++) scores[m][i] = kNothing;
+        vf top = all(kNothing), total{};
+        for (int i = 0; i < length; i += W) top = larger(top, load(&scores[m][i]));
+        float maximum_score = maximum(top);
+        out.maximum[m] = maximum_score;
+        float shift = maximum_score == kNothing ? 0.0f : maximum_score;
+        for (int i = 0; i < length; i += W) {
+            vf weight = exponential(load(&scores[m][i]) - shift);
+            store(&scores[m][i], weight);
+            total += weight;
+        }
+        out.total[m] = sum(total);
+        for (int64_t d = 0; d < dim; d += W) store(&out.values[m][d], vf{});
+    }
+    for (int b = 0; b < blocks; b++) {
+        int at = starts[b], n = starts[b + 1] - at;
+        const T* v = entry_at<T>(a, row, s.head, 1, begin + at);
+        if (b + 1 < blocks)
+            prefetch(entry_at<T>(a, row, s.head, 1, begin + at + n), n * dim * (int64_t)sizeof(T));
+        int m = 0;
+        uint64_t bits = seen_by_any[b];
+        for (; m + 4 <= s.count; m += 4) add_values<T, Wide, 4>(v, dim, scores + m, at, bits, n, out.values + m);
+        for (; m + 2 <= s.count; m += 2) add_values<T, Wide, 2>(v, dim, scores + m, at, bits, n, out.values + m);
+        for (; m < s.count; m++) add_values<T, Wide, 1>(v, dim, scores + m, at, bits, n, out.values + m);
+    }
+}
+
+// Joins the partial result of later entries to that of earlier ones.
+inline void join(Partial& into, const Partial& from, int count, int64_t dim) {
+    for (int m = 0; m < count; m++) {
+        if (from.maximum[m] == kNothing) continue;
+        float top = most(into.maximum[m], from.maximum[m]);
+        float keep = into.maximum[m] == kNothing ? 0.0f : exponential(into.maximum[m] - top);
+        float add = exponential(from.maximum[m] - top);
+        into.maximum[m] = top;
+        into.total[m] = into.total[m] * keep + from.total[m] * add;
+        for (int64_t d = 0; d < dim; d += W)
+            store(&into.values[m][d], load(&into.values[m][d]) * keep + load(&from.values[m][d]) * add);
+    }
+}
+
+inline void clear(Partial& partial, int count, int64_t dim) {
+    for (int m = 0; m < count; m++) {
+        partial.maximum[m] = kNothing;
+        partial.total[m] = 0;
+        for (int64_t d = 0; d < dim; d += W) store(&partial.values[m][d], vf{});
+    }
+}
+
+template <class T, bool Wide>
+void write_out(const AttentionArgs& a, const Stack<T>& s, const Partial& result) {
+    const int64_t dim = a.heads.head_dim;
+    for (int m = 0; m < s.count; m++) {
+        int64_t token = s.row.first_token + m / s.group, head = s.head * s.group + m % s.group;
+        T* to = (T*)a.out + (token * a.heads.num_heads + head) * dim;
+        float scale = result.total[m] > 0 ? 1.0f / result.total[m] : 0.0f;
+        // NaN weights stay NaN: a sum that is not positive and not zero must not look like a query without entries.
+        if (result.total[m] != result.total[m]) scale = result.total[m];
+        const float* values = result.values[m];
+        for (int64_t d = 0; d < dim; d++) {
+            int64_t from = d;
+            if constexpr (Wide && sizeof(T) == 2) {
+                int64_t block = d / (2 * W) * (2 * W), i = d - block;
+                from = block + i / 2 + (i % 2) * W;
+            }
+            narrow(to + d, values[from] * scale);
+        }
+    }
+}
+
+inline int64_t first_chunk(Range range) { return range.begin / kChunk; }
+inline int64_t num_chunks(Range range) {
+    return range.begin >= range.end ? 0 : (range.end + kChunk - 1) / kChunk - range.begin / kChunk;
+}
+inline Range chunk_range(Range range, int64_t chunk) {
+    int64_t begin = (first_chunk(range) + chunk) * kChunk;
+    return Range{most(range.begin, begin), least(range.end, begin + kChunk)};
+}
+
+template <class T, bool Wide>
+void attend_stack(const AttentionArgs& a, int64_t r, int64_t head) {
+    Stack<T> stack;
+    stack_of(a, r, head, stack);
+    Partial result, part;
+    clear(result, stack.count, a.heads.head_dim);
+    for (int64_t c = 0; c < num_chunks(stack.all); c++) {
+        Range range = chunk_range(stack.all, c);
+        attend_chunk<T, Wide>(a, stack, range.begin, range.end, part);
+        join(result, part, stack.count, a.heads.head_dim);
+    }
+    write_out<T, Wide>(a, stack, result);
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,51 @@
+// The table of one level: included once by each level's source, which is compiled for that level's instructions.
+#pragma once
+
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+
+namespace weft {
+namespace {
+
+void rms_norm(int dtype, const void* x, const void* weight, void* out, int64_t rows, int64_t size, float eps,
+              int threads) {
+    if (dtype == kBfloat16)
+        rms_norm_rows((const bf16*)x, (const bf16*)weight, (bf16*)out, rows, size, eps, threads);
+    else
+        rms_norm_rows((const float*)x, (const float*)weight, (float*)out, rows, size, eps, threads);
+}
+
+void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t size, int threads) {
+    if (dtype == kBfloat16)
+        silu_mul_rows((const bf16*)gate_up, (bf16*)out, rows, size, threads);
+    else
+        silu_mul_rows((const float*)gate_up, (float*)out, rows, size, threads);
+}
+
+void rotate_and_store(int dtype, const RotateArgs& args) {
+    if (dtype == kBfloat16)
+        rotate_and_store_tokens<bf16>(args);
+    else
+        rotate_and_store_tokens<float>(args);
+}
+
+void linear(int dtype, const LinearArgs& args) {
+    if (dtype == kBfloat16)
+        linear_rows<bf16, true>(args);
+    else
+        linear_rows<float, true>(args);
+}
+
+void attention(int dtype, const AttentionArgs& args) {
+    bool wide = args.heads.head_dim % (2 * W) == 0;
+    if (dtype == kBfloat16)
+        wide ? attend<bf16, true>(args) : attend<bf16, false>(args);
+    else
+        wide ? attend<float, true>(args) : attend<float, false>(args);
+}
+
+constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, attention};
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,79 @@
+// The thin matrix product: a few rows of x against all rows of a weight that is read once, as it lies in memory.
+//
+// Each result is one dot product in one fixed order, so a row of x gives the same result alone as among others.
+#pragma once
+
+#include "simd.h"
+#include "threads.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kPrefetchBytes = 2048;
+
+// out[m][n] = dot(x row m, weight row n). The accumulators of a block fit the registers.
+template <class T, bool Wide, int M, int N>
+WEFT_INLINE void dot_block(const T* x, const T* weight, int64_t inputs, float (*out)[N]) {
+    typedef Lanes<T, Wide> L;
+    vf acc[M][N] = {};
+    int64_t k = 0;
+    for (; k + L::step <= inputs; k += L::step) {
+        typename L::vec w[N];
+        for (int n = 0; n < N; n++) {
+            const T* at = weight + n * inputs + k;
+            // A row ends after a few thousand bytes, where the hardware's prefetcher has to start anew.
+            __builtin_prefetch((const char*)at + kPrefetchBytes * N);
+            w[n] = L::get(at);
+        }
+        for (int m = 0; m < M; m++) {
+            typename L::vec v = L::get(x + m * inputs + k);
+            for (int n = 0; n < N; n++) acc[m][n] = L::multiply_add(v, w[n], acc[m][n]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) out[m][n] = sum(acc[m][n]);
+    for (; k < inputs; k++)
+        for (int m = 0; m < M; m++)
+            for (int n = 0; n < N; n++) out[m][n] += widen(x[m * inputs + k]) * widen(weight[n * inputs + k]);
+}
+
+template <class T, bool Wide, int M, int N>
+WEFT_INLINE void linear_block(const LinearArgs& a, int64_t m, int64_t n) {
+    float sums[M][N];
+    dot_block<T, Wide, M, N>((const T*)a.x + m * a.inputs, (const T*)a.weight + n * a.inputs, a.inputs, sums);
+    const T *bias = (const T*)a.bias, *residual = (const T*)a.residual;
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            float y = sums[i][j];
+            int64_t at = (m + i) * a.outputs + n + j;
+            if (bias) y += widen(bias[n + j]);
+            if (residual) y += widen(residual[at]);
+            narrow((T*)a.out + at, y);
+        }
+}
+
+template <class T, bool Wide, int N>
+WEFT_INLINE void linear_columns(const LinearArgs& a, int64_t n) {
+    // The N weight rows stay in the first-level cache while the rows of x pass by.
+    constexpr int M = W == 16 ? 4 : 2;
+    int64_t m = 0;
+    for (; m + M <= a.rows; m += M) linear_block<T, Wide, M, N>(a, m, n);
+    for (; m < a.rows; m++) linear_block<T, Wide, 1, N>(a, m, n);
+}
+
+template <class T, bool Wide>
+void linear_rows(const LinearArgs& a) {
+    constexpr int N = 4;
+    int64_t blocks = (a.outputs + N - 1) / N;
+#pragma omp parallel for schedule(static) num_threads(threads_for(a.inputs * a.outputs, a.threads))
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t n = block * N;
+        if (n + N <= a.outputs)
+            linear_columns<T, Wide, N>(a, n);
+        else
+            for (; n < a.outputs; n++) linear_columns<T, Wide, 1>(a, n);
+    }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,250 @@
+// Attention of rows with many queries: tiles of queries against tiles of entries, after FlashAttention (Dao et al.,
+// 2022).
+//
+// A tile's K and V are copied from their pages once, into the order in which the product reads them, and serve all
+// queries and heads of the tile. The tiles of a row lie on a fixed grid, so that its result does not depend on other
+// rows or on threads.
+#pragma once
+
+#include <cstdlib>
+
+#include "decode.h"
+
+namespace weft {
+namespace {
+
+constexpr int kTileEntries = 64;
+constexpr int kTileRows = 64;  // stacked query heads, about
+
+// What a product consumes per lane and step: one float, or a pair of bfloat16 where there are instructions for pairs.
+template <class T>
+struct Unit {
+    typedef float type;
+    static constexpr int values = 1;
+    typedef float element;
+    static WEFT_INLINE vf multiply_add(float a, vf b, vf sum) { return b * a + sum; }
+};
+#if WEFT_AVX512
+template <>
+struct Unit<bf16> {
+    typedef int32_t type;
+    static constexpr int values = 2;
+    typedef bf16 element;
+    static WEFT_INLINE vf multiply_add(int32_t a, vf b, vf sum) {
+        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)b, (__m512bh)_mm512_set1_epi32(a));
+    }
+};
+#endif
+
+// c[m][n] (+)= sum over k of a[m][k] * b[k][n], in units, for M rows and N vectors of columns.
+template <class T, int M, int N, bool Add>
+WEFT_INLINE void product_block(const typename Unit<T>::type* a, int64_t a_stride, const typename Unit<T>::type* b,
+                               int64_t b_stride, float* c, int64_t c_stride, int64_t depth) {
+    vf acc[M][N];
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) acc[m][n] = Add ? load(c + m * c_stride + n * W) : vf{};
+    for (int64_t k = 0; k < depth; k++) {
+        vf x[N];
+        for (int n = 0; n < N; n++) x[n] = load_raw<vf>(b + k * b_stride + n * W);
+        for (int m = 0; m < M; m++) {
+            auto y = a[m * a_stride + k];
+            for (int n = 0; n < N; n++) acc[m][n] = Unit<T>::multiply_add(y, x[n], acc[m][n]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) store(c + m * c_stride + n * W, acc[m][n]);
+}
+
+template <class T, int M, bool Add>
+WEFT_INLINE void product_rows(const typename Unit<T>::type* a, int64_t a_stride, const typename Unit<T>::type* b,
+                              int64_t b_stride, float* c, int64_t c_stride, int64_t depth, int64_t columns) {
+    constexpr int N = W == 16 ? 4 : 2;
+    int64_t n = 0;
+    for (; n + N * W <= columns; n += N * W)
+        product_block<T, M, N, Add>(a, a_stride, b + n, b_stride, c + n, c_stride, depth);
+    for (; n < columns; n += W) product_block<T, M, 1, Add>(a, a_stride, b + n, b_stride, c + n, c_stride, depth);
+}
+
+// `columns` is a multiple of W; strides count units, or floats for c.
+template <class T, bool Add>
+void product(const typename Unit<T>::type* a, int64_t a_stride, const typename Unit<T>::type* b, int64_t b_stride,
+             float* c, int64_t c_stride, int64_t rows, int64_t depth, int64_t columns) {
+    constexpr int M = W == 4 ? 2 : 4;
+    int64_t m = 0;
+    for (; m + M <= rows; m += M)
+        product_rows<T, M, Add>(a + m * a_stride, a_stride, b, b_stride, c + m * c_stride, c_stride, depth, columns);
+    for (; m < rows; m++)
+        product_rows<T, 1, Add>(a + m * a_stride, a_stride, b, b_stride, c + m * c_stride, c_stride, depth, columns);
+}
+
+#if WEFT_AVX512
+// to[i][j] = from[j][i] for 16 x 16 words; strides in words.
+inline void transpose_words(const int32_t* const* from, int32_t* to, int64_t to_stride) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from[i]);
+    for (int i = 0; i < 8; i++) {
+        b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+        a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+    }
+    // a[4 i + j] holds, in its 128-bit part p, column 4 p + j of rows 4 i .. 4 i + 3.
+    for (int j = 0; j < 4; j++) {
+        __m512i x = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88), y = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+        __m512i z = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd), w = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+        _mm512_storeu_si512(to + (0 + j) * to_stride, _mm512_shuffle_i32x4(x, y, 0x88));
+        _mm512_storeu_si512(to + (8 + j) * to_stride, _mm512_shuffle_i32x4(x, y, 0xdd));
+        _mm512_storeu_si512(to + (4 + j) * to_stride, _mm512_shuffle_i32x4(z, w, 0x88));
+        _mm512_storeu_si512(to + (12 + j) * to_stride, _mm512_shuffle_i32x4(z, w, 0xdd));
+    }
+}
+#endif
+
+// A tile's memory. One per thread, kept between calls.
+template <class T>
+struct Tile {
+    typedef typename Unit<T>::type unit;
+    typedef typename Unit<T>::element element;
+    alignas(64) element q[kTileRows * kMaxAttentionDim];
+    alignas(64) unit k[kTileEntries * kMaxAttentionDim / Unit<T>::values];
+    alignas(64) unit v[kTileEntries * kMaxAttentionDim / Unit<T>::values];
+    alignas(64) float scores[kTileRows * kTileEntries];
+    alignas(64) element weights[kTileRows * kTileEntries];
+    alignas(64) float values[kTileRows * kMaxAttentionDim];
+    float maximum[kTileRows];
+    float total[kTileRows];
+    const T* rows[kTileEntries];
+};
+
+// Where the entries of a tile lie. Entries past `count`, and those that nobody sees (bit clear), are null.
+template <class T>
+void find_rows(const AttentionArgs& a, const Row& row, int64_t head, int half, int64_t entry, uint64_t seen,
+               const T** rows) {
+    for (int i = 0; i < kTileEntries; i++)
+        rows[i] = seen >> i & 1 ? entry_at<T>(a, row, head, half, entry + i) : nullptr;
+}
+
+// k[d][i]: unit d of entry i. Entries without a row are zeros.
+template <class T>
+void pack_keys(Tile<T>& tile, int64_t dim) {
+    static const T zeros[kMaxAttentionDim] = {};
+    for (int i = 0; i < kTileEntries; i++)
+        if (!tile.rows[i]) tile.rows[i] = zeros;
+#if WEFT_AVX512
+    int64_t words = dim * (int64_t)sizeof(T) / 4;
+    int64_t d = 0;
+    for (; d + 16 <= words; d += 16)
+        for (int i = 0; i < kTileEntries; i += 16) {
+            const int32_t* from[16];
+            for (int j = 0; j < 16; j++) from[j] = (const int32_t*)tile.rows[i + j] + d;
+            transpose_words(from, (int32_t*)tile.k + d * kTileEntries + i, kTileEntries);
+        }
+    for (; d < words; d++)
+        for (int i = 0; i < kTileEntries; i++)
+            ((int32_t*)tile.k)[d * kTileEntries + i] = ((const int32_t*)tile.rows[i])[d];
+#else
+    for (int i = 0; i < kTileEntries; i += W)
+        for (int64_t d = 0; d < dim; d++) {
+            vf x;
+            for (int j = 0; j < W; j++) x[j] = widen(tile.rows[i + j][d]);
+            store((float*)tile.k + d * kTileEntries + i, x);
+        }
+#endif
+}
+
+// v[i][d] for units of entries i; entries without a row are zeros, because 0 * NaN would leak into the sum.
+template <class T>
+void pack_values(Tile<T>& tile, int64_t dim) {
+    constexpr int values = Unit<T>::values;
+    for (int i = 0; i < kTileEntries; i += values)
+        for (int64_t d = 0; d < dim; d += W) {
+            auto* to = tile.v + i / values * dim + d;
+            if constexpr (values == 1) {
+                store((float*)to, tile.rows[i] ? load(tile.rows[i] + d) : vf{});
+            } else {
+                vu low{}, high{};
+                if (tile.rows[i]) low = __builtin_convertvector(load_raw<vh>(tile.rows[i] + d), vu);
+                if (tile.rows[i + 1]) high = __builtin_convertvector(load_raw<vh>(tile.rows[i + 1] + d), vu);
+                vu pair = low | high << 16;
+                __builtin_memcpy(to, &pair, sizeof(pair));
+            }
+        }
+}
+
+// Turns the scores of one stacked row into weights, and scales what was summed before.
+template <class T>
+WEFT_INLINE void soften(Tile<T>& tile, int m, uint64_t bits, float scale, int64_t dim) {
+    float* scores = tile.scores + m * kTileEntries;
+    vf top = all(tile.maximum[m]);
+    for (int i = 0; i < kTileEntries; i += W) {
+        vf x = load(scores + i) * scale;
+        uint32_t mine = (uint32_t)(bits >> i);
+        if ((mine & low_bits(W)) != low_bits(W)) x = lanes_of(mine) ? x : all(kNothing);
+        store(scores + i, x);
+        top = larger(top, x);
+    }
+    float maximum_score = maximum(top), shift = maximum_score == kNothing ? 0.0f : maximum_score;
+    vf total{};
+    for (int i = 0; i < kTileEntries; i += W) {
+        vf weight = exponential(load(scores + i) - shift);
+        total += weight;
+        store(tile.weights + m * kTileEntries + i, weight);
+    }
+    float keep = exponential(tile.maximum[m] - shift);
+    tile.total[m] = tile.total[m] * keep + sum(total);
+    if (keep != 1.0f)
+        for (int64_t d = 0; d < dim; d += W) store(tile.values + m * dim + d, load(tile.values + m * dim + d) * keep);
+    tile.maximum[m] = maximum_score;
+}
+
+// Queries [first, first + count) of a row, for the heads of one KV head.
+template <class T>
+void attend_tile(const AttentionArgs& a, int64_t r, int64_t head, int64_t first, int64_t count, Tile<T>& tile) {
+    typedef typename Unit<T>::type unit;
+    const Row row = row_of(*a.batch, r);
+    const int64_t dim = a.heads.head_dim, group = a.heads.num_heads / a.heads.num_kv_heads;
+    const int rows = (int)(count * group);
+    const int64_t units = dim / Unit<T>::values;
+    Range ranges[kTileRows], all_seen{row.num_entries, 0};
+    for (int64_t i = 0; i < count; i++) {
+        Range range = ranges[i] = range_of(*a.batch, row, first + i, a.window);
+        if (range.begin >= range.end) continue;
+        all_seen.begin = least(all_seen.begin, range.begin);
+        all_seen.end = most(all_seen.end, range.end);
+    }
+    for (int m = 0; m < rows; m++) {
+        const T* q = (const T*)a.q + (row.first_token + first + m / group) * a.q_stride +
+                     (head * group + m % group) * dim;
+        for (int64_t d = 0; d < dim; d += W) store(tile.q + m * dim + d, load(q + d));
+        for (int64_t d = 0; d < dim; d += W) store(tile.values + m * dim + d, vf{});
+        tile.maximum[m] = kNothing;
+        tile.total[m] = 0;
+    }
+    for (int64_t e = all_seen.begin / kTileEntries * kTileEntries; e < all_seen.end; e += kTileEntries) {
+        uint64_t bits[kTileRows], any = 0;
+        for (int64_t i = 0; i < count; i++)
+            any |= bits[i] = seen_bits(*a.batch, row, ranges[i], first + i, e, kTileEntries);
+        if (!any) continue;
+        find_rows<T>(a, row, head, 0, e, any, tile.rows);
+        pack_keys(tile, dim);
+        product<T, false>((const unit*)tile.q, units, tile.k, kTileEntries, tile.scores, kTileEntries, rows, units,
+                          kTileEntries);
+        for (int m = 0; m < rows; m++) soften(tile, m, bits[m / group], a.scale, dim);
+        find_rows<T>(a, row, head, 1, e, any, tile.rows);
+        pack_values(tile, dim);
+        product<T, true>((const unit*)tile.weights, kTileEntries / Unit<T>::values, tile.v, dim, tile.values, dim, rows,
+                         kTileEntries / Unit<T>::values, dim);
+    }
+    for (int m = 0; m < rows; m++) {
+        T* to = (T*)a.out + ((row.first_token + first + m / group) * a.heads.num_heads + head * group + m % group) * dim;
+        float scale = tile.total[m] == 0 ? 0.0f : 1.0f / tile.total[m];
+        for (int64_t d = 0; d < dim; d += W) store(to + d, load(tile.values + m * dim + d) * scale);
+    }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,204 @@
+// Vectors of floats at the width of the level that is being compiled, and conversions from and to bfloat16.
+//
+// The compiler's vector types give arithmetic at every level from one source; intrinsics appear only where an
+// instruction has no operator (bfloat16 dot products, transposes). Everything has internal linkage: the same source is
+// compiled several times with different instruction sets, and the linker must never merge two of them. For the same
+// reason no templates of the standard library are used.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "abi.h"
+
+namespace weft {
+namespace {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
+#define WEFT_AVX512 1
+constexpr int W = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+#define WEFT_AVX2 1
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+
+#define WEFT_INLINE inline __attribute__((always_inline))
+
+template <class T>
+WEFT_INLINE T least(T a, T b) {
+    return a < b ? a : b;
+}
+template <class T>
+WEFT_INLINE T most(T a, T b) {
+    return a > b ? a : b;
+}
+
+WEFT_INLINE vf all(float x) { return x - vf{}; }
+WEFT_INLINE vi all_int(int32_t x) { return x - vi{}; }
+
+template <class V, class T>
+WEFT_INLINE V load_raw(const T* p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof(V));
+    return v;
+}
+
+WEFT_INLINE vf load(const float* p) { return load_raw<vf>(p); }
+WEFT_INLINE vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_raw<vh>(p), vu) << 16); }
+WEFT_INLINE void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof(v)); }
+
+// Round to nearest, ties to even; the payload of a NaN is not kept.
+WEFT_INLINE vu rounded_bits(vf v) {
+    vu bits = (vu)v;
+    vu up = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return (v == v ? up : vu{} + 0x7fc00000u) >> 16;
+}
+WEFT_INLINE void store(bf16* p, vf v) {
+#if WEFT_AVX512
+    __m256bh h = _mm512_cvtneps_pbh((__m512)v);
+    __builtin_memcpy(p, &h, sizeof(h));
+#else
+    vh h = __builtin_convertvector(rounded_bits(v), vh);
+    __builtin_memcpy(p, &h, sizeof(h));
+#endif
+}
+
+WEFT_INLINE float widen(float x) { return x; }
+WEFT_INLINE float widen(bf16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float f;
+    __builtin_memcpy(&f, &bits, 4);
+    return f;
+}
+WEFT_INLINE void narrow(float* p, float x) { *p = x; }
+WEFT_INLINE void narrow(bf16* p, float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    p->bits = x == x ? (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16) : 0x7fc0;
+}
+
+// The value that storing as T and loading again gives.
+WEFT_INLINE vf as_stored(const float*, vf v) { return v; }
+WEFT_INLINE vf as_stored(const bf16*, vf v) {
+#if WEFT_AVX512
+    __m256i h = (__m256i)_mm512_cvtneps_pbh((__m512)v);
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
+#else
+    return (vf)(rounded_bits(v) << 16);
+#endif
+}
+template <class T>
+WEFT_INLINE float as_stored(float x) {
+    T stored;
+    narrow(&stored, x);
+    return widen(stored);
+}
+
+WEFT_INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+
+WEFT_INLINE float sum(vf v) {
+#if WEFT_AVX512
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    float s = 0;
+    for (int i = 0; i < W; i++) s += v[i];
+    return s;
+#endif
+}
+WEFT_INLINE float maximum(vf v) {
+#if WEFT_AVX512
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float m = v[0];
+    for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
+    return m;
+#endif
+}
+
+// Lane i holds the sum of v[i]. A tree of W - 1 shuffled additions instead of W separate reductions.
+WEFT_INLINE vf sums(const vf* v) {
+#if WEFT_AVX512
+    __m512 a[8], b[4];
+    for (int i = 0; i < 8; i++) {
+        __m512 x = (__m512)v[2 * i], y = (__m512)v[2 * i + 1];
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
+        b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    // b[i] holds, in each 128-bit part, the sums of v[4 i .. 4 i + 3] over that part.
+    __m512 c = _mm512_add_ps(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
+    __m512 d = _mm512_add_ps(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xdd));
+    return (vf)_mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+#elif WEFT_AVX2
+    __m256 a[4];
+    for (int i = 0; i < 4; i++) a[i] = _mm256_hadd_ps((__m256)v[2 * i], (__m256)v[2 * i + 1]);
+    __m256 b = _mm256_hadd_ps(a[0], a[1]), c = _mm256_hadd_ps(a[2], a[3]);
+    return (vf)_mm256_add_ps(_mm256_permute2f128_ps(b, c, 0x20), _mm256_permute2f128_ps(b, c, 0x31));
+#else
+    vf r;
+    for (int i = 0; i < W; i++) r[i] = sum(v[i]);
+    return r;
+#endif
+}
+
+// All ones in the lanes whose bit is set.
+WEFT_INLINE vi lanes_of(uint32_t bits) {
+    vi iota;
+    for (int i = 0; i < W; i++) iota[i] = i;
+    return ((all_int((int32_t)bits) >> iota) & 1) != 0;
+}
+
+// e**x to within 2 units in the last place for x <= 0 and moderate x > 0; exactly 0 below the smallest normal result.
+WEFT_INLINE vf exponential(vf x) {
+    const vf magic = all(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer
+    vf clamped = x < -87.0f ? all(-87.0f) : x;
+    clamped = clamped > 88.0f ? all(88.0f) : clamped;
+    vf n = (clamped * 1.44269504088896341f + magic) - magic;
+    vf r = clamped - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    vf p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    vf e = p * (r * r) + r + 1.0f;
+    vi power = (__builtin_convertvector(n, vi) + 127) << 23;
+    return x < -87.0f ? vf{} : e * (vf)power;
+}
+WEFT_INLINE float exponential(float x) { return exponential(all(x))[0]; }
+
+// How a dot product reads its operands: `step` elements at a time into a `vec`, multiplied and added into W partial
+// sums. Wide is for sizes that are a multiple of 2 W.
+template <class T, bool Wide>
+struct Lanes {
+    typedef vf vec;
+    static constexpr int step = W;
+    static WEFT_INLINE vec get(const T* p) { return load(p); }
+    static WEFT_INLINE vf multiply_add(vec a, vec b, vf sum) { return a * b + sum; }
+};
+#if WEFT_AVX512
+template <>
+struct Lanes<bf16, true> {
+    typedef __m512bh vec;
+    static constexpr int step = 2 * W;
+    static WEFT_INLINE vec get(const bf16* p) { return (vec)_mm512_loadu_si512(p); }
+    static WEFT_INLINE vf multiply_add(vec a, vec b, vf sum) { return (vf)_mm512_dpbf16_ps((__m512)sum, a, b); }
+};
+#endif
+
+}  // namespace
+}  // namespace weft
