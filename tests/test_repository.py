@@ -206,7 +206,7 @@ class TestPackaging:
         source.mkdir()
         for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
             shutil.copy(ROOT / name, source)
-        shutil.copytree(ROOT / "weft", source / "weft", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "weft", source / "weft", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
         subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, timeout=120)
         (wheel,) = tmp_path.glob("*.whl")
