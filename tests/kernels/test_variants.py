@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.kernels.batches import random_case
 from weft.kernels import dispatch, reference
 from weft.kernels.base import HeadNorm, HeadShape
+from weft.kernels.batch import lower
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
@@ -72,6 +74,17 @@ def test_attention_of_rows_without_entries_or_queries(kernel):
     assert_close(kernel(case.q, case.kv, case.batch, 1.0), expected)
     empty = random_case(np.random.default_rng(1), [(0, 5)])
     assert kernel(empty.q, empty.kv, empty.batch, 1.0).shape == (0, 64)
+
+
+@variants("attention")
+@pytest.mark.parametrize("ahead", [1, 2, 30])
+def test_attention_of_queries_whose_window_is_past_the_entries(kernel, ahead):
+    case = random_case(np.random.default_rng(4), [(1, 5), (1, 9), (20, 20)])
+    forward = msgspec.structs.replace(case.forward, positions=case.forward.positions + np.int32(ahead))
+    batch = lower(forward, 8)
+    expected = reference.attention(case.q, case.kv, batch, 1.0, 2)
+    assert (expected[:2] == 0).all() == (ahead > 1)
+    assert_close(kernel(case.q, case.kv, batch, 1.0, 2), expected)
 
 
 @variants("attention")
