@@ -102,7 +102,7 @@ def decode_step_us(count: int) -> float:
 
 
 def admission_us() -> float:
-    """Median microseconds to take in, look up, admit and build a 4,000-token prompt that is cached up to its last page."""
+    """Median microseconds to take in, look up, admit and build a 4,000-token prompt that is cached."""
     engine = make_engine()
     generator = np.random.default_rng(0)
     prompt = generator.integers(0, 32_000, 4000).tolist()
@@ -111,7 +111,6 @@ def admission_us() -> float:
         commands = request(seq, [*prompt, 7, seq], 1)
         began = time.perf_counter()
         engine.submit(1, commands)
-        engine.scheduler.schedule  # noqa: B018
         engine.step()
         times.append((time.perf_counter() - began) * 1e6)
         while engine.busy:

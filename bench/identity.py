@@ -234,8 +234,8 @@ def main() -> None:
         print(f"{name}: {len(differing)} rows differ, {len(greedy)} of them greedy; {note}")
         if gaps:
             print(
-                f"    between the two likeliest tokens where greedy rows first differ: median {gaps[len(gaps) // 2]:.4f}, "
-                f"max {gaps[-1]:.4f} (log-probability)"
+                "    log-probability between the two likeliest tokens where greedy rows first differ: "
+                f"median {gaps[len(gaps) // 2]:.4f}, max {gaps[-1]:.4f}"
             )
 
 

@@ -95,7 +95,10 @@ class Bench:
         self.cache.tiers.step_completed(step)
         for sequence, end in self.pending_commits.pop(step):
             if self.sequences.get(sequence.table.seq) is sequence:
-                self.cache.commit(sequence.table, sequence.tokens, min(end, sequence.computed), self.now)
+                end = min(end, sequence.computed)
+                self.cache.commit(sequence.table, sequence.tokens, end, self.now)
+                if end == sequence.computed and self.random.random() < 0.5:
+                    self.cache.publish_tail(sequence.table, sequence.tokens, end)
 
     def free(self, sequence: Sequence) -> None:
         del self.sequences[sequence.table.seq]

@@ -70,7 +70,7 @@ class Driver:
     def receive(self, client: int, envelope: wire.Envelope) -> None:
         assert client == 1
         for event in envelope.events:
-            if isinstance(event, wire.Token):
+            if isinstance(event, wire.Token) and event.op in self.operations:
                 operation = self.operations[event.op]
                 assert operation.ending is None, "a token after the end"
                 operation.tokens.append(event.token)
@@ -109,10 +109,10 @@ class Driver:
             self.random.randrange(self.vocab) for _ in range(length - shared)
         ]
 
-    def open(self, tokens: list[int] | None = None, priority: int = 0) -> int:
+    def open(self, tokens: list[int] | None = None, priority: int = 0, namespace: str | None = None) -> int:
         number = next(self.numbers)
         tokens = self.text() if tokens is None else tokens
-        namespace = self.random.choice(["", "", "other"])
+        namespace = self.random.choice(["", "", "other"]) if namespace is None else namespace
         self.sequences[number] = ClientSequence(list(tokens), namespace)
         self.send(
             wire.Open(seq=number, namespace=namespace, priority=priority),

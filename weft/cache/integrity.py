@@ -25,6 +25,7 @@ def check_integrity(cache: KVCache, tables: Iterable[PageTable]) -> None:
     nodes = _check_trees(cache)
     _check_pages(cache, nodes, tables)
     _check_locks(cache, nodes, tables)
+    _check_tails(cache, tables)
     for table in tables:
         _check_table(cache, table)
 
@@ -105,6 +106,17 @@ def _check_locks(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> 
     for node in nodes + [tree.root for tree in cache.trees().values()]:
         if node.locks != locks[node.node_id]:
             _fail(f"node {node.node_id} counts {node.locks} locks and has {locks[node.node_id]}")
+
+
+def _check_tails(cache: KVCache, tables: list[PageTable]) -> None:
+    held = {(node.node_id, page) for node, page in cache.holders()}
+    own = {(-t.seq, t.node.node_id, t.pages[t.num_indexed]) for t in tables if len(t.pages) > t.num_indexed}
+    for tree in cache.trees().values():
+        for node in [tree.root, *tree.nodes()]:
+            for number, tail in node.tails.items():
+                known = (node.node_id, tail.page) in held if number > 0 else (number, node.node_id, tail.page) in own
+                if not known:
+                    _fail(f"node {node.node_id} offers page {tail.page}, which nobody keeps there")
 
 
 def _check_table(cache: KVCache, table: PageTable) -> None:

@@ -174,6 +174,8 @@ class KVCache:
         pages = self._allocate(self._fresh(table, end) + len(shared))
         if pages is None:
             return False
+        if shared:
+            self.unpublish_tail(table)
         for index in shared:
             page = pages.pop()
             self.tiers.copy_page(table.pages[index], page)
@@ -188,6 +190,7 @@ class KVCache:
         end = num_written // self.page_size
         if end <= table.num_indexed or not table.indexable:
             return
+        self.unpublish_tail(table)
         claim = table.node.pending.pop(table.seq, b"")
         begin = table.num_indexed
         while table.indexable and table.num_indexed < end:
@@ -203,6 +206,17 @@ class KVCache:
         claim = claim[(table.num_indexed - begin) * self._page_bytes :]
         if claim and table.indexable:
             table.node.pending[table.seq] = claim
+
+    def publish_tail(self, table: PageTable, tokens: array[int], num_written: int) -> None:
+        """Let others find the table's last page, of which `tokens[:num_written]` are written, before it is full."""
+        whole = num_written // self.page_size
+        rest = tokens[whole * self.page_size : num_written].tobytes()
+        if rest and table.num_indexed == whole and table.indexable:
+            table.node.tails[-table.seq] = Tail(rest, table.pages[whole])
+
+    def unpublish_tail(self, table: PageTable) -> None:
+        """Undo `publish_tail`. Idempotent."""
+        table.node.tails.pop(-table.seq, None)
 
     # Sharing and giving back
 
@@ -222,6 +236,7 @@ class KVCache:
         keep = -(-num_tokens // self.page_size)
         whole = num_tokens // self.page_size
         self.unclaim(table)
+        self.unpublish_tail(table)
         for page in table.pages[max(keep, table.num_indexed) :]:
             self.tiers.drop_ref(page, now)
         if whole < table.num_indexed:
@@ -238,6 +253,7 @@ class KVCache:
         steps in flight are done. The table is empty afterwards and may be used again."""
         self.unclaim(table)
         self.commit(table, tokens, num_written, now)
+        self.unpublish_tail(table)
         for page in table.pages[table.num_indexed :]:
             self.tiers.drop_ref(page, now)
         self.tiers.lock(table.tree.root)

@@ -61,14 +61,14 @@ class Node:
         self.pending: dict[int, bytes] = {}
         """What sequences at the end of this node are computing right now: sequence id -> tokens of whole pages."""
         self.tails: dict[int, Tail] = {}
-        """Partial pages of held sequences that end below this node, by hold id."""
+        """Partial pages right below this node: of held sequences by number, of open ones by minus their number."""
 
 
 class Tail(NamedTuple):
-    """A partial page that a held sequence left behind."""
+    """A page that is not full."""
 
     tokens: bytes
-    """Fewer than a page's."""
+    """Those whose KV is written, fewer than a page's."""
     page: int
 
 

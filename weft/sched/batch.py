@@ -40,6 +40,8 @@ class Written(NamedTuple):
     sequence: Sequence
     epoch: int
     end: int
+    is_chunk: bool
+    """Not one token of a decoding sequence."""
 
 
 class Scored(NamedTuple):
@@ -135,7 +137,7 @@ class StepBuilder:
         sampled, written = self.in_flight.sampled, self.in_flight.written
         for sequence in sequences:
             end = sequence.total
-            written.append(Written(sequence, sequence.kv_epoch, end))
+            written.append(Written(sequence, sequence.kv_epoch, end, False))
             sampled.append(Sampled(sequence, sequence.epoch))
             sequence.num_computed = end
             sequence.total = end + 1
@@ -165,13 +167,13 @@ class StepBuilder:
                 self._sampler_rows.append(np.array([row], np.int32))
                 self._sampler_slots.append(np.array([sampler.slot], np.int32))
                 self.in_flight.sampled.append(Sampled(sampler, sampler.epoch))
-        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end))
+        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end, True))
         sequence.last_step = self.in_flight.step_id
         self.num_tokens += count
 
     def add_written(self, sequence: Sequence, end: int) -> None:
         """A fork's first `end` tokens are written by its parent's chunk in this step."""
-        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end))
+        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end, True))
 
     def build(self, copies: Copies) -> Step:
         """The finished step."""

@@ -181,7 +181,8 @@ class Intake:
         config = self._scheduler.config
         command.sampling.validate(config.vocab_size)
         command.stop.validate(config.vocab_size)
-        if len(self._scheduler.queue) >= config.max_waiting:
+        others = len(self._scheduler.queue) - (sequence.state in (State.WAITING, State.PARKED))
+        if others >= config.max_waiting:
             raise Overloaded(f"{config.max_waiting} requests are waiting already; try again later")
         stop = command.stop
         eos = () if stop.ignore_eos else config.eos_token_ids

@@ -30,13 +30,15 @@ def update(scheduler: Scheduler, flight: InFlight, result: StepResult, now: floa
 
 def _take_writes(scheduler: Scheduler, flight: InFlight, now: float) -> None:
     cache, page_size = scheduler.cache, scheduler.cache.page_size
-    for sequence, epoch, end in flight.written:
+    for sequence, epoch, end, is_chunk in flight.written:
         if sequence.kv_epoch != epoch:
             continue
         sequence.num_written = max(sequence.num_written, end)
         if end // page_size > sequence.table.num_indexed and sequence.table.indexable:
             cache.commit(sequence.table, sequence.tokens, min(end, len(sequence.tokens)), now)
             scheduler.queue.unpark(sequence.seq)
+        if is_chunk and end % page_size:
+            cache.publish_tail(sequence.table, sequence.tokens, end)
         if not sequence.decoding and sequence.state is State.RUNNING and sequence.num_written >= sequence.target:
             _filled(scheduler, sequence, now)
 

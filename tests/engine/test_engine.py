@@ -1,0 +1,245 @@
+"""What the engine promises a client, one promise a test, on the fake worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.driver import Driver
+from weft.core import wire
+from weft.core.ids import pack_tokens
+from weft.core.sampling import SamplingParams, StopParams
+from weft.testing.fake_worker import expected_tokens
+
+
+def failures(driver: Driver) -> list[wire.Failed]:
+    driver.engine.publish(0)
+    return [event for event in driver.others if isinstance(event, wire.Failed)]
+
+
+def test_requests_that_arrive_together_compute_a_shared_prefix_once() -> None:
+    driver = Driver(num_device_pages=1200, num_slots=64, max_step_tokens=512)
+    shared = [i % 900 for i in range(2005)]  # not a whole number of pages
+    prompts = [[*shared, 900 + i, 950 + i % 7, 3] for i in range(64)]
+    for prompt in prompts:
+        driver.generate(driver.open(prompt, namespace=""), 4)
+    driver.run()
+    stats = driver.engine.stats()
+    distinct = len(shared) + 64 * 3
+    assert stats.prefill_tokens <= 1.02 * distinct
+    driver.finish()
+
+
+def test_forks_before_the_first_token_sample_from_one_row() -> None:
+    driver = Driver()
+    number = driver.open([5] * 100)
+    children = [driver.fork(number) for _ in range(7)]
+    for each in (number, *children):
+        driver.generate(each, 10)
+    driver.run()
+    assert driver.engine.stats().prefill_tokens == 100
+    driver.finish()
+
+
+def test_a_hit_leaves_one_token_to_compute() -> None:
+    driver = Driver()
+    prompt = list(range(64))
+    for _ in range(2):
+        number = next(driver.numbers)
+        op = next(driver.numbers)
+        driver.send(wire.Open(seq=number), wire.Append(seq=number, op=op, tokens=pack_tokens(prompt)))
+        driver.send(wire.Generate(seq=number, op=op + 1_000_000, stop=StopParams(max_tokens=1)))
+        driver.run()
+        driver.send(wire.Release(seq=number))
+    ends = [event for event in driver.others if isinstance(event, wire.Finished)]
+    assert [end.usage.num_cached_tokens for end in ends] == [0, 63]
+    assert driver.engine.stats().prefill_tokens == 65
+
+
+def test_a_next_turn_continues_from_the_kv_of_the_last() -> None:
+    driver = Driver()
+    number = driver.open(list(range(100)))
+    driver.generate(number, 20, eos=False)
+    driver.run()
+    before = driver.engine.stats().prefill_tokens
+    more = [7, 8, 9]
+    driver.sequences[number].tokens += more
+    driver.send(wire.Append(seq=number, op=next(driver.numbers), tokens=pack_tokens(more)))
+    driver.generate(number, 5)
+    driver.run()
+    assert driver.engine.stats().prefill_tokens - before == len(more) + 1  # the last sampled token has no KV yet
+    driver.finish()
+
+
+def test_a_held_sequence_is_found_again_partial_page_included() -> None:
+    driver = Driver()
+    number = driver.open(list(range(40)))
+    op = driver.generate(number, 10, eos=False)
+    driver.run()
+    tokens = driver.operations[op].prompt + driver.operations[op].tokens
+    namespace = driver.sequences.pop(number).namespace
+    driver.send(wire.Hold(seq=number, ttl_s=60))
+    again = next(driver.numbers)
+    driver.send(
+        wire.Open(seq=again, namespace=namespace),
+        wire.Append(seq=again, op=1_000_000, tokens=pack_tokens([*tokens, 1, 2])),
+        wire.Generate(seq=again, op=1_000_001, stop=StopParams(max_tokens=1)),
+    )
+    driver.run()
+    [end] = [event for event in driver.others if isinstance(event, wire.Finished)]
+    assert end.usage.num_cached_tokens == len(tokens) - 1
+    driver.send(wire.Release(seq=again))
+    driver.finish()
+
+
+def test_a_higher_priority_overtakes_and_takes_the_room_of_lower_ones() -> None:
+    driver = Driver(num_device_pages=40, num_slots=2, max_context=320)
+    low = [driver.generate(driver.open([i] * 30, priority=5), 200, eos=False) for i in range(4)]
+    for _ in range(10):
+        driver.step()
+    high = driver.generate(driver.open([9] * 30, priority=-5), 5, eos=False)
+    while driver.operations[high].ending is None:
+        driver.step()
+    assert all(driver.operations[op].ending is None for op in low)
+    assert driver.engine.stats().preemptions >= 1
+    driver.finish()
+
+
+def test_no_stream_of_urgent_requests_starves_one() -> None:
+    driver = Driver(num_device_pages=40, num_slots=1, max_context=320, aging_s=0.5)
+    driver.generate(driver.open([3] * 20), 3)
+    patient = driver.generate(driver.open([1] * 20, priority=1), 3)
+    for _ in range(2000):
+        if driver.operations[patient].ending is not None:
+            break
+        if len(driver.engine.scheduler.queue) < 3:
+            driver.generate(driver.open([2] * 20, priority=0), 3)
+        driver.step()
+    assert driver.operations[patient].ending is not None
+    driver.finish()
+
+
+def test_prompt_logprobs_come_in_chunks_and_name_every_token_but_the_first() -> None:
+    driver = Driver(max_step_tokens=32)
+    prompt = list(range(1, 301))
+    outputs = wire.PromptOutputs(logprobs=0)
+    driver.send(wire.Open(seq=1), wire.Append(seq=1, op=5, tokens=pack_tokens(prompt), outputs=outputs))
+    driver.send(wire.Generate(seq=1, op=6, stop=StopParams(max_tokens=2)))
+    driver.run()
+    scores = next(
+        event for event in driver.others if isinstance(event, wire.Finished) and event.op == 5
+    ).prompt_logprobs
+    assert scores is not None
+    assert scores[0] is None
+    assert [score.logprob for score in scores[1:] if score] == [-float(token) for token in prompt[1:]]
+    assert any(isinstance(event, wire.Finished) and event.op == 6 for event in driver.others)
+    driver.send(wire.Release(seq=1))
+    driver.finish()
+
+
+def test_pooled_hidden_states_survive_chunks_and_preemption() -> None:
+    driver = Driver(max_step_tokens=16, num_device_pages=24, num_slots=2, max_context=320)
+    driver.generate(driver.open([1] * 10, priority=-1), 150, eos=False)
+    outputs = wire.PromptOutputs(hidden="mean")
+    driver.send(
+        wire.Open(seq=10**6, priority=3),
+        wire.Append(seq=10**6, op=10**6, tokens=pack_tokens([4] * 200), outputs=outputs),
+    )
+    driver.run()
+    [end] = [event for event in driver.others if isinstance(event, wire.Finished)]
+    assert end.hidden == pytest.approx([1.0] * 4)
+    driver.send(wire.Release(seq=10**6))
+    driver.finish()
+
+
+def test_bad_commands_fail_alone() -> None:
+    driver = Driver(max_context=100)
+    good = driver.generate(driver.open([1, 2, 3]), 5)
+    driver.send(wire.Generate(seq=999, op=1000))
+    driver.send(wire.Open(seq=50), wire.Generate(seq=50, op=1001))
+    driver.send(
+        wire.Open(seq=51), wire.Append(seq=51, op=1002, tokens=pack_tokens([5000])), wire.Generate(seq=51, op=1003)
+    )
+    driver.send(wire.Open(seq=52), wire.Append(seq=52, op=1004, tokens=b"abc"))
+    driver.send(
+        wire.Open(seq=53), wire.Append(seq=53, op=1005, tokens=pack_tokens([1] * 101)), wire.Generate(seq=53, op=1006)
+    )
+    driver.send(wire.Open(seq=54), wire.Append(seq=54, op=1007, tokens=pack_tokens([1])))
+    driver.send(wire.Generate(seq=54, op=1008, sampling=SamplingParams(temperature=-1.0)))
+    driver.send(wire.Open(seq=54))
+    driver.send(wire.Truncate(seq=54, num_tokens=9))
+    by_op = {failure.op: failure for failure in failures(driver)}
+    assert by_op[1000].kind == "unknown_handle"
+    assert "no tokens" in by_op[1001].message
+    assert "5000" in by_op[1002].message
+    assert by_op[1003].message == by_op[1002].message
+    assert by_op[1004].kind == "invalid_request"
+    assert by_op[1005].kind == by_op[1006].kind == "context_too_long"
+    assert by_op[1008].param == "temperature"
+    driver.run()
+    assert isinstance(driver.operations[good].ending, wire.Finished)
+    driver.send(*[wire.Release(seq=seq) for seq in (50, 51, 52, 53, 54)])
+    driver.finish()
+
+
+def test_a_full_queue_refuses_with_a_reason() -> None:
+    driver = Driver(num_slots=1, max_waiting=2)
+    ops = [driver.generate(driver.open([i + 1] * 8), 5) for i in range(2)]
+    driver.send(wire.Open(seq=70), wire.Append(seq=70, op=1_000_000, tokens=pack_tokens([1, 2])))
+    driver.send(wire.Generate(seq=70, op=1_000_001))
+    [failure] = failures(driver)
+    assert failure.kind == "overloaded"
+    driver.run()
+    assert all(isinstance(driver.operations[op].ending, wire.Finished) for op in ops)
+    driver.send(wire.Release(seq=70))
+    driver.finish()
+
+
+def test_a_client_that_vanishes_leaves_nothing() -> None:
+    driver = Driver()
+    for _ in range(10):
+        driver.generate(driver.open(), 50)
+    for _ in range(5):
+        driver.step()
+    driver.engine.drop_client(1)
+    driver.operations.clear()
+    driver.engine.scheduler.outbox.clear()
+    driver.sequences.clear()
+    driver.finish()
+
+
+def test_stop_strings_and_tokens_end_a_generation() -> None:
+    driver = Driver(eos=-1)
+    tokens = expected_tokens([1, 2, 3], 4, 10, driver.vocab)
+    driver.send(wire.Open(seq=1), wire.Append(seq=1, op=1, tokens=pack_tokens([1, 2, 3])))
+    driver.send(wire.Generate(seq=1, op=2, sampling=SamplingParams(seed=4), stop=StopParams(stop=[b"xxx"])))
+    driver.run()
+    driver.send(wire.Open(seq=2), wire.Append(seq=2, op=3, tokens=pack_tokens([1, 2, 3])))
+    stop = StopParams(stop_token_ids=[tokens[4]])
+    driver.send(wire.Generate(seq=2, op=4, sampling=SamplingParams(seed=4), stop=stop))
+    driver.run()
+    ends = {event.op: event for event in driver.others if isinstance(event, wire.Finished)}
+    assert (ends[2].stop, ends[2].cut_bytes, ends[2].usage.num_output_tokens) == ("xxx", 3, 3)
+    assert (ends[4].stop, ends[4].usage.num_output_tokens) == (tokens[4], 5)
+    held = [event.hold_bytes for event in driver.others if isinstance(event, wire.Token) and event.op == 2]
+    assert held == [1, 2, 0]
+    driver.send(wire.Release(seq=1), wire.Release(seq=2))
+    driver.finish()
+
+
+def test_traces_tell_a_requests_life() -> None:
+    driver = Driver(trace=True, max_step_tokens=32)
+    driver.send(wire.Open(seq=1, request_id="r1"), wire.Append(seq=1, op=1, tokens=pack_tokens([1] * 50)))
+    driver.send(wire.Generate(seq=1, op=2, stop=StopParams(max_tokens=2, ignore_eos=True)))
+    driver.run()
+    spans = [event.what for event in driver.others if isinstance(event, wire.TraceSpan)]
+    assert spans == ["queued", "scheduled", "chunk", "chunk", "first_token", "length"]
+    driver.send(wire.Release(seq=1))
+    driver.finish()
+
+
+def test_a_failing_device_surfaces() -> None:
+    driver = Driver()
+    driver.worker.fail_at_step = 3
+    driver.generate(driver.open(), 50)
+    with pytest.raises(RuntimeError, match="the device failed"):
+        driver.run()

@@ -1,0 +1,64 @@
+"""Stop strings on token bytes, against the obvious search in the whole text."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.engine.stop import StopMatcher
+
+TOKENS = [b"a", b"b", b"ab", b"ba", b"aab", b"\xc3", b"\xa9", b"\xc3\xa9", b"", b"abab"]
+
+
+def naive(stop: list[bytes], tokens: list[int]) -> tuple[int, bytes, int] | None:
+    """(tokens needed, stop string, bytes to cut), by looking at the whole text after every token."""
+    text = b""
+    for count, token in enumerate(tokens, 1):
+        text += TOKENS[token]
+        found = [(text.find(s), -len(s), s) for s in stop if s in text]
+        if found:
+            at, _, which = min(found)
+            return count, which, len(text) - at
+    return None
+
+
+@given(
+    stop=st.lists(st.binary(min_size=1, max_size=4).map(lambda b: bytes(b"ab\xc3\xa9"[x % 4] for x in b)), max_size=3),
+    tokens=st.lists(st.integers(0, len(TOKENS) - 1), max_size=30),
+)
+def test_finds_what_a_search_in_the_whole_text_finds(stop: list[bytes], tokens: list[int]) -> None:
+    matcher = StopMatcher(stop, TOKENS)
+    expected = naive(stop, tokens)
+    for count, token in enumerate(tokens, 1):
+        verdict = matcher.push(token, counts=True)
+        if verdict.stop is not None:
+            assert expected == (count, expected[1] if expected else b"", verdict.cut_bytes)
+            assert expected is not None
+            assert verdict.stop == expected[1].decode("utf-8", "replace")
+            return
+    assert expected is None
+
+
+@given(
+    stop=st.lists(st.text("ab", min_size=1, max_size=4).map(str.encode), min_size=1, max_size=3),
+    tokens=st.lists(st.integers(0, 4), max_size=30),
+)
+def test_what_is_shown_early_is_never_taken_back(stop: list[bytes], tokens: list[int]) -> None:
+    matcher = StopMatcher(stop, TOKENS)
+    text, shown = b"", 0
+    for token in tokens:
+        text += TOKENS[token]
+        verdict = matcher.push(token, counts=True)
+        if verdict.stop is not None:
+            assert len(text) - verdict.cut_bytes >= shown
+            return
+        shown = len(text) - verdict.hold_bytes
+    held = text[shown:]
+    assert not held or any(s.startswith(held) for s in stop)
+
+
+def test_a_stop_string_before_the_minimum_is_let_pass() -> None:
+    matcher = StopMatcher([b"ab"], TOKENS)
+    assert matcher.push(2, counts=False).stop is None
+    assert matcher.push(0, counts=True).stop is None
+    assert matcher.push(1, counts=True).stop == "ab"
