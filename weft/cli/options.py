@@ -98,8 +98,8 @@ def takes_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., 
 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
-            flags = {key: (FLAGS[key].names[0], values.pop(name)) for name, key in parameters.items()}
-            given = {key: (flag.partition("/")[0], value) for key, (flag, value) in flags.items() if _is_given(value)}
+            flags = {key: values.pop(name) for name, key in parameters.items()}
+            given = {key: (_typed(key, value), value) for key, value in flags.items() if _is_given(value)}
             if isinstance(values.get("model"), str):
                 given["engine.model"] = ("MODEL", values["model"])
             settings = merge.load(file=values.pop("config"), environment=os.environ, flags=given)
@@ -124,6 +124,12 @@ def takes_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 def _name(key: str) -> str:
     return key.replace(".", "_")
+
+
+def _typed(key: str, value: Any) -> str:
+    """The flag as it was typed, but for other spellings of the same."""
+    yes, _, no = FLAGS[key].names[0].partition("/")
+    return no if value is False else yes
 
 
 def _is_given(value: Any) -> bool:

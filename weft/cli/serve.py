@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Annotated
 
 import typer
@@ -109,6 +110,7 @@ def run(configs: list[Config]) -> None:
     from weft.tokenizers.load import load_tokenizer
 
     shared = configs[0].server
+    _check_address(shared.host, shared.port)
     configure_logging(shared)
     served = []
     for config in configs:
@@ -124,3 +126,15 @@ def run(configs: list[Config]) -> None:
     Server(create_app(shared, service), shared).run()
     if service.failure is not None:
         raise service.failure
+
+
+def _check_address(host: str, port: int) -> None:
+    """Whether the address can be had, before models are loaded for it. Raises `ConfigError`."""
+    try:
+        [family, kind, _, _, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"the server cannot listen on {host} port {port}: {reason}; see --host and --port") from error

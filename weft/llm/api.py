@@ -238,6 +238,7 @@ class LLM:
 
     def _check(self, args: CompletionArgs) -> None:
         """What is wrong for every prompt is raised before the first."""
+        args.stop.validate(self.info.vocab_size)
         completion.check(replace(args, prompt=pack_tokens([0]), stop=least(args.stop)), self.info)
 
     async def _tokens(self, prompt: Prompt, extras: Extras) -> bytes:

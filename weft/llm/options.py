@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
     allowed_token_ids: list[int] | None
     logprobs: int | None
     max_tokens: int | None
-    """None: as many as the context leaves."""
+    """None: as many as the context leaves. 0: compute the prompt alone (with `prompt_logprobs`)."""
     min_tokens: int
     stop: str | Sequence[str]
     stop_token_ids: list[int]
@@ -102,8 +102,12 @@ def arguments(
         Caller(priority=given.pop("priority", 0), namespace=given.pop("namespace", "")),
         given.pop("add_special_tokens", True),
     )
+    prompt_alone = given.get("max_tokens") == 0
+    if prompt_alone:
+        given["max_tokens"] = None
     args = CompletionArgs(
         prompt=b"",
+        max_tokens=0 if prompt_alone else None,
         sampling=_with(sampling or SamplingParams(), given),
         stop=_with(stopping or StopParams(), given),
         **given,

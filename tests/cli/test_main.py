@@ -1,0 +1,166 @@
+"""Help, versions, exit codes, and what is not imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from weft.cli.serve import per_model
+from weft.cli.settings import load
+from weft.core.errors import ConfigError
+from weft.version import __version__
+
+COMMANDS = [
+    ("serve",),
+    ("chat",),
+    ("generate",),
+    ("bench",),
+    ("bench", "throughput"),
+    ("bench", "latency"),
+    ("bench", "serve"),
+    ("models",),
+    ("doctor",),
+    ("version",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(weft, command):
+    result = weft(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage: weft " + " ".join(command) in result.output
+
+
+def test_examples_are_in_the_help(weft):
+    for command in ("serve", "chat", "generate", "doctor"):
+        assert "Examples:" in weft(command, "--help").output
+
+
+def test_version(weft):
+    assert weft("--version").output == f"weft {__version__}\n"
+    assert weft("version").output.startswith(f"weft {__version__}\npython ")
+    assert json.loads(weft("version", "--json").output)["weft"] == __version__
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["version"], ["models"], ["serve", "--print-config"]])
+def test_light_commands_import_nothing_heavy(arguments):
+    program = (
+        "import sys\n"
+        "from weft.cli.main import app\n"
+        f"try:\n    app({arguments!r})\nexcept SystemExit as exit:\n    assert not exit.code, exit.code\n"
+        "heavy = {'torch', 'transformers', 'starlette', 'uvicorn', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_users_mistake_is_one_line(weft):
+    result = weft("generate", "--model", "./nowhere", "hi")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("weft: ")
+    assert "./nowhere" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(weft, monkeypatch):
+    monkeypatch.setenv("WEFT_DEBUG", "1")
+    result = weft("serve", "--print-config", "--memory-fraction", "7")
+    assert isinstance(result.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--no-such-flag"],
+        ["nosuchcommand"],
+        ["serve", "--port", "http"],
+        ["generate", "a", "b", "c"],
+        ["generate", "hi", "--system", "x"],
+        ["generate", "hi", "--logprobs", "2"],
+        ["generate", "hi", "--jsonl"],
+        ["bench", "throughput", "weft-tiny", "--random-weights", "tiny"],
+        ["bench", "throughput", "--runs", "0"],
+    ],
+)
+def test_a_wrong_usage_is_status_2(weft, arguments):
+    assert weft(*arguments).exit_code == 2
+
+
+def test_print_config_is_toml_with_sources(weft, monkeypatch, tmp_path):
+    file = tmp_path / "weft.toml"
+    file.write_text("[engine]\ndtype = 'float32'\n")
+    monkeypatch.setenv("WEFT_SERVER_PORT", "9000")
+    monkeypatch.setenv("WEFT_CONFIG", str(file))
+    result = weft(
+        *["serve", "some/model", "--max-model-len", "64", "--kv-cache-size", "1MiB", "--no-trace", "--print-config"],
+        *["--api-key", "hidden", "--cors-origin", "a", "--cors-origin", "b"],
+    )
+    assert result.exit_code == 0, result.stderr
+    values = tomllib.loads(result.output)
+    assert values["engine"]["model"] == "some/model"
+    assert (values["engine"]["dtype"], values["engine"]["max_context"]) == ("float32", 64)
+    assert (values["server"]["port"], values["server"]["cors_origins"]) == (9000, ["a", "b"])
+    assert 'model = "some/model"  # argument MODEL' in result.output
+    assert "max_context = 64  # flag --max-context" in result.output
+    assert "trace = false  # flag --no-trace" in result.output
+    assert "hidden" not in result.output
+
+
+def test_several_models_share_the_machine():
+    settings = load(flags={"engine.device": ("--device", "cpu"), "server.served_model_name": ("--n", ["one", "two"])})
+    first, second = per_model(settings, ["weft-tiny", "./other"])
+    assert (first.config.engine.model, second.config.engine.model) == ("weft-tiny", "./other")
+    assert first.config.engine.memory_fraction == second.config.engine.memory_fraction == 0.15
+    assert first.config.server.served_model_name == ["one"]
+    assert first.given["engine.memory_fraction"].source == "divided among 2 models"
+    with pytest.raises(ConfigError, match="3 models and 2 served model names"):
+        per_model(settings, ["a", "b", "c"])
+    with pytest.raises(ConfigError, match="given twice"):
+        per_model(settings, ["a", "a"])
+
+
+def test_models_and_architectures(weft, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert "weft-tiny" in weft("models").output
+    found = json.loads(weft("models", "--json", "--architectures").output)
+    assert "LlamaForCausalLM" in found["architectures"]
+    embedded = found["models"][0]
+    assert (embedded["name"], embedded["supported"], embedded["max_context"]) == ("weft-tiny", True, 2048)
+
+
+def test_doctor_says_what_will_be_used(weft):
+    result = weft("doctor", "--json", "--num-pages", "128", "--device", "cpu", "--dtype", "float32", "--threads", "1")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["ok"]
+    assert found["problems"] == []
+    used = found["will_use"]
+    assert (used["device"], used["dtype"], used["threads"]) == ("cpu", "float32", 1)
+    assert (used["kv_pages"], used["kv_tokens"]) == (128, 2048)
+    assert found["machine"]["usable_cores"] >= 1
+
+
+def test_doctor_fails_where_something_is_broken(weft, monkeypatch):
+    result = weft("doctor", "./nowhere")
+    assert result.exit_code == 1
+    assert "PROBLEM: ./nowhere" in result.output
+    monkeypatch.setitem(sys.modules, "httptools", None)
+    result = weft("doctor")
+    assert result.exit_code == 1
+    assert "PROBLEM: httptools cannot be imported" in result.output
+
+
+def test_doctor_plans_the_pages_that_an_engine_gets(weft):
+    from weft.llm import LLM
+
+    options = ["--kv-cache-size", "16MiB", "--dtype", "float32", "--device", "cpu"]
+    planned = json.loads(weft("doctor", "--json", *options).output)["will_use"]
+    with LLM(kv_cache_bytes=16 << 20, dtype="float32", device="cpu") as llm:
+        assert planned["kv_pages"] == llm.info.num_device_pages
+        assert planned["max_context"] == llm.info.max_context
+        assert planned["max_step_tokens"] == llm.info.max_step_tokens
