@@ -82,6 +82,8 @@ REQUEST_BUCKETS_S = (
     1920.0,
 )
 """Whole requests, and waits for a place in the batch."""
+BATCH_SIZE_BUCKETS = tuple(float(2**e) for e in range(11))
+"""Sequences in a step: 1, 2, 4 … 1,024."""
 TOKEN_COUNT_BUCKETS = tuple(float(m * 10**e) for e in range(7) for m in (1, 2, 5))
 """Tokens of one request: 1, 2, 5, 10 … 5,000,000."""
 

@@ -45,8 +45,9 @@ def no_pairs() -> I32:
 class SlotSet(msgspec.Struct, frozen=True):
     """The sampling state of a sequence, placed in a device slot before the step samples.
 
-    `prompt` and `output` are packed token ids and are empty unless the parameters have penalties. `stop_ids` are the
-    tokens that must not be sampled while a sampler's `suppress_stop` is set.
+    `prompt` and `output` are packed token ids and are empty unless the parameters have penalties or bad words (a bad
+    word may begin in the prompt). `stop_ids` are the tokens that must not be sampled while a sampler's `suppress_stop`
+    is set.
     """
 
     slot: int
@@ -217,9 +218,9 @@ class StepResult(msgspec.Struct, frozen=True):
     logprobs: F32 | None = None
     """[S] of the sampled tokens, NaN where not asked for; None when no sampler asked."""
     ranks: I32 | None = None
-    """[S] 1 for the most probable token; with `logprobs`."""
+    """[S] 1 for the most probable token, 0 where not asked for; with `logprobs`."""
     top: TopTokens | None = None
-    """[S, k] with k the largest `num_logprobs` of the step."""
+    """[S, k] with k the largest `num_logprobs` of the step, at most the vocabulary; id -1 where not asked for."""
     score_logprobs: F32 | None = None
     """[C]"""
     score_ranks: I32 | None = None

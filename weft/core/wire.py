@@ -50,7 +50,10 @@ class PromptOutputs(msgspec.Struct, frozen=True, omit_defaults=True, array_like=
 
 
 class Append(_Command, frozen=True, kw_only=True):
-    """Add known tokens. They are computed as budget allows, the last one when something needs its logits."""
+    """Add known tokens. They are computed as budget allows, the last one when something needs its logits.
+
+    With `outputs`, even empty ones, the operation is reported when all but the last token are computed.
+    """
 
     seq: int
     op: int
@@ -245,6 +248,15 @@ class Welcome(_Event, frozen=True, kw_only=True):
     version: int = PROTOCOL_VERSION
 
 
+class HistogramPicture(msgspec.Struct, frozen=True, array_like=True):
+    """A frozen `weft.metrics.Histogram`."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    """[len(bounds) + 1] observations of each bucket alone."""
+    total: float
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen picture of an engine. Counters grow for the engine's life; gauges are of this moment."""
 
@@ -280,6 +292,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     swapped_out_pages: int = 0
     finished: dict[str, int] = {}
     """Operations by how they ended: stop, length, cancelled, failed."""
+    step_time: HistogramPicture | None = None
+    """Seconds of a step on the device."""
+    batch_size: HistogramPicture | None = None
+    """Sequences in a step."""
+    batch_tokens: HistogramPicture | None = None
+    """Query tokens in a step."""
 
 
 class Loading(_Event, frozen=True):

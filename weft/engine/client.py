@@ -1,7 +1,7 @@
 """`EngineClient`, the one seam between those who want tokens and those who compute them.
 
 Implementations: `weft.engine.inline.InlineEngine` (same process; tests, notebooks, the offline API) and
-`weft.engine.process.ProcessEngine` (a process of its own behind zmq; the default of the server).
+`weft.engine.supervisor.ProcessEngine` (a process of its own behind zmq; the default of the server).
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from weft.core.clock import Clock, SystemClock
 from weft.core.errors import WeftError
 from weft.core.protocols import Worker
 from weft.core.step import LateInputs, StepHandle
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramPicture
 from weft.engine.stop import StopMatcher
+from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
 from weft.sched.batch import InFlight
 from weft.sched.intake import Intake
 from weft.sched.outcome import update
@@ -51,8 +52,10 @@ class Engine:
         self._publish = publish
         self._overlap = overlap
         self._previous: tuple[StepHandle, InFlight] | None = None
-        self._step_device_s = 0.0
         self._step_host_s = 0.0
+        self._step_time = Histogram(TOKEN_GAP_BUCKETS_S)
+        self._batch_size = Histogram(BATCH_SIZE_BUCKETS)
+        self._batch_tokens = Histogram(TOKEN_COUNT_BUCKETS)
         self.info = EngineInfo(
             model=model,
             vocab_size=config.vocab_size,
@@ -126,7 +129,12 @@ class Engine:
     def stats(self) -> EngineStats:
         """A frozen picture of the engine."""
         return msgspec.structs.replace(
-            self.intake.stats(), step_device_s=self._step_device_s, step_host_s=self._step_host_s
+            self.intake.stats(),
+            step_device_s=self._step_time.total,
+            step_host_s=self._step_host_s,
+            step_time=_picture(self._step_time),
+            batch_size=_picture(self._batch_size),
+            batch_tokens=_picture(self._batch_tokens),
         )
 
     def close(self) -> None:
@@ -138,6 +146,13 @@ class Engine:
         began = time.perf_counter()
         result = handle.wait()
         waited = time.perf_counter() - began
-        self._step_device_s += result.device_s
+        self._step_time.observe(result.device_s)
+        if flight.num_tokens:
+            self._batch_size.observe(flight.num_rows)
+            self._batch_tokens.observe(flight.num_tokens)
         update(self.scheduler, flight, result, self.clock.now())
         return waited
+
+
+def _picture(histogram: Histogram) -> HistogramPicture:
+    return HistogramPicture(histogram.bounds, list(histogram.counts), histogram.total)

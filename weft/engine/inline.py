@@ -7,18 +7,21 @@ It shares the interpreter with its caller, so a busy engine makes the caller's e
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
 from weft.config import EngineConfig
 from weft.core.errors import EngineDead, WeftError
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope
-from weft.engine.build import build_engine
 from weft.engine.client import OnEnvelope
 from weft.engine.conversation import Conversation
 from weft.engine.engine import Engine, Publish
 from weft.engine.loop import EngineLoop
+from weft.worker.memory import usable_cores
+from weft.worker.sizing import kernel_environment, kernel_threads
 
 BuildEngine = Callable[[Publish], Engine]
 _CLIENT = 1
@@ -44,7 +47,15 @@ class InlineEngine:
         cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None, *, trace: bool = False
     ) -> InlineEngine:
         """An engine that loads the configured model when it is first waited for."""
-        return cls(lambda publish: build_engine(config, publish, progress, trace=trace))
+
+        def build(publish: Publish) -> Engine:
+            if "torch" not in sys.modules:
+                os.environ.update(kernel_environment(kernel_threads(config.threads, usable_cores())) | os.environ)
+            from weft.engine.build import build_engine  # imports torch, whose threads read the environment when loaded
+
+            return build_engine(config, publish, progress, trace=trace)
+
+        return cls(build)
 
     @property
     def info(self) -> EngineInfo:

@@ -28,7 +28,8 @@ from weft.engine.client import OnEnvelope
 from weft.engine.connection import Connection
 from weft.engine.conversation import Conversation
 from weft.engine.process import LaunchArgs
-from weft.worker.sizing import kernel_environment
+from weft.worker.memory import usable_cores
+from weft.worker.sizing import kernel_environment, kernel_threads
 
 PING_EVERY_S = 1.0
 MAX_PAUSE_S = 30.0
@@ -50,11 +51,9 @@ class ProcessEngine:
         progress: Progress | None = None,
         trace: bool = False,
         log_level: str = "warning",
-        threads: int | None = None,
     ):
         self._config = config
         self._args = LaunchArgs(config=config, trace=trace, log_level=log_level)
-        self._threads = threads or config.threads
         self._progress = progress
         self._conversation = Conversation(self._deliver)
         self._connection: Connection | None = None
@@ -250,11 +249,7 @@ class ProcessEngine:
             self.on_ready_change(ready)
 
     def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
-        threads = self._threads or len(os.sched_getaffinity(0))
-        for name, value in kernel_environment(threads).items():
-            environment.setdefault(name, value)
-        return environment
+        return kernel_environment(kernel_threads(self._config.threads, usable_cores())) | os.environ
 
 
 def _describe(returncode: int) -> str:

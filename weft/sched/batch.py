@@ -73,6 +73,7 @@ class InFlight:
     scored: list[Scored] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
     num_tokens: int = 0
+    num_rows: int = 0
 
 
 class _Rows:
@@ -178,6 +179,7 @@ class StepBuilder:
     def build(self, copies: Copies) -> Step:
         """The finished step."""
         self.in_flight.num_tokens = self.num_tokens
+        self.in_flight.num_rows = sum(len(lengths) for lengths in self._rows.q_lens)
         return Step(
             step_id=self.in_flight.step_id,
             swap_outs=_pairs(copies.swap_outs),

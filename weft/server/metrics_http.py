@@ -7,14 +7,15 @@ the scrape; one that does not answer is told as down, and the rest is told all t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from weft.core.errors import WeftError
-from weft.core.wire import EngineStats
+from weft.core.wire import EngineStats, HistogramPicture
 from weft.metrics import Histogram, ModelMetrics
 from weft.server.state import Model, Service
 
@@ -59,6 +60,12 @@ HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
     ("request_generation_tokens", "request_generation_tokens", "Tokens generated for a request."),
 )
 """Name, attribute of `ModelMetrics`, meaning."""
+ENGINE_HISTOGRAMS = (
+    ("engine_step_time_seconds", "step_time", "Time of a step on the device."),
+    ("engine_batch_size", "batch_size", "Sequences in a step."),
+    ("engine_batch_tokens", "batch_tokens", "Query tokens in a step."),
+)
+"""Name, attribute of `EngineStats`, meaning."""
 
 
 async def exposition(service: Service, accept: str) -> tuple[bytes, str]:
@@ -115,6 +122,13 @@ class _Families:
             for name, stats in self._stats.items():
                 counter.add_metric([name], getattr(stats, field))
             yield counter
+        for metric, field, meaning in ENGINE_HISTOGRAMS:
+            family = HistogramMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
+            for name, stats in self._stats.items():
+                picture: HistogramPicture | None = getattr(stats, field)
+                if picture is not None:
+                    family.add_metric([name], _buckets(picture.bounds, picture.counts), picture.total)
+            yield family
         ended = CounterMetricFamily("weft:engine_operations", "Operations by their end.", labels=["model_name", "end"])
         for name, stats in self._stats.items():
             for end, count in sorted(stats.finished.items()):
@@ -126,7 +140,7 @@ class _Families:
             family = HistogramMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
             for name, model in models.items():
                 histogram: Histogram = getattr(model, field)
-                family.add_metric([name], _buckets(histogram), histogram.total)
+                family.add_metric([name], _buckets(histogram.bounds, histogram.counts), histogram.total)
             yield family
         finished = CounterMetricFamily(
             "weft:request_success", "Choices by how they ended.", labels=["model_name", "finished_reason"]
@@ -152,6 +166,6 @@ def _kv_usage(stats: EngineStats) -> float:
     return 1 - (stats.device_pages_free + stats.device_pages_cached) / stats.device_pages_total
 
 
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
-    return list(zip(bounds, map(float, histogram.cumulative()), strict=True))
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    labels = [*(str(bound) for bound in bounds), "+Inf"]
+    return list(zip(labels, map(float, accumulate(counts)), strict=True))
