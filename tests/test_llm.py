@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -222,6 +224,13 @@ def test_one_that_nobody_holds_is_closed():
     del fake.llm
     gc.collect()
     assert engine.closed
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "llm.stream('ab', ignore_eos=True).__next__()"])
+def test_a_script_may_end_without_closing(end: str):
+    program = f"import weft\nllm = weft.LLM(num_pages=128)\nllm.generate('ab', max_tokens=2)\n{end}\n"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_progress_is_drawn_on_standard_error(fake: Fake, capsys: pytest.CaptureFixture[str]):

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_ThreadPerCall())
         self._thread = threading.Thread(target=self._turn, name="weft-llm", daemon=True)
         self._thread.start()
 
@@ -52,6 +53,22 @@ class LoopThread:
         self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
+
+
+class _ThreadPerCall(ThreadPoolExecutor):
+    """Pools refuse work as soon as the interpreter is ending, which is when forgotten engines are closed."""
+
+    def submit(self, work: Callable[..., R], /, *args: Any, **options: Any) -> Future[R]:
+        future: Future[R] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(*args, **options))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="weft-llm-call", daemon=True).start()
+        return future
 
 
 def windowed(
