@@ -1,0 +1,151 @@
+"""What crosses a socket comes back equal, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from weft.core import errors, step, wire
+from weft.core.ids import pack_tokens, unpack_tokens
+from weft.core.sampling import SamplingParams, StopParams
+
+COMMANDS: list[wire.Command] = [
+    wire.Hello(),
+    wire.Open(seq=1, tenant="t", namespace="n", priority=-3, request_id="r"),
+    wire.Append(seq=1, op=2, tokens=pack_tokens([1, 2, 3]), outputs=wire.PromptOutputs(logprobs=2, hidden="mean")),
+    wire.Generate(
+        seq=1,
+        op=3,
+        sampling=SamplingParams(logit_bias={5: 1.5}, bad_words=[[1, 2]], seed=-7),
+        stop=StopParams(stop=[b"\xff\x00"], max_tokens=3),
+    ),
+    wire.Fork(seq=1, child=2),
+    wire.Truncate(seq=1, num_tokens=0),
+    wire.Hold(seq=1, ttl_s=0.5),
+    wire.Release(seq=1),
+    wire.Cancel(seq=2),
+    wire.SetPriority(seq=2, priority=9),
+    wire.Ping(),
+    wire.Drain(),
+    wire.ResetPrefixCache(),
+]
+
+
+def test_commands_travel() -> None:
+    assert wire.decode_commands(wire.encode_commands(COMMANDS)) == COMMANDS
+    assert {type(command) for command in COMMANDS} == set(wire.Command.__args__), "a command is not tried"
+
+
+def test_events_travel() -> None:
+    scores = wire.TokenLogprobs(-0.5, 1, [3, 4], [-0.5, -2.0])
+    events: list[wire.Event] = [
+        wire.Token(1, 5, 2, scores),
+        wire.Finished(op=1, stop="x", cut_bytes=1, prompt_logprobs=[None, scores], hidden=[0.5]),
+        wire.Finished(op=1, stop=17),
+        wire.Failed(op=2, kind="overloaded", message="m", param="p"),
+        wire.Cancelled(op=3),
+        wire.Loading(1, 2),
+        wire.Drained(),
+        wire.Stats(stats=wire.EngineStats(finished={"stop": 1}, step_time=wire.HistogramPicture((0.5,), [1, 2], 3.0))),
+        wire.TraceSpan("r", "chunk", 1.5, 3),
+    ]
+    envelope = wire.Envelope(4, events)
+    assert wire.decode_envelope(wire.encode_envelope(envelope)) == envelope
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x92\xa4Open\xa1x", b"\x91\x92\xa7Unknown\x01", b"\x80" * 50])
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        wire.decode_commands(data)
+    with pytest.raises(msgspec.MsgspecError):
+        wire.decode_envelope(data)
+
+
+def test_steps_travel() -> None:
+    forward = step.ForwardBatch(
+        token_ids=np.array([1, -1], np.int32),
+        positions=np.array([0, 1], np.int32),
+        write_slots=np.array([16, 17], np.int32),
+        q_indptr=np.array([0, 2], np.int32),
+        kv_indptr=np.array([0, 1], np.int32),
+        kv_page_ids=np.array([1], np.int32),
+        kv_lens=np.array([2], np.int32),
+        visibility=np.array([0xFFFFFFFF], np.uint32),
+        mask_bits=np.array([1, 3], np.uint8),
+        causal=np.array([True]),
+    )
+    sampling = step.SamplingBatch(
+        rows=np.array([0], np.int32),
+        slots=np.array([3], np.int32),
+        uniforms=np.array([0.25]),
+        num_logprobs=np.array([-1], np.int32),
+        suppress_stop=np.array([False]),
+        late_mask=np.array([True]),
+    )
+    sent = step.Step(7, forward=forward, sampling=sampling, head=step.HeadBatch(np.array([2], np.int32)))
+    got = step.decode_step(step.encode(sent))
+    assert step.encode(got) == step.encode(sent)
+    assert got.forward is not None
+    assert got.forward.visibility is not None
+    assert got.forward.visibility.dtype == np.uint32
+    late = step.LateInputs(np.array([0], np.int32), np.array([[5]], np.uint32))
+    assert step.encode(step.decode_late(step.encode(late))) == step.encode(late)
+    result = step.StepResult(7, tokens=np.array([4], np.int32), hidden_sums=np.ones((1, 2), np.float32))
+    assert step.encode(step.decode_result(step.encode(result))) == step.encode(result)
+
+
+def test_steps_with_strange_arrays_are_refused() -> None:
+    data = msgspec.msgpack.encode({"step_id": 1, "swap_outs": ("|O8", (1,), b"\0" * 8)})
+    with pytest.raises(msgspec.ValidationError):
+        step.decode_step(data)
+    with pytest.raises(msgspec.ValidationError):
+        step.decode_step(msgspec.msgpack.encode({"step_id": 1, "swap_outs": ("<i4", (1000,), b"\0" * 8)}))
+
+
+def test_tokens_pack_and_unpack() -> None:
+    assert list(unpack_tokens(pack_tokens([0, 2**31 - 1]))) == [0, 2**31 - 1]
+    with pytest.raises(OverflowError):
+        pack_tokens([2**31])
+    with pytest.raises(ValueError, match="multiple"):
+        unpack_tokens(b"abc")
+
+
+def test_every_kind_of_error_survives_the_wire() -> None:
+    kinds = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.WeftError)]
+    for cls in kinds:
+        again = errors.from_kind(cls.kind, "what happened")
+        assert type(again) is cls
+        assert again.message == "what happened"
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (SamplingParams(temperature=float("nan")), "temperature"),
+        (SamplingParams(top_p=0.0), "top_p"),
+        (SamplingParams(top_k=-2), "top_k"),
+        (SamplingParams(min_p=1.5), "min_p"),
+        (SamplingParams(presence_penalty=3.0), "presence_penalty"),
+        (SamplingParams(repetition_penalty=0.0), "repetition_penalty"),
+        (SamplingParams(seed=2**63), "seed"),
+        (SamplingParams(logprobs=1000), "logprobs"),
+        (SamplingParams(logit_bias={100: 1.0}), "logit_bias"),
+        (SamplingParams(logit_bias={1: 101.0}), "logit_bias"),
+        (SamplingParams(allowed_token_ids=[]), "allowed_token_ids"),
+        (SamplingParams(allowed_token_ids=[-1]), "allowed_token_ids"),
+        (SamplingParams(bad_words=[[]]), "bad_words"),
+        (SamplingParams(bad_words=[[100]]), "bad_words"),
+        (StopParams(max_tokens=0), "max_tokens"),
+        (StopParams(min_tokens=-1), "min_tokens"),
+        (StopParams(min_tokens=5, max_tokens=4), "min_tokens"),
+        (StopParams(stop=[b""]), "stop"),
+        (StopParams(stop=[b"x"] * 65), "stop"),
+        (StopParams(stop_token_ids=[100]), "stop_token_ids"),
+    ],
+)
+def test_parameters_out_of_range_name_their_field(params: SamplingParams | StopParams, field: str) -> None:
+    with pytest.raises(errors.InvalidRequest) as caught:
+        params.validate(vocab_size=100)
+    assert caught.value.param == field
+    assert field in caught.value.message
