@@ -31,7 +31,7 @@ from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.inline import InlineEngine
-from weft.testing.tiny_models import QWEN3_0_6B, write_checkpoint
+from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
 from weft.version import __version__
 
 INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS = 256, 64, 32, 2

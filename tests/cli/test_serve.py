@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from weft.testing.tiny_models import write_tiny
+from weft.models.random_checkpoints import write_tiny
 
 pytestmark = pytest.mark.slow
 SMALL = ("--num-pages", "256", "--max-running", "8", "--threads", "1")

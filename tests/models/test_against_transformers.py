@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.models.runner import Runner
 from weft.kernels import dispatch
 from weft.models.loader import load_model
-from weft.testing.tiny_models import write_tiny
+from weft.models.random_checkpoints import write_tiny
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,7 +6,7 @@ import pytest
 
 from weft.core.errors import ModelLoadError
 from weft.models.hub import resolve_model
-from weft.testing.tiny_models import write_tiny
+from weft.models.random_checkpoints import write_tiny
 
 hub = pytest.importorskip("huggingface_hub")
 errors = pytest.importorskip("huggingface_hub.errors")

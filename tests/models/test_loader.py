@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from weft.core.errors import ConfigError, ModelLoadError, Unsupported
 from weft.models.hub import resolve_model
 from weft.models.loader import choose_dtype, load_model, read_spec
+from weft.models.random_checkpoints import write_tiny
 from weft.models.safetensors_files import INDEX_FILE, SINGLE_FILE, read_header
-from weft.testing.tiny_models import write_tiny
 
 
 def edit_config(directory, **changes):

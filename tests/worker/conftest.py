@@ -10,7 +10,7 @@ import torch
 from weft.kernels import dispatch
 from weft.models.base import Model
 from weft.models.loader import load_model
-from weft.testing.tiny_models import write_tiny
+from weft.models.random_checkpoints import write_tiny
 from weft.worker.executor import PoolSizes, TorchWorker
 
 SIZES = PoolSizes(page_size=8, num_device_pages=40, num_host_pages=6, num_slots=8, num_embed_slots=16)

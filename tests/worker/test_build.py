@@ -8,7 +8,7 @@ import torch
 from tests.worker.step_help import forward, greedy, run, set_slots, step
 from weft.config import EngineConfig
 from weft.core.errors import ConfigError
-from weft.testing.tiny_models import write_tiny
+from weft.models.random_checkpoints import write_tiny
 from weft.worker.build import build_worker
 
 

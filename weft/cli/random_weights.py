@@ -34,7 +34,7 @@ def random_weights(shape: str, report: Callable[[str], None]) -> Path:
 def _write(shape: str, directory: Path) -> None:
     import torch
 
-    from weft.testing.tiny_models import QWEN3_0_6B, write_checkpoint, write_tiny
+    from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint, write_tiny
 
     # A write that was interrupted must not be taken for a checkpoint.
     partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from weft.models.loader import load_model
-from weft.testing.tiny_models import IM_END_ID, IM_START_ID, SPECIAL_TOKENS, write_tiny
+from weft.models.random_checkpoints import IM_END_ID, IM_START_ID, SPECIAL_TOKENS, write_tiny
 
 
 def test_same_seed_same_files(tmp_path):
