@@ -20,7 +20,7 @@ ARGS ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(VENV)/.installed ## make .venv and install everything into it
+install: $(VENV)/.kernels ## make .venv and install everything into it
 
 check: install ## ruff, formatting, mypy strict, import contracts
 	$(BIN)/ruff check .
@@ -44,14 +44,19 @@ format: install ## rewrite the code as `make check` wants it
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) weft/kernels/cpu/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone: a looser requirement beside others could choose another build of it.
-$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+$(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py constraints.txt
 	@echo "Installing into $(VENV); the first time this downloads torch and takes a few minutes."
 	@$(PIP) "$$(grep '^torch==' constraints.txt)" setuptools
 	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@ $(VENV)/.kernels
+
+# Installing compiles the kernels, where there is a C++ compiler; so does a change of their sources.
+$(VENV)/.kernels: $(VENV)/.installed $(wildcard weft/kernels/cpu/src/*)
+	@$(BIN)/python -m weft.kernels.cpu.build || true
 	@touch $@
 
 $(VENV)/.made:
