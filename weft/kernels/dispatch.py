@@ -15,6 +15,7 @@ import torch
 from weft.core.errors import ConfigError
 from weft.kernels import reference, torch_ops
 from weft.kernels.base import Kernels
+from weft.kernels.cpu import ops as cpu_ops
 
 
 class Variant(NamedTuple):
@@ -31,6 +32,8 @@ class Choice(NamedTuple):
     operation: str
     chosen: str
     available: tuple[str, ...]
+    note: str = ""
+    """On a CPU: the level of the C++ kernels, or why they are not used."""
 
 
 def _anywhere(device: torch.device, dtype: torch.dtype) -> bool:
@@ -38,9 +41,14 @@ def _anywhere(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _variants(operation: str) -> tuple[Variant, ...]:
-    return tuple(
-        Variant(module.NAME, getattr(module.KERNELS, operation), _anywhere) for module in (torch_ops, reference)
-    )
+    compiled = cpu_ops.best()
+    first = [] if isinstance(compiled, Exception) else [_compiled(compiled.gather(), operation)]
+    portable = [Variant(module.NAME, getattr(module.KERNELS, operation), _anywhere) for module in (torch_ops, reference)]
+    return (*first, *portable)
+
+
+def _compiled(kernels: Kernels, operation: str) -> Variant:
+    return Variant(cpu_ops.NAME, getattr(kernels, operation), cpu_ops.supports)
 
 
 REGISTRY: Mapping[str, tuple[Variant, ...]] = {operation: _variants(operation) for operation in Kernels._fields}
@@ -69,10 +77,14 @@ def select(
 def describe(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> list[Choice]:
     """For each operation, the variant that `select` takes and all that would work, best first."""
     target = torch.device(device)
+    compiled = cpu_ops.best()
+    note = ""
+    if target.type == "cpu":
+        note = f"C++: {compiled}" if isinstance(compiled, Exception) else f"C++: {compiled.level.name.lower()}"
     choices = []
     for name, variants in REGISTRY.items():
         available = tuple(v.name for v in variants if v.supports(target, dtype))
-        choices.append(Choice(name, available[0], available))
+        choices.append(Choice(name, available[0], available, note))
     return choices
 
 

@@ -34,7 +34,7 @@ class Level(IntEnum):
 class BatchFields(Structure):
     """`weft::Batch`."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("num_rows", c_int64),
         ("num_tokens", c_int64),
         ("page_size", c_int64),

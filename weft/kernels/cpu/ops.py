@@ -21,6 +21,7 @@ from weft.kernels.cpu.library import BatchFields, Level, Unavailable
 NAME = "cpp"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
+MAX_GROUP = 64
 THIN_ROWS = 8
 """Products of up to so many rows read the weight once, at the speed of memory."""
 
@@ -103,7 +104,8 @@ class CpuKernels:
     ) -> Tensor:
         """See `base.Attention`."""
         tokens, heads, head_dim = q.shape
-        if not _fit(kv) or q.dtype != kv.dtype or head_dim % 16 or not 0 < head_dim <= MAX_HEAD_DIM:
+        sized = head_dim % 16 == 0 and 0 < head_dim <= MAX_HEAD_DIM and heads <= MAX_GROUP * kv.shape[2]
+        if not _fit(kv) or q.dtype != kv.dtype or not sized:
             return torch_ops.attention(q, kv, batch, scale, sliding_window)
         stride, head_stride, one = q.stride()
         if head_stride != head_dim or one != 1:
