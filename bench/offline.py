@@ -9,10 +9,13 @@ spread, and the ratio to each peer. A peer that is not installed is left out, an
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for every engine of the process; read when torch is loaded
+
 import argparse
 import asyncio
 import json
-import os
 import platform
 import statistics
 import sys
@@ -59,16 +62,15 @@ class Weft:
     version = __version__
 
     def __init__(self, checkpoint: Path, threads: int, **options: object):
-        config = EngineConfig(
-            model=str(checkpoint), dtype="bfloat16", threads=threads, num_pages=1200, prefix_cache=False, **options
-        )
-        self._loop = asyncio.new_event_loop()
+        defaults: dict[str, object] = {"num_pages": 1200, "prefix_cache": False, "max_context": 4096}
+        config = EngineConfig(model=str(checkpoint), dtype="bfloat16", threads=threads, **(defaults | options))
+        self.loop = asyncio.new_event_loop()
         self.engine = InlineEngine.from_config(config)
-        self._loop.run_until_complete(self.engine.wait_ready())
+        self.loop.run_until_complete(self.engine.wait_ready())
         self._next = 0
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
-        return self._loop.run_until_complete(self._generate(prompts, output_tokens))
+        return self.loop.run_until_complete(self._generate(prompts, output_tokens))
 
     async def _generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         outputs: dict[int, list[int]] = {}
@@ -106,8 +108,8 @@ class Weft:
         return [outputs[seq] for seq in ids]
 
     def close(self) -> None:
-        self._loop.run_until_complete(self.engine.close())
-        self._loop.close()
+        self.loop.run_until_complete(self.engine.close())
+        self.loop.close()
 
 
 def measure(contenders: list[Contender], prompts: list[list[int]], runs: int) -> dict[str, list[float]]:
