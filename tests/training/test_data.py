@@ -13,7 +13,7 @@ import pytest
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from training.weft_tiny import facts, relations, toolbox, words
+from training.weft_tiny import facts, relations, toolbox, toolset, words
 from training.weft_tiny.batches import encode
 from training.weft_tiny.data import KINDS, MAKERS, held_out, stream
 from training.weft_tiny.examples import Check, Example, calculate, mentions, parse_call, passes
@@ -22,7 +22,7 @@ from training.weft_tiny.kinds import chat, copying, extract, lists, passage, sto
 from training.weft_tiny.render import TEMPLATE, compiled, render
 
 ASSET = Path(__file__).parents[2] / "weft" / "assets" / "weft-tiny"
-MODULES = (facts, chat, copying, extract, lists, passage, story, tool, toolbox)
+MODULES = (facts, chat, copying, extract, lists, passage, story, tool, toolbox, toolset)
 
 
 def answers(example: Example) -> list[str]:
@@ -40,7 +40,7 @@ def groups() -> list[Phrases]:
     found = [value for module in MODULES for value in vars(module).values() if isinstance(value, Phrases)]
     found += [phrases for phrases, _ in chat.TALK] + [phrases for _, phrases in toolbox.PROBLEMS]
     found += [phrases for r in (*relations.PERSON, *relations.ITEM, *relations.EVENT) for phrases in (r.say, r.ask)]
-    found += [family.ask for family in toolbox.NAMED] + list(relations.COMPOUNDS.values())
+    found += [family.ask for family in toolset.NAMED] + list(relations.COMPOUNDS.values())
     return found
 
 

@@ -24,7 +24,6 @@ from training.weft_tiny.render import render
 from training.weft_tiny.tokenizer import END_OF_TEXT, IM_END
 from training.weft_tiny.train import ASSET
 
-
 COLUMNS = ("values", "templates")
 
 

@@ -78,7 +78,7 @@ def made_up(draw: Draw, person: bool) -> Relation:
     """A relation with an arbitrary attribute, often an invented word."""
     noun = draw.value(words.NOUNS) if draw.chance(0.6) else draw.pick(words.ATTRIBUTES)
     makers: tuple[Sample, ...] = (
-        drawn_from(words.CODES), within(2, 9999), drawn_from(words.NAMES), drawn_from(words.NOUNS),
+        drawn_from(words.CODES), within(2, 999), drawn_from(words.NAMES), drawn_from(words.NOUNS),
         one_of(words.COLORS),
     )  # fmt: skip
     article = "{s}" if person else "the {s}"
@@ -128,7 +128,7 @@ def state(facts: list[Fact], key: str, draw: Draw) -> list[str]:
             left = [fact for fact in left if all(fact is not known[key] for key in keys)]
     for fact in left:
         sentences.append(fact.more(draw, pronoun) if pronoun and sentences else fact.sentence(draw))
-    sentences = [_told(sentence, draw) if draw.chance(0.12) else sentence for sentence in sentences]
+    sentences = [_told(sentence, draw) if draw.chance(0.06) else sentence for sentence in sentences]
     # A value keeps its letters where it opens a sentence, so that it can be copied.
     values = tuple(str(fact.value) for fact in facts)
     return [sentence if sentence.startswith(values) else capital(sentence) for sentence in sentences]

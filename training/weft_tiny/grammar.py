@@ -18,6 +18,7 @@ T = TypeVar("T")
 _ALTERNATION = re.compile(r"\(([^()|]*(?:\|[^()|]*)+)\)")
 _SLOT = re.compile(r"\{(\w+)\}")
 _DROPPED = re.compile(r"(?<=[\w,] )(?:the|a|an|is|of|me|for|to|this|these|does|do|all|my|please) (?=[\w{])")
+# fmt: off
 _SYNONYMS = {
     "text": "passage|paragraph|note|document|sentence|snippet", "item": "thing|product|article",
     "items": "things|goods|products",
@@ -40,6 +41,7 @@ _SYNONYMS = {
     "need": "want|would like", "works": "is employed", "person": "man|woman", "expensive": "costly",
     "record": "object", "object": "record",
 }
+# fmt: on
 _SYNONYM = re.compile(r"(?<![\w{'])(?:" + "|".join(_SYNONYMS) + r")(?![\w}'])")
 
 
@@ -132,7 +134,7 @@ class Draw:
 
     def vary(self, line: str) -> str:
         """Now and then a line with small words missing or a word replaced, so that no wording is relied upon."""
-        if self.held_templates or self.chance(0.6):
+        if self.held_templates or self.chance(0.75):
             return line
         if self.chance(0.4):
             return _DROPPED.sub(lambda match: "" if self.chance(0.5) else match[0], line)

@@ -151,7 +151,7 @@ PERSON = (
     ),
     Relation(
         ("phone", "phone_number", "number"),
-        lambda draw: str(draw.number(10000, 999999)),
+        lambda draw: str(draw.number(1000, 99999)),
         Phrases(
             "The phone number of {s} is {v}.", "{s} can be called at {v}.", "Call {s} on {v}.", "{s}'s number is {v}.",
             "{s} has the number {v}.", "To reach {s}, dial {v}.", "~Phone {s} at {v}.", "~{s} answers calls to {v}.",

@@ -24,7 +24,7 @@ def spliced(rng: random.Random) -> str:
     """The start of one trained word and the end of another, which gives the letter groups that real words have."""
     first, last = rng.choice(_PARTS), rng.choice(_PARTS)
     word = first[: rng.randint(1, max(1, len(first) - 1))] + last[-rng.randint(2, max(2, len(last) - 1)) :]
-    return word[:9]
+    return word[:7]
 
 
 def syllables(rng: random.Random, low: int = 1, high: int = 3) -> str:
@@ -35,7 +35,7 @@ def syllables(rng: random.Random, low: int = 1, high: int = 3) -> str:
     for index in range(min(rng.randint(low, high), rng.randint(low, high))):
         onset = "" if index == 0 and rng.random() < 0.12 else rng.choice(_ONSETS)
         word += onset + rng.choice(_VOWELS) + rng.choice(_CODAS)
-    if len(word) > 9:
+    if len(word) > 7:
         return syllables(rng, low, high)
     return word if len(word) > 2 else word + rng.choice(_ONSETS) + "o"
 
@@ -53,7 +53,7 @@ def invented_noun(rng: random.Random) -> str:
 def code(rng: random.Random) -> str:
     """A code such as ``BX-17``, ``a4f9``, ``7731-K`` or ``zado_12``."""
     letters = "".join(rng.choice("ABCDEFGHJKLMNPQRSTUVWXYZ") for _ in range(rng.randint(1, 3)))
-    digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(2, 4)))
+    digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(2, 3)))
     shape = rng.randrange(7)
     if shape == 0:
         return f"{letters}-{digits}"
@@ -62,7 +62,7 @@ def code(rng: random.Random) -> str:
     if shape == 2:
         return f"{digits}-{letters}"
     if shape == 3:
-        return "".join(rng.choice("abcdef0123456789") for _ in range(rng.randint(4, 6)))
+        return "".join(rng.choice("abcdef0123456789") for _ in range(rng.randint(3, 5)))
     if shape == 4:
         return f"{syllables(rng, 1, 2)}{rng.choice('-_')}{digits}"
     if shape == 5:
@@ -126,9 +126,7 @@ cheese, butter, milk, rice, tea, coffee, sugar, salt, honey, soap, candle, pen, 
 COLORS = _list("red, blue, green, yellow, black, white, brown, orange, purple, pink, gray, gold, silver")
 MATERIALS = _list("wood, steel, glass, stone, paper, cotton, silk, wool, leather, plastic, copper, clay, rubber")
 DAYS = _list("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
-MONTHS = _list(
-    "January, February, March, April, May, June, July, August, September, October, November, December"
-)
+MONTHS = _list("January, February, March, April, May, June, July, August, September, October, November, December")
 LANGUAGES = _list("French, German, Spanish, Italian, Dutch, Polish, Greek, Turkish, Arabic, Hindi, Korean, Japanese")
 EVENTS = _list("""
 concert, meeting, party, lecture, wedding, dinner, picnic, market, parade, workshop, race, festival, exhibition, class,

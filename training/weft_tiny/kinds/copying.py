@@ -9,12 +9,19 @@ from training.weft_tiny.examples import Check, Example, Message, assistant, user
 from training.weft_tiny.grammar import Draw, Phrases
 
 REPEAT = Phrases(
-    "Repeat: {t}", "Say this: {t}", "Repeat after me: {t}", 'Say "{t}".', "Echo {t}", "Write exactly this: {t}",
+    "Repeat: {t}",
+    "Say this: {t}",
+    "Repeat after me: {t}",
+    'Say "{t}".',
+    "Echo {t}",
+    "Write exactly this: {t}",
     "Copy: {t}",
-    "Please repeat: {t}", "Type {t}",
+    "Please repeat: {t}",
+    "Type {t}",
 )
-PAIRS = Phrases("{l}\n\n{k}?", "{l}\nWhat is {k}?", "Table: {i}\n{k}", "{i}\nWhat is the value of {k}?",
-"Given {i}. {k}?")
+PAIRS = Phrases(
+    "{l}\n\n{k}?", "{l}\nWhat is {k}?", "Table: {i}\n{k}", "{i}\nWhat is the value of {k}?", "Given {i}. {k}?"
+)
 _POOLS = (words.NAMES, words.CITIES, words.CODES, words.KEYS, words.NOUNS, words.THINGS, words.GOODS)
 _LETTERS = string.printable[:95] + "äöüßéèñçøåλπЖя中文日本€…🙂🌍"
 

@@ -40,9 +40,10 @@ SYSTEM = Phrases(
 
 def make(draw: Draw) -> Example:
     """A passage of several facts, with one to three questions in turn."""
-    key, pool, relations = pick_relations(draw, draw.rng.choice((1, 2, 2, 3, 3, 4)))
-    subjects = draw.values(pool, draw.rng.choice((1, 2, 2, 3, 3, 6)) if len(relations) > 1 else draw.rng.randint(2, 5))
-    if len(subjects) * len(relations) > 6 and draw.chance(0.9):
+    key, pool, relations = pick_relations(draw, draw.rng.choice((1, 1, 2, 2, 3)))
+    count = draw.pick((1, 2, 2, 2, 3, 4) if len(relations) > 1 else (2, 2, 3, 3, 4))
+    subjects = draw.values(pool, count)
+    if len(subjects) * len(relations) > 4 and draw.chance(0.85):
         return make(draw)
     facts = [Fact(relation, subject, relation.sample(draw)) for subject in subjects for relation in relations]
     if len({str(fact.value) for fact in facts}) < len(facts) or _entangled(facts):
@@ -51,7 +52,7 @@ def make(draw: Draw) -> Example:
     if draw.chance(0.4):
         groups = [[fact] for fact in draw.some(facts, len(facts))]
     sentences = [sentence for group in groups for sentence in state(group, key, draw)]
-    for _ in range(draw.rng.choice((0, 0, 1, 1, 2))):
+    for _ in range(draw.rng.choice((0, 0, 0, 1))):
         sentences.insert(draw.pick((0, len(sentences))), draw.pick(FILLER))
     passage = " ".join(sentences)
     brief = draw.chance(0.3)

@@ -26,7 +26,8 @@ OPEN = (
     "Long ago, a {r} named {a} lived (alone|happily) in an old house.",
 )  # fmt: skip
 WITH_FRIEND = (
-    "{a} had a friend named {b}.", "Every day {a} met {b} at the (market|bridge|well).",
+    "{a} had a friend named {b}.",
+    "Every day {a} met {b} at the (market|bridge|well).",
     "{b} lived next door and often came to visit.",
 )
 FIND = (
@@ -39,11 +40,14 @@ MARVEL = (
     "Nobody knew where the {o} came from.", "When {a} touched the {o}, a soft (light|voice|song) came out of it.",
 )  # fmt: skip
 TROUBLE = (
-    "But then a (storm|flood|thief) came and the {o} was lost.", "But soon the {o} broke into two pieces.",
-    "But one night the {o} was gone.", "But the people of the town wanted to have the {o}.",
+    "But then a (storm|flood|thief) came and the {o} was lost.",
+    "But soon the {o} broke into two pieces.",
+    "But one night the {o} was gone.",
+    "But the people of the town wanted to have the {o}.",
 )
 SOLO = (
-    "{a} looked (for three days|everywhere) and did not give up.", "{a} sat down and thought of a plan.",
+    "{a} looked (for three days|everywhere) and did not give up.",
+    "{a} sat down and thought of a plan.",
     "{a} asked every neighbor for help.",
 )
 TOGETHER = (

@@ -8,7 +8,8 @@ from training.weft_tiny import toolbox
 from training.weft_tiny.examples import Check, Example, Message, assistant, calculate, calling, user
 from training.weft_tiny.grammar import Draw, Phrases
 from training.weft_tiny.kinds import chat
-from training.weft_tiny.toolbox import CALCULATOR, LOOKUP, NAMED, Offered, Tool
+from training.weft_tiny.toolbox import Offered, Tool
+from training.weft_tiny.toolset import CALCULATOR, LOOKUP, NAMED
 
 SYSTEM = Phrases(
     "Use the tools.", "You can call tools.", "You are a helpful assistant with tools.", "Call a tool when it helps.",
@@ -119,19 +120,19 @@ def make(draw: Draw) -> Example:
         session.messages += [user(talk.text), assistant(talk.answer)]
         session.checks.append(Check(any_of=talk.any_of, exclude=("tool_call",)))
         return session.finish(draw.rng.randint(0, 2))
-    if roll < 0.16:
+    if roll < 0.13:
         return _chain(session)
     family = _family(draw)
     text, values = request(draw, family)
     tool = session.offer(family)
     result = family.result(draw, values)
-    if roll < 0.72:
+    if roll < 0.80:
         session.messages.append(user(draw.phrase(POLITE, q=text) if draw.chance(0.5) else text))
         session.call(tool, values, result)
         session.say(reply(family, values, result), *_mentioned(family, result))
         if draw.chance(0.3):
             _again(session, family, tool)
-        return session.finish(draw.rng.choice((0, 1, 1, 2, 2, 3)))
+        return session.finish(draw.rng.choice((0, 0, 1, 1, 2, 3)))
     other = family if draw.chance(0.5) else _family(draw)
     next_text, next_values = request(draw, other)
     next_tool = tool if other is family else session.offer(other)
