@@ -104,7 +104,7 @@ class Bench:
         del self.sequences[sequence.table.seq]
         written = self.written(sequence)
         if self.random.random() < 0.4:
-            self.cache.hold(sequence.table, sequence.tokens, written, self.now + 20, self.now)
+            self.cache.retention.hold(sequence.table, sequence.tokens, written, self.now + 20, self.now)
         else:
             self.cache.free(sequence.table, sequence.tokens, written, self.now)
         self.cache.close(sequence.table, self.now)
@@ -145,10 +145,10 @@ class Bench:
         elif choice < 0.95:
             self.free(self.random.choice(list(self.sequences.values())))
         elif choice < 0.98:
-            self.cache.pin("a", pack_tokens(self.text()), self.now + 10)
+            self.cache.retention.pin("a", pack_tokens(self.text()), self.now + 10)
         else:
-            self.cache.expire(self.now)
-            self.cache.expect("a", pack_tokens(self.text()), self.now + 5)
+            self.cache.retention.expire(self.now)
+            self.cache.retention.expect("a", pack_tokens(self.text()), self.now + 5)
 
     def check(self) -> None:
         check_integrity(self.cache, [s.table for s in self.sequences.values()])
@@ -181,7 +181,7 @@ def test_every_table_reads_its_own_tokens(seed: int, device_pages: int, host_pag
     for sequence in list(bench.sequences.values()):
         bench.free(sequence)
     bench.drain()
-    bench.cache.expire(float("inf"))
+    bench.cache.retention.expire(float("inf"))
     bench.cache.reset()
     bench.drain()
     bench.check()

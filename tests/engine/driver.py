@@ -171,7 +171,7 @@ class Driver:
         self.sequences.clear()
         self.run()
         self.clock.advance(1e6)
-        self.engine.cache.expire(self.clock.now())
+        self.engine.cache.retention.expire(self.clock.now())
         self.send(wire.ResetPrefixCache())
         self.check()
         tiers = self.engine.cache.tiers

@@ -69,7 +69,7 @@ def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> 
     direct: Counter[int] = Counter()
     for table in tables:
         direct.update(table.pages[table.num_indexed :])
-    direct.update(page for _, page in cache.holders() if page is not None)
+    direct.update(page for _, page in cache.retention.holders() if page is not None)
     for tier, pool in (("device", cache.tiers.device), ("host", cache.tiers.host)):
         indexed = [page for node in nodes if node.tier == tier for page in node.pages]
         if len(indexed) != len(set(indexed)):
@@ -91,7 +91,7 @@ def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> 
 
 
 def _check_locks(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> None:
-    targets = [table.node for table in tables] + [node for node, _ in cache.holders()]
+    targets = [table.node for table in tables] + [node for node, _ in cache.retention.holders()]
     owner = {page: node for node in nodes if node.tier == "device" for page in node.pages}
     for page, node in owner.items():
         if cache.tiers.node_of[page] is not node:
@@ -109,7 +109,7 @@ def _check_locks(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> 
 
 
 def _check_tails(cache: KVCache, tables: list[PageTable]) -> None:
-    held = {(node.node_id, page) for node, page in cache.holders()}
+    held = {(node.node_id, page) for node, page in cache.retention.holders()}
     own = {(-t.seq, t.node.node_id, t.pages[t.num_indexed]) for t in tables if len(t.pages) > t.num_indexed}
     for tree in cache.trees().values():
         for node in [tree.root, *tree.nodes()]:

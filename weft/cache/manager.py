@@ -1,8 +1,8 @@
 """`KVCache`: page tables of sequences, and the prefixes they share.
 
-Owns the mapping from tokens to pages: lookup, reuse, copy-on-write, commit into the prefix index, forks, holds and
-pins. Knows no scheduling: callers decide who gets pages and when; `now` is an argument everywhere. Called by
-`weft.sched`.
+Owns the mapping from tokens to pages: lookup, reuse, copy-on-write, commit into the prefix index, forks. What is kept
+beyond its use is the matter of `retention`. Knows no scheduling: callers decide who gets pages and when; `now` is an
+argument everywhere. Called by `weft.sched`.
 
 A page enters the index when it is full, its tokens are known on the host and its write is done (`commit`). A page that
 duplicates one already indexed stays private to its sequence; a live page table is never rewritten, except that the
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from typing import NamedTuple
 
 from weft.cache.evict import EvictionPolicy, LeastRecentlyUsed
 from weft.cache.radix import Match, Node, Partial, RadixTree, Tail, detach, split
+from weft.cache.retention import Retention
 from weft.cache.tiers import Copies, TieredPages
 from weft.core.ids import TOKEN_BYTES
 
@@ -36,17 +36,6 @@ class PageTable:
         self.num_indexed = 0
         self.indexable = True
         """False once a full page duplicated an indexed one, or lost its lineage: later pages stay private."""
-
-
-class _Hold(NamedTuple):
-    node: Node
-    page: int | None
-    until_s: float
-
-
-class _Pin(NamedTuple):
-    node: Node
-    until_s: float
 
 
 class KVCache:
@@ -73,9 +62,7 @@ class KVCache:
         self._trees: dict[str, RadixTree] = {}
         self._namespaces: dict[int, str] = {}
         self._ids = itertools.count(1)
-        self._holds: dict[int, _Hold] = {}
-        self._pins: dict[int, _Pin] = {}
-        self._max_pinned_pages = int(num_device_pages * max_pinned_fraction)
+        self.retention = Retention(self, int(num_device_pages * max_pinned_fraction))
 
     # Looking up
 
@@ -116,11 +103,8 @@ class KVCache:
         if partial is not None:
             # Making room may evict the source; it keeps its content until the step that copies it is done.
             self.tiers.keep_readable(partial.tier, partial.page)
-        node = match.node
-        path = match.path
-        if match.child is not None and match.child_pages:
-            node = self._split(match.child, match.child_pages)
-            path = (*path, node)
+        node = self.node_for(match)
+        path = match.path if node is match.node else (*match.path, node)
         self.tiers.lock(node)
         for index, step in enumerate(path):
             if step.tier == "host" and not self.tiers.promote(step):
@@ -265,76 +249,11 @@ class KVCache:
         """Forget an empty table."""
         self.tiers.unlock(table.tree.root, now)
 
-    # Holds and pins
-
-    def hold(self, table: PageTable, tokens: array[int], num_written: int, until_s: float, now: float) -> bool:
-        """Keep the KV of a finished sequence, partial page included, until `until_s` or until pages run out.
-
-        Empties the table as `free` does. False when the pinned share is used up: then only whole pages stay, as
-        evictable as any.
-        """
-        self.commit(table, tokens, num_written, now)
-        whole = num_written // self.page_size
-        if table.num_indexed != whole or self._num_pinned() + len(table.pages) > self._max_pinned_pages:
-            self.free(table, tokens, num_written, now)
-            return False
-        rest = tokens[whole * self.page_size : num_written].tobytes()
-        page = table.pages[whole] if rest else None
-        if page is not None:
-            self.tiers.share_ref(page)
-            table.node.tails[table.seq] = Tail(rest, page)
-        self.tiers.lock(table.node)
-        self._holds[table.seq] = _Hold(table.node, page, until_s)
-        self.free(table, tokens, num_written, now)
-        return True
-
-    def pin(self, namespace: str, tokens: bytes, until_s: float) -> int | None:
-        """Keep the indexed prefix of `tokens` on the device until `until_s`. Returns the pin's id, or None when nothing
-        of the prefix is there or the pinned share is used up."""
-        match = self._find(namespace, tokens)
-        if match is None:
-            return None
-        node = match.node
-        if match.child is not None and match.child_pages:
-            node = self._split(match.child, match.child_pages)
-        if node.parent is None or node.tier == "host" or self._num_pinned() + node.depth_pages > self._max_pinned_pages:
-            return None
-        pin = next(self._ids)
-        self.tiers.lock(node)
-        self._pins[pin] = _Pin(node, until_s)
-        return pin
-
-    def unpin(self, pin: int, now: float) -> None:
-        """Undo `pin`. Idempotent."""
-        found = self._pins.pop(pin, None)
-        if found is not None:
-            self.tiers.unlock(found.node, now)
-
-    def break_pins(self, now: float) -> bool:
-        """Give up every pin, because a sequence cannot go on otherwise. Whether there was one."""
-        broken = bool(self._pins)
-        for pin in list(self._pins):
-            self.unpin(pin, now)
-        return broken
-
-    def expire(self, now: float) -> None:
-        """Let go of holds and pins whose time is over."""
-        for pin in [p for p, pin in self._pins.items() if pin.until_s <= now]:
-            self.unpin(pin, now)
-        for seq in [s for s, hold in self._holds.items() if hold.until_s <= now]:
-            self._end_hold(seq, now)
-
-    def expect(self, namespace: str, tokens: bytes, at_s: float | None) -> None:
-        """Tell the eviction policy when the indexed prefix of `tokens` is expected to be used again."""
-        match = self._find(namespace, tokens)
-        for node in match.path if match else ():
-            node.expected_at_s = at_s
-            self.tiers.offer(node)
+    # Emptying and pictures
 
     def reset(self) -> None:
         """Forget every cached page that nothing uses."""
-        for seq in list(self._holds):
-            self._end_hold(seq, 0.0)
+        self.retention.end_holds(0.0)
         for tree in list(self._trees.values()):
             for node in list(tree.nodes()):
                 if node.parent is not None and node.locks == 0:
@@ -342,24 +261,13 @@ class KVCache:
                     self.tiers.forget(node)
                     self.tiers.offer(parent)
 
-    # Steps and pictures
-
     def take_copies(self) -> Copies:
         """The copies that the step being built must carry."""
         return self.tiers.take_copies()
 
-    @property
-    def num_held(self) -> int:
-        """Held sequences."""
-        return len(self._holds)
-
     def trees(self) -> dict[str, RadixTree]:
         """The namespaces' trees, for integrity checks and pictures."""
         return self._trees
-
-    def holders(self) -> list[tuple[Node, int | None]]:
-        """The nodes and pages that holds and pins keep, for integrity checks."""
-        return [(h.node, h.page) for h in self._holds.values()] + [(p.node, None) for p in self._pins.values()]
 
     # Inside
 
@@ -370,15 +278,14 @@ class KVCache:
             self._namespaces[tree.root.node_id] = namespace
         return tree
 
-    def _find(self, namespace: str, tokens: bytes) -> Match | None:
+    def find(self, namespace: str, tokens: bytes) -> Match | None:
+        """The longest indexed prefix of `tokens`; None when nothing of the namespace is known."""
         tree = self._trees.get(namespace)
         return tree.match(tokens, len(tokens) // self._page_bytes) if tree else None
 
     def _allocate(self, count: int) -> list[int] | None:
         pages = self.tiers.allocate(count)
-        while pages is None and self._holds:
-            oldest = min(self._holds, key=lambda seq: (self._holds[seq].until_s, seq))
-            self._end_hold(oldest, self._holds[oldest].node.last_used_s)
+        while pages is None and self.retention.end_one_hold():
             pages = self.tiers.allocate(count)
         return pages
 
@@ -455,6 +362,12 @@ class KVCache:
             return node
         return self._split(node, num_pages - (node.depth_pages - len(node.pages)))
 
+    def node_for(self, match: Match) -> Node:
+        """The node that ends where the match does, cut there if need be."""
+        if match.child is not None and match.child_pages:
+            return self._split(match.child, match.child_pages)
+        return match.node
+
     def _split(self, node: Node, num_pages: int) -> Node:
         head_refs = 0
         if node.tier == "device":
@@ -479,15 +392,3 @@ class KVCache:
         if namespace is not None and not root.children and root.locks == 0:
             del self._namespaces[root.node_id]
             del self._trees[namespace]
-
-    def _end_hold(self, seq: int, now: float) -> None:
-        hold = self._holds.pop(seq)
-        if hold.page is not None:
-            del hold.node.tails[seq]
-            self.tiers.drop_ref(hold.page, now)
-        self.tiers.unlock(hold.node, now)
-
-    def _num_pinned(self) -> int:
-        return sum(h.node.depth_pages + 1 for h in self._holds.values()) + sum(
-            p.node.depth_pages for p in self._pins.values()
-        )

@@ -78,7 +78,7 @@ class Intake:
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.queue),
-            num_held=scheduler.cache.num_held,
+            num_held=scheduler.cache.retention.num_held,
             num_sequences=self.num_sequences,
             device_pages_total=tiers.device.num_pages,
             device_pages_free=tiers.device.num_free + tiers.device.num_fenced,
@@ -250,7 +250,7 @@ class Intake:
         if hold_until_s is None:
             scheduler.cache.free(sequence.table, sequence.tokens, written, now)
         else:
-            scheduler.cache.hold(sequence.table, sequence.tokens, written, hold_until_s, now)
+            scheduler.cache.retention.hold(sequence.table, sequence.tokens, written, hold_until_s, now)
         scheduler.cache.close(sequence.table, now)
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:

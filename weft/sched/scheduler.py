@@ -87,7 +87,7 @@ class Scheduler:
     def schedule(self, now: float) -> tuple[Step, InFlight]:
         """The next step and what its results will mean. An empty step must not be launched: `launched` is what counts
         it."""
-        self.cache.expire(now)
+        self.cache.retention.expire(now)
         step_id = self.last_step_id + 1
         self.queue.unpark_due(step_id)
         builder = StepBuilder(step_id, self.slots, self.cache.page_size)
@@ -324,7 +324,7 @@ class Scheduler:
             enough = not self.running or self.cache.num_available >= cost + len(self.running)
             if self.slots.num_free and enough:
                 return True
-            if not enough and self._rest_victim(sequence, now):
+            if not enough and self._resting_pages_suffice(cost) and self._rest_victim(sequence, now):
                 continue
             victim = max(self.running.values(), key=self.queue.rank, default=None)
             if victim is None or victim.priority <= sequence.priority:
@@ -335,6 +335,11 @@ class Scheduler:
                 self._pressed = sequence
                 return False
             self.preempt(victim, now)
+
+    def _resting_pages_suffice(self, cost: int) -> bool:
+        """Whether taking pages from sequences at rest could be enough: else they keep theirs."""
+        resting = sum(len(sequence.table.pages) for sequence in self.resting.values())
+        return self.cache.num_available + resting >= cost + len(self.running)
 
     def _run(self, sequence: Sequence, now: float) -> None:
         sequence.slot = self.slots.take()
@@ -362,7 +367,7 @@ class Scheduler:
                     self._pressed = sequence
                     return False
                 self.preempt(victim, now)
-            elif not self.cache.break_pins(now):
+            elif not self.cache.retention.break_pins(now):
                 return False
         return True
 

@@ -1,0 +1,134 @@
+"""`Retention`: KV that is kept although nobody uses it: holds of finished sequences, pins of prefixes.
+
+Owns who asked for what to be kept until when, and gives it up when its time is over or pages run out. Both together may
+take `max_pages` of the device. Called by the scheduler, and by the cache when it has nothing else to evict.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.cache.radix import Node, Tail
+
+if TYPE_CHECKING:
+    from weft.cache.manager import KVCache, PageTable
+
+
+class _Hold(NamedTuple):
+    node: Node
+    page: int | None
+    until_s: float
+
+
+class _Pin(NamedTuple):
+    node: Node
+    until_s: float
+
+
+class Retention:
+    """See the module's docstring."""
+
+    def __init__(self, cache: KVCache, max_pages: int):
+        self._cache = cache
+        self._max_pinned_pages = max_pages
+        self._ids = itertools.count(1)
+        self._holds: dict[int, _Hold] = {}
+        self._pins: dict[int, _Pin] = {}
+
+    @property
+    def num_held(self) -> int:
+        """Held sequences."""
+        return len(self._holds)
+
+    def hold(self, table: PageTable, tokens: array[int], num_written: int, until_s: float, now: float) -> bool:
+        """Keep the KV of a finished sequence, partial page included, until `until_s` or until pages run out.
+
+        Empties the table as `free` does. False when the pinned share is used up: then only whole pages stay, as
+        evictable as any.
+        """
+        self._cache.commit(table, tokens, num_written, now)
+        whole = num_written // self._cache.page_size
+        if table.num_indexed != whole or self._num_pinned() + len(table.pages) > self._max_pinned_pages:
+            self._cache.free(table, tokens, num_written, now)
+            return False
+        rest = tokens[whole * self._cache.page_size : num_written].tobytes()
+        page = table.pages[whole] if rest else None
+        if page is not None:
+            self._cache.tiers.share_ref(page)
+            table.node.tails[table.seq] = Tail(rest, page)
+        self._cache.tiers.lock(table.node)
+        self._holds[table.seq] = _Hold(table.node, page, until_s)
+        self._cache.free(table, tokens, num_written, now)
+        return True
+
+    def pin(self, namespace: str, tokens: bytes, until_s: float) -> int | None:
+        """Keep the indexed prefix of `tokens` on the device until `until_s`. Returns the pin's id, or None when nothing
+        of the prefix is there or the pinned share is used up."""
+        match = self._cache.find(namespace, tokens)
+        if match is None:
+            return None
+        node = self._cache.node_for(match)
+        if node.parent is None or node.tier == "host" or self._num_pinned() + node.depth_pages > self._max_pinned_pages:
+            return None
+        pin = next(self._ids)
+        self._cache.tiers.lock(node)
+        self._pins[pin] = _Pin(node, until_s)
+        return pin
+
+    def unpin(self, pin: int, now: float) -> None:
+        """Undo `pin`. Idempotent."""
+        found = self._pins.pop(pin, None)
+        if found is not None:
+            self._cache.tiers.unlock(found.node, now)
+
+    def break_pins(self, now: float) -> bool:
+        """Give up every pin, because a sequence cannot go on otherwise. Whether there was one."""
+        broken = bool(self._pins)
+        for pin in list(self._pins):
+            self.unpin(pin, now)
+        return broken
+
+    def expire(self, now: float) -> None:
+        """Let go of holds and pins whose time is over."""
+        for pin in [p for p, pin in self._pins.items() if pin.until_s <= now]:
+            self.unpin(pin, now)
+        for seq in [s for s, hold in self._holds.items() if hold.until_s <= now]:
+            self._end_hold(seq, now)
+
+    def expect(self, namespace: str, tokens: bytes, at_s: float | None) -> None:
+        """Tell the eviction policy when the indexed prefix of `tokens` is expected to be used again."""
+        match = self._cache.find(namespace, tokens)
+        for node in match.path if match else ():
+            node.expected_at_s = at_s
+            self._cache.tiers.offer(node)
+
+    def end_one_hold(self) -> bool:
+        """Give up the hold that would end first. Whether there was one."""
+        if not self._holds:
+            return False
+        first = min(self._holds, key=lambda seq: (self._holds[seq].until_s, seq))
+        self._end_hold(first, self._holds[first].node.last_used_s)
+        return True
+
+    def end_holds(self, now: float) -> None:
+        """Give up every hold."""
+        for seq in list(self._holds):
+            self._end_hold(seq, now)
+
+    def holders(self) -> list[tuple[Node, int | None]]:
+        """The nodes and pages that holds and pins keep, for integrity checks."""
+        return [(h.node, h.page) for h in self._holds.values()] + [(p.node, None) for p in self._pins.values()]
+
+    def _end_hold(self, seq: int, now: float) -> None:
+        hold = self._holds.pop(seq)
+        if hold.page is not None:
+            del hold.node.tails[seq]
+            self._cache.tiers.drop_ref(hold.page, now)
+        self._cache.tiers.unlock(hold.node, now)
+
+    def _num_pinned(self) -> int:
+        return sum(h.node.depth_pages + 1 for h in self._holds.values()) + sum(
+            p.node.depth_pages for p in self._pins.values()
+        )
