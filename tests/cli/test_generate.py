@@ -78,3 +78,9 @@ def test_several_answers_cannot_be_streamed(weft):
 def test_a_file_that_is_not_there(weft):
     result = weft("generate", "--file", "/no/such/file", *SMALL)
     assert (result.exit_code, result.stderr) == (1, "weft: /no/such/file cannot be read: No such file or directory\n")
+
+
+def test_a_pipe_that_is_no_text(weft):
+    result = weft("generate", *SMALL, input=b"\xff\xfe")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert "standard input is not UTF-8 text" in result.stderr

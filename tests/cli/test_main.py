@@ -124,6 +124,19 @@ def test_several_models_share_the_machine():
         per_model(settings, ["a", "a"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--port", "99999"), "port must be between 0 and 65535, got 99999"),
+        (("--host", "nowhere.invalid"), "cannot listen on nowhere.invalid port 8000"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused(weft, arguments, message):
+    result = weft("serve", *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
 def test_models_and_architectures(weft, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert "weft-tiny" in weft("models").output
@@ -131,6 +144,27 @@ def test_models_and_architectures(weft, monkeypatch, tmp_path):
     assert "LlamaForCausalLM" in found["architectures"]
     embedded = found["models"][0]
     assert (embedded["name"], embedded["supported"], embedded["max_context"]) == ("weft-tiny", True, 2048)
+
+
+def test_models_lists_the_hub_cache(weft, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    for repo, config in {
+        "models--org--good": '{"architectures": ["Qwen3ForCausalLM"]}',
+        "models--org--odd": "[1",
+    }.items():
+        snapshot = tmp_path / repo / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(config)
+        (tmp_path / repo / "refs").mkdir()
+        (tmp_path / repo / "refs" / "main").write_text(commit)
+    program = "from weft.cli.main import app\napp(['models', '--json'])\n"
+    # The hub's client reads where its cache is when it is imported.
+    listed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    found = {one["name"]: one for one in json.loads(listed.stdout)["models"]}
+    assert found["org/good"]["architecture"] == "Qwen3ForCausalLM"
+    assert found["org/good"]["where"] == "hub cache, main"
+    assert found["org/odd"]["architecture"] is None
 
 
 def test_doctor_says_what_will_be_used(weft):

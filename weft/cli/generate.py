@@ -238,18 +238,19 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
 @contextlib.contextmanager
 def _open_lines(file: Path | None) -> Iterator[TextIO]:
     """The file, or the pipe. Raises `WeftError` for what cannot be read."""
-    if file is None:
-        if sys.stdin.isatty():
-            raise typer.BadParameter("there is no prompt: give one, or --file, or a pipe")
-        yield sys.stdin
-        return
+    if file is None and sys.stdin.isatty():
+        raise typer.BadParameter("there is no prompt: give one, or --file, or a pipe")
     try:
-        with file.open(encoding="utf-8") as source:
-            yield source
+        source = sys.stdin if file is None else file.open(encoding="utf-8")
     except OSError as error:
         raise WeftError(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        yield source
     except UnicodeDecodeError as error:
-        raise WeftError(f"{file} is not UTF-8 text: {error}") from error
+        raise WeftError(f"{file or 'standard input'} is not UTF-8 text: {error}") from error
+    finally:
+        if file is not None:
+            source.close()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,9 +18,12 @@ QUIET_BYTES = 64 * MIB
 """Models that are read in an instant need no report."""
 
 
-def loading_progress(name: str) -> Loading:
-    """A receiver of progress. May be called from any one thread, and again after an engine's restart."""
-    return _Bar(name) if sys.stderr.isatty() else _Lines(name)
+def loading_progress(name: str, *, alone: bool = True) -> Loading:
+    """A receiver of progress. May be called from any one thread, and again after an engine's restart.
+
+    Models that load beside each other (`alone` is false) get lines: bars would overwrite each other.
+    """
+    return _Bar(name) if alone and sys.stderr.isatty() else _Lines(name)
 
 
 class _Lines:
@@ -70,3 +74,5 @@ class _Bar:
         )
         self._task = self._bar.add_task(self._name, total=total)
         self._bar.start()
+        # A bar hides the cursor; where loading fails, nobody else stops it.
+        atexit.register(self._bar.stop)

@@ -14,6 +14,7 @@ from weft.config import Config
 from weft.core.errors import ConfigError
 
 ARGUMENT = "argument MODEL"
+MAX_PORT = 65535
 
 EXAMPLES = """Examples:
 
@@ -116,9 +117,8 @@ def run(configs: list[Config]) -> None:
     for config in configs:
         engine = config.engine
         tokenizer = load_tokenizer(engine.model, engine.revision, engine.offline)
-        client = ProcessEngine(
-            engine, progress=loading_progress(engine.model), trace=shared.trace, log_level=shared.log_level
-        )
+        progress = loading_progress(engine.model, alone=len(configs) == 1)
+        client = ProcessEngine(engine, progress=progress, trace=shared.trace, log_level=shared.log_level)
         served.append(
             ServedModel(config.server.served_model_name or [engine.model], client, tokenizer, root=engine.model)
         )
@@ -130,11 +130,14 @@ def run(configs: list[Config]) -> None:
 
 def _check_address(host: str, port: int) -> None:
     """Whether the address can be had, before models are loaded for it. Raises `ConfigError`."""
+    if not 0 <= port <= MAX_PORT:
+        # Resolvers and event loops take the last sixteen bits of a larger number without a word.
+        raise ConfigError(f"port must be between 0 and {MAX_PORT}, got {port}")
     try:
         [family, kind, _, _, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+    except OSError as error:
+        reason = error.strerror
         raise ConfigError(f"the server cannot listen on {host} port {port}: {reason}; see --host and --port") from error
