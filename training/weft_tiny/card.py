@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from training.weft_tiny.train import ASSET
 
 RESULTS = Path("training/weft_tiny/results.json")
@@ -40,8 +42,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ASSET / "README.md")
     args = parser.parse_args()
     results = json.loads(args.results.read_text(encoding="utf-8"))
+    with safe_open(args.out.parent / "model.safetensors", "pt") as weights:
+        tokens = int(weights.metadata()["tokens"])
     template = (Path(__file__).parent / "card_template.md").read_text(encoding="utf-8")
     card = template.replace("{{table}}", table(results)).replace("{{cases}}", str(results["cases"]))
+    card = card.replace("{{tokens}}", f"{tokens / 1e6:.1f}")
     args.out.write_text(card, encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ def export(checkpoint: Path, out: Path) -> None:
     state = torch.load(checkpoint, map_location="cpu")
     weights = {name: value.to(torch.bfloat16).contiguous() for name, value in state["average"].items()}
     out.mkdir(parents=True, exist_ok=True)
-    save_file(weights, str(out / "model.safetensors"), metadata={"format": "pt"})
+    save_file(weights, str(out / "model.safetensors"), metadata={"format": "pt", "tokens": str(state["seen"])})
     (out / "model.safetensors").chmod(0o644)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     write(tokenizer, out)
