@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 # Interpreters to try, first to last; the one that fits `requires-python` is used.
 PYTHON ?= python3 python3.12 python3.11 python
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet -c constraints.txt
+LIBRARY := weft/kernels/cpu/_weft_cpu.so
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -44,7 +45,7 @@ format: install ## rewrite the code as `make check` wants it
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) weft/kernels/cpu/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(LIBRARY) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone: a looser requirement beside others could choose another build of it.
@@ -52,11 +53,13 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py constraints.txt
 	@echo "Installing into $(VENV); the first time this downloads torch and takes a few minutes."
 	@$(PIP) "$$(grep '^torch==' constraints.txt)" setuptools
 	@$(PIP) --no-build-isolation -e '.[dev]'
-	@touch $@ $(VENV)/.kernels
+	@touch $@
 
 # Installing compiles the kernels, where there is a C++ compiler; so does a change of their sources.
 $(VENV)/.kernels: $(VENV)/.installed $(wildcard weft/kernels/cpu/src/*)
-	@$(BIN)/python -m weft.kernels.cpu.build || true
+	@if [ ! -e $(LIBRARY) ] || [ -n "$$(find $(dir $(LIBRARY))src -newer $(LIBRARY))" ]; then \
+	  $(BIN)/python -m weft.kernels.cpu.build || true; \
+	fi
 	@touch $@
 
 $(VENV)/.made:
