@@ -200,7 +200,7 @@ class TestPackaging:
     def test_ci_script_runs(self) -> None:
         script = ROOT / ".ci/run"
         assert os.access(script, os.X_OK)
-        subprocess.run(["sh", "-n", str(script)], check=True)
+        subprocess.run(["bash", "-n", str(script)], check=True)
 
     @pytest.mark.slow
     def test_wheel_holds_the_whole_package_and_nothing_else(self, tmp_path: Path) -> None:
