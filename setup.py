@@ -1,54 +1,60 @@
-"""Compiles the C++ kernels while the package is built; everything else is in pyproject.toml.
-
-The library is plain C to its caller, so one wheel serves every Python of a platform. Without a compiler the package is
-built all the same, for any platform, and works with the kernels in torch.
-"""
+"""Installation: what pyproject.toml cannot say, which is that the kernels in C++ are compiled if that is possible."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_py import build_py
-
-KERNELS = Path("weft/kernels/cpu")
+from setuptools.command.build_ext import build_ext
 
 
-def load_builder():
-    """`weft.kernels.cpu.build`, by its file: the package is not importable while it is built."""
-    spec = importlib.util.spec_from_file_location("weft_kernels_build", KERNELS / "build.py")
+def _builder() -> ModuleType:
+    """`weft.kernels.cpu.build`, by its path: the package and what it needs are not installed yet."""
+    path = Path(__file__).parent / "weft" / "kernels" / "cpu" / "build.py"
+    spec = importlib.util.spec_from_file_location("weft_kernel_build", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load {path}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-class BuildWithKernels(build_py):
-    """Puts the library beside `build.py`: in the build folder, or in the source tree for an editable installation."""
+class BuildKernels(build_ext):
+    """Builds one library with a plain C interface; without it the package works, slower."""
 
-    def run(self):
-        """Build what setuptools builds, then the library."""
-        super().run()
-        builder = load_builder()
-        folder = KERNELS if self.editable_mode else Path(self.build_lib) / KERNELS
+    def get_ext_filename(self, fullname: str) -> str:
+        """Without the interpreter's tag: one library serves every Python."""
+        return fullname.replace(".", "/") + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile, or say why not."""
+        builder, target = _builder(), Path(self.get_ext_fullpath(ext.name))
+        # What an earlier build left must not pass for this one's.
+        target.unlink(missing_ok=True)
         try:
-            builder.build((folder / builder.LIBRARY.name).resolve())
+            builder.build(target)
         except builder.BuildError as error:
-            print(f"warning: the C++ kernels were not built: {error}", file=sys.stderr)
+            print(f"The kernels in C++ were not built, so slower ones will be used: {error}", file=sys.stderr)
+
+    def copy_extensions_to_source(self) -> None:
+        """An editable installation finds the library beside its sources, if there is one."""
+        self.extensions = [e for e in self.extensions if Path(self.get_ext_fullpath(e.name)).exists()]
+        super().copy_extensions_to_source()
 
 
 class PlatformWheel(bdist_wheel):
-    """Tags the wheel for this platform and any Python 3, where it holds the library."""
+    """The wheel is for a platform, and for any Python on it."""
 
-    def get_tag(self):
-        """(python, abi, platform)"""
-        library = Path(self.bdist_dir) / KERNELS / load_builder().LIBRARY.name
-        if not library.exists():
-            return super().get_tag()
-        self.root_is_pure = False
-        return "py3", "none", self.plat_name.replace("-", "_").replace(".", "_")
+    def get_tag(self) -> tuple[str, str, str]:
+        """The platform's own tag, without the interpreter's."""
+        return ("py3", "none", super().get_tag()[2])
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
+setup(
+    ext_modules=[Extension("weft.kernels.cpu._weft_cpu", sources=[], optional=True)],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+)

@@ -23,13 +23,12 @@ SOURCES = HERE / "src"
 LIBRARY = HERE / "_weft_cpu.so"
 
 _COMMON = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-w")
-_X86_LEVELS = {
-    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi2"),
-    "avx512": (
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mbmi2"),
-        "-mprefer-vector-width=512",
-    ),
-}
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
+_AVX512 = (
+    *(*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
+    "-mprefer-vector-width=512",
+)
+_X86_LEVELS = {"avx2": _AVX2, "avx512": _AVX512, "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16")}
 
 
 class BuildError(Exception):

@@ -29,6 +29,7 @@ class Level(IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
+    AMX = 3
 
 
 class BatchFields(Structure):

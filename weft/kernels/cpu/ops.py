@@ -22,8 +22,16 @@ NAME = "cpp"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64
-THIN_ROWS = 8
-"""Products of up to so many rows read the weight once, at the speed of memory."""
+THIN_ROWS = {
+    (Level.AMX, torch.bfloat16): 128,
+    (Level.AVX512, torch.bfloat16): 16,
+    (Level.AVX2, torch.bfloat16): 16,
+    (Level.AMX, torch.float32): 16,
+    (Level.AVX512, torch.float32): 16,
+    (Level.AVX2, torch.float32): 8,
+}
+"""Products of up to so many rows are ours: they read the weight once, where a library's product rearranges it first.
+Measured against torch's product held to the same instructions; what is not listed leaves it to torch."""
 
 
 class CpuKernels:
@@ -41,7 +49,7 @@ class CpuKernels:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """See `base.Linear`."""
         rows = x.shape[0]
-        if not 0 < rows <= THIN_ROWS or not _fit(x, weight, bias, residual):
+        if not 0 < rows <= THIN_ROWS.get((self.level, x.dtype), 0) or not _fit(x, weight, bias, residual):
             return torch_ops.linear(x, weight, bias, residual)
         outputs, inputs = weight.shape
         out = residual if residual is not None else x.new_empty(rows, outputs)

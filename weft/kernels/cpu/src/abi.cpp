@@ -3,6 +3,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 using namespace weft;
@@ -37,10 +39,20 @@ bool has_avx512() {
     if ((b & needed) != needed) return false;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16);
 }
+
+bool has_amx() {
+    constexpr unsigned kTile = 1u << 24, kTileBf16 = 1u << 22;
+    unsigned a, b, c, d;
+    if (!has_avx512() || (saved_state() & 0x60000) != 0x60000) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kTileBf16)) != (kTile | kTileBf16)) return false;
+    // Linux hands out the tile registers on request: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
+    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
 #endif
 
 const Table& table(int level) {
 #if defined(__x86_64__)
+    if (level == kAmx) return kAmxTable;
     if (level == kAvx512) return kAvx512Table;
     if (level == kAvx2) return kAvx2Table;
 #endif
@@ -56,6 +68,7 @@ WEFT_EXPORT const char* weft_source_hash() { return WEFT_SOURCE_HASH; }
 
 WEFT_EXPORT int weft_has_level(int level) {
 #if defined(__x86_64__)
+    if (level == kAmx) return has_amx();
     if (level == kAvx512) return has_avx512();
     if (level == kAvx2) return has_avx2();
 #endif

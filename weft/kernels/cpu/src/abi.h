@@ -10,7 +10,7 @@ namespace weft {
 constexpr int kAbiVersion = 1;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
-enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kNumLevels = 3 };
+enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 
 // bfloat16 as stored; arithmetic happens in float.
 struct bf16 {
@@ -89,6 +89,7 @@ extern const Table kPortableTable;
 #if defined(__x86_64__)
 extern const Table kAvx2Table;
 extern const Table kAvx512Table;
+extern const Table kAmxTable;
 #endif
 
 }  // namespace weft

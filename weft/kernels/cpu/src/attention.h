@@ -1,6 +1,7 @@
 // A batch's attention as tasks: which kernel a row takes follows from the row alone.
 #pragma once
 
+#include "memory.h"
 #include "prefill.h"
 #include "threads.h"
 
@@ -13,22 +14,6 @@ struct Task {
     int32_t head;
     int32_t first;
     int32_t count;  // 0: a row with few queries
-};
-
-// Owns a block of memory. (Standard containers would bring in functions that the linker may share between levels.)
-struct Memory {
-    void* data = nullptr;
-    size_t size = 0;
-    ~Memory() { std::free(data); }
-    void* at_least(size_t bytes) {
-        if (bytes > size) {
-            std::free(data);
-            size = (bytes + 63) / 64 * 64;
-            data = std::aligned_alloc(64, size);
-            if (!data) __builtin_abort();
-        }
-        return data;
-    }
 };
 
 inline int64_t stacked(const AttentionArgs& a, int64_t r) {

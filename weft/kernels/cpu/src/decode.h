@@ -102,7 +102,7 @@ WEFT_INLINE void add_values(const T* v, int64_t dim, const float (*weights)[kChu
 
 // Asks for `bytes` from p on to be in the cache soon.
 WEFT_INLINE void prefetch(const void* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
 }
 
 // What one task works on: the stacked query heads of one KV head in one row.
@@ -190,8 +190,7 @@ void attend_chunk(const AttentionArgs& a, const Stack<T>& s, int64_t begin, int6
     for (int b = 0; b < blocks; b++) {
         int at = starts[b], n = starts[b + 1] - at;
         const T* v = entry_at<T>(a, row, s.head, 1, begin + at);
-        if (b + 1 < blocks)
-            prefetch(entry_at<T>(a, row, s.head, 1, begin + at + n), n * dim * (int64_t)sizeof(T));
+        if (b + 1 < blocks) prefetch(entry_at<T>(a, row, s.head, 1, begin + at + n), n * dim * (int64_t)sizeof(T));
         int m = 0;
         uint64_t bits = seen_by_any[b];
         for (; m + 4 <= s.count; m += 4) add_values<T, Wide, 4>(v, dim, scores + m, at, bits, n, out.values + m);

@@ -3,6 +3,8 @@
 // Each result is one dot product in one fixed order, so a row of x gives the same result alone as among others.
 #pragma once
 
+#include "amx.h"
+#include "memory.h"
 #include "simd.h"
 #include "threads.h"
 
@@ -61,8 +63,49 @@ WEFT_INLINE void linear_columns(const LinearArgs& a, int64_t n) {
     for (; m < a.rows; m++) linear_block<T, Wide, 1, N>(a, m, n);
 }
 
+#if WEFT_AMX
+// The weight's rows fill tiles as they lie in memory; x is rearranged instead, once per thread. A result is the same
+// whatever the other rows of x are.
+inline void linear_tiles(const LinearArgs& a) {
+    int64_t padded = (a.rows + 15) / 16 * 16, blocks = a.outputs / 32;
+#pragma omp parallel num_threads(threads_for(a.inputs * a.outputs, a.threads))
+    {
+        static thread_local Memory memory;
+        int32_t* x = (int32_t*)memory.at_least((size_t)(a.inputs / 2 * padded) * 4);
+        pack_rows((const bf16*)a.x, a.rows, a.inputs, x, padded);
+        TileUnit in_use;
+#pragma omp for schedule(static) nowait
+        for (int64_t block = 0; block < blocks; block++) {
+            int64_t n = block * 32;
+            const bf16* weight = (const bf16*)a.weight + n * a.inputs;
+            for (int64_t m = 0; m < padded; m += 32) {
+                alignas(64) float sums[32][32];
+                const bf16* next = m == 0 && block + 1 < blocks ? weight + 32 * a.inputs : nullptr;
+                if (m + 16 < padded)
+                    tile_columns<2>(weight, next, x + m, padded, a.inputs, sums);
+                else
+                    tile_columns<1>(weight, next, x + m, padded, a.inputs, sums);
+                for (int64_t i = 0; i < least<int64_t>(32, a.rows - m); i++)
+                    for (int half = 0; half < 32; half += W) {
+                        int64_t at = (m + i) * a.outputs + n + half;
+                        vf y = load(&sums[i][half]);
+                        if (a.bias) y += load((const bf16*)a.bias + n + half);
+                        if (a.residual) y += load((const bf16*)a.residual + at);
+                        store((bf16*)a.out + at, y);
+                    }
+            }
+        }
+    }
+    for (int64_t n = blocks * 32; n < a.outputs; n++) linear_columns<bf16, true, 1>(a, n);
+}
+#endif
+
 template <class T, bool Wide>
 void linear_rows(const LinearArgs& a) {
+#if WEFT_AMX
+    if constexpr (sizeof(T) == 2)
+        if (a.inputs % 32 == 0 && a.outputs >= 32) return linear_tiles(a);
+#endif
     constexpr int N = 4;
     int64_t blocks = (a.outputs + N - 1) / N;
 #pragma omp parallel for schedule(static) num_threads(threads_for(a.inputs * a.outputs, a.threads))

@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 
+#include "amx.h"
 #include "decode.h"
 
 namespace weft {
@@ -65,10 +66,15 @@ WEFT_INLINE void product_rows(const typename Unit<T>::type* a, int64_t a_stride,
     for (; n < columns; n += W) product_block<T, M, 1, Add>(a, a_stride, b + n, b_stride, c + n, c_stride, depth);
 }
 
-// `columns` is a multiple of W; strides count units, or floats for c.
+// `columns` is a multiple of W; strides count units, or floats for c. Rows of a and c up to the next multiple of 32 exist.
 template <class T, bool Add>
 void product(const typename Unit<T>::type* a, int64_t a_stride, const typename Unit<T>::type* b, int64_t b_stride,
              float* c, int64_t c_stride, int64_t rows, int64_t depth, int64_t columns) {
+#if WEFT_AMX
+    if constexpr (Unit<T>::values == 2)
+        if (depth % 16 == 0 && columns % 32 == 0)
+            return tile_product<Add>(a, a_stride, b, b_stride, c, c_stride, rows, depth, columns);
+#endif
     constexpr int M = W == 4 ? 2 : 4;
     int64_t m = 0;
     for (; m + M <= rows; m += M)
@@ -76,33 +82,6 @@ void product(const typename Unit<T>::type* a, int64_t a_stride, const typename U
     for (; m < rows; m++)
         product_rows<T, 1, Add>(a + m * a_stride, a_stride, b, b_stride, c + m * c_stride, c_stride, depth, columns);
 }
-
-#if WEFT_AVX512
-// to[i][j] = from[j][i] for 16 x 16 words; strides in words.
-inline void transpose_words(const int32_t* const* from, int32_t* to, int64_t to_stride) {
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from[i]);
-    for (int i = 0; i < 8; i++) {
-        b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
-        b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; i++) {
-        a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
-        a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
-        a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
-        a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
-    }
-    // a[4 i + j] holds, in its 128-bit part p, column 4 p + j of rows 4 i .. 4 i + 3.
-    for (int j = 0; j < 4; j++) {
-        __m512i x = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88), y = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
-        __m512i z = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd), w = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
-        _mm512_storeu_si512(to + (0 + j) * to_stride, _mm512_shuffle_i32x4(x, y, 0x88));
-        _mm512_storeu_si512(to + (8 + j) * to_stride, _mm512_shuffle_i32x4(x, y, 0xdd));
-        _mm512_storeu_si512(to + (4 + j) * to_stride, _mm512_shuffle_i32x4(z, w, 0x88));
-        _mm512_storeu_si512(to + (12 + j) * to_stride, _mm512_shuffle_i32x4(z, w, 0xdd));
-    }
-}
-#endif
 
 // A tile's memory. One per thread, kept between calls.
 template <class T>
@@ -205,6 +184,9 @@ WEFT_INLINE void soften(Tile<T>& tile, int m, uint64_t bits, float scale, int64_
 template <class T>
 void attend_tile(const AttentionArgs& a, int64_t r, int64_t head, int64_t first, int64_t count, Tile<T>& tile) {
     typedef typename Unit<T>::type unit;
+#if WEFT_AMX
+    TileUnit in_use;
+#endif
     const Row row = row_of(*a.batch, r);
     const int64_t dim = a.heads.head_dim, group = a.heads.num_heads / a.heads.num_kv_heads;
     const int rows = (int)(count * group);

@@ -20,6 +20,9 @@ namespace {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
 #define WEFT_AVX512 1
+#if defined(__AMX_BF16__)
+#define WEFT_AMX 1
+#endif
 constexpr int W = 16;
 #elif defined(__AVX2__) && defined(__FMA__)
 #define WEFT_AVX2 1
@@ -161,12 +164,17 @@ WEFT_INLINE vi lanes_of(uint32_t bits) {
     return ((all_int((int32_t)bits) >> iota) & 1) != 0;
 }
 
-// e**x to within 2 units in the last place for x <= 0 and moderate x > 0; exactly 0 below the smallest normal result.
+// e**x to within a few units in the last place; exactly 0 far below the smallest normal result, for -infinity too.
 WEFT_INLINE vf exponential(vf x) {
+#if WEFT_AVX512
+    vf clamped = (vf)_mm512_max_ps(_mm512_set1_ps(-150.0f), (__m512)x);  // in this order a NaN stays one
+    vf n = (vf)_mm512_roundscale_ps((__m512)(clamped * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT);
+#else
     const vf magic = all(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer
     vf clamped = x < -87.0f ? all(-87.0f) : x;
     clamped = clamped > 88.0f ? all(88.0f) : clamped;
     vf n = (clamped * 1.44269504088896341f + magic) - magic;
+#endif
     vf r = clamped - n * 0.693359375f;
     r = r - n * -2.12194440e-4f;
     vf p = all(1.9875691500e-4f);
@@ -176,10 +184,41 @@ WEFT_INLINE vf exponential(vf x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     vf e = p * (r * r) + r + 1.0f;
+#if WEFT_AVX512
+    return (vf)_mm512_scalef_ps((__m512)e, (__m512)n);
+#else
     vi power = (__builtin_convertvector(n, vi) + 127) << 23;
     return x < -87.0f ? vf{} : e * (vf)power;
+#endif
 }
 WEFT_INLINE float exponential(float x) { return exponential(all(x))[0]; }
+
+#if WEFT_AVX512
+// to[i][j] = from[j][i] for 16 x 16 words; strides in words.
+inline void transpose_words(const int32_t* const* from, int32_t* to, int64_t to_stride) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from[i]);
+    for (int i = 0; i < 8; i++) {
+        b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+        a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+    }
+    // a[4 i + j] holds, in its 128-bit part p, column 4 p + j of rows 4 i .. 4 i + 3.
+    for (int j = 0; j < 4; j++) {
+        __m512i x = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88), y = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+        __m512i z = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd), w = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+        _mm512_storeu_si512(to + (0 + j) * to_stride, _mm512_shuffle_i32x4(x, y, 0x88));
+        _mm512_storeu_si512(to + (8 + j) * to_stride, _mm512_shuffle_i32x4(x, y, 0xdd));
+        _mm512_storeu_si512(to + (4 + j) * to_stride, _mm512_shuffle_i32x4(z, w, 0x88));
+        _mm512_storeu_si512(to + (12 + j) * to_stride, _mm512_shuffle_i32x4(z, w, 0xdd));
+    }
+}
+#endif
 
 // How a dot product reads its operands: `step` elements at a time into a `vec`, multiplied and added into W partial
 // sums. Wide is for sizes that are a multiple of 2 W.
