@@ -40,11 +40,6 @@ class BuildKernels(build_ext):
         except builder.BuildError as error:
             print(f"The kernels in C++ were not built, so slower ones will be used: {error}", file=sys.stderr)
 
-    def copy_extensions_to_source(self) -> None:
-        """An editable installation finds the library beside its sources, if there is one."""
-        self.extensions = [e for e in self.extensions if Path(self.get_ext_fullpath(e.name)).exists()]
-        super().copy_extensions_to_source()
-
 
 class PlatformWheel(bdist_wheel):
     """The wheel is for a platform, and for any Python on it."""
