@@ -43,7 +43,9 @@ def _anywhere(device: torch.device, dtype: torch.dtype) -> bool:
 def _variants(operation: str) -> tuple[Variant, ...]:
     compiled = cpu_ops.best()
     first = [] if isinstance(compiled, Exception) else [_compiled(compiled.gather(), operation)]
-    portable = [Variant(module.NAME, getattr(module.KERNELS, operation), _anywhere) for module in (torch_ops, reference)]
+    portable = [
+        Variant(module.NAME, getattr(module.KERNELS, operation), _anywhere) for module in (torch_ops, reference)
+    ]
     return (*first, *portable)
 
 
