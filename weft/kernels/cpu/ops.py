@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from weft.kernels import reference, torch_ops
+from weft.kernels import reference, torch_attention, torch_ops
 from weft.kernels.base import HeadNorm, HeadShape, Kernels
 from weft.kernels.batch import AttentionBatch
 from weft.kernels.cpu import library
@@ -114,7 +114,7 @@ class CpuKernels:
         tokens, heads, head_dim = q.shape
         sized = head_dim % 16 == 0 and 0 < head_dim <= MAX_HEAD_DIM and heads <= MAX_GROUP * kv.shape[2]
         if not _fit(kv) or q.dtype != kv.dtype or not sized:
-            return torch_ops.KERNELS.attention(q, kv, batch, scale, sliding_window)
+            return torch_attention.attention(q, kv, batch, scale, sliding_window)
         stride, head_stride, one = q.stride()
         if head_stride != head_dim or one != 1:
             q, stride = q.contiguous(), heads * head_dim

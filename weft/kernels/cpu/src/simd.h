@@ -164,7 +164,8 @@ WEFT_INLINE vi lanes_of(uint32_t bits) {
     return ((all_int((int32_t)bits) >> iota) & 1) != 0;
 }
 
-// e**x to within a few units in the last place; exactly 0 far below the smallest normal result, for -infinity too.
+// e**x to within a few units in the last place; exactly 0 where that is far below the smallest normal number, and
+// infinity where it is (about) too large.
 WEFT_INLINE vf exponential(vf x) {
 #if WEFT_AVX512
     vf clamped = (vf)_mm512_max_ps(_mm512_set1_ps(-150.0f), (__m512)x);  // in this order a NaN stays one
@@ -172,7 +173,7 @@ WEFT_INLINE vf exponential(vf x) {
 #else
     const vf magic = all(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer
     vf clamped = x < -87.0f ? all(-87.0f) : x;
-    clamped = clamped > 88.0f ? all(88.0f) : clamped;
+    clamped = clamped > 88.3f ? all(88.3f) : clamped;
     vf n = (clamped * 1.44269504088896341f + magic) - magic;
 #endif
     vf r = clamped - n * 0.693359375f;
@@ -188,7 +189,8 @@ WEFT_INLINE vf exponential(vf x) {
     return (vf)_mm512_scalef_ps((__m512)e, (__m512)n);
 #else
     vi power = (__builtin_convertvector(n, vi) + 127) << 23;
-    return x < -87.0f ? vf{} : e * (vf)power;
+    vf result = x < -87.0f ? vf{} : e * (vf)power;
+    return x > 88.3f ? all(__builtin_inff()) : result;
 #endif
 }
 WEFT_INLINE float exponential(float x) { return exponential(all(x))[0]; }

@@ -1,0 +1,302 @@
+"""The kernels in C++ at every level that this machine runs, against the reference."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.batches import random_case
+from weft.core.step import ForwardBatch
+from weft.kernels import dispatch, reference, torch_attention, torch_ops
+from weft.kernels.base import HeadNorm, HeadShape
+from weft.kernels.batch import lower
+from weft.kernels.cpu import build, library, ops
+
+try:
+    LOADED = library.load()
+except library.Unavailable as reason:
+    pytest.skip(f"the library is {reason}", allow_module_level=True)
+
+KERNELS = [ops.CpuKernels(LOADED, level) for level in library.levels(LOADED)]
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
+"""Largest difference from the reference, relative to the largest value of it. In bfloat16, whose unit is 2**-8, the
+result is rounded once as the reference's is, and softmax weights once more where there are instructions for it."""
+SHAPES = [(16, 8, 128), (4, 2, 16), (6, 1, 48), (3, 3, 80), (8, 2, 64), (4, 4, 96), (32, 2, 32), (2, 1, 256)]
+
+levels = pytest.mark.parametrize("kernels", KERNELS, ids=[k.level.name.lower() for k in KERNELS])
+dtypes = pytest.mark.parametrize("dtype", list(BOUNDS), ids=["float32", "bfloat16"])
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_close(got, expected):
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert torch.isfinite(got).all()
+    largest = expected.abs().max().clamp(min=1e-3) if expected.numel() else 1.0
+    assert ((got.float() - expected.float()).abs() <= BOUNDS[got.dtype] * largest).all()
+
+
+def test_every_level_of_the_library_is_here():
+    assert [k.level for k in KERNELS] == sorted((k.level for k in KERNELS), reverse=True)
+    assert KERNELS[-1].level == library.Level.PORTABLE
+
+
+def test_torch_and_the_library_share_one_openmp_runtime():
+    mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    assert len({path for path in mapped if path.name.startswith(("libgomp", "libomp", "libiomp"))}) == 1
+
+
+row_lists = st.lists(
+    st.one_of(
+        st.tuples(st.just(1), st.integers(1, 600)),
+        st.tuples(st.integers(0, 9), st.integers(0, 80)),
+        st.tuples(st.integers(10, 150), st.integers(0, 150)),
+    ).map(lambda row: (row[0], max(row) if row[0] == 1 else row[0] + row[1])),
+    min_size=1,
+    max_size=5,
+).filter(lambda rows: any(q for q, _ in rows))
+
+
+@levels
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    rows=row_lists,
+    shape=st.sampled_from(SHAPES),
+    page_size=st.sampled_from([8, 16, 32]),
+    window=st.sampled_from([None, None, 1, 50, 300]),
+    dtype=st.sampled_from(list(BOUNDS)),
+    options=st.sampled_from(
+        [{}, {}, {"causal": False}, {"visibility": True}, {"masks": True}, {"visibility": True, "masks": True}]
+    ),
+    seed=st.integers(0, 99),
+)
+def test_attention(kernels, rows, shape, page_size, window, dtype, options, seed):
+    heads, kv_heads, head_dim = shape
+    rng = np.random.default_rng(seed)
+    case = random_case(
+        rng, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype, **options
+    )
+    before = case.kv.clone()
+    expected = reference.attention(case.q, case.kv, case.batch, head_dim**-0.5, window)
+    assert_close(kernels.attention(case.q, case.kv, case.batch, head_dim**-0.5, window), expected)
+    torch.testing.assert_close(case.kv, before, equal_nan=True, rtol=0, atol=0)
+
+
+@levels
+def test_attention_of_more_queries_than_entries(kernels):
+    case = random_case(np.random.default_rng(1), [(2, 0), (40, 30), (0, 5), (3, 1), (1, 4)])
+    expected = reference.attention(case.q, case.kv, case.batch, 1.0)
+    assert_close(kernels.attention(case.q, case.kv, case.batch, 1.0), expected)
+
+
+@levels
+@dtypes
+def test_a_row_attends_the_same_in_any_company_on_any_threads(kernels, dtype):
+    rows = [(1, 700), (90, 200), (1, 33), (4, 300), (1, 256), (20, 20)]
+    case = random_case(np.random.default_rng(2), rows, heads=4, kv_heads=1, head_dim=64, page_size=16, dtype=dtype)
+    together = kernels.attention(case.q, case.kv, case.batch, 0.1)
+    torch.set_num_threads(1)
+    assert (kernels.attention(case.q, case.kv, case.batch, 0.1) == together).all()
+    for row in range(len(rows)):
+        alone, q = _only(case, row)
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            first, last = case.batch.q_indptr_host[row : row + 2]
+            assert (kernels.attention(q, case.kv, alone, 0.1) == together[first:last]).all()
+
+
+def _only(case, row):
+    """The batch of one row of a case, and its queries."""
+    f = case.forward
+    tokens = slice(*f.q_indptr[row : row + 2].tolist())
+    pages = slice(*f.kv_indptr[row : row + 2].tolist())
+    forward = ForwardBatch(
+        token_ids=f.token_ids[tokens],
+        positions=f.positions[tokens],
+        write_slots=f.write_slots[tokens],
+        q_indptr=np.array([0, tokens.stop - tokens.start], np.int32),
+        kv_indptr=np.array([0, pages.stop - pages.start], np.int32),
+        kv_page_ids=f.kv_page_ids[pages],
+        kv_lens=f.kv_lens[row : row + 1],
+    )
+    return lower(forward, case.batch.page_size), case.q[tokens]
+
+
+@levels
+def test_attention_reads_queries_between_keys_and_values(kernels):
+    case = random_case(np.random.default_rng(3), [(30, 50), (1, 60)], head_dim=32)
+    wide = torch.full((31, 8, 32), float("nan"))
+    wide[:, :4] = case.q
+    expected = reference.attention(case.q, case.kv, case.batch, 0.2)
+    assert_close(kernels.attention(wide[:, :4], case.kv, case.batch, 0.2), expected)
+
+
+@levels
+@dtypes
+@pytest.mark.parametrize("extreme", [1e4, -1e4])
+def test_attention_of_extreme_scores(kernels, dtype, extreme):
+    case = random_case(np.random.default_rng(4), [(1, 300), (70, 90)], head_dim=64, dtype=dtype)
+    # Powers of two, so that bfloat16 products are exact and the largest score is the same for everyone.
+    q = torch.full_like(case.q, 2.0)
+    expected = reference.attention(q, case.kv, case.batch, extreme / 100)
+    got = kernels.attention(q, case.kv, case.batch, extreme / 100)
+    assert torch.isfinite(got).all()
+    assert_close(got, expected)
+
+
+@levels
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotate_and_store(kernels, dtype, shape, normed):
+    heads, kv_heads, head_dim = shape
+    case = random_case(
+        np.random.default_rng(5),
+        [(5, 9), (1, 17), (33, 33)],
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        unwritten=True,
+    )
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(39, (heads + 2 * kv_heads) * head_dim, generator=generator).to(dtype)
+    angles = torch.randn(39, head_dim // 2, generator=generator) * 10
+    weights = (torch.randn(2, head_dim, generator=generator) * 0.1 + 1).to(dtype)
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if normed else None
+    results = []
+    for function in (reference.rotate_and_store, kernels.rotate_and_store):
+        kv = torch.full_like(case.kv, float("nan"))
+        turned = function(qkv.clone(), HeadShape(*shape), (angles.cos(), angles.sin()), norm, case.batch, kv)
+        results.append((turned, kv))
+    (expected, expected_kv), (got, got_kv) = results
+    assert_close(got, expected)
+    assert (got_kv.isnan() == expected_kv.isnan()).all()
+    assert_close(got_kv.nan_to_num(), expected_kv.nan_to_num())
+
+
+@levels
+@dtypes
+@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 31, 100])
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (77, 128), (33, 50), (5, 32), (1, 1)])
+@pytest.mark.parametrize("options", [(False, False), (True, True)])
+def test_linear(kernels, dtype, tokens, outputs, inputs, options, monkeypatch):
+    monkeypatch.setattr(ops, "THIN_ROWS", {(kernels.level, dtype): 1000})
+    x, weight = torch.randn(tokens, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if options[0] else None
+    residual = torch.randn(tokens, outputs).to(dtype) if options[1] else None
+    expected = reference.linear(x, weight, bias, residual)
+    got = kernels.linear(x, weight, bias, None if residual is None else residual.clone())
+    assert_close(got, expected)
+    # A row among others, alone, and on one thread.
+    torch.set_num_threads(1)
+    for row in {0, tokens - 1}:
+        part = slice(row, row + 1)
+        alone = kernels.linear(x[part], weight, bias, None if residual is None else residual[part].clone())
+        assert (alone == got[part]).all()
+
+
+@levels
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 24), (7, 1000), (5, 3, 16), (40, 1024), (3, 1)])
+def test_rms_norm(kernels, dtype, shape):
+    x, weight = (torch.randn(shape) * 3).to(dtype), torch.randn(shape[-1]).to(dtype)
+    before = x.clone()
+    assert_close(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    assert (x == before).all()
+
+
+@levels
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 32), (9, 100), (40, 2048), (2, 2)])
+def test_silu_mul(kernels, dtype, shape):
+    gate_up = (torch.randn(shape) * 3).to(dtype)
+    assert_close(kernels.silu_mul(gate_up.clone()), reference.silu_mul(gate_up))
+
+
+@levels
+@dtypes
+def test_silu_mul_of_extreme_values(kernels, dtype):
+    gate = torch.tensor([-1e30, -200.0, -90.0, -88.0, -1e-30, 0.0, 88.0, 1e30] * 8)
+    gate_up = torch.cat((gate, torch.ones(64)))[None].to(dtype)
+    got, expected = kernels.silu_mul(gate_up), reference.silu_mul(gate_up)
+    torch.testing.assert_close(got, expected, atol=1e-30, rtol=2**-8 if dtype == torch.bfloat16 else 1e-5)
+
+
+@levels
+def test_nan_is_not_hidden(kernels):
+    x = torch.ones(2, 64)
+    x[1, 3] = float("nan")
+    for dtype in BOUNDS:
+        y = x.to(dtype)
+        for got in (kernels.rms_norm(y, torch.ones(64, dtype=dtype), 1e-6), kernels.silu_mul(y)):
+            assert torch.isfinite(got[0]).all()
+            assert got[1].isnan().any()
+
+
+@pytest.mark.parametrize("operation", ["rms_norm", "silu_mul", "linear", "attention"])
+def test_what_does_not_fit_goes_to_torch(operation, monkeypatch):
+    taken = []
+    owner = torch_attention if operation == "attention" else torch_ops
+    monkeypatch.setattr(owner, operation, lambda *args: taken.append(operation))
+    kernels, x = KERNELS[0], torch.ones(4, 8, dtype=torch.float64)
+    case = random_case(np.random.default_rng(0), [(1, 3)], head_dim=24)
+    arguments = {
+        "rms_norm": (x, x[0], 1e-6),
+        "silu_mul": (torch.ones(8, 4).T,),
+        "linear": (x, x),
+        "attention": (case.q, case.kv, case.batch, 1.0),
+    }
+    getattr(kernels, operation)(*arguments[operation])
+    assert taken == [operation]
+
+
+def test_the_environment_chooses_the_level(monkeypatch):
+    choose = ops.best.__wrapped__
+    for kernels in KERNELS:
+        monkeypatch.setenv(library.VARIABLE, kernels.level.name.lower())
+        assert choose().level == kernels.level
+    monkeypatch.setenv(library.VARIABLE, "off")
+    assert str(choose()) == "switched off by WEFT_CPU_KERNELS"
+    monkeypatch.setenv(library.VARIABLE, "quantum")
+    assert "'quantum'; this machine runs" in str(choose())
+    monkeypatch.delenv(library.VARIABLE)
+    assert choose().level == KERNELS[0].level
+
+
+def test_dispatch_takes_the_best_level():
+    if isinstance(ops.best(), ops.CpuKernels) and "WEFT_CPU_KERNELS" not in os.environ:
+        assert dispatch.describe("cpu", torch.bfloat16)[0].note == f"C++: {KERNELS[0].level.name.lower()}"
+    assert dispatch.describe("cpu", torch.float64)[0].chosen == "torch"
+
+
+def test_a_library_that_is_missing_or_broken_is_unavailable(tmp_path):
+    with pytest.raises(library.Unavailable, match=r"weft\.kernels\.cpu\.build"):
+        library.load(tmp_path / "none.so")
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    with pytest.raises(library.Unavailable, match="cannot be loaded"):
+        library.load(broken)
+
+
+def test_a_build_without_a_compiler_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    with pytest.raises(build.BuildError, match="missing"):
+        build.build(tmp_path / "out.so")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.BuildError, match="no C"):
+        build.build(tmp_path / "out.so")
+    assert not (tmp_path / "out.so").exists()
