@@ -1,6 +1,6 @@
 """Offline throughput and latency against other engines on the same weights, tokens and threads.
 
-    python -m bench.offline [--runs 5] [--peers transformers,openvino,llama.cpp] [--json FILE]
+    python -m bench.offline [--runs 5] [--peers transformers,llama.cpp] [--json FILE]
 
 Random weights in the shape of Qwen3-0.6B (vocabulary 32,000), bfloat16, greedy, end-of-sequence ignored: 32 requests
 of 256 -> 64 tokens at once, and one alone. Engines take turns in one process; the median of the runs is reported, its

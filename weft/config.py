@@ -100,6 +100,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trace: bool = False
     """Record each request's life; readable at /v1/traces/{request id}."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:  # event loops take the last sixteen bits of a larger number without a word
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        for name in ("max_body_bytes", "max_concurrent_requests"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.drain_s < 0:
+            raise ConfigError(f"drain_s must not be negative, got {self.drain_s}")
+
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `weft serve` needs."""

@@ -19,7 +19,9 @@ Temperature = Annotated[
 TopP = Annotated[float | None, typer.Option("--top-p", help="Nucleus sampling. (1)", rich_help_panel=_PANEL)]
 TopK = Annotated[int | None, typer.Option("--top-k", help="0: no limit. (0)", rich_help_panel=_PANEL)]
 MinP = Annotated[float | None, typer.Option("--min-p", help="Relative to the best token. (0)", rich_help_panel=_PANEL)]
-Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same tokens.", rich_help_panel=_PANEL)]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Draws depend on it and the request alone.", rich_help_panel=_PANEL)
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", help="Text that ends the answer; repeat for several.", rich_help_panel=_PANEL),

@@ -14,7 +14,6 @@ from weft.config import Config
 from weft.core.errors import ConfigError
 
 ARGUMENT = "argument MODEL"
-MAX_PORT = 65535
 
 EXAMPLES = """Examples:
 
@@ -103,36 +102,14 @@ def _share(settings: Settings, model: str, name: str, count: int) -> Settings:
 
 def run(configs: list[Config]) -> None:
     """Serve until a signal. Raises what keeps an engine from starting."""
-    from weft.engine.supervisor import ProcessEngine
-    from weft.server.app import create_app
-    from weft.server.logs import configure_logging
-    from weft.server.run import Server
-    from weft.server.state import ServedModel, Service
-    from weft.tokenizers.load import load_tokenizer
+    from weft.server.run import serve as serve_models
 
-    shared = configs[0].server
-    _check_address(shared.host, shared.port)
-    configure_logging(shared)
-    served = []
-    for config in configs:
-        engine = config.engine
-        tokenizer = load_tokenizer(engine.model, engine.revision, engine.offline)
-        progress = loading_progress(engine.model, alone=len(configs) == 1)
-        client = ProcessEngine(engine, progress=progress, trace=shared.trace, log_level=shared.log_level)
-        served.append(
-            ServedModel(config.server.served_model_name or [engine.model], client, tokenizer, root=engine.model)
-        )
-    service = Service(shared, served)
-    Server(create_app(shared, service), shared).run()
-    if service.failure is not None:
-        raise service.failure
+    _check_address(configs[0].server.host, configs[0].server.port)
+    serve_models(configs, lambda model: loading_progress(model, alone=len(configs) == 1))
 
 
 def _check_address(host: str, port: int) -> None:
     """Whether the address can be had, before models are loaded for it. Raises `ConfigError`."""
-    if not 0 <= port <= MAX_PORT:
-        # Resolvers and event loops take the last sixteen bits of a larger number without a word.
-        raise ConfigError(f"port must be between 0 and {MAX_PORT}, got {port}")
     try:
         [family, kind, _, _, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:

@@ -37,7 +37,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens seen in prompt or output (CTRL, Keskar et al. 2019)."""
     seed: int | None = None
-    """Same seed, prompt and parameters: same tokens, whatever else is in the batch. None: drawn by the front."""
+    """Fixes the random numbers of this request, whatever else is in the batch: the same tokens, as far as the model's
+    logits are the same (exactly in float64; in bfloat16 a batch of another shape rounds differently). None: the engine
+    chooses."""
     logit_bias: dict[int, float] = {}
     allowed_token_ids: list[int] | None = None
     bad_words: list[list[int]] = []

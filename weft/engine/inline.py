@@ -96,8 +96,12 @@ class InlineEngine:
         """Stop the thread and free the model. Idempotent."""
         self._stopped = True
         self._inbox.put(None)
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        if self._thread is not None and self._thread.is_alive():
+            # Not in an executor of the loop: those refuse work once the interpreter is ending.
+            joined = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=self._join, args=(loop, joined), daemon=True).start()
+            await joined.wait()
         self._conversation.fail(EngineDead("the engine was closed"))
 
     # The mailbox, called from the engine's thread
@@ -141,6 +145,11 @@ class InlineEngine:
         finally:
             if engine is not None:
                 engine.close()
+
+    def _join(self, loop: asyncio.AbstractEventLoop, joined: asyncio.Event) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        loop.call_soon_threadsafe(joined.set)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         loop = self._loop

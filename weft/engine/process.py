@@ -156,8 +156,11 @@ def main(address: str) -> int:
 
         engine = build_engine(args.config, mailbox.send, startup.progress, trace=args.trace)
     except Exception as error:
-        _log.exception("the engine could not start")
-        known = error if isinstance(error, WeftError) else EngineDead(f"the engine could not start: {error}")
+        if isinstance(error, WeftError):  # a user's mistake: whoever started the engine says it
+            known = error
+        else:
+            _log.exception("the engine could not start")
+            known = EngineDead(f"the engine could not start: {error}")
         startup.early += mailbox.receive(0.1)
         startup.tell(Failed(op=0, kind=known.kind, message=known.message))
         mailbox.close()

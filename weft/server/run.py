@@ -11,18 +11,21 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
 
 from weft.config import Config, ServerConfig
 from weft.core.errors import ConfigError
-from weft.engine.supervisor import ProcessEngine
+from weft.engine.supervisor import ProcessEngine, Progress
 from weft.server.app import App, create_app
 from weft.server.logs import configure_logging
 from weft.server.protocol import BoundedHttpProtocol
 from weft.server.state import ServedModel, Service
 from weft.tokenizers.load import load_tokenizer
+
+ProgressOf = Callable[[str], Progress | None]
 
 logger = logging.getLogger("weft.server")
 
@@ -32,22 +35,28 @@ CLOSE_S = 5
 """For connections to take their last bytes after the drain."""
 
 
-def serve(config: Config) -> None:
-    """Serve until a signal. Raises `ConfigError` or `ModelLoadError` when an engine cannot start."""
-    configure_logging(config.server)
-    check_tls(config.server)
-    service = Service(config.server, [load_model(config)])
-    server = Server(create_app(config.server, service), config.server)
+def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None:
+    """Serve one model for each configuration, until a signal; the server's settings are those of the first.
+
+    `progress(model)` gives the callback that hears how far a model's loading is. Raises `ConfigError` or
+    `ModelLoadError` when an engine cannot start.
+    """
+    shared = configs[0].server
+    configure_logging(shared)
+    check_tls(shared)
+    service = Service(shared, [load_model(config, progress) for config in configs])
+    server = Server(create_app(shared, service), shared)
     server.run()
     if service.failure is not None:
         raise service.failure
 
 
-def load_model(config: Config) -> ServedModel:
+def load_model(config: Config, progress: ProgressOf | None = None) -> ServedModel:
     """The engine process and the tokenizer of a configuration. Raises `ModelLoadError` for a tokenizer's files."""
     engine, server = config.engine, config.server
     tokenizer = load_tokenizer(engine.model, engine.revision, engine.offline)
-    process = ProcessEngine(engine, trace=server.trace, log_level=server.log_level)
+    report = progress(engine.model) if progress is not None else None
+    process = ProcessEngine(engine, progress=report, trace=server.trace, log_level=server.log_level)
     return ServedModel(server.served_model_name or [engine.model], process, tokenizer, root=engine.model)
 
 

@@ -43,7 +43,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         1.0
     )
     seed: (
-        Annotated[int, Meta(description="64 bits. The same seed and request give the same tokens; absent: drawn.")]
+        Annotated[
+            int,
+            Meta(description="64 bits. Fixes the request's random numbers; absent: drawn."),
+        ]
         | None
     ) = None
     logit_bias: Annotated[dict[int, float], Meta(description="Token id to bias, -100 to 100.")] = {}

@@ -1,0 +1,143 @@
+"""llama.cpp through `llama-cpp-python`: one context, all prompts as sequences of its batches, greedy.
+
+The checkpoint is written as bfloat16 GGUF with the `gguf` package, next to it, the first time.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+BATCH_TOKENS, UBATCH_TOKENS = 2048, 512
+
+_GLOBAL = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+class LlamaCpp:
+    """Prompts of any number up to `max_sequences`; raises `ImportError` where the packages are missing."""
+
+    name = "llama.cpp"
+
+    def __init__(self, checkpoint: Path, threads: int, max_sequences: int = 32, context: int = 512):
+        import llama_cpp
+
+        self._api: Any = llama_cpp
+        self.version = str(llama_cpp.__version__)
+        file = checkpoint / "model-bf16.gguf"
+        if not file.exists():
+            write_gguf(checkpoint, file)
+        llama_cpp.llama_backend_init()
+        self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self._log, None)
+        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = max_sequences * context
+        params.n_batch, params.n_ubatch = BATCH_TOKENS, UBATCH_TOKENS
+        params.n_seq_max = max_sequences
+        params.n_threads = params.n_threads_batch = threads
+        params.type_k = params.type_v = llama_cpp.GGML_TYPE_BF16
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError("llama.cpp could not make a context")
+        self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+
+    def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
+        work = [
+            (seq, position, token, position == len(prompt) - 1)
+            for seq, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        last: dict[int, int] = {}
+        for start in range(0, len(work), BATCH_TOKENS):
+            last |= self._decode(work[start : start + BATCH_TOKENS])
+        outputs = [[last[seq]] for seq in range(len(prompts))]
+        for step in range(output_tokens - 1):
+            work = [(seq, len(prompts[seq]) + step, outputs[seq][-1], True) for seq in range(len(prompts))]
+            last = self._decode(work)
+            for seq, output in enumerate(outputs):
+                output.append(last[seq])
+        return outputs
+
+    def close(self) -> None:
+        self._api.llama_batch_free(self._batch)
+        self._api.llama_free(self._context)
+        self._api.llama_model_free(self._model)
+
+    def _decode(self, work: list[tuple[int, int, int, bool]]) -> dict[int, int]:
+        """Compute (sequence, position, token, wants logits) entries; the likeliest next token of those that want it."""
+        batch = self._batch
+        batch.n_tokens = len(work)
+        for index, (seq, position, token, wanted) in enumerate(work):
+            batch.token[index] = token
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = seq
+            batch.logits[index] = wanted
+        if self._api.llama_decode(self._context, batch):
+            raise RuntimeError("llama.cpp could not decode a batch")
+        tokens = {}
+        for index, (seq, _, _, wanted) in enumerate(work):
+            if wanted:
+                logits = self._api.llama_get_logits_ith(self._context, index)
+                tokens[seq] = int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
+        return tokens
+
+
+def write_gguf(checkpoint: Path, file: Path) -> None:
+    """Write a Qwen3 checkpoint with tied embeddings as bfloat16 GGUF, without a tokenizer."""
+    import gguf
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    if config["architectures"] != ["Qwen3ForCausalLM"] or not config["tie_word_embeddings"]:
+        raise ValueError("only Qwen3 checkpoints with tied embeddings can be written as GGUF here")
+    writer = gguf.GGUFWriter(file, "qwen3")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        if tensor.dim() == 1:
+            writer.add_tensor(_gguf_name(name), tensor.float().numpy())
+        else:
+            raw = tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
+            writer.add_tensor(_gguf_name(name), raw.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_name(name: str) -> str:
+    if name in _GLOBAL:
+        return _GLOBAL[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{_LAYER[rest.removesuffix('.weight')]}.weight"
