@@ -49,7 +49,7 @@ clean: ## remove the environment, caches and build outputs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone: a looser requirement beside others could choose another build of it.
-$(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py constraints.txt
+$(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py constraints.txt $(wildcard weft/kernels/cpu/src/*)
 	@echo "Installing into $(VENV); the first time this downloads torch and takes a few minutes."
 	@$(PIP) "$$(grep '^torch==' constraints.txt)" setuptools
 	@$(PIP) --no-build-isolation -e '.[dev]'
