@@ -29,9 +29,10 @@ def table(results: dict[str, Any]) -> str:
     """The results as a Markdown table."""
     lines = ["| Task | Unseen values | Unseen values and phrasings | Answers |", "| --- | --- | --- | --- |"]
     for kind, part, title in ROWS:
-        left, right = (results[column][kind][part] for column in ("values", "templates"))
-        count = left.get("answers", left.get("cases")), right.get("answers", right.get("cases"))
-        lines.append(f"| {title} | {left['right']:.1%} | {right['right']:.1%} | {count[0]} / {count[1]} |")
+        found = [results[column].get(kind, {}).get(part) for column in ("values", "templates")]
+        shares = " | ".join(f"{cell['right']:.1%}" if cell else "not measured" for cell in found)
+        counts = " / ".join(str(cell.get("answers", cell.get("cases"))) if cell else "0" for cell in found)
+        lines.append(f"| {title} | {shares} | {counts} |")
     return "\n".join(lines)
 
 
