@@ -125,3 +125,36 @@ class Conversation:
             self._drains.clear()
             return True
         return False
+
+
+class ConversingClient:
+    """The part of `weft.engine.client.EngineClient` that is the same however messages travel."""
+
+    def __init__(self, deliver: Callable[[list[Command]], None]):
+        self._conversation = Conversation(deliver)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine serves. Raises `EngineDead` before the first `wait_ready`."""
+        return self._conversation.info
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine answers now."""
+        return self._conversation.ready
+
+    def subscribe(self, on_envelope: OnEnvelope) -> None:
+        """Set the receiver of all events."""
+        self._conversation.subscribe(on_envelope)
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send commands, in order, as one message. Raises `EngineDead` while the engine is down."""
+        self._conversation.send(commands)
+
+    async def stats(self) -> EngineStats:
+        """A fresh picture of the engine. Raises `EngineDead`."""
+        return await self._conversation.stats()
+
+    async def drain(self) -> None:
+        """Have the engine take no new sequences and wait until the last one is gone."""
+        await self._conversation.drain()

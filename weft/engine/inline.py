@@ -11,13 +11,12 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from weft.config import EngineConfig
 from weft.core.errors import EngineDead, WeftError
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope
-from weft.engine.client import OnEnvelope
-from weft.engine.conversation import Conversation
+from weft.core.wire import Command, EngineInfo, Envelope
+from weft.engine.conversation import ConversingClient
 from weft.engine.engine import Engine, Publish
 from weft.engine.loop import EngineLoop
 from weft.worker.memory import usable_cores
@@ -27,14 +26,14 @@ BuildEngine = Callable[[Publish], Engine]
 _CLIENT = 1
 
 
-class InlineEngine:
+class InlineEngine(ConversingClient):
     """Implements `weft.engine.client.EngineClient`. `wait_ready` starts the thread."""
 
     def __init__(self, build: BuildEngine, *, lease_s: float = float("inf")):
         self._build = build
         self._lease_s = lease_s
         self._inbox: queue.SimpleQueue[list[Command] | None] = queue.SimpleQueue()
-        self._conversation = Conversation(self._deliver_commands)
+        super().__init__(self._deliver_commands)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
@@ -57,16 +56,6 @@ class InlineEngine:
 
         return cls(build)
 
-    @property
-    def info(self) -> EngineInfo:
-        """What the engine serves. Raises `EngineDead` before `wait_ready`."""
-        return self._conversation.info
-
-    @property
-    def ready(self) -> bool:
-        """Whether the engine answers now."""
-        return self._conversation.ready
-
     async def wait_ready(self) -> EngineInfo:
         """Start the thread, load the model, and say what it serves. Raises what loading raises."""
         if self._started is None:
@@ -75,22 +64,6 @@ class InlineEngine:
             self._thread = threading.Thread(target=self._run, name="weft-engine", daemon=True)
             self._thread.start()
         return await asyncio.shield(self._started)
-
-    def subscribe(self, on_envelope: OnEnvelope) -> None:
-        """Set the receiver of all events."""
-        self._conversation.subscribe(on_envelope)
-
-    def send(self, commands: Sequence[Command]) -> None:
-        """Send commands, in order. Raises `EngineDead` when the engine has failed."""
-        self._conversation.send(commands)
-
-    async def stats(self) -> EngineStats:
-        """A fresh picture of the engine."""
-        return await self._conversation.stats()
-
-    async def drain(self) -> None:
-        """Wait until the last sequence is gone; new ones are refused."""
-        await self._conversation.drain()
 
     async def close(self) -> None:
         """Stop the thread and free the model. Idempotent."""

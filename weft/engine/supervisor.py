@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ import msgspec
 
 from weft.config import EngineConfig
 from weft.core.errors import EngineDead, WeftError, from_kind
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Failed, Hello, Loading, Welcome
-from weft.engine.client import OnEnvelope
+from weft.core.wire import Command, EngineInfo, Envelope, Failed, Hello, Loading, Welcome
 from weft.engine.connection import Connection
-from weft.engine.conversation import Conversation
+from weft.engine.conversation import ConversingClient
 from weft.engine.process import LaunchArgs
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_environment, kernel_threads
@@ -41,7 +40,7 @@ Progress = Callable[[int, int], None]
 _log = logging.getLogger("weft.engine")
 
 
-class ProcessEngine:
+class ProcessEngine(ConversingClient):
     """Implements `weft.engine.client.EngineClient`. `wait_ready` starts the process."""
 
     def __init__(
@@ -55,7 +54,7 @@ class ProcessEngine:
         self._config = config
         self._args = LaunchArgs(config=config, trace=trace, log_level=log_level)
         self._progress = progress
-        self._conversation = Conversation(self._deliver)
+        super().__init__(self._deliver)
         self._connection: Connection | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -65,16 +64,6 @@ class ProcessEngine:
         self._closing = False
         self.num_restarts = 0
         self.on_ready_change: Callable[[bool], None] | None = None
-
-    @property
-    def info(self) -> EngineInfo:
-        """What the engine serves. Raises `EngineDead` before the first `wait_ready`."""
-        return self._conversation.info
-
-    @property
-    def ready(self) -> bool:
-        """Whether the engine answers now."""
-        return self._conversation.ready
 
     @property
     def pid(self) -> int | None:
@@ -89,22 +78,6 @@ class ProcessEngine:
         if self._started is None:
             raise EngineDead("the engine was closed")
         return await asyncio.shield(self._started)
-
-    def subscribe(self, on_envelope: OnEnvelope) -> None:
-        """Set the receiver of all events."""
-        self._conversation.subscribe(on_envelope)
-
-    def send(self, commands: Sequence[Command]) -> None:
-        """Send commands, in order, as one message. Raises `EngineDead` while the engine is down."""
-        self._conversation.send(commands)
-
-    async def stats(self) -> EngineStats:
-        """A fresh picture of the engine. Raises `EngineDead`."""
-        return await self._conversation.stats()
-
-    async def drain(self) -> None:
-        """Have the engine take no new sequences and wait until the last one is gone."""
-        await self._conversation.drain()
 
     async def close(self) -> None:
         """Stop the process. Idempotent."""
