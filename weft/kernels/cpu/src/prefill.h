@@ -154,30 +154,43 @@ void pack_values(Tile<T>& tile, int64_t dim) {
         }
 }
 
-// Turns the scores of one stacked row into weights, and scales what was summed before.
+// Turns the scores of stacked rows into weights, and scales what was summed before. `bits` go by query. One loop per
+// stage: a single row is a long chain of dependent instructions, and rows side by side fill it.
 template <class T>
-WEFT_INLINE void soften(Tile<T>& tile, int m, uint64_t bits, float scale, int64_t dim) {
-    float* scores = tile.scores + m * kTileEntries;
-    vf top = all(tile.maximum[m]);
-    for (int i = 0; i < kTileEntries; i += W) {
-        vf x = load(scores + i) * scale;
-        uint32_t mine = (uint32_t)(bits >> i);
-        if ((mine & low_bits(W)) != low_bits(W)) x = lanes_of(mine) ? x : all(kNothing);
-        store(scores + i, x);
-        top = larger(top, x);
+void soften(Tile<T>& tile, int rows, int64_t group, const uint64_t* bits, float scale, int64_t dim) {
+    alignas(64) float shift[kTileRows], keep[kTileRows];
+    for (int m = 0; m < rows; m++) {
+        float* scores = tile.scores + m * kTileEntries;
+        uint64_t seen = bits[m / group];
+        vf top = all(tile.maximum[m]);
+        for (int i = 0; i < kTileEntries; i += W) {
+            vf x = load(scores + i) * scale;
+            uint32_t mine = (uint32_t)(seen >> i);
+            if ((mine & low_bits(W)) != low_bits(W)) x = lanes_of(mine) ? x : all(kNothing);
+            store(scores + i, x);
+            top = larger(top, x);
+        }
+        float maximum_score = maximum(top);
+        shift[m] = maximum_score == kNothing ? 0.0f : maximum_score;
+        keep[m] = tile.maximum[m] - shift[m];
+        tile.maximum[m] = maximum_score;
     }
-    float maximum_score = maximum(top), shift = maximum_score == kNothing ? 0.0f : maximum_score;
-    vf total{};
-    for (int i = 0; i < kTileEntries; i += W) {
-        vf weight = exponential(load(scores + i) - shift);
-        total += weight;
-        store(tile.weights + m * kTileEntries + i, weight);
+    for (int m = rows; m % W; m++) keep[m] = 0;
+    for (int m = 0; m < rows; m += W) store(keep + m, exponential(load(keep + m)));
+    for (int m = 0; m < rows; m++) {
+        vf total{}, by = all(shift[m]);
+        for (int i = 0; i < kTileEntries; i += W) {
+            vf weight = exponential(load(tile.scores + m * kTileEntries + i) - by);
+            total += weight;
+            store(tile.weights + m * kTileEntries + i, weight);
+        }
+        tile.total[m] = tile.total[m] * keep[m] + sum(total);
     }
-    float keep = exponential(tile.maximum[m] - shift);
-    tile.total[m] = tile.total[m] * keep + sum(total);
-    if (keep != 1.0f)
-        for (int64_t d = 0; d < dim; d += W) store(tile.values + m * dim + d, load(tile.values + m * dim + d) * keep);
-    tile.maximum[m] = maximum_score;
+    for (int m = 0; m < rows; m++) {
+        if (keep[m] == 1.0f) continue;
+        float* values = tile.values + m * dim;
+        for (int64_t d = 0; d < dim; d += W) store(values + d, load(values + d) * keep[m]);
+    }
 }
 
 // Queries [first, first + count) of a row, for the heads of one KV head.
@@ -201,7 +214,10 @@ void attend_tile(const AttentionArgs& a, int64_t r, int64_t head, int64_t first,
     for (int m = 0; m < rows; m++) {
         const T* q = (const T*)a.q + (row.first_token + first + m / group) * a.q_stride +
                      (head * group + m % group) * dim;
-        for (int64_t d = 0; d < dim; d += W) store(tile.q + m * dim + d, load(q + d));
+        if constexpr (sizeof(*tile.q) == sizeof(T))
+            __builtin_memcpy(tile.q + m * dim, q, (size_t)dim * sizeof(T));
+        else
+            for (int64_t d = 0; d < dim; d += W) store(tile.q + m * dim + d, load(q + d));
         for (int64_t d = 0; d < dim; d += W) store(tile.values + m * dim + d, vf{});
         tile.maximum[m] = kNothing;
         tile.total[m] = 0;
@@ -215,7 +231,7 @@ void attend_tile(const AttentionArgs& a, int64_t r, int64_t head, int64_t first,
         pack_keys(tile, dim);
         product<T, false>((const unit*)tile.q, units, tile.k, kTileEntries, tile.scores, kTileEntries, rows, units,
                           kTileEntries);
-        for (int m = 0; m < rows; m++) soften(tile, m, bits[m / group], a.scale, dim);
+        soften(tile, rows, group, bits, a.scale, dim);
         find_rows<T>(a, row, head, 1, e, any, tile.rows);
         pack_values(tile, dim);
         product<T, true>((const unit*)tile.weights, kTileEntries / Unit<T>::values, tile.v, dim, tile.values, dim, rows,

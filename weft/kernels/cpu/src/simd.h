@@ -168,7 +168,7 @@ WEFT_INLINE vi lanes_of(uint32_t bits) {
 // infinity where it is (about) too large.
 WEFT_INLINE vf exponential(vf x) {
 #if WEFT_AVX512
-    vf clamped = (vf)_mm512_max_ps(_mm512_set1_ps(-150.0f), (__m512)x);  // in this order a NaN stays one
+    vf clamped = (vf)_mm512_max_ps(_mm512_set1_ps(-87.0f), (__m512)x);  // in this order a NaN stays one
     vf n = (vf)_mm512_roundscale_ps((__m512)(clamped * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT);
 #else
     const vf magic = all(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer
@@ -186,7 +186,9 @@ WEFT_INLINE vf exponential(vf x) {
     p = p * r + 5.0000001201e-1f;
     vf e = p * (r * r) + r + 1.0f;
 #if WEFT_AVX512
-    return (vf)_mm512_scalef_ps((__m512)e, (__m512)n);
+    // Masked, not just small: a result below the normal numbers costs a hundred cycles.
+    __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_scalef_ps(kept, (__m512)e, (__m512)n);
 #else
     vi power = (__builtin_convertvector(n, vi) + 127) << 23;
     vf result = x < -87.0f ? vf{} : e * (vf)power;
