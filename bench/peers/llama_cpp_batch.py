@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 BATCH_TOKENS, UBATCH_TOKENS = 2048, 512
+GGML_TYPE_BF16 = 30
+"""ggml's number for bfloat16, which the Python package does not export."""
 
 _GLOBAL = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 _LAYER = {
@@ -53,7 +55,7 @@ class LlamaCpp:
         params.n_batch, params.n_ubatch = BATCH_TOKENS, UBATCH_TOKENS
         params.n_seq_max = max_sequences
         params.n_threads = params.n_threads_batch = threads
-        params.type_k = params.type_v = llama_cpp.GGML_TYPE_BF16
+        params.type_k = params.type_v = GGML_TYPE_BF16
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("llama.cpp could not make a context")
