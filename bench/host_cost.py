@@ -90,7 +90,7 @@ def decode_step_us(count: int) -> float:
     generator = np.random.default_rng(0)
     for seq in range(1, count + 1):
         engine.submit(1, request(seq, generator.integers(0, 32_000, PROMPT_TOKENS).tolist(), STEPS + 100))
-    while len(engine.scheduler._decode_sequences) < count:
+    while len(engine.scheduler.roster.decoding().sequences) < count:
         engine.step()
     for _ in range(20):
         engine.step()

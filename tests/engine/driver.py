@@ -179,6 +179,6 @@ class Driver:
         assert tiers.host.num_free == tiers.host.num_pages
         assert not self.engine.cache.trees()
         assert self.engine.intake.num_sequences == 0
-        assert self.engine.scheduler.slots.num_free == self.engine.info.max_running
-        assert not self.engine.scheduler.resting
-        assert len(self.engine.scheduler.queue) == 0
+        assert self.engine.scheduler.roster.slots.num_free == self.engine.info.max_running
+        assert not self.engine.scheduler.roster.resting
+        assert len(self.engine.scheduler.roster.queue) == 0

@@ -116,7 +116,7 @@ class Engine:
 
     def publish(self, step_id: int) -> None:
         """Send what became true, one message for each client."""
-        outbox = self.scheduler.outbox
+        outbox = self.scheduler.journal.outbox
         if not outbox:
             return
         by_client: dict[int, list[Event]] = {}

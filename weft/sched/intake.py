@@ -64,8 +64,8 @@ class Intake:
             op = command.op if isinstance(command, Append | Generate) else 0
             param = error.param if isinstance(error, InvalidRequest) else None
             event = Failed(op=op, kind=error.kind, message=error.message, param=param)
-            self._scheduler.outbox.append((client, event))
-            self._scheduler.counters.finished["failed"] = self._scheduler.counters.finished.get("failed", 0) + 1
+            self._scheduler.journal.outbox.append((client, event))
+            self._scheduler.journal.counters.count_end("failed")
 
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: release all it held. Its events go nowhere."""
@@ -74,10 +74,10 @@ class Intake:
 
     def stats(self) -> EngineStats:
         """A frozen picture of scheduler and cache; the engine adds the times."""
-        scheduler, tiers, counters = self._scheduler, self._scheduler.cache.tiers, self._scheduler.counters
+        scheduler, tiers, counters = self._scheduler, self._scheduler.cache.tiers, self._scheduler.journal.counters
         return EngineStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.queue),
+            num_running=len(scheduler.roster.running),
+            num_waiting=len(scheduler.roster.queue),
             num_held=scheduler.cache.retention.num_held,
             num_sequences=self.num_sequences,
             device_pages_total=tiers.device.num_pages,
@@ -154,7 +154,8 @@ class Intake:
     def _open(self, client: int, command: Open, now: float) -> None:
         if self.draining:
             raise Draining("the server is shutting down and takes no new requests")
-        self._scheduler.trace(self._register(client, command.seq, command, command.request_id, now), "queued", now)
+        sequence = self._register(client, command.seq, command, command.request_id, now)
+        self._scheduler.journal.trace(sequence, "queued", now)
 
     def _append(self, client: int, command: Append, now: float) -> None:
         sequence = self._usable(client, command.seq, command.op)
@@ -181,7 +182,7 @@ class Intake:
         config = self._scheduler.config
         command.sampling.validate(config.vocab_size)
         command.stop.validate(config.vocab_size)
-        others = len(self._scheduler.queue) - (sequence.state in (State.WAITING, State.PARKED))
+        others = len(self._scheduler.roster.queue) - (sequence.state in (State.WAITING, State.PARKED))
         if others >= config.max_waiting:
             raise Overloaded(f"{config.max_waiting} requests are waiting already; try again later")
         stop = command.stop
@@ -242,9 +243,7 @@ class Intake:
         end_all(scheduler, sequence, cancelled(sequence, now))
         sequence.unborn = False
         rest(scheduler, sequence, now)
-        scheduler.queue.remove(sequence)
-        scheduler.resting.pop(sequence.seq, None)
-        sequence.move_to(State.CLOSED)
+        scheduler.roster.close(sequence)
         sequence.kv_epoch += 1
         written = min(sequence.num_written, len(sequence.tokens))
         if hold_until_s is None:
@@ -256,4 +255,4 @@ class Intake:
     def _set_priority(self, sequence: Sequence, priority: int) -> None:
         sequence.priority = priority
         if sequence.state is State.WAITING:
-            self._scheduler.queue.push(sequence)
+            self._scheduler.roster.queue.push(sequence)

@@ -34,8 +34,8 @@ def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
             break
     if sequence.state in (State.IDLE, State.WAITING, State.PARKED):
         if sequence.state is not State.IDLE:
-            scheduler.queue.remove(sequence)
-        scheduler.enqueue_or_rest(sequence, now)
+            scheduler.roster.queue.remove(sequence)
+        scheduler.roster.enqueue_or_rest(sequence, now)
     elif sequence.state is State.RUNNING and not sequence.has_work and not sequence.ops:
         rest(scheduler, sequence, now)
 
@@ -81,7 +81,7 @@ def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate) -> b
         return False
     op.num_prompt = length
     op.max_tokens = min(op.max_tokens, scheduler.config.max_context - length)
-    scheduler.counters.prompt_tokens += length
+    scheduler.journal.counters.prompt_tokens += length
     return True
 
 
@@ -109,7 +109,7 @@ def _fork(scheduler: Scheduler, parent: Sequence, child: Sequence, now: float) -
         child.table = scheduler.cache.fork(parent.table, child.seq)
         child.num_computed, child.num_written = parent.num_computed, parent.num_written
         child.high_water = parent.num_computed
-        scheduler.trim(child, now)
+        scheduler.roster.trim(child, now)
     advance(scheduler, child, now)
 
 
@@ -137,7 +137,7 @@ def end_operation(scheduler: Scheduler, sequence: Sequence, event: OpEvent, now:
     """End the operation under way with its one terminal event, and go on with the next."""
     sequence.ops.popleft()
     emit_end(scheduler, sequence, event)
-    scheduler.trace(sequence, _how(event), now, len(sequence.tokens))
+    scheduler.journal.trace(sequence, _how(event), now, len(sequence.tokens))
     rest(scheduler, sequence, now)
 
 
@@ -145,11 +145,11 @@ def rest(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
     """Bring a sequence whose operation is over to rest; what it has to do next may start at once."""
     sequence.epoch += 1
     sequence.total = len(sequence.tokens)
-    scheduler.stop_running(sequence)
-    scheduler.queue.remove(sequence)
-    scheduler.free_followers(sequence, now)
+    scheduler.roster.stop_running(sequence)
+    scheduler.roster.queue.remove(sequence)
+    scheduler.roster.free_followers(sequence, now)
     unfollow(sequence)
-    scheduler.trim(sequence, now)
+    scheduler.roster.trim(sequence, now)
     if sequence.state is not State.IDLE:
         sequence.move_to(State.IDLE)
     advance(scheduler, sequence, now)
@@ -188,9 +188,8 @@ def cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
 
 def emit_end(scheduler: Scheduler, sequence: Sequence, event: OpEvent) -> None:
     """Send and count a terminal event."""
-    scheduler.outbox.append((sequence.client, event))
-    how = _how(event)
-    scheduler.counters.finished[how] = scheduler.counters.finished.get(how, 0) + 1
+    scheduler.journal.outbox.append((sequence.client, event))
+    scheduler.journal.counters.count_end(_how(event))
 
 
 def usage_of(sequence: Sequence, op: Op, now: float) -> Usage:

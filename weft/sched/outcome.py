@@ -20,7 +20,7 @@ _NOTHING = StopVerdict()
 
 
 def update(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
-    """Take in the result of a step, in launch order. Events go to `scheduler.outbox`."""
+    """Take in the result of a step, in launch order. Events go to `scheduler.journal.outbox`."""
     scheduler.cache.tiers.step_completed(flight.step_id)
     _take_scores(flight, result)
     _take_hidden(flight, result)
@@ -36,7 +36,7 @@ def _take_writes(scheduler: Scheduler, flight: InFlight, now: float) -> None:
         sequence.num_written = max(sequence.num_written, end)
         if end // page_size > sequence.table.num_indexed and sequence.table.indexable:
             cache.commit(sequence.table, sequence.tokens, min(end, len(sequence.tokens)), now)
-            scheduler.queue.unpark(sequence.seq)
+            scheduler.roster.queue.unpark(sequence.seq)
         if is_chunk and end % page_size:
             cache.publish_tail(sequence.table, sequence.tokens, end)
         if not sequence.decoding and sequence.state is State.RUNNING and sequence.num_written >= sequence.target:
@@ -54,7 +54,7 @@ def _filled(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
 
 def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
     tokens = result.tokens.tolist()
-    outbox = scheduler.outbox
+    outbox = scheduler.journal.outbox
     for index, (sequence, epoch) in enumerate(flight.sampled):
         if sequence.epoch != epoch:
             continue
@@ -64,10 +64,10 @@ def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now
         token = tokens[index]
         sequence.tokens.append(token)
         op.num_output += 1
-        scheduler.counters.generated_tokens += 1
+        scheduler.journal.counters.generated_tokens += 1
         if op.first_token_s is None:
             op.first_token_s = now
-            scheduler.trace(sequence, "first_token", now)
+            scheduler.journal.trace(sequence, "first_token", now)
         past_minimum = op.num_output >= op.stop.min_tokens
         verdict = _NOTHING if op.monitor is None else op.monitor.push(token, past_minimum)
         logprobs = None if op.sampling.logprobs is None else _logprobs(result, index, op.sampling.logprobs)
