@@ -44,6 +44,7 @@ def test_events_travel() -> None:
         wire.Finished(op=1, stop="x", cut_bytes=1, prompt_logprobs=[None, scores], hidden=[0.5]),
         wire.Finished(op=1, stop=17),
         wire.Failed(op=2, kind="overloaded", message="m", param="p"),
+        wire.Failed(op=2, kind="overloaded", message="m", retry_after_s=2.5),
         wire.Cancelled(op=3),
         wire.Loading(1, 2),
         wire.Drained(),

@@ -188,6 +188,7 @@ def test_a_full_queue_refuses_with_a_reason() -> None:
     driver.send(wire.Generate(seq=70, op=1_000_001))
     [failure] = failures(driver)
     assert failure.kind == "overloaded"
+    assert failure.retry_after_s == 1.0
     driver.run()
     assert all(isinstance(driver.operations[op].ending, wire.Finished) for op in ops)
     driver.send(wire.Release(seq=70))

@@ -142,6 +142,11 @@ def test_failures_are_raised_as_what_they_are() -> None:
             async with rt.open(CALLER) as seq:
                 with pytest.raises(error, match="because"):
                     await seq.append(PROMPT, PromptOutputs())
+        engine.fail_next("overloaded", "full", retry_after_s=7.5)
+        async with rt.open(CALLER) as seq:
+            with pytest.raises(Overloaded) as refused:
+                await tokens_of(seq.generate())
+            assert refused.value.retry_after_s == 7.5
         engine.fail_next("invalid_request", "bad", param="seed")
         async with rt.open(CALLER) as seq:
             with pytest.raises(InvalidRequest) as caught:

@@ -47,6 +47,13 @@ def test_retry_after_is_whole_seconds() -> None:
     assert problem_of(Overloaded("full", retry_after_s=2.1), "x").headers["retry-after"] == "3"
 
 
+def test_retry_after_is_what_the_engine_says(server: RunningServer) -> None:
+    server.on_loop(lambda: server.engine.fail_next("overloaded", "full", retry_after_s=7.5))
+    response = server.chat()
+    error_of(response, 429)
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("8", "7500")
+
+
 def test_an_error_in_the_middle_of_a_stream_is_its_last_event(stepped: RunningServer) -> None:
     connection = connect(stepped, "/v1/chat/completions", CHAT | {"stream": True})
     stepped.wait_until(lambda: bool(stepped.engine.sequences))

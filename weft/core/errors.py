@@ -20,6 +20,10 @@ class WeftError(Exception):
     """Base of every error that Weft raises on purpose."""
 
     kind = "internal"
+    param: str | None = None
+    """The field that is to blame, where one is."""
+    retry_after_s: float | None = None
+    """When to try again, where that is known."""
 
     @property
     def message(self) -> str:
@@ -101,10 +105,10 @@ _SIMPLE: dict[str, type[WeftError]] = {
 _WITH_PARAM: dict[str, type[InvalidRequest]] = {cls.kind: cls for cls in (InvalidRequest, ContextTooLong, Unsupported)}
 
 
-def from_kind(kind: str, message: str, *, param: str | None = None) -> WeftError:
+def from_kind(kind: str, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> WeftError:
     """Rebuild the error that crossed a wire as (`kind`, `message`); an unknown kind becomes a plain `WeftError`."""
     if kind in _WITH_PARAM:
         return _WITH_PARAM[kind](message, param)
     if kind == Overloaded.kind:
-        return Overloaded(message)
+        return Overloaded(message) if retry_after_s is None else Overloaded(message, retry_after_s)
     return _SIMPLE.get(kind, WeftError)(message)

@@ -212,6 +212,8 @@ class Failed(_Event, frozen=True, kw_only=True):
     message: str
     param: str | None = None
     usage: Usage = Usage()
+    retry_after_s: float | None = None
+    """When it may be tried again, where the engine knows."""
 
 
 class Cancelled(_Event, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from weft.core.errors import InvalidRequest, WeftError, from_kind
+from weft.core.errors import WeftError, from_kind
 from weft.core.wire import FinishReason, TokenLogprobs, Usage
 from weft.llm.options import Conversation, Prompt
 from weft.programs.builtin import completion
@@ -107,6 +107,5 @@ async def gather(args: CompletionArgs, caller: Caller, runtime: Runtime) -> Resu
 
 def of_prompt(index: int, error: WeftError) -> WeftError:
     """The same error, saying which prompt it is of."""
-    param = error.param if isinstance(error, InvalidRequest) else None
-    named = from_kind(error.kind, f"prompt {index}: {error.message}", param=param)
-    return named
+    message = f"prompt {index}: {error.message}"
+    return from_kind(error.kind, message, param=error.param, retry_after_s=error.retry_after_s)

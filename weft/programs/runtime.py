@@ -158,7 +158,7 @@ class Runtime:
     def _end(self, operation: Operation, event: Finished | Failed | Cancelled) -> None:
         seq = self._sequences.get(operation.seq_id)
         if isinstance(event, Failed):
-            error = from_kind(event.kind, event.message, param=event.param)
+            error = from_kind(event.kind, event.message, param=event.param, retry_after_s=event.retry_after_s)
             if isinstance(error, UnknownHandle) and seq is not None:
                 # The program still holds it, so it is the engine that forgot: it restarted while nothing ran here.
                 error = EngineDead("the engine restarted or the lease ended, and this sequence is lost; start again")

@@ -62,8 +62,9 @@ class Intake:
             self._apply(client, command, now)
         except WeftError as error:
             op = command.op if isinstance(command, Append | Generate) else 0
-            param = error.param if isinstance(error, InvalidRequest) else None
-            event = Failed(op=op, kind=error.kind, message=error.message, param=param)
+            event = Failed(
+                op=op, kind=error.kind, message=error.message, param=error.param, retry_after_s=error.retry_after_s
+            )
             self._scheduler.journal.outbox.append((client, event))
             self._scheduler.journal.counters.count_end("failed")
 

@@ -95,12 +95,12 @@ def problem_of(error: BaseException, request_id: str) -> HttpProblem:
         return error
     if isinstance(error, WeftError) and error.kind in _MEANINGS:
         meaning = _MEANINGS[error.kind]
-        retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else meaning.retry_after_s
+        retry_after_s = meaning.retry_after_s if error.retry_after_s is None else error.retry_after_s
         return HttpProblem(
             meaning.status,
             meaning.message or error.message,
             code=meaning.code,
-            param=error.param if isinstance(error, InvalidRequest) else None,
+            param=error.param,
             headers=retry_headers(retry_after_s) if retry_after_s is not None else None,
         )
     return HttpProblem(

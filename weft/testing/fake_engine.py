@@ -116,7 +116,7 @@ class FakeEngine:
         self._on_envelope: OnEnvelope = _drop
         self._used: set[int] = set()
         self._scripts: deque[deque[int]] = deque()
-        self._failures: deque[tuple[str, str, str | None]] = deque()
+        self._failures: deque[tuple[str, str, str | None, float | None]] = deque()
         self._ready = asyncio.Event()
         self._ready.set()
         self._emptied = asyncio.Event()
@@ -130,9 +130,11 @@ class FakeEngine:
         """Queue outputs: each `Generate` that starts takes the next one, then ends with end-of-sequence."""
         self._scripts.extend(deque(tokens) for tokens in outputs)
 
-    def fail_next(self, kind: str, message: str = "made to fail", param: str | None = None) -> None:
+    def fail_next(
+        self, kind: str, message: str = "made to fail", param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         """Make the next operation that starts fail with an error of this kind."""
-        self._failures.append((kind, message, param))
+        self._failures.append((kind, message, param, retry_after_s))
 
     def die(self, message: str = "the engine process crashed; it is being restarted") -> None:
         """Crash: open operations fail with `engine_dead`, sequences are gone, `send` raises until `restart`."""
@@ -405,8 +407,8 @@ class FakeEngine:
     def _fail(self, op: int, events: list[Event]) -> bool:
         if not self._failures:
             return False
-        kind, message, param = self._failures.popleft()
-        events.append(Failed(op=op, kind=kind, message=message, param=param))
+        kind, message, param, retry_after_s = self._failures.popleft()
+        events.append(Failed(op=op, kind=kind, message=message, param=param, retry_after_s=retry_after_s))
         self._count("failed")
         return True
 
