@@ -95,6 +95,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ssl_keyfile: str | None = None
     drain_s: float = 30.0
     """How long running requests may finish after SIGTERM."""
+    stream_keep_alive_s: float = 15.0
+    """A stream that has nothing to say for so long gets a comment line. 0: never."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     trace: bool = False
@@ -106,8 +108,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("max_body_bytes", "max_concurrent_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.drain_s < 0:
-            raise ConfigError(f"drain_s must not be negative, got {self.drain_s}")
+        for name in ("drain_s", "stream_keep_alive_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ from weft.config import ServerConfig
 from weft.server.app import App, create_app
 from weft.server.run import Server
 from weft.server.state import ServedModel, Service
+from weft.server.timer import Timer
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 from weft.tokenizers.tokenizer import Tokenizer
@@ -36,6 +37,33 @@ class _SignallingServer(Server):
         self.loop = asyncio.get_running_loop()
         self.bound_port = self.servers[0].sockets[0].getsockname()[1]
         self.up.set()
+
+
+class ManualTimer(Timer):
+    """Time that passes when told to, on the server's loop."""
+
+    def __init__(self) -> None:
+        self.sleepers: dict[asyncio.Future[None], float] = {}
+        """And when each wakes."""
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self.sleepers[future] = self._now + seconds
+        try:
+            await future
+        finally:
+            self.sleepers.pop(future, None)
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+        for future, due in list(self.sleepers.items()):
+            if due <= self._now:
+                del self.sleepers[future]
+                future.set_result(None)
 
 
 class RunningServer:
@@ -108,12 +136,13 @@ def running(
     engine: FakeEngine | None = None,
     tokenizer: Tokenizer | None = None,
     names: list[str] | None = None,
+    timer: Timer | None = None,
     **settings,
 ) -> Iterator[RunningServer]:
     config = msgspec.structs.replace(ServerConfig(port=0, drain_s=5.0), **settings)
     engine = engine or FakeEngine(auto=auto)
     served = ServedModel(names or [MODEL], engine, tokenizer or byte_tokenizer(), root="/somewhere/private/" + MODEL)
-    server = RunningServer(create_app(config, Service(config, [served])), engine, config)
+    server = RunningServer(create_app(config, Service(config, [served], timer)), engine, config)
     try:
         yield server
     finally:

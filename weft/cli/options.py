@@ -65,6 +65,9 @@ FLAGS: Mapping[str, Flag] = {
     "server.cors_origins": Flag(
         ("--cors-origin",), list[str], "Origin whose pages may call the server; repeat for several."
     ),
+    "server.stream_keep_alive_s": Flag(
+        ("--stream-keep-alive",), float, "Seconds without news until a stream gets a comment line; 0: never. (15)"
+    ),
     "server.log_level": Flag(("--log-level",), str, "Least level that is logged. (info)", "debug|info|warning|error"),
     "server.log_format": Flag(("--log-format",), str, "How logs are written. (text)", "text|json"),
     "server.trace": Flag(("--trace/--no-trace",), bool, "Record each request's life, for /v1/traces."),

@@ -1,16 +1,18 @@
 """Server-sent events: a program's chunks on their way to one client.
 
-The head is sent with the first chunk, so that whatever fails before it is answered with a status of its own. Chunks
-are pulled: while the client reads slowly, `send` waits, tokens gather in the program's operations (an integer each, as
-many as the request may have), and the next chunk carries all of them. Nothing is queued here.
+The head is sent with the first chunk, so that whatever fails before it is answered with a status of its own; or with
+the first comment, which tells proxies that a stream which has nothing to say for long is not dead. Chunks are pulled:
+while the client reads slowly, `send` waits, tokens gather in the program's operations (an integer each, as many as the
+request may have), and the next chunk carries all of them. Nothing is queued here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Protocol
 
 from starlette.requests import Request
@@ -35,6 +37,7 @@ HEADERS = [
 INLINE_TOKENS = 1024
 """Details of more prompt tokens are written on a thread."""
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
 
 
 class Writer(Protocol):
@@ -66,16 +69,19 @@ class EventStream:
         self._writer = writer
         self._observer = observer
         self._started = False
+        self._writing = asyncio.Lock()
+        self._written_s = service.timer.now()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises what fails before the first chunk, and `ClientGone`."""
+        """Raises what fails before the head is sent, and `ClientGone`."""
         failure: BaseException | None = None
         try:
             async with Guard(self._request, self._service), aclosing(self._chunks):
-                async for chunk in self._chunks:
-                    self._observer.see(chunk)
-                    await self._send(send, await self._events(chunk))
-                await self._send(send, self._writer.last_events() + DONE)
+                with self._kept_alive(send):
+                    async for chunk in self._chunks:
+                        self._observer.see(chunk)
+                        await self._send(send, await self._events(chunk))
+                    await self._send(send, self._writer.last_events() + DONE)
         except Exception as error:
             failure = error
             if not self._started or isinstance(error, ClientGone):
@@ -97,11 +103,38 @@ class EventStream:
     async def _send(self, send: Send, events: bytes) -> None:
         if not events:
             return
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         self._service.metrics.stream_writes += 1
-        await send({"type": "http.response.body", "body": events, "more_body": True})
+        async with self._writing:
+            await self._write(send, events)
+
+    async def _write(self, send: Send, lines: bytes) -> None:
+        if not self._started:
+            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            self._started = True
+        await send({"type": "http.response.body", "body": lines, "more_body": True})
+        self._written_s = self._service.timer.now()
+
+    @contextmanager
+    def _kept_alive(self, send: Send) -> Iterator[None]:
+        """Comments while nothing else is written."""
+        interval_s = self._service.config.stream_keep_alive_s
+        if not interval_s:
+            yield
+            return
+        task = asyncio.create_task(self._comment(send, interval_s))
+        try:
+            yield
+        finally:
+            task.cancel()  # at whatever it waits for: it writes nothing from here on
+
+    async def _comment(self, send: Send, interval_s: float) -> None:
+        timer = self._service.timer
+        while True:
+            async with self._writing:
+                if timer.now() - self._written_s >= interval_s:
+                    await self._write(send, COMMENT)
+                due_s = self._written_s + interval_s
+            await timer.sleep(due_s - timer.now())
 
     async def _tell(self, send: Send, error: Exception) -> None:
         """An error after the head: the last event. `[DONE]` does not follow, so that nobody takes it for complete."""

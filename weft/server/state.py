@@ -18,6 +18,7 @@ from weft.engine.client import EngineClient
 from weft.metrics import FrontMetrics, ModelMetrics
 from weft.programs.runtime import Runtime
 from weft.server.errors import HttpProblem
+from weft.server.timer import Timer
 from weft.server.traces import Traces
 from weft.tokenizers.tokenizer import Tokenizer
 
@@ -65,8 +66,9 @@ class Model:
 class Service:
     """Everything a route needs."""
 
-    def __init__(self, config: ServerConfig, models: list[ServedModel]):
+    def __init__(self, config: ServerConfig, models: list[ServedModel], timer: Timer | None = None):
         self.config = config
+        self.timer = timer or Timer()
         self.metrics = FrontMetrics()
         self.traces = Traces(config.trace)
         self.models = [Model(model, self.traces, self.metrics.model(model.names[0])) for model in models]
