@@ -6,6 +6,7 @@ Precedence, lowest first: defaults here, a TOML file, `WEFT_…` environment var
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -15,8 +16,15 @@ from weft.core.step import MAX_PAGE_SIZE
 
 EMBEDDED_MODEL = "weft-tiny"
 """The model that ships in the package."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a model is named as on the Hugging Face hub, `org/name`. Whether there is one is not looked up; with a
+    leading '.', '~' or '/', or a second '/', it can only have been meant as a path."""
+    return _HUB_ID.fullmatch(model) is not None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -43,7 +43,7 @@ def test_other_families_are_refused_by_name(decoder: object, tmp_path: Path) -> 
         load_directory(save(tmp_path, backend))
 
 
-@pytest.mark.parametrize("model", ["./nowhere", "/nowhere/model", "a/b/c"])
+@pytest.mark.parametrize("model", ["./nowhere", "/nowhere/model", "a/b/c", "nowhere"])
 def test_no_such_directory(model: str) -> None:
     with pytest.raises(ModelLoadError, match="no directory"):
         load_tokenizer(model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,13 +15,11 @@ from weft.cli.local import local_llm
 from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
 from weft.cli.settings import Settings, with_setting
-from weft.config import EMBEDDED_MODEL
+from weft.config import EMBEDDED_MODEL, is_hub_id
 from weft.core.errors import InvalidRequest, WeftError
 
 if TYPE_CHECKING:
     from weft.llm import LLM, Result
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 
 EXAMPLES = """Examples:
 
@@ -129,7 +126,7 @@ def split_words(words: list[str], model: str | None) -> tuple[str | None, str | 
         return model, words[0] if words else None
     if len(words) == 2:
         return words[0], words[1]
-    if words and (words[0] == EMBEDDED_MODEL or HUB_ID.match(words[0]) or _is_directory(words[0])):
+    if words and (words[0] == EMBEDDED_MODEL or is_hub_id(words[0]) or _is_directory(words[0])):
         return words[0], None
     return None, words[0] if words else None
 

@@ -5,14 +5,12 @@ The only importer of huggingface_hub, and only when a hub id is asked for.
 
 from __future__ import annotations
 
-import re
 from importlib import resources
 from pathlib import Path
 
-from weft.config import EMBEDDED_MODEL
+from weft.config import EMBEDDED_MODEL, is_hub_id
 from weft.core.errors import ModelLoadError
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja"]
 """Weights, configuration, tokenizer, chat template; never pickles or code."""
 
@@ -30,8 +28,7 @@ def resolve_model(model: str, revision: str | None = None, offline: bool = False
         return path
     if model and path.exists():
         raise ModelLoadError(f"{model} is a file; give the directory that holds config.json")
-    # With a leading '.', '~' or '/', or a second '/', it can only have been meant as a path.
-    if not HUB_ID.fullmatch(model):
+    if not is_hub_id(model):
         raise ModelLoadError(
             f"model directory {model!r} does not exist; give a directory, a hub id (org/name), or {EMBEDDED_MODEL}"
         )

@@ -6,7 +6,6 @@ chat_template.jinja) and what transformers makes of them. It never runs code tha
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import msgspec
 import tokenizers
 
 import weft
-from weft.config import EMBEDDED_MODEL
+from weft.config import EMBEDDED_MODEL, is_hub_id
 from weft.core.errors import ModelLoadError
 from weft.tokenizers.tokenizer import Tokenizer
 
@@ -40,7 +39,7 @@ def load_tokenizer(model: str, revision: str | None = None, offline: bool = Fals
     path = Path(model).expanduser()
     if path.is_dir():
         return load_directory(path, name=model)
-    if model.startswith((".", "/", "~")) or (os.sep != "/" and os.sep in model) or model.count("/") > 1:
+    if not is_hub_id(model):
         raise ModelLoadError(f"there is no directory {model}; give a model directory, a hub id, or {EMBEDDED_MODEL}")
     return load_directory(_download(model, revision, offline), name=model)
 
