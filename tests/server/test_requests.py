@@ -9,6 +9,7 @@ from tests.server.conftest import RunningServer, ids, running
 from weft.server.fields import ADVISORY, REFUSED
 from weft.server.schemas.chat import ChatRequest
 from weft.server.schemas.completion import CompletionRequest
+from weft.testing.byte_tokenizer import byte_tokenizer
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -221,6 +222,15 @@ def test_paths_of_the_machine_are_not_told(server: RunningServer) -> None:
     with server.http() as client:
         for path in ("/v1/models", "/metrics", "/openapi.json", "/docs"):
             assert "/somewhere" not in client.get(path).text
+
+
+def test_a_model_without_a_chat_template_says_what_helps() -> None:
+    with running(tokenizer=byte_tokenizer(None)) as server:
+        error = error_of(server.chat())
+        assert error["code"] == "unsupported_parameter"
+        assert "pass chat_template" not in error["message"]  # which this API refuses
+        assert "/v1/completions" in error["message"]
+        assert server.post("/v1/completions", {"prompt": "hi", "max_tokens": 2}).status_code == 200
 
 
 def test_continue_final_message(server: RunningServer) -> None:

@@ -29,6 +29,10 @@ INLINE_CHARS = 8192
 """Texts up to this long are encoded on the event loop: about a millisecond, cheaper than a thread's wake-up is late."""
 _PACK_TOKENS = 16384
 """Ids packed between two chances for the event loop to run."""
+_WITHOUT_TEMPLATE = (
+    "give a prompt of your own instead of messages (over HTTP: /v1/completions), "
+    "or put a chat_template.jinja into the model's directory"
+)
 
 
 @functools.cache
@@ -136,10 +140,9 @@ class Tokenizer:
             return self._templates["default"]
         if self._templates:
             names = ", ".join(sorted(self._templates))
-            raise Unsupported(f"this model has chat templates named {names} but no default; pass chat_template")
+            raise Unsupported(f"this model has chat templates named {names} but no default; {_WITHOUT_TEMPLATE}")
         raise Unsupported(
-            "this model has no chat template, so chat messages cannot be turned into a prompt; "
-            "use /v1/completions with a prompt of your own, or pass chat_template"
+            f"this model has no chat template, so chat messages cannot be turned into a prompt; {_WITHOUT_TEMPLATE}"
         )
 
     def _named(self, name: str) -> int | None:
