@@ -8,6 +8,8 @@
 namespace weft {
 namespace {
 
+constexpr int kTaskRun = 8;  // tasks that a thread takes at once: it fetches for the next one while it ends the last
+
 // One task: queries [first, first + count) of a row for one KV head, or chunk `first` of a row with few queries.
 struct Task {
     int32_t row;
@@ -50,8 +52,12 @@ void attend_split(const AttentionArgs& a, const Task* tasks, int64_t num_tasks) 
         Partial* parts = (Partial*)memory.at_least(sizeof(Partial) * (size_t)(chunks + 1));
 #pragma omp parallel for schedule(static) num_threads(a.threads)
         for (int64_t c = 0; c < chunks; c++) {
+#if WEFT_AMX
+            TileUnit in_use;
+#endif
             Range range = chunk_range(stack.all, c);
-            attend_chunk<T, Wide>(a, stack, range.begin, range.end, parts[c]);
+            const T* next[kAhead] = {};
+            attend_chunk<T, Wide>(a, stack, range.begin, range.end, next, parts[c]);
         }
         Partial& result = parts[chunks];
         clear(result, stack.count, a.heads.head_dim);
@@ -72,11 +78,12 @@ void attend(const AttentionArgs& a) {
     for (int64_t r = 0; r < a.batch->num_rows; r++) entries += a.batch->kv_lens[r];
     int64_t work = entries * a.heads.num_kv_heads * a.heads.head_dim;
     // Which thread takes a task does not matter to its result; taking them one by one evens out their lengths.
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_for(work, a.threads))
+#pragma omp parallel for schedule(dynamic, kTaskRun) num_threads(threads_for(work, a.threads))
     for (int64_t t = 0; t < num_tasks; t++) {
         const Task& task = tasks[t];
         if (task.count == 0) {
-            attend_stack<T, Wide>(a, task.row, task.head);
+            bool more = t + 1 < num_tasks;
+            attend_stack<T, Wide>(a, task.row, task.head, more ? tasks[t + 1].row : -1, more ? tasks[t + 1].head : -1);
         } else {
             static thread_local Memory tile_memory;
             Tile<T>* tile = (Tile<T>*)tile_memory.at_least(sizeof(Tile<T>));

@@ -5,6 +5,7 @@
 // how many threads share its chunks.
 #pragma once
 
+#include "decode_bf16.h"
 #include "visibility.h"
 
 namespace weft {
@@ -13,6 +14,7 @@ namespace {
 constexpr int kChunk = 256;     // entries
 constexpr int kMaxStacked = 16;  // query heads that share K and V: group * queries
 constexpr int kMaxAttentionDim = 256;
+constexpr int kAhead = 4;  // blocks of 16 entries that are fetched before their turn
 
 // The softmax-weighted values of some entries: sum over entries of exp(score - maximum) * v, and of the weights.
 struct Partial {
@@ -100,6 +102,12 @@ WEFT_INLINE void add_values(const T* v, int64_t dim, const float (*weights)[kChu
     }
 }
 
+// Whether a chunk is read in blocks of 16 entries (`attend_blocks`).
+template <class T, bool Wide>
+WEFT_INLINE bool in_blocks(const AttentionArgs& a) {
+    return W == 16 && sizeof(T) == 2 && Wide && a.batch->page_size % 16 == 0;
+}
+
 // Asks for `bytes` from p on to be in the cache soon.
 WEFT_INLINE void prefetch(const void* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
@@ -115,6 +123,9 @@ struct Stack {
     const T* q[kMaxStacked];
     Range ranges[kMaxStacked];  // by query
     Range all;                  // what any of the queries may see
+#if WEFT_AMX
+    alignas(64) int32_t tiles[kMaxAttentionDim / 2 * 16];  // q as tiles read it
+#endif
 };
 
 template <class T>
@@ -134,11 +145,90 @@ void stack_of(const AttentionArgs& a, int64_t r, int64_t head, Stack<T>& stack) 
         stack.all.begin = least(stack.all.begin, range.begin);
         stack.all.end = most(stack.all.end, range.end);
     }
+#if WEFT_AMX
+    if constexpr (sizeof(T) == 2) {
+        alignas(64) static const int32_t zeros[kMaxAttentionDim / 2] = {};
+        for (int64_t d = 0; d + 32 <= a.heads.head_dim; d += 32) {
+            const int32_t* from[16];
+            for (int m = 0; m < 16; m++) from[m] = m < stack.count ? (const int32_t*)(stack.q[m] + d) : zeros;
+            transpose_words(from, stack.tiles + d / 2 * 16, 16);
+        }
+    }
+#endif
 }
+
+#if WEFT_AVX512
+// `attend_chunk` where entries can be read 16 at a time. `next` is what the calling thread will read after this chunk.
+inline void attend_blocks(const AttentionArgs& a, const Stack<bf16>& s, int64_t begin, int64_t end,
+                          const bf16* const* next, Partial& out) {
+    const int64_t dim = a.heads.head_dim, bytes = 16 * dim * 2;
+    const Row& row = s.row;
+    constexpr int kBlocks = kChunk / 16;
+    alignas(64) float scores[kMaxStacked][kChunk];
+    alignas(64) bf16 weights[kMaxStacked][kChunk];
+    const bf16* reads[2 * kBlocks + kAhead];
+    uint32_t seen[kBlocks];
+    const int64_t first = begin / 16 * 16;
+    const int blocks = (int)((end - first + 15) / 16);
+    for (int b = 0; b < blocks; b++) {
+        reads[b] = entry_at<bf16>(a, row, s.head, 0, first + 16 * b);
+        reads[blocks + b] = entry_at<bf16>(a, row, s.head, 1, first + 16 * b);
+    }
+    for (int i = 0; i < kAhead; i++) reads[2 * blocks + i] = next[i];
+    for (int b = 0; b < blocks; b++) {
+        int64_t e = first + 16 * b;
+        Fetch fetch(reads[b + kAhead], bytes);
+        score_entries(s.q,
+#if WEFT_AMX
+                      s.tiles,
+#else
+                      nullptr,
+#endif
+                      s.count, reads[b], dim, &scores[0][16 * b], kChunk, fetch);
+        uint32_t any = 0, bits = 0;
+        for (int m = 0; m < s.count; m++) {
+            if (m % s.group == 0)
+                any |= bits = (uint32_t)seen_bits(*a.batch, row, s.ranges[m / s.group], m / s.group, e, 16);
+            vf x = load(&scores[m][16 * b]) * a.scale;
+            store(&scores[m][16 * b], bits == 0xffff ? x : lanes_of(bits) ? x : all(kNothing));
+        }
+        seen[b] = any;
+    }
+    for (int m = 0; m < s.count; m++) {
+        vf top = all(kNothing), total{};
+        for (int b = 0; b < blocks; b++) top = larger(top, load(&scores[m][16 * b]));
+        out.maximum[m] = maximum(top);
+        float shift = out.maximum[m] == kNothing ? 0.0f : out.maximum[m];
+        for (int b = 0; b < blocks; b++) {
+            vf weight = exponential(load(&scores[m][16 * b]) - shift);
+            store(&weights[m][16 * b], weight);
+            total += weight;
+        }
+        out.total[m] = sum(total);
+        for (int64_t d = 0; d < dim; d += W) store(&out.values[m][d], vf{});
+    }
+    for (int b = 0; b < blocks; b++) {
+        Fetch fetch(reads[blocks + b + kAhead], bytes);
+        const bf16* v = reads[blocks + b];
+        int m = 0;
+        for (; m + 4 <= s.count; m += 4)
+            add_rows<4, 2>(v, dim, &weights[m][16 * b], kChunk, seen[b], out.values[m], kMaxAttentionDim, fetch);
+        for (; m + 2 <= s.count; m += 2)
+            add_rows<2, 4>(v, dim, &weights[m][16 * b], kChunk, seen[b], out.values[m], kMaxAttentionDim, fetch);
+        for (; m < s.count; m++)
+            add_rows<1, 4>(v, dim, &weights[m][16 * b], kChunk, seen[b], out.values[m], kMaxAttentionDim, fetch);
+    }
+}
+#endif
 
 // The partial result over entries [begin, end) of one chunk.
 template <class T, bool Wide>
-void attend_chunk(const AttentionArgs& a, const Stack<T>& s, int64_t begin, int64_t end, Partial& out) {
+void attend_chunk(const AttentionArgs& a, const Stack<T>& s, int64_t begin, int64_t end, const T* const* next,
+                  Partial& out) {
+#if WEFT_AVX512
+    if constexpr (sizeof(T) == 2)
+        if (in_blocks<T, Wide>(a)) return attend_blocks(a, s, begin, end, next, out);
+#endif
     const int64_t dim = a.heads.head_dim, page_size = a.batch->page_size;
     const Row& row = s.row;
     alignas(64) float scores[kMaxStacked][kChunk];
@@ -231,6 +321,13 @@ void write_out(const AttentionArgs& a, const Stack<T>& s, const Partial& result)
         // NaN weights stay NaN: a sum that is not positive and not zero must not look like a query without entries.
         if (result.total[m] != result.total[m]) scale = result.total[m];
         const float* values = result.values[m];
+#if WEFT_AVX512
+        if constexpr (sizeof(T) == 2)
+            if (in_blocks<T, Wide>(a)) {
+                write_values(values, scale, dim, to);
+                continue;
+            }
+#endif
         for (int64_t d = 0; d < dim; d++) {
             int64_t from = d;
             if constexpr (Wide && sizeof(T) == 2) {
@@ -251,15 +348,37 @@ inline Range chunk_range(Range range, int64_t chunk) {
     return Range{most(range.begin, begin), least(range.end, begin + kChunk)};
 }
 
+// The first blocks that the part of a row from entry `begin` on will read; null where there are none.
+template <class T>
+void first_reads(const AttentionArgs& a, const Row& row, int64_t head, int64_t begin, int64_t end, const T** reads) {
+    for (int i = 0; i < kAhead; i++) {
+        int64_t entry = begin / 16 * 16 + 16 * i;
+        reads[i] = entry < end ? entry_at<T>(a, row, head, 0, entry) : nullptr;
+    }
+}
+
+// A row for one KV head. `next_r`, if not negative, is the row that the thread is likely to take next.
 template <class T, bool Wide>
-void attend_stack(const AttentionArgs& a, int64_t r, int64_t head) {
+void attend_stack(const AttentionArgs& a, int64_t r, int64_t head, int64_t next_r, int64_t next_head) {
     Stack<T> stack;
     stack_of(a, r, head, stack);
+#if WEFT_AMX
+    TileUnit in_use;
+#endif
     Partial result, part;
     clear(result, stack.count, a.heads.head_dim);
-    for (int64_t c = 0; c < num_chunks(stack.all); c++) {
+    int64_t chunks = num_chunks(stack.all);
+    for (int64_t c = 0; c < chunks; c++) {
         Range range = chunk_range(stack.all, c);
-        attend_chunk<T, Wide>(a, stack, range.begin, range.end, part);
+        const T* next[kAhead] = {};
+        if (c + 1 < chunks) {
+            first_reads<T>(a, stack.row, head, range.end, stack.all.end, next);
+        } else if (next_r >= 0) {
+            Row row = row_of(*a.batch, next_r);
+            Range seen = range_of(*a.batch, row, 0, a.window);
+            first_reads<T>(a, row, next_head, seen.begin, seen.end, next);
+        }
+        attend_chunk<T, Wide>(a, stack, range.begin, range.end, next, part);
         join(result, part, stack.count, a.heads.head_dim);
     }
     write_out<T, Wide>(a, stack, result);
