@@ -67,6 +67,12 @@ def test_a_users_mistake_is_one_line(weft):
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_output_may_be_closed():
+    command = [sys.executable, "-m", "weft.cli.main", "version"]
+    ended = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_debug_shows_the_traceback(weft, monkeypatch):
     monkeypatch.setenv("WEFT_DEBUG", "1")
     result = weft("serve", "--print-config", "--memory-fraction", "7")

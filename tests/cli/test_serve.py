@@ -39,8 +39,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    port = free_port()
+def serving(
+    *arguments: str, port: int | None = None, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    port = port or free_port()
     process = start(*arguments, "--port", str(port), **environment)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=HEADERS, timeout=60) as client:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -142,6 +144,20 @@ def test_what_cannot_be_loaded_is_said_once_and_not_retried() -> None:
     run(test)
 
 
+def test_a_process_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(prefix: str) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def test() -> None:
+        engine = ProcessEngine(CONFIG)
+        with pytest.raises(EngineDead, match=r"cannot be started.*No space left"):
+            await engine.wait_ready()
+        await engine.close()
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    run(test)
+
+
 def test_several_clients_have_handles_of_their_own_and_lose_them_with_their_lease() -> None:
     engine = ProcessEngine(EngineConfig(dtype="float32", num_pages=256, max_running=16, threads=1, lease_s=3.0))
 
@@ -180,8 +196,11 @@ def test_an_orphan_ends() -> None:
         process = engine._process
         assert process is not None
         assert process.stdin is not None
+        assert engine._folder is not None
+        assert any(engine._folder.iterdir())
         process.stdin.close()  # what the system does for a parent that was killed
         await process.wait()
+        assert not engine._folder.exists()
         await engine.close()
 
     run(test)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli.files import write_file
 from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
 from weft.cli.settings import Settings
@@ -168,13 +169,13 @@ class Session:
             print("/save needs the name of a file.", file=sys.stderr)
             return
         system = [{"role": "system", "content": self._system}] if self._system else []
+        content = {"model": self._talker.name, "messages": [*system, *self.messages]}
         try:
-            Path(rest).expanduser().write_text(
-                json.dumps({"model": self._talker.name, "messages": [*system, *self.messages]}, indent=2) + "\n",
-                encoding="utf-8",
-            )
-        except OSError as error:
-            print(f"{rest} cannot be written: {error.strerror}", file=sys.stderr)
+            write_file(Path(rest).expanduser(), json.dumps(content, indent=2) + "\n")
+        except WeftError as error:
+            if not self._interactive:
+                raise
+            print(f"weft: {error.message}", file=sys.stderr)
         else:
             print(f"Saved {len(self.messages)} messages to {rest}.", file=sys.stderr)
 

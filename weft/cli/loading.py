@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ class _Lines:
         if total < QUIET_BYTES or tenth == self._tenth:
             return
         self._tenth = tenth
-        print(f"loading {self._name}: {done // MIB} of {total // MIB} MiB", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk under the log must not keep a model from loading
+            print(f"loading {self._name}: {done // MIB} of {total // MIB} MiB", file=sys.stderr, flush=True)
 
 
 class _Bar:

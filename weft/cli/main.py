@@ -6,6 +6,7 @@ Owns no work of its own; each command is a file beside this one, and imports wha
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated, Any
@@ -19,15 +20,19 @@ from weft.core.errors import WeftError
 from weft.version import __version__
 
 EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 130, 141
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Group(TyperGroup):
     """Says what went wrong in one line, for every mistake that is not a bug."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Errors of Weft end with status 1, Ctrl-C with 130, a closed pipe with 141."""
+        """Run a command. Errors of Weft and a full disk end with status 1, Ctrl-C with 130, a closed pipe with 141."""
         try:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                _flush_output()
         except WeftError as error:
             if _debugging():
                 raise
@@ -36,9 +41,26 @@ class Group(TyperGroup):
         except KeyboardInterrupt as error:
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError as error:
-            # Whoever read our output has left; the interpreter would complain again when it flushes.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             raise typer.Exit(EXIT_PIPE) from error
+        except OSError as error:
+            if error.errno not in NO_ROOM or _debugging():
+                raise
+            if error.filename is None:
+                _drop_output()
+            typer.echo(f"weft: {error.filename or 'the output'} cannot be written: {error.strerror}", err=True)
+            raise typer.Exit(EXIT_FAILURE) from error
+
+
+def _flush_output() -> None:
+    """Here, and not when the interpreter ends: what is left may not fit either."""
+    if sys.stdout is not None:  # as it is where whoever started us has closed it
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Nobody takes what is still to be written; the interpreter would complain again when it flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(

@@ -44,7 +44,7 @@ def _write(shape: str, directory: Path) -> None:
         else:
             write_checkpoint(partial, QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True)
         partial.rename(directory)
-    except OSError as error:
+    except Exception as error:  # the libraries that write have errors of their own for a full disk
         raise ConfigError(f"random weights cannot be written to {directory}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,17 +1,20 @@
 """The engine process: `python -m weft.engine.process ADDRESS`, with its configuration as one line of JSON on stdin.
 
 It binds a zmq ROUTER socket, loads the model (telling clients how far it is), and runs the loop. It ends on SIGTERM,
-or when its stdin closes: then the process that started it is gone. `weft.engine.supervisor` starts and watches it.
+or when its stdin closes: then the process that started it is gone, and the folder of the socket is removed in its
+stead. `weft.engine.supervisor` starts and watches it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
 import msgspec
@@ -148,7 +151,8 @@ def main(address: str) -> int:
         mailbox.stop()
 
     signal.signal(signal.SIGTERM, on_terminate)
-    threading.Thread(target=_watch_parent, args=(mailbox,), daemon=True).start()
+    folder = Path(address.removeprefix("ipc://")).parent
+    threading.Thread(target=_watch_parent, args=(mailbox, folder), daemon=True).start()
     startup = _Startup(mailbox)
     startup.early += mailbox.receive(10.0)  # the parent's Hello, so that it hears of progress
     try:
@@ -173,9 +177,10 @@ def main(address: str) -> int:
     return 0
 
 
-def _watch_parent(mailbox: ZmqMailbox) -> None:
+def _watch_parent(mailbox: ZmqMailbox, folder: Path) -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
+    shutil.rmtree(folder, ignore_errors=True)  # the parent's, who cannot any more
     mailbox.stop()
     time.sleep(_ORPHAN_GRACE_S)
     os._exit(1)

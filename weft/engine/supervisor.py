@@ -129,15 +129,12 @@ class ProcessEngine(ConversingClient):
 
     async def _start(self) -> EngineInfo:
         """Start a process and wait for its welcome."""
-        loop = asyncio.get_running_loop()
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="weft-"))  # readable by this user alone
-        address = f"ipc://{self._folder}/engine-{self.num_restarts}-{os.getpid()}"
-        self._welcome = loop.create_future()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "weft.engine.process", address, stdin=asyncio.subprocess.PIPE, env=self._environment()
-        )
+        try:
+            address, process = await self._spawn()
+        except OSError as error:
+            raise EngineDead(f"the engine process cannot be started: {error}") from error
         self._process = process
+        self._welcome = asyncio.get_running_loop().create_future()
         if process.stdin is None:
             raise EngineDead("the engine process has no stdin")
         process.stdin.write(msgspec.json.encode(self._args) + b"\n")
@@ -152,6 +149,16 @@ class ProcessEngine(ConversingClient):
             ended.cancel()
             return self._welcome.result()
         raise EngineDead(f"the engine process {_describe(ended.result())} before it was ready; see its log above")
+
+    async def _spawn(self) -> tuple[str, asyncio.subprocess.Process]:
+        """A process, and the address at which it will listen."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="weft-"))  # readable by this user alone
+        address = f"ipc://{self._folder}/engine-{self.num_restarts}-{os.getpid()}"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "weft.engine.process", address, stdin=asyncio.subprocess.PIPE, env=self._environment()
+        )
+        return address, process
 
     async def _watch(self) -> str:
         """Wait until the process ends or hangs; what happened, as the end of a sentence."""

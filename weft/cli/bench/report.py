@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from weft.cli.bench.measure import Spread, over_runs
-from weft.core.errors import WeftError
+from weft.cli.files import write_file
 
 Run = Mapping[str, float]
 """Figures of one run, by name; a name ends in its unit."""
@@ -42,10 +42,7 @@ def report(name: str, groups: Mapping[str, Sequence[Run]], subject: Mapping[str,
             },
             "runs": {title: [dict(run) for run in runs] for title, runs in groups.items()},
         }
-        try:
-            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise WeftError(f"{file} cannot be written: {error.strerror}") from error
+        write_file(file, json.dumps(content, indent=2) + "\n")
 
 
 def _print(title: str, summary: Mapping[str, Spread], num_runs: int) -> None:
