@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-import time
 
 import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.core.ids import TOKEN_BYTES, unpack_tokens
-from weft.server.arguments import caller_of, completion_args
+from weft.core.ids import unpack_tokens
+from weft.server.arguments import completion_args
 from weft.server.chat_prompt import chat_args, check_tools, render
-from weft.server.generate import Gathered, chunks_of, gather
+from weft.server.generate import Gathered, gather
 from weft.server.logprobs import chat_logprobs, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit
 from weft.server.record import record_of
 from weft.server.routes.base import answer_from, read, require, route
+from weft.server.routes.generation import begin
 from weft.server.schemas.chat import ChatChoice, ChatMessage, ChatRequest, ChatResponse
 from weft.server.sse import EventStream
 from weft.server.state import Model, Service
@@ -51,10 +51,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    observer = Observer(record, model.metrics, num_prompts=1, n=body.n, prompt_tokens=len(prompt) // TOKEN_BYTES)
-    caller = caller_of(record, cache_salt=body.cache_salt, priority=body.priority)
-    chunks = chunks_of(args, caller, model.runtime)
-    head = Head(id=f"chatcmpl-{record.request_id}", created=int(time.time()), model=body.model or model.names[0])
+    head, observer, chunks = begin(request, body, model, args, "chatcmpl")
     prompt_ids = unpack_tokens(prompt).tolist() if body.return_token_ids or body.prompt_logprobs is not None else []
     if body.stream:
         writer = ChatWriter(

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
-import time
 
 import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.core.ids import TOKEN_BYTES, unpack_tokens
+from weft.core.ids import unpack_tokens
 from weft.core.wire import TokenLogprobs
 from weft.programs.types import CompletionArgs
-from weft.server.arguments import caller_of, completion_args
-from weft.server.generate import Choice, Gathered, chunks_of, gather
+from weft.server.arguments import completion_args
+from weft.server.generate import Choice, Gathered, gather
 from weft.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit, as_prompts, tokenize
 from weft.server.record import record_of
 from weft.server.routes.base import answer_from, read, require, route
+from weft.server.routes.generation import begin
 from weft.server.schemas.common import MAX_CHOICES, PromptLogprobs
 from weft.server.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 from weft.server.sse import INLINE_TOKENS, EventStream
@@ -54,16 +54,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
         logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body),
     )
-    observer = Observer(
-        record,
-        model.metrics,
-        num_prompts=len(args),
-        n=body.n,
-        prompt_tokens=sum(len(prompt) // TOKEN_BYTES for prompt in packed),
-    )
-    caller = caller_of(record, cache_salt=body.cache_salt, priority=body.priority)
-    chunks = chunks_of(args, caller, model.runtime)
-    head = Head(id=f"cmpl-{record.request_id}", created=int(time.time()), model=body.model or model.names[0])
+    head, observer, chunks = begin(request, body, model, args, "cmpl")
     if body.stream:
         make = functools.partial(_writer, body, model, args, head, observer)
         # An echo reads the whole prompt back into text.

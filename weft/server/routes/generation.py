@@ -1,0 +1,39 @@
+"""What chat and completions share, from a request's arguments to its running programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+from starlette.requests import Request
+
+from weft.core.ids import TOKEN_BYTES
+from weft.programs.types import Chunk, CompletionArgs
+from weft.server.arguments import caller_of
+from weft.server.generate import chunks_of
+from weft.server.observe import Observer
+from weft.server.record import record_of
+from weft.server.schemas.common import GenerationRequest
+from weft.server.state import Model
+from weft.server.writers import Head
+
+
+class Run(NamedTuple):
+    """The programs of a request. Whoever reads `chunks` closes them."""
+
+    head: Head
+    observer: Observer
+    chunks: AsyncGenerator[Chunk, None]
+
+
+def begin(request: Request, body: GenerationRequest, model: Model, args: list[CompletionArgs], kind: str) -> Run:
+    """Run a program for each of `args`; the answer's id begins with `kind`."""
+    record = record_of(request)
+    prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
+    caller = caller_of(record, cache_salt=body.cache_salt, priority=body.priority)
+    return Run(
+        Head(id=f"{kind}-{record.request_id}", created=int(time.time()), model=body.model or model.names[0]),
+        Observer(record, model.metrics, num_prompts=len(args), n=body.n, prompt_tokens=prompt_tokens),
+        chunks_of(args, caller, model.runtime),
+    )
