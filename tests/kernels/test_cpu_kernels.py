@@ -102,6 +102,55 @@ def test_attention_of_more_queries_than_entries(kernels):
     assert_close(kernels.attention(case.q, case.kv, case.batch, 1.0), expected)
 
 
+PACKING = [k for k in KERNELS if k.pack_weight(torch.zeros(32, 32, dtype=torch.bfloat16)).dim() != 2]
+packing = pytest.mark.parametrize("kernels", PACKING, ids=[k.level.name.lower() for k in PACKING])
+
+
+def test_levels_with_instructions_for_bfloat16_pack():
+    assert [k.level for k in PACKING] == [k.level for k in KERNELS if k.level >= library.Level.AVX512]
+
+
+@packing
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (64, 96), (96, 2080), (1024, 1536), (160, 512)])
+def test_product_with_a_packed_weight(kernels, outputs, inputs):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
+    bias = torch.randn(outputs, generator=generator).bfloat16()
+    packed = kernels.pack_weight(weight)
+    assert packed.numel() == weight.numel()
+    for rows in (0, 1, 2, 12, 13, 16, 17, 31, 33, 65, 300, 520, 1100):
+        x = torch.randn(rows, inputs, generator=generator).bfloat16()
+        residual = torch.randn(rows, outputs, generator=generator).bfloat16()
+        expected = reference.linear(x, weight, bias, residual)
+        got = kernels.linear(x, packed, bias, residual.clone())
+        assert_close(got, expected)
+        assert_close(kernels.linear(x, packed), reference.linear(x, weight))
+        for threads in (1, 3, 70):
+            torch.set_num_threads(threads)
+            assert (kernels.linear(x, packed, bias, residual.clone()) == got).all()
+        torch.set_num_threads(2)
+        for row in range(0, rows, 97):  # the same alone as among others
+            alone = kernels.linear(x[row : row + 1], packed, bias, residual[row : row + 1].clone())
+            assert (alone == got[row : row + 1]).all()
+
+
+@packing
+def test_a_weight_that_panels_do_not_divide_stays_as_it_is(kernels):
+    for shape in ((48, 64), (64, 48)):
+        weight = torch.zeros(shape, dtype=torch.bfloat16)
+        assert kernels.pack_weight(weight) is weight
+    assert kernels.pack_weight(torch.zeros(64, 64)).shape == (64, 64)
+
+
+@packing
+def test_a_packed_weight_refuses_what_does_not_fit_it(kernels):
+    packed = kernels.pack_weight(torch.zeros(64, 64, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="64 inputs"):
+        kernels.linear(torch.zeros(2, 32, dtype=torch.bfloat16), packed)
+    with pytest.raises(ValueError, match="float32"):
+        kernels.linear(torch.zeros(2, 64), packed)
+
+
 @levels
 @dtypes
 def test_a_row_attends_the_same_in_any_company_on_any_threads(kernels, dtype):

@@ -21,6 +21,7 @@ def test_prefer_one_operation_or_all():
     assert dispatch.select(prefer={"*": "reference"}) == reference.KERNELS
     mixed = dispatch.select(prefer={"linear": "reference"})
     assert mixed.linear is reference.linear
+    assert mixed.pack_weight is reference.pack_weight
     assert mixed.attention is not reference.attention
 
 

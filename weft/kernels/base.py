@@ -40,13 +40,25 @@ class HeadNorm(NamedTuple):
     eps: float
 
 
+class PackWeight(Protocol):
+    """The weight of a `Linear`, rearranged for it once, when it is loaded."""
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """weight [O, I] -> the same numbers in the order that the same implementation's `linear` reads best.
+
+        That is `weight` itself where it cannot do better; else a tensor of another number of dimensions, with which
+        nothing but that `linear` can be done.
+        """
+        ...
+
+
 class Linear(Protocol):
     """`x @ weight.T (+ bias) (+ residual)`."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """x [T, I], weight [O, I], bias [O] or None, residual [T, O] or None -> [T, O].
 
-        `residual` is consumed: the result may be written over it.
+        `weight` may also be what `pack_weight` made of it. `residual` is consumed: the result may be written over it.
         """
         ...
 
@@ -124,6 +136,7 @@ class CopySlots(Protocol):
 class Kernels(NamedTuple):
     """One implementation of every operation. Field names are the names that `dispatch` registers."""
 
+    pack_weight: PackWeight
     linear: Linear
     rms_norm: RmsNorm
     rotate_and_store: RotateAndStore

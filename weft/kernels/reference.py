@@ -21,6 +21,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def pack_weight(weight: Tensor) -> Tensor:
+    """See `base.PackWeight`."""
+    return weight
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """See `base.Linear`."""
     accumulate = wide(x.dtype)
@@ -155,4 +160,4 @@ def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
     kv[destination // page_size, :, :, destination % page_size] = values
 
 
-KERNELS = Kernels(linear, rms_norm, rotate_and_store, attention, silu_mul, copy_pages, copy_slots)
+KERNELS = Kernels(pack_weight, linear, rms_norm, rotate_and_store, attention, silu_mul, copy_pages, copy_slots)

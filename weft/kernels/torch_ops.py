@@ -114,4 +114,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-KERNELS = Kernels(linear, rms_norm, rotate_and_store, attention, silu_mul, reference.copy_pages, reference.copy_slots)
+KERNELS = Kernels(
+    reference.pack_weight,
+    linear,
+    rms_norm,
+    rotate_and_store,
+    attention,
+    silu_mul,
+    reference.copy_pages,
+    reference.copy_slots,
+)

@@ -91,8 +91,8 @@ def load_model(
         raise ConfigError(f"max_context {max_context} exceeds the {spec.max_position} positions of {model}; lower it")
     spec = replace(spec, dtype=choose_dtype(spec.dtype, dtype, device))
     eos_ids = read_eos_ids(directory, raw, spec.vocab_size)
-    weights, num_bytes = _load_weights(directory, family, spec, torch.device(device), progress)
     chosen = kernels or dispatch.select(device, spec.dtype)
+    weights, num_bytes = _load_weights(directory, family, spec, torch.device(device), chosen, progress)
     return LoadedModel(
         model=family.build(spec, weights, chosen),
         directory=directory,
@@ -128,7 +128,12 @@ def read_eos_ids(directory: Path, raw: Mapping[str, Any], vocab_size: int) -> tu
 
 
 def _load_weights(
-    directory: Path, family: Family, spec: ModelSpec, device: torch.device, progress: Progress | None
+    directory: Path,
+    family: Family,
+    spec: ModelSpec,
+    device: torch.device,
+    kernels: Kernels,
+    progress: Progress | None,
 ) -> tuple[ResidentWeights, int]:
     tensors = list_tensors(directory)
     groups = [family.shared_weights(spec), *(family.layer_weights(spec, i) for i in range(spec.num_layers))]
@@ -148,6 +153,10 @@ def _load_weights(
     _copy(slices, tensors, total, progress)
     if spec.tie_embeddings:
         _check_tied(directory, tensors, loaded[0]["embedding"])
+    for group, weights in zip(groups, loaded, strict=True):
+        for target in group:
+            if target.packed:
+                weights[target.name] = kernels.pack_weight(weights[target.name])
     num_bytes = sum(w.numel() * w.element_size() for weights in loaded for w in weights.values())
     return ResidentWeights(loaded[0], loaded[1:]), num_bytes
 

@@ -15,13 +15,16 @@ from torch import Tensor
 from weft.kernels import reference, torch_attention, torch_ops
 from weft.kernels.base import HeadNorm, HeadShape, Kernels
 from weft.kernels.batch import AttentionBatch
-from weft.kernels.cpu import library
+from weft.kernels.cpu import huge_pages, library
 from weft.kernels.cpu.library import BatchFields, Level, Unavailable
 
 NAME = "cpp"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64
+PANEL = 32
+"""Outputs, and inputs, that a packed weight takes at a time."""
+PACKED_DIMS = 5
 THIN_ROWS = {
     (Level.AMX, torch.bfloat16): 128,
     (Level.AVX512, torch.bfloat16): 16,
@@ -30,7 +33,8 @@ THIN_ROWS = {
     (Level.AVX512, torch.float32): 16,
     (Level.AVX2, torch.float32): 8,
 }
-"""Products of up to so many rows are ours: they read the weight once, where a library's product rearranges it first.
+"""Products of up to so many rows with a weight that is not packed are ours: they read the weight once, where a
+library's product rearranges it first.
 Measured against torch's product held to the same instructions; what is not listed leaves it to torch."""
 
 
@@ -44,11 +48,27 @@ class CpuKernels:
         self._silu_mul = loaded.weft_silu_mul
         self._rotate_and_store = loaded.weft_rotate_and_store
         self._linear = loaded.weft_linear
+        self._linear_packed = loaded.weft_linear_packed
+        self._packs = bool(loaded.weft_packs(self._level))
         self._attention = loaded.weft_attention
+
+    def pack_weight(self, weight: Tensor) -> Tensor:
+        """See `base.PackWeight`: bfloat16 [O, I] -> [O / 32, I / 32, 2, 16, 32], which `packed.h` describes."""
+        if not self._packs or weight.dtype != torch.bfloat16 or not weight.is_cpu:
+            return weight
+        outputs, inputs = weight.shape
+        if outputs % PANEL or inputs % PANEL:
+            return weight
+        blocks = weight.view(outputs // PANEL, 2, 16, inputs // PANEL, 16, 2).permute(0, 3, 1, 4, 2, 5)
+        packed = torch.empty(blocks.shape, dtype=weight.dtype)
+        huge_pages.ask(packed)
+        return packed.copy_(blocks).flatten(4)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """See `base.Linear`."""
         rows = x.shape[0]
+        if weight.dim() == PACKED_DIMS:
+            return self._packed_product(x, weight, bias, residual)
         if not 0 < rows <= THIN_ROWS.get((self.level, x.dtype), 0) or not _fit(x, weight, bias, residual):
             return torch_ops.linear(x, weight, bias, residual)
         outputs, inputs = weight.shape
@@ -58,6 +78,20 @@ class CpuKernels:
             *(None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr()),
             *(out.data_ptr(), rows, inputs, outputs, torch.get_num_threads()),
         )
+        return out
+
+    def _packed_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        rows, outputs, inputs = x.shape[0], weight.shape[0] * PANEL, weight.shape[1] * PANEL
+        x = x.contiguous()
+        if not _fit(x, weight, bias, residual) or x.shape[1] != inputs:
+            raise ValueError(f"a product of {x.dtype} {list(x.shape)} with a packed weight of {inputs} inputs")
+        out = residual if residual is not None else x.new_empty(rows, outputs)
+        if rows:
+            self._linear_packed(
+                *(self._level, x.data_ptr(), weight.data_ptr()),
+                *(None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr()),
+                *(out.data_ptr(), rows, inputs, outputs, torch.get_num_threads()),
+            )
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -129,6 +163,7 @@ class CpuKernels:
     def gather(self) -> Kernels:
         """All operations; copies are torch's, which are as fast as memory."""
         return Kernels(
+            pack_weight=self.pack_weight,
             linear=self.linear,
             rms_norm=self.rms_norm,
             rotate_and_store=self.rotate_and_store,
@@ -157,7 +192,7 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
 def _fit(first: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernels can read these: on the CPU, contiguous, one dtype that they know."""
     dtype = first.dtype
-    if dtype not in DTYPES or first.device.type != "cpu" or not first.is_contiguous():
+    if dtype not in DTYPES or not first.is_cpu or not first.is_contiguous():
         return False
     return all(t is None or (t.dtype == dtype and t.is_contiguous()) for t in others)
 

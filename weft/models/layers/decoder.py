@@ -89,7 +89,7 @@ def shared_weights(spec: ModelSpec) -> list[WeightTarget]:
         vector("final_norm", "model.norm.weight", spec.hidden_size),
     ]
     if not spec.tie_embeddings:
-        targets.append(WeightTarget("head", table, (Source("lm_head.weight", spec.vocab_size),)))
+        targets.append(WeightTarget("head", table, (Source("lm_head.weight", spec.vocab_size),), packed=True))
     return targets
 
 

@@ -21,6 +21,8 @@ class WeightTarget(NamedTuple):
     name: str
     shape: tuple[int, ...]
     sources: tuple[Source, ...]
+    packed: bool = False
+    """Whether nothing but a product reads it, so that the product may have it in an order of its own."""
 
 
 def vector(name: str, source: str, size: int) -> WeightTarget:
@@ -31,7 +33,8 @@ def vector(name: str, source: str, size: int) -> WeightTarget:
 def projection(name: str, bias: str | None, sources: dict[str, int], columns: int) -> list[WeightTarget]:
     """A matrix of the stacked `<source>.weight` (source: rows); if `bias` is a name, their biases under that name."""
     rows = sum(sources.values())
-    targets = [WeightTarget(name, (rows, columns), tuple(Source(f"{s}.weight", n) for s, n in sources.items()))]
+    matrices = tuple(Source(f"{s}.weight", n) for s, n in sources.items())
+    targets = [WeightTarget(name, (rows, columns), matrices, packed=True)]
     if bias is not None:
         targets.append(WeightTarget(bias, (rows,), tuple(Source(f"{s}.bias", n) for s, n in sources.items())))
     return targets

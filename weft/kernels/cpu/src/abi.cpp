@@ -98,6 +98,15 @@ WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* we
     table(level).linear(dtype, LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads});
 }
 
+// Whether a level has products with packed bfloat16 weights.
+WEFT_EXPORT int weft_packs(int level) { return table(level).linear_packed != nullptr; }
+
+WEFT_EXPORT void weft_linear_packed(int level, const void* x, const void* weight, const void* bias,
+                                    const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
+                                    int threads) {
+    table(level).linear_packed(LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads});
+}
+
 WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_t heads, int64_t kv_heads,
                                 int64_t head_dim, const void* q, int64_t q_stride, const void* kv, void* out,
                                 float scale, int64_t window, int threads) {

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 1;
+constexpr int kAbiVersion = 2;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
@@ -67,7 +67,7 @@ struct RotateArgs {
 
 struct LinearArgs {
     const void* x;       // [rows, inputs], contiguous
-    const void* weight;  // [outputs, inputs], contiguous
+    const void* weight;  // [outputs, inputs], contiguous; or packed: see packed.h
     const void* bias;    // [outputs] or null
     const void* residual;  // [rows, outputs] or null; may be `out`
     void* out;             // [rows, outputs]
@@ -82,6 +82,7 @@ struct Table {
     void (*silu_mul)(int dtype, const void* gate_up, void* out, int64_t rows, int64_t size, int threads);
     void (*rotate_and_store)(int dtype, const RotateArgs& args);
     void (*linear)(int dtype, const LinearArgs& args);
+    void (*linear_packed)(const LinearArgs& args);  // null where no weight is packed
     void (*attention)(int dtype, const AttentionArgs& args);
 };
 

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "packed.h"
 
 namespace weft {
 namespace {
@@ -37,6 +38,12 @@ void linear(int dtype, const LinearArgs& args) {
         linear_rows<float, true>(args);
 }
 
+#if WEFT_AVX512
+constexpr auto kLinearPacked = linear_packed;
+#else
+constexpr void (*kLinearPacked)(const LinearArgs&) = nullptr;
+#endif
+
 void attention(int dtype, const AttentionArgs& args) {
     bool wide = args.heads.head_dim % (2 * W) == 0;
     if (dtype == kBfloat16)
@@ -45,7 +52,7 @@ void attention(int dtype, const AttentionArgs& args) {
         wide ? attend<float, true>(args) : attend<float, false>(args);
 }
 
-constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, attention};
+constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, kLinearPacked, attention};
 
 }  // namespace
 }  // namespace weft

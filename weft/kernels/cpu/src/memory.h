@@ -4,8 +4,13 @@
 #include <cstddef>
 #include <cstdlib>
 
+#include <sys/mman.h>
+
 namespace weft {
 namespace {
+
+constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kLarge = 64 << 10;  // from here on, pages of 4 KiB would cost more than the product's arithmetic
 
 // Owns a block of memory. (Standard containers would bring in functions that the linker may share between levels.)
 struct Memory {
@@ -15,9 +20,13 @@ struct Memory {
     void* at_least(size_t bytes) {
         if (bytes > size) {
             std::free(data);
-            size = (bytes + 63) / 64 * 64;
-            data = std::aligned_alloc(64, size);
+            const size_t grain = bytes < kLarge ? 64 : kHugePage;
+            size = (bytes + grain - 1) / grain * grain;
+            data = std::aligned_alloc(grain, size);
             if (!data) __builtin_abort();
+#if defined(MADV_HUGEPAGE)
+            if (grain == kHugePage) madvise(data, size, MADV_HUGEPAGE);
+#endif
         }
         return data;
     }

@@ -15,7 +15,7 @@ namespace weft {
 namespace {
 
 constexpr int kTileEntries = 64;
-constexpr int kTileRows = 64;  // stacked query heads, about
+constexpr int kTileRows = 128;  // stacked query heads, about
 
 // What a product consumes per lane and step: one float, or a pair of bfloat16 where there are instructions for pairs.
 template <class T>
@@ -94,8 +94,8 @@ struct Tile {
     alignas(64) float scores[kTileRows * kTileEntries];
     alignas(64) element weights[kTileRows * kTileEntries];
     alignas(64) float values[kTileRows * kMaxAttentionDim];
-    float maximum[kTileRows];
-    float total[kTileRows];
+    alignas(64) float maximum[kTileRows + W];
+    alignas(64) float total[kTileRows + W];
     const T* rows[kTileEntries];
 };
 
@@ -107,12 +107,17 @@ void find_rows(const AttentionArgs& a, const Row& row, int64_t head, int half, i
         rows[i] = seen >> i & 1 ? entry_at<T>(a, row, head, half, entry + i) : nullptr;
 }
 
+template <class T>
+WEFT_INLINE const T* zero_row() {
+    static const T zeros[kMaxAttentionDim] = {};
+    return zeros;
+}
+
 // k[d][i]: unit d of entry i. Entries without a row are zeros.
 template <class T>
 void pack_keys(Tile<T>& tile, int64_t dim) {
-    static const T zeros[kMaxAttentionDim] = {};
     for (int i = 0; i < kTileEntries; i++)
-        if (!tile.rows[i]) tile.rows[i] = zeros;
+        if (!tile.rows[i]) tile.rows[i] = zero_row<T>();
 #if WEFT_AVX512
     int64_t words = dim * (int64_t)sizeof(T) / 4;
     int64_t d = 0;
@@ -139,57 +144,58 @@ void pack_keys(Tile<T>& tile, int64_t dim) {
 template <class T>
 void pack_values(Tile<T>& tile, int64_t dim) {
     constexpr int values = Unit<T>::values;
-    for (int i = 0; i < kTileEntries; i += values)
-        for (int64_t d = 0; d < dim; d += W) {
-            auto* to = tile.v + i / values * dim + d;
-            if constexpr (values == 1) {
-                store((float*)to, tile.rows[i] ? load(tile.rows[i] + d) : vf{});
-            } else {
-                vu low{}, high{};
-                if (tile.rows[i]) low = __builtin_convertvector(load_raw<vh>(tile.rows[i] + d), vu);
-                if (tile.rows[i + 1]) high = __builtin_convertvector(load_raw<vh>(tile.rows[i + 1] + d), vu);
-                vu pair = low | high << 16;
-                __builtin_memcpy(to, &pair, sizeof(pair));
+    for (int i = 0; i < kTileEntries; i += values) {
+        const T* rows[values];
+        for (int j = 0; j < values; j++) rows[j] = tile.rows[i + j] ? tile.rows[i + j] : zero_row<T>();
+        auto* to = tile.v + i / values * dim;
+        if constexpr (values == 1) {
+            for (int64_t d = 0; d < dim; d += W) store((float*)to + d, load(rows[0] + d));
+        } else {
+            for (int64_t d = 0; d < dim; d += W) {
+                vu pair = load_halves(rows[0] + d) | load_halves(rows[1] + d) << 16;
+                __builtin_memcpy(to + d, &pair, sizeof(pair));
             }
         }
+    }
 }
 
-// Turns the scores of stacked rows into weights, and scales what was summed before. `bits` go by query. One loop per
-// stage: a single row is a long chain of dependent instructions, and rows side by side fill it.
+// Turns the scores of stacked rows into weights, and scales what was summed before. `seen` goes by stacked row; rows
+// are taken W at a time, so that what there is one of per row is computed for W of them at once.
 template <class T>
-void soften(Tile<T>& tile, int rows, int64_t group, const uint64_t* bits, float scale, int64_t dim) {
-    alignas(64) float shift[kTileRows], keep[kTileRows];
-    for (int m = 0; m < rows; m++) {
-        float* scores = tile.scores + m * kTileEntries;
-        uint64_t seen = bits[m / group];
-        vf top = all(tile.maximum[m]);
-        for (int i = 0; i < kTileEntries; i += W) {
-            vf x = load(scores + i) * scale;
-            uint32_t mine = (uint32_t)(seen >> i);
-            if ((mine & low_bits(W)) != low_bits(W)) x = lanes_of(mine) ? x : all(kNothing);
-            store(scores + i, x);
-            top = larger(top, x);
+void soften(Tile<T>& tile, int rows, const uint64_t* seen, float scale, int64_t dim) {
+    for (int first = 0; first < rows; first += W) {
+        const int count = least(W, rows - first);
+        vf parts[W];
+        for (int i = 0; i < W; i++) parts[i] = all(kNothing);
+        for (int i = 0; i < count; i++) {
+            float* scores = tile.scores + (first + i) * kTileEntries;
+            uint64_t mine = seen[first + i];
+            for (int e = 0; e < kTileEntries; e += W) {
+                vf x = load(scores + e) * scale;
+                if (~mine) x = lanes_of((uint32_t)(mine >> e)) ? x : all(kNothing);
+                store(scores + e, x);
+                parts[i] = larger(parts[i], x);
+            }
         }
-        float maximum_score = maximum(top);
-        shift[m] = maximum_score == kNothing ? 0.0f : maximum_score;
-        keep[m] = tile.maximum[m] - shift[m];
-        tile.maximum[m] = maximum_score;
-    }
-    for (int m = rows; m % W; m++) keep[m] = 0;
-    for (int m = 0; m < rows; m += W) store(keep + m, exponential(load(keep + m)));
-    for (int m = 0; m < rows; m++) {
-        vf total{}, by = all(shift[m]);
-        for (int i = 0; i < kTileEntries; i += W) {
-            vf weight = exponential(load(tile.scores + m * kTileEntries + i) - by);
-            total += weight;
-            store(tile.weights + m * kTileEntries + i, weight);
+        vf before = load(tile.maximum + first), top = larger(before, maxima(parts));
+        vf shift = top == kNothing ? vf{} : top;
+        vf keep = exponential(before - shift);
+        store(tile.maximum + first, top);
+        for (int i = 0; i < W; i++) parts[i] = vf{};
+        for (int i = 0; i < count; i++) {
+            vf by = all(shift[i]);
+            for (int e = 0; e < kTileEntries; e += W) {
+                vf weight = exponential(load(tile.scores + (first + i) * kTileEntries + e) - by);
+                parts[i] += weight;
+                store(tile.weights + (first + i) * kTileEntries + e, weight);
+            }
         }
-        tile.total[m] = tile.total[m] * keep[m] + sum(total);
-    }
-    for (int m = 0; m < rows; m++) {
-        if (keep[m] == 1.0f) continue;
-        float* values = tile.values + m * dim;
-        for (int64_t d = 0; d < dim; d += W) store(values + d, load(values + d) * keep[m]);
+        store(tile.total + first, load(tile.total + first) * keep + sums(parts));
+        for (int i = 0; i < count; i++) {
+            if (keep[i] == 1.0f) continue;
+            float* values = tile.values + (first + i) * dim;
+            for (int64_t d = 0; d < dim; d += W) store(values + d, load(values + d) * keep[i]);
+        }
     }
 }
 
@@ -223,15 +229,18 @@ void attend_tile(const AttentionArgs& a, int64_t r, int64_t head, int64_t first,
         tile.total[m] = 0;
     }
     for (int64_t e = all_seen.begin / kTileEntries * kTileEntries; e < all_seen.end; e += kTileEntries) {
-        uint64_t bits[kTileRows], any = 0;
-        for (int64_t i = 0; i < count; i++)
-            any |= bits[i] = seen_bits(*a.batch, row, ranges[i], first + i, e, kTileEntries);
+        uint64_t seen[kTileRows], any = 0;
+        for (int64_t i = 0; i < count; i++) {
+            uint64_t bits = seen_bits(*a.batch, row, ranges[i], first + i, e, kTileEntries);
+            any |= bits;
+            for (int64_t m = i * group; m < (i + 1) * group; m++) seen[m] = bits;
+        }
         if (!any) continue;
         find_rows<T>(a, row, head, 0, e, any, tile.rows);
         pack_keys(tile, dim);
         product<T, false>((const unit*)tile.q, units, tile.k, kTileEntries, tile.scores, kTileEntries, rows, units,
                           kTileEntries);
-        soften(tile, rows, group, bits, a.scale, dim);
+        soften(tile, rows, seen, a.scale, dim);
         find_rows<T>(a, row, head, 1, e, any, tile.rows);
         pack_values(tile, dim);
         product<T, true>((const unit*)tile.weights, kTileEntries / Unit<T>::values, tile.v, dim, tile.values, dim, rows,

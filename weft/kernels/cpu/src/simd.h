@@ -58,7 +58,15 @@ WEFT_INLINE V load_raw(const T* p) {
 }
 
 WEFT_INLINE vf load(const float* p) { return load_raw<vf>(p); }
-WEFT_INLINE vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_raw<vh>(p), vu) << 16); }
+// W values of 16 bits, each in the low half of a lane.
+WEFT_INLINE vu load_halves(const bf16* p) {
+#if WEFT_AVX512
+    return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));  // the compiler's own takes five
+#else
+    return __builtin_convertvector(load_raw<vh>(p), vu);
+#endif
+}
+WEFT_INLINE vf load(const bf16* p) { return (vf)(load_halves(p) << 16); }
 WEFT_INLINE void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
 // Round to nearest, ties to even; the payload of a NaN is not kept.
@@ -153,6 +161,28 @@ WEFT_INLINE vf sums(const vf* v) {
 #else
     vf r;
     for (int i = 0; i < W; i++) r[i] = sum(v[i]);
+    return r;
+#endif
+}
+
+// Lane i holds the largest value of v[i].
+WEFT_INLINE vf maxima(const vf* v) {
+#if WEFT_AVX512
+    __m512 a[8], b[4];
+    for (int i = 0; i < 8; i++) {
+        __m512 x = (__m512)v[2 * i], y = (__m512)v[2 * i + 1];
+        a[i] = _mm512_max_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
+        b[i] = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    __m512 c = _mm512_max_ps(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
+    __m512 d = _mm512_max_ps(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xdd));
+    return (vf)_mm512_max_ps(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+#else
+    vf r;
+    for (int i = 0; i < W; i++) r[i] = maximum(v[i]);
     return r;
 #endif
 }
