@@ -125,6 +125,10 @@ def test_product_with_a_packed_weight(kernels, outputs, inputs):
         got = kernels.linear(x, packed, bias, residual.clone())
         assert_close(got, expected)
         assert_close(kernels.linear(x, packed), reference.linear(x, weight))
+        if outputs % 64 == 0:
+            gated = kernels.gated_linear(x, packed, bias)
+            assert_close(gated, reference.gated_linear(x, weight, bias))
+            assert (gated == kernels.silu_mul(kernels.linear(x, packed, bias))).all()
         for threads in (1, 3, 70):
             torch.set_num_threads(threads)
             assert (kernels.linear(x, packed, bias, residual.clone()) == got).all()

@@ -71,7 +71,10 @@ class Trainer:
         self.args = args
         self.tokenizer = Tokenizer.from_file(str(args.asset / "tokenizer.json"))
         torch.manual_seed(args.seed)
-        self.model = LlamaForCausalLM(make_config(self.tokenizer)).to(args.device)
+        config = make_config(self.tokenizer)
+        # On a processor the backward pass of fused attention takes half a step; as matrix products it takes a sixth.
+        config._attn_implementation = "eager" if args.device == "cpu" else "sdpa"
+        self.model = LlamaForCausalLM(config).to(args.device)
         trunk = self.model.model
         self.trunk: nn.Module = torch.compile(trunk, dynamic=True) if args.compile else trunk
         matrices, rest = split_parameters(self.model)

@@ -114,6 +114,17 @@ class SiluMul(Protocol):
         ...
 
 
+class GatedLinear(Protocol):
+    """`SiluMul` of a `Linear`: the first two thirds of a gated feed-forward block (Shazeer, 2020)."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, H], weight [2 I, H] or what `pack_weight` made of it, gates first, bias [2 I] or None -> [T, I].
+
+        The product is rounded to x's dtype before the activation, as if it had been a tensor.
+        """
+        ...
+
+
 class CopyPages(Protocol):
     """Whole pages within one layer's KV."""
 
@@ -138,6 +149,7 @@ class Kernels(NamedTuple):
 
     pack_weight: PackWeight
     linear: Linear
+    gated_linear: GatedLinear
     rms_norm: RmsNorm
     rotate_and_store: RotateAndStore
     attention: Attention

@@ -64,8 +64,9 @@ def select(
 ) -> Kernels:
     """The best variant of every operation for tensors of `dtype` on `device`.
 
-    `prefer` maps an operation, or `*` for all, to the name of the variant to use instead; `pack_weight` is always that
-    of `linear`. Raises `ConfigError` when that variant does not exist or does not support the device.
+    `prefer` maps an operation, or `*` for all, to the name of the variant to use instead; `pack_weight` and
+    `gated_linear` are always those of `linear`. Raises `ConfigError` when that variant does not exist or does not
+    support the device.
     """
     target = torch.device(device)
     wanted = prefer or {}
@@ -73,7 +74,8 @@ def select(
     if unknown:
         raise ConfigError(f"no kernel operation named {sorted(unknown)}; there are {sorted(REGISTRY)}")
     chosen = {name: _choose(name, target, dtype, wanted.get(name, wanted.get("*"))) for name in REGISTRY}
-    chosen["pack_weight"] = _choose("pack_weight", target, dtype, chosen["linear"].name)
+    for name in ("pack_weight", "gated_linear"):  # a packed weight is understood by its own variant only
+        chosen[name] = _choose(name, target, dtype, chosen["linear"].name)
     return Kernels(**{name: variant.function for name, variant in chosen.items()})
 
 

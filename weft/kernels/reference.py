@@ -148,6 +148,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See `base.GatedLinear`."""
+    return silu_mul(linear(x, weight, bias))
+
+
 def copy_pages(kv: Tensor, source: Tensor, destination: Tensor) -> None:
     """See `base.CopyPages`."""
     kv[destination] = kv[source]
@@ -160,4 +165,6 @@ def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
     kv[destination // page_size, :, :, destination % page_size] = values
 
 
-KERNELS = Kernels(pack_weight, linear, rms_norm, rotate_and_store, attention, silu_mul, copy_pages, copy_slots)
+KERNELS = Kernels(
+    pack_weight, linear, gated_linear, rms_norm, rotate_and_store, attention, silu_mul, copy_pages, copy_slots
+)

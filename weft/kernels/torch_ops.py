@@ -114,9 +114,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See `base.GatedLinear`."""
+    return silu_mul(linear(x, weight, bias))
+
+
 KERNELS = Kernels(
     reference.pack_weight,
     linear,
+    gated_linear,
     rms_norm,
     rotate_and_store,
     attention,

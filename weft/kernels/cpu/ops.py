@@ -80,17 +80,25 @@ class CpuKernels:
         )
         return out
 
-    def _packed_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See `base.GatedLinear`."""
+        if weight.dim() == PACKED_DIMS and weight.shape[0] % 2 == 0:
+            return self._packed_product(x, weight, bias, None, gated=True)
+        return self.silu_mul(self.linear(x, weight, bias))
+
+    def _packed_product(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *, gated: bool = False
+    ) -> Tensor:
         rows, outputs, inputs = x.shape[0], weight.shape[0] * PANEL, weight.shape[1] * PANEL
         x = x.contiguous()
         if not _fit(x, weight, bias, residual) or x.shape[1] != inputs:
             raise ValueError(f"a product of {x.dtype} {list(x.shape)} with a packed weight of {inputs} inputs")
-        out = residual if residual is not None else x.new_empty(rows, outputs)
+        out = residual if residual is not None else x.new_empty(rows, outputs // 2 if gated else outputs)
         if rows:
             self._linear_packed(
                 *(self._level, x.data_ptr(), weight.data_ptr()),
                 *(None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr()),
-                *(out.data_ptr(), rows, inputs, outputs, torch.get_num_threads()),
+                *(out.data_ptr(), rows, inputs, outputs, gated, torch.get_num_threads()),
             )
         return out
 
@@ -165,6 +173,7 @@ class CpuKernels:
         return Kernels(
             pack_weight=self.pack_weight,
             linear=self.linear,
+            gated_linear=self.gated_linear,
             rms_norm=self.rms_norm,
             rotate_and_store=self.rotate_and_store,
             attention=self.attention,

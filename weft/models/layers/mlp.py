@@ -22,8 +22,8 @@ class GatedMlp:
         """x [T, H] -> x plus the feed-forward part. See `base.Layer.feed_forward`."""
         kernels = self._kernels
         normed = kernels.rms_norm(x, weights["mlp_norm"], self._eps)
-        gate_up = kernels.linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
-        return kernels.linear(kernels.silu_mul(gate_up), weights["down"], weights.get("down_bias"), residual=x)
+        gated = kernels.gated_linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
+        return kernels.linear(gated, weights["down"], weights.get("down_bias"), residual=x)
 
 
 def mlp_weights(spec: ModelSpec, prefix: str) -> list[WeightTarget]:

@@ -95,7 +95,7 @@ WEFT_EXPORT void weft_rotate_and_store(int level, int dtype, const Batch* batch,
 WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* weight, const void* bias,
                              const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
                              int threads) {
-    table(level).linear(dtype, LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads});
+    table(level).linear(dtype, LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads, false});
 }
 
 // Whether a level has products with packed bfloat16 weights.
@@ -103,8 +103,9 @@ WEFT_EXPORT int weft_packs(int level) { return table(level).linear_packed != nul
 
 WEFT_EXPORT void weft_linear_packed(int level, const void* x, const void* weight, const void* bias,
                                     const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
-                                    int threads) {
-    table(level).linear_packed(LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads});
+                                    int gated, int threads) {
+    table(level).linear_packed(
+        LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads, gated != 0});
 }
 
 WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_t heads, int64_t kv_heads,

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
@@ -73,6 +73,7 @@ struct LinearArgs {
     void* out;             // [rows, outputs]
     int64_t rows, inputs, outputs;
     int threads;
+    bool gated;  // `out` is [rows, outputs / 2]: the first half of the outputs gates the second; for packed weights
 };
 
 // One implementation of every operation. The first argument is a Dtype.

@@ -52,14 +52,8 @@ void silu_mul_rows(const T* gate_up, T* out, int64_t rows, int64_t size, int thr
         const T *gate = gate_up + 2 * row * size, *up = gate + size;
         T* to = out + row * size;
         int64_t i = 0;
-        for (; i + W <= size; i += W) {
-            vf g = load(gate + i);
-            store(to + i, g / (1.0f + exponential(-g)) * load(up + i));
-        }
-        for (; i < size; i++) {
-            float g = widen(gate[i]);
-            narrow(to + i, g / (1.0f + exponential(-g)) * widen(up[i]));
-        }
+        for (; i + W <= size; i += W) store(to + i, gated(load(gate + i), load(up + i)));
+        for (; i < size; i++) narrow(to + i, gated(all(widen(gate[i])), all(widen(up[i])))[0]);
     }
 }
 

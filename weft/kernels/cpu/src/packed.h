@@ -129,43 +129,66 @@ WEFT_INLINE void panel_rows(const bf16* x, int64_t inputs, const PanelPart& part
 }
 #endif
 
-// Rows [first, first + rows) of the outputs of one panel, from their sums.
-WEFT_INLINE void write_panel(const LinearArgs& a, const float* sums, int64_t first, int64_t rows, int64_t panel) {
-    for (int64_t i = 0; i < rows; i++)
-        for (int half = 0; half < kPanel; half += W) {
-            int64_t column = panel * kPanel + half, at = (first + i) * a.outputs + column;
-            vf y = load(sums + i * kPanel + half);
-            if (a.bias) y += load((const bf16*)a.bias + column);
-            if (a.residual) y += load((const bf16*)a.residual + at);
-            store((bf16*)a.out + at, y);
-        }
+// The value of an output before it is rounded: its sum and its bias.
+WEFT_INLINE vf with_bias(const LinearArgs& a, const float* sums, int64_t column) {
+    vf y = load(sums);
+    return a.bias ? y + load((const bf16*)a.bias + column) : y;
 }
 
-// Rows [first, first + rows) for one panel. `x` is what the product reads: tiles of the block, or the rows of x.
-inline void linear_panel(const LinearArgs& a, const bf16* x, int64_t block_first, int64_t first, int64_t rows,
-                         int64_t panel, float* sums) {
+// Writes rows [first, first + rows) of 32 outputs, from their sums; with `gates`, from the sums of both halves.
+WEFT_INLINE void write_panel(const LinearArgs& a, const float* sums, const float* gates, int64_t first, int64_t rows,
+                             int64_t panel) {
+    const int64_t half = a.outputs / 2, width = gates ? half : a.outputs;
+    const int64_t from = panel * kPanel, to = gates ? from - half : from;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t at = (first + i) * width + to;
+        vf y[2];
+        for (int j = 0; j < 2; j++) {
+            int64_t lane = i * kPanel + j * W;
+            y[j] = with_bias(a, sums + lane, from + j * W);
+            if (gates) {
+                const bf16* type = nullptr;
+                y[j] = gated(as_stored(type, with_bias(a, gates + lane, to + j * W)), as_stored(type, y[j]));
+            }
+            if (a.residual) y[j] += load((const bf16*)a.residual + at + j * W);
+        }
+        _mm512_storeu_si512((bf16*)a.out + at, (__m512i)_mm512_cvtne2ps_pbh((__m512)y[1], (__m512)y[0]));
+    }
+}
+
+// Rows of x that one call works on: `x` is what the product reads, tiles of a block of rows or the rows of x.
+struct RowPart {
+    const bf16* x;
+    int64_t block;  // the first row of the block
+    int64_t first;
+    int64_t rows;
+};
+
+// The sums of these rows for one panel; `next` is the panel that is read after it, or null. With `write`, what is
+// written from them, while they are in the cache.
+inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, const bf16* next, float* sums,
+                         bool write, const float* gates) {
     const int64_t steps = a.inputs / kStep, size = steps * kStepSize;
-    const int64_t groups = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+    const int64_t groups = (r.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     const bf16* weight = (const bf16*)a.weight + panel * size;
     PanelPart part{nullptr, groups == 1 ? steps : kBlockSteps, false, nullptr, nullptr, 0};
     part.lines = (kStepSize * 2 / 64 + groups - 1) / groups;
-    const char* fetch = (const char*)(weight + size);
-    const char* end = fetch + (panel + 1 < a.outputs / kPanel ? size * 2 : 0);
+    const char *fetch = (const char*)next, *end = fetch + (next ? size * 2 : 0);
     for (int64_t s = 0; s < steps; s += part.steps) {
         part.weight = weight + s * kStepSize;
         part.steps = least(part.steps, steps - s);
         part.add = s > 0;
-        for (int64_t m = 0; m < rows; m += kRowsAtOnce) {
-            int64_t count = least(kRowsAtOnce, rows - m);
+        for (int64_t m = 0; m < r.rows; m += kRowsAtOnce) {
+            int64_t count = least(kRowsAtOnce, r.rows - m);
             int64_t bytes = part.lines * part.steps * 64;
             part.sums = sums + m * kPanel;
-            part.fetch = fetch + bytes <= end ? fetch : nullptr;
+            part.fetch = next && fetch + bytes <= end ? fetch : nullptr;
             fetch += bytes;
 #if WEFT_AMX
-            const bf16* tiles = x + (first + m - block_first) / 16 * steps * kTileSize + s * kTileSize;
+            const bf16* tiles = r.x + (r.first + m - r.block) / 16 * steps * kTileSize + s * kTileSize;
             count > 16 ? panel_tiles<2>(tiles, steps * kTileSize, part) : panel_tiles<1>(tiles, 0, part);
 #else
-            const bf16* from = x + (first + m) * a.inputs + s * kStep;
+            const bf16* from = r.x + (r.first + m) * a.inputs + s * kStep;
             int64_t i = 0;
             if (count == kRowsAtOnce) {
                 panel_rows<kRowsAtOnce>(from, a.inputs, part);
@@ -174,14 +197,17 @@ inline void linear_panel(const LinearArgs& a, const bf16* x, int64_t block_first
             for (; i + 4 <= count; i += 4, part.sums += 4 * kPanel) panel_rows<4>(from + i * a.inputs, a.inputs, part);
             for (; i < count; i++, part.sums += kPanel) panel_rows<1>(from + i * a.inputs, a.inputs, part);
 #endif
-            if (s + part.steps == steps) write_panel(a, sums + m * kPanel, first + m, count, panel);
+            if (write && s + part.steps == steps)
+                write_panel(a, sums + m * kPanel, gates ? gates + m * kPanel : nullptr, r.first + m, count, panel);
         }
     }
 }
 
 inline void linear_packed(const LinearArgs& a) {
     static thread_local Memory shared;
-    const int64_t panels = a.outputs / kPanel;
+    // A gated product takes two panels at a time, a gate's and what it gates.
+    const int64_t all_panels = a.outputs / kPanel, panels = a.gated ? all_panels / 2 : all_panels;
+    const int64_t size = a.inputs * kPanel;
     // Equal blocks, each a whole number of what is computed at once.
     int64_t most_rows = least(kBlockRows, most<int64_t>(64, kBlockBytes / (a.inputs * 2)));
     int64_t blocks = (a.rows + most_rows - 1) / most_rows;
@@ -196,7 +222,8 @@ inline void linear_packed(const LinearArgs& a) {
 #pragma omp parallel num_threads(threads_for(a.inputs * a.outputs, a.threads))
     {
         static thread_local Memory memory;
-        float* sums = (float*)memory.at_least((size_t)((part_rows + 16) * kPanel) * 4);
+        float* sums = (float*)memory.at_least((size_t)(2 * part_rows * kPanel) * 4);
+        float* gates = sums + part_rows * kPanel;
 #if WEFT_AMX
         TileUnit in_use;
 #endif
@@ -213,7 +240,15 @@ inline void linear_packed(const LinearArgs& a) {
 #pragma omp for schedule(static)
             for (int64_t task = 0; task < panels * parts; task++) {
                 int64_t panel = task / parts, first = task % parts * part_rows;
-                linear_panel(a, x, block, block + first, least(part_rows, rows - first), panel, sums);
+                RowPart part{x, block, block + first, least(part_rows, rows - first)};
+                const bf16* weight = (const bf16*)a.weight + panel * size;
+                const bf16* next = panel + 1 < panels ? weight + size : nullptr;
+                if (a.gated) {
+                    linear_panel(a, part, panel, weight + panels * size, gates, false, nullptr);
+                    linear_panel(a, part, panels + panel, next, sums, true, gates);
+                } else {
+                    linear_panel(a, part, panel, next, sums, true, nullptr);
+                }
             }
         }
     }

@@ -227,6 +227,20 @@ WEFT_INLINE vf exponential(vf x) {
 }
 WEFT_INLINE float exponential(float x) { return exponential(all(x))[0]; }
 
+// gate / (1 + e**-gate) * up.
+WEFT_INLINE vf gated(vf gate, vf up) {
+#if WEFT_AVX512
+    __m512 divisor = (__m512)(exponential(-gate) + 1.0f), estimate = _mm512_rcp14_ps(divisor);
+    // One step of Newton's method; a division would take as long as all the rest. It cannot be done with infinity,
+    // where nothing is left of the gate. A NaN stays one.
+    __mmask16 some = _mm512_cmp_ps_mask((__m512)gate, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    __m512 exact = _mm512_maskz_mul_ps(some, estimate, _mm512_fnmadd_ps(divisor, estimate, _mm512_set1_ps(2.0f)));
+    return gate * (vf)exact * up;
+#else
+    return gate / (1.0f + exponential(-gate)) * up;
+#endif
+}
+
 #if WEFT_AVX512
 // to[i][j] = from[j][i] for 16 x 16 words; strides in words.
 inline void transpose_words(const int32_t* const* from, int32_t* to, int64_t to_stride) {
