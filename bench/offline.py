@@ -1,10 +1,12 @@
 """Offline throughput and latency against other engines on the same weights, tokens and threads.
 
-    python -m bench.offline [--runs 5] [--peers transformers,llama.cpp] [--json FILE]
+    python -m bench.offline [--runs 5] [--peers transformers,llama.cpp,openvino] [--packages DIR] [--json FILE]
 
 Random weights in the shape of Qwen3-0.6B (vocabulary 32,000), bfloat16, greedy, end-of-sequence ignored: 32 requests
 of 256 -> 64 tokens at once, and one alone. Engines take turns in one process; the median of the runs is reported, its
-spread, and the ratio to each peer. A peer that is not installed is left out, and said so.
+spread, and the ratio to each peer. A peer that is not installed is left out, and said so, with what would install it:
+into this environment, or with pip's `--target` into a directory of its own, which `--packages` names. What is there
+is looked for last, so it replaces nothing that Weft uses.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import asyncio
 import json
 import platform
+import shlex
 import statistics
 import sys
 import tempfile
@@ -28,7 +31,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from bench.peers import PEERS
+from bench.peers import PACKAGES, PEERS
+from weft.cli import probe
+from weft.cli.version import versions
 from weft.config import EngineConfig
 from weft.core import wire
 from weft.core.ids import pack_tokens
@@ -141,16 +146,23 @@ def report(title: str, times: dict[str, list[float]]) -> dict[str, object]:
     return rows
 
 
-def load_contenders(checkpoint: Path, names: list[str], threads: int) -> list[Contender]:
-    """Weft, and every peer that is asked for and installed."""
-    contenders: list[Contender] = [Weft(checkpoint, threads)]
+def load_peers(checkpoint: Path, names: list[str], threads: int) -> list[Contender]:
+    """Every peer that is asked for and installed; says which are not, and what would install them."""
+    peers: list[Contender] = []
     for name in names:
         make: Callable[[Path, int], Contender] = PEERS[name]
         try:
-            contenders.append(make(checkpoint, threads))
+            peers.append(make(checkpoint, threads))
         except ImportError as error:
             print(f"{name} is left out: {error}")
-    return contenders
+            print(f"  pip install --target DIR {PACKAGES[name]}  installs it; name DIR in --packages")
+    return peers
+
+
+def environment(contenders: list[Contender], threads: int) -> dict[str, object]:
+    """The machine, how much of it is used, and what ran: as JSON next to the numbers."""
+    ran = {contender.name: contender.version for contender in contenders}
+    return {"machine": {**probe.machine(), "threads": threads}, "versions": {**versions(), **ran}}
 
 
 def main() -> None:
@@ -158,39 +170,40 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--peers", default=",".join(PEERS), help=f"comma-separated: {', '.join(PEERS)}")
+    parser.add_argument("--packages", type=Path, help="a directory into which pip installed peers with --target")
     parser.add_argument("--requests", type=int, nargs="*", default=[REQUESTS, 1])
     parser.add_argument("--checkpoint", type=Path, help="use this checkpoint instead of a random one")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    names = [name for name in args.peers.split(",") if name]
+    if unknown := [name for name in names if name not in PEERS]:
+        parser.error(f"no such peer: {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    if args.packages:
+        if not args.packages.is_dir():
+            parser.error(f"--packages {args.packages} is not a directory")
+        sys.path.append(str(args.packages.resolve()))
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         checkpoint = args.checkpoint or write_checkpoint(
             Path(folder) / "qwen3-0.6b-random", QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True
         )
-        contenders = load_contenders(checkpoint, [name for name in args.peers.split(",") if name], args.threads)
-        machine = f"{_processor()}, {args.threads} threads, Python {platform.python_version()}"
-        versions = ", ".join(f"{c.name} {c.version}" for c in contenders) + f", torch {torch.__version__}"
-        print(f"{machine}\n{versions}")
+        contenders: list[Contender] = [Weft(checkpoint, args.threads)]
+        contenders += load_peers(checkpoint, names, args.threads)
+        print(f"{probe.cpu_name()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}")
+        print(", ".join(f"{c.name} {c.version}" for c in contenders) + f", torch {torch.__version__}")
         generator = np.random.default_rng(0)
         results: dict[str, object] = {}
         for count in args.requests:
             prompts = generator.integers(0, QWEN3_0_6B["vocab_size"], (count, INPUT_TOKENS)).tolist()
             title = f"{count} request(s) of {INPUT_TOKENS} -> {OUTPUT_TOKENS} tokens, median of {args.runs}"
             results[str(count)] = report(title, measure(contenders, prompts, args.runs))
+        where = environment(contenders, args.threads)
         for contender in contenders:
             contender.close()
     if args.json:
-        command = "python -m bench.offline " + " ".join(sys.argv[1:])
-        data = {"machine": machine, "versions": versions, "command": command, "results": results}
+        command = shlex.join(["python", "-m", "bench.offline", *sys.argv[1:]])
+        data = {**where, "command": command, "results": results}
         args.json.write_text(json.dumps(data, indent=2) + "\n")
-
-
-def _processor() -> str:
-    if os.path.exists("/proc/cpuinfo"):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -1,36 +1,20 @@
 """llama.cpp through `llama-cpp-python`: one context, all prompts as sequences of its batches, greedy.
 
-The checkpoint is written as bfloat16 GGUF with the `gguf` package, next to it, the first time.
+The checkpoint is handed over as bfloat16 GGUF, exactly.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
+
+from bench.peers.gguf_checkpoint import gguf_file
 
 BATCH_TOKENS, UBATCH_TOKENS = 2048, 512
 GGML_TYPE_BF16 = 30
 """ggml's number for bfloat16, which the Python package does not export."""
-
-_GLOBAL = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 class LlamaCpp:
@@ -43,13 +27,12 @@ class LlamaCpp:
 
         self._api: Any = llama_cpp
         self.version = str(llama_cpp.__version__)
-        file = checkpoint / "model-bf16.gguf"
-        if not file.exists():
-            write_gguf(checkpoint, file)
         llama_cpp.llama_backend_init()
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, None)
-        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(gguf_file(checkpoint, "bf16")).encode(), llama_cpp.llama_model_default_params()
+        )
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = max_sequences * context
         params.n_batch, params.n_ubatch = BATCH_TOKENS, UBATCH_TOKENS
@@ -103,43 +86,3 @@ class LlamaCpp:
                 logits = self._api.llama_get_logits_ith(self._context, index)
                 tokens[seq] = int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
         return tokens
-
-
-def write_gguf(checkpoint: Path, file: Path) -> None:
-    """Write a Qwen3 checkpoint with tied embeddings as bfloat16 GGUF, without a tokenizer."""
-    import gguf
-
-    config = json.loads((checkpoint / "config.json").read_text())
-    if config["architectures"] != ["Qwen3ForCausalLM"] or not config["tie_word_embeddings"]:
-        raise ValueError("only Qwen3 checkpoints with tied embeddings can be written as GGUF here")
-    writer = gguf.GGUFWriter(file, "qwen3")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
-        if tensor.dim() == 1:
-            writer.add_tensor(_gguf_name(name), tensor.float().numpy())
-        else:
-            raw = tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
-            writer.add_tensor(_gguf_name(name), raw.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _gguf_name(name: str) -> str:
-    if name in _GLOBAL:
-        return _GLOBAL[name]
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{_LAYER[rest.removesuffix('.weight')]}.weight"
