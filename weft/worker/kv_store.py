@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.core.step import I32, Step
 from weft.kernels.base import Kernels
+from weft.kernels.cpu import huge_pages
 from weft.models.base import KVSpec
 from weft.worker.transfer import upload
 
@@ -114,4 +115,6 @@ def _lazy_bytes(num_bytes: int) -> Tensor:
     # numpy takes zeros from calloc, which touches no memory, where torch would write every page now.
     raw = np.zeros(num_bytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    return torch.from_numpy(raw[start : start + num_bytes])
+    pool = torch.from_numpy(raw[start : start + num_bytes])
+    huge_pages.ask(pool)
+    return pool

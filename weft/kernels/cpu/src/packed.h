@@ -26,6 +26,7 @@ constexpr int64_t kTileSize = 16 * kStep;      // elements
 constexpr int64_t kBlockRows = 512;
 constexpr int64_t kBlockBytes = 1280 << 10;
 constexpr int64_t kBlockSteps = 8;
+constexpr int64_t kFewGroups = 4;  // with so few rows, a whole panel passes by at once: their sums stay in registers
 
 // What of a panel's product one call computes: sums[m][32] (+)= rows m of x times steps of the panel.
 struct PanelPart {
@@ -171,7 +172,7 @@ inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, c
     const int64_t steps = a.inputs / kStep, size = steps * kStepSize;
     const int64_t groups = (r.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     const bf16* weight = (const bf16*)a.weight + panel * size;
-    PanelPart part{nullptr, groups == 1 ? steps : kBlockSteps, false, nullptr, nullptr, 0};
+    PanelPart part{nullptr, groups <= kFewGroups ? steps : kBlockSteps, false, nullptr, nullptr, 0};
     part.lines = (kStepSize * 2 / 64 + groups - 1) / groups;
     const char *fetch = (const char*)next, *end = fetch + (next ? size * 2 : 0);
     for (int64_t s = 0; s < steps; s += part.steps) {
