@@ -34,8 +34,8 @@ THIN_ROWS = {
     (Level.AVX2, torch.float32): 8,
 }
 """Products of up to so many rows with a weight that is not packed are ours: they read the weight once, where a
-library's product rearranges it first.
-Measured against torch's product held to the same instructions; what is not listed leaves it to torch."""
+library's product rearranges it first. Measured against torch's product held to the same instructions; what is not
+listed leaves it to torch. With a packed weight every product is ours."""
 
 
 class CpuKernels:
