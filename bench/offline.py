@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for every engine of the process; read when torch is loaded
+# What Weft's engine process sets for itself; here it is for every engine. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import argparse
 import asyncio
