@@ -20,7 +20,7 @@ import torch  # noqa: F401
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class Level(IntEnum):
@@ -49,6 +49,12 @@ class BatchFields(Structure):
         ("visibility", c_void_p),
         ("mask_bits", c_void_p),
         ("mask_indptr", c_void_p),
+        ("num_groups", c_int64),
+        ("group_chunks", c_void_p),
+        ("group_indptr", c_void_p),
+        ("members", c_void_p),
+        ("shared_indptr", c_void_p),
+        ("shared_slots", c_void_p),
     ]
 
 

@@ -12,16 +12,19 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from weft.kernels import reference, torch_attention, torch_ops
+from weft.kernels import reference, shared_chunks, torch_attention, torch_ops
 from weft.kernels.base import HeadNorm, HeadShape, Kernels
 from weft.kernels.batch import AttentionBatch
 from weft.kernels.cpu import huge_pages, library
 from weft.kernels.cpu.library import BatchFields, Level, Unavailable
+from weft.kernels.shared_chunks import SharedChunks
 
 NAME = "cpp"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64
+CHUNK, MAX_STACKED = 256, 16
+"""`kChunk` and `kMaxStacked` of decode.h."""
 PANEL = 32
 """Outputs, and inputs, that a packed weight takes at a time."""
 PACKED_DIMS = 5
@@ -161,8 +164,10 @@ class CpuKernels:
         if head_stride != head_dim or one != 1:
             q, stride = q.contiguous(), heads * head_dim
         out = q.new_empty(tokens, heads * head_dim)
+        # In a window, which chunks a query sees in whole depends on its position: nothing is shared.
+        fields = _fields(batch, MAX_STACKED * kv.shape[2] // heads if sliding_window is None else 0)
         self._attention(
-            *(self._level, DTYPES[q.dtype], _fields(batch), heads, kv.shape[2], head_dim, q.data_ptr(), stride),
+            *(self._level, DTYPES[q.dtype], fields, heads, kv.shape[2], head_dim, q.data_ptr(), stride),
             *(kv.data_ptr(), out.data_ptr(), scale, -1 if sliding_window is None else sliding_window),
             torch.get_num_threads(),
         )
@@ -206,15 +211,22 @@ def _fit(first: Tensor, *others: Tensor | None) -> bool:
     return all(t is None or (t.dtype == dtype and t.is_contiguous()) for t in others)
 
 
-def _fields(batch: AttentionBatch) -> BatchFields:
-    """`batch` as the library reads it; made once per pass. The tensors live as long as the batch."""
-    found: BatchFields | None = batch.cache.get(BatchFields)
+def _fields(batch: AttentionBatch, max_queries: int = 0) -> BatchFields:
+    """`batch` as the library reads it, made once per pass, with the chunks that rows of up to `max_queries` share.
+
+    The tensors live as long as the batch.
+    """
+    key = (BatchFields, max_queries)
+    found: BatchFields | None = batch.cache.get(key)
     if found is None:
         options = (batch.causal, batch.visibility, batch.mask_bits, batch.mask_indptr)
-        found = batch.cache[BatchFields] = BatchFields(
+        chunks = shared_chunks.find(batch, CHUNK, max_queries)
+        batch.cache[SharedChunks, max_queries] = chunks  # keeps its arrays
+        found = batch.cache[key] = BatchFields(
             *(batch.num_rows, batch.num_tokens, batch.page_size),
             *(t.data_ptr() for t in (batch.q_indptr, batch.kv_indptr, batch.kv_page_ids, batch.kv_lens)),
             *(batch.positions.data_ptr(), batch.write_slots.data_ptr()),
             *(None if t is None else t.data_ptr() for t in options),
+            *((0,) if chunks is None else (len(chunks.group_chunks), *(array.ctypes.data for array in chunks))),
         )
     return found

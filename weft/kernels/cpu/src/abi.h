@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 4;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
@@ -32,6 +32,13 @@ struct Batch {
     const uint32_t* visibility;
     const uint8_t* mask_bits;
     const int32_t* mask_indptr;
+    // Chunks that several rows share: `SharedChunks`. Only for layers without a sliding window.
+    int64_t num_groups;
+    const int32_t* group_chunks;
+    const int32_t* group_indptr;
+    const int32_t* members;
+    const int32_t* shared_indptr;
+    const int32_t* shared_slots;
 };
 
 struct Heads {

@@ -66,6 +66,20 @@ void attend_split(const AttentionArgs& a, const Task* tasks, int64_t num_tasks) 
     }
 }
 
+// Reads every shared chunk once and leaves the partial results of its members in `parts`.
+template <class T, bool Wide>
+void attend_shared(const AttentionArgs& a, SharedParts& parts) {
+    static thread_local Memory memory;
+    const Batch& batch = *a.batch;
+    const int64_t num_members = batch.group_indptr[batch.num_groups], heads = a.heads.num_kv_heads;
+    for (int64_t m = 0; m < num_members; m++) parts.stacked = most(parts.stacked, stacked(a, batch.members[m]));
+    const int64_t floats = num_members * heads * parts.stacked * (a.heads.head_dim + 2);
+    parts.data = (float*)memory.at_least((size_t)floats * sizeof(float));
+#pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
+    for (int64_t task = 0; task < batch.num_groups * heads; task++)
+        attend_group<T, Wide>(a, task / heads, task % heads, parts);
+}
+
 template <class T, bool Wide>
 void attend(const AttentionArgs& a) {
     int64_t num_tasks = list_tasks(a, nullptr);
@@ -73,7 +87,11 @@ void attend(const AttentionArgs& a) {
     Task* tasks = (Task*)memory.at_least(sizeof(Task) * (size_t)num_tasks + 1);
     list_tasks(a, tasks);
     bool all_few = num_tasks > 0 && tasks[0].count == 0;
-    if (all_few && a.threads > 1 && num_tasks < a.threads) return attend_split<T, Wide>(a, tasks, num_tasks);
+    SharedParts parts;
+    if (a.batch->num_groups) {
+        attend_shared<T, Wide>(a, parts);
+    } else if (all_few && a.threads > 1 && num_tasks < a.threads)
+        return attend_split<T, Wide>(a, tasks, num_tasks);
     int64_t entries = 0;
     for (int64_t r = 0; r < a.batch->num_rows; r++) entries += a.batch->kv_lens[r];
     int64_t work = entries * a.heads.num_kv_heads * a.heads.head_dim;
@@ -83,7 +101,8 @@ void attend(const AttentionArgs& a) {
         const Task& task = tasks[t];
         if (task.count == 0) {
             bool more = t + 1 < num_tasks;
-            attend_stack<T, Wide>(a, task.row, task.head, more ? tasks[t + 1].row : -1, more ? tasks[t + 1].head : -1);
+            attend_stack<T, Wide>(a, task.row, task.head, more ? tasks[t + 1].row : -1, more ? tasks[t + 1].head : -1,
+                                  parts);
         } else {
             static thread_local Memory tile_memory;
             Tile<T>* tile = (Tile<T>*)tile_memory.at_least(sizeof(Tile<T>));

@@ -128,6 +128,21 @@ struct Stack {
 #endif
 };
 
+// Arranges the queries of a stack for tiles.
+template <class T>
+void pack_stack(const AttentionArgs& a, Stack<T>& stack) {
+#if WEFT_AMX
+    if constexpr (sizeof(T) == 2) {
+        alignas(64) static const int32_t zeros[kMaxAttentionDim / 2] = {};
+        for (int64_t d = 0; d + 32 <= a.heads.head_dim; d += 32) {
+            const int32_t* from[16];
+            for (int m = 0; m < 16; m++) from[m] = m < stack.count ? (const int32_t*)(stack.q[m] + d) : zeros;
+            transpose_words(from, stack.tiles + d / 2 * 16, 16);
+        }
+    }
+#endif
+}
+
 template <class T>
 void stack_of(const AttentionArgs& a, int64_t r, int64_t head, Stack<T>& stack) {
     Row row = stack.row = row_of(*a.batch, r);
@@ -145,16 +160,7 @@ void stack_of(const AttentionArgs& a, int64_t r, int64_t head, Stack<T>& stack) 
         stack.all.begin = least(stack.all.begin, range.begin);
         stack.all.end = most(stack.all.end, range.end);
     }
-#if WEFT_AMX
-    if constexpr (sizeof(T) == 2) {
-        alignas(64) static const int32_t zeros[kMaxAttentionDim / 2] = {};
-        for (int64_t d = 0; d + 32 <= a.heads.head_dim; d += 32) {
-            const int32_t* from[16];
-            for (int m = 0; m < 16; m++) from[m] = m < stack.count ? (const int32_t*)(stack.q[m] + d) : zeros;
-            transpose_words(from, stack.tiles + d / 2 * 16, 16);
-        }
-    }
-#endif
+    pack_stack(a, stack);
 }
 
 #if WEFT_AVX512
@@ -348,6 +354,75 @@ inline Range chunk_range(Range range, int64_t chunk) {
     return Range{most(range.begin, begin), least(range.end, begin + kChunk)};
 }
 
+// Partial results of shared chunks: for each member and KV head, `stacked` times values, maximum and sum.
+struct SharedParts {
+    float* data = nullptr;
+    int64_t stacked = 0;  // the most query heads that a member stacks
+    float* at(const AttentionArgs& a, int64_t slot, int64_t head) const {
+        return data + (slot * a.heads.num_kv_heads + head) * stacked * (a.heads.head_dim + 2);
+    }
+};
+
+// The member of a shared chunk that a row is, or -1.
+inline int64_t shared_slot(const Batch& batch, int64_t r, int64_t chunk) {
+    if (!batch.num_groups) return -1;
+    int64_t first = batch.shared_indptr[r];
+    return chunk < batch.shared_indptr[r + 1] - first ? batch.shared_slots[first + chunk] : -1;
+}
+
+// One shared chunk for one KV head: all its members stacked, as many at a time as a stack takes.
+template <class T, bool Wide>
+void attend_group(const AttentionArgs& a, int64_t g, int64_t head, const SharedParts& parts) {
+    const Batch& batch = *a.batch;
+    const int64_t dim = a.heads.head_dim, begin = batch.group_chunks[g] * (int64_t)kChunk;
+    const T* next[kAhead] = {};
+    Stack<T> stack;
+    Partial part;
+    stack.group = (int)(a.heads.num_heads / a.heads.num_kv_heads);
+    stack.head = head;
+#if WEFT_AMX
+    TileUnit in_use;
+#endif
+    int64_t from = batch.group_indptr[g];
+    const int64_t last = batch.group_indptr[g + 1];
+    while (from < last) {
+        stack.row = row_of(batch, batch.members[from]);
+        stack.row.words = nullptr;  // every member sees the whole chunk
+        stack.count = 0;
+        int64_t to = from, queries = 0;
+        for (; to < last; to++) {
+            Row row = row_of(batch, batch.members[to]);
+            if (stack.count + row.num_queries * stack.group > kMaxStacked) break;
+            for (int64_t i = 0; i < row.num_queries; i++, queries++) {
+                stack.ranges[queries] = Range{begin, begin + kChunk};
+                const T* q = (const T*)a.q + (row.first_token + i) * a.q_stride + head * stack.group * dim;
+                for (int h = 0; h < stack.group; h++) stack.q[stack.count++] = q + h * dim;
+            }
+        }
+        stack.row.num_queries = queries;
+        pack_stack(a, stack);
+        attend_chunk<T, Wide>(a, stack, begin, begin + kChunk, next, part);
+        int m = 0;
+        for (; from < to; from++) {
+            float* stored = parts.at(a, from, head);
+            int64_t r = batch.members[from], n = (batch.q_indptr[r + 1] - batch.q_indptr[r]) * stack.group;
+            for (int64_t i = 0; i < n; i++, m++, stored += dim + 2) {
+                __builtin_memcpy(stored, part.values[m], (size_t)dim * sizeof(float));
+                stored[dim] = part.maximum[m];
+                stored[dim + 1] = part.total[m];
+            }
+        }
+    }
+}
+
+inline void load_part(const float* stored, int count, int64_t dim, Partial& part) {
+    for (int m = 0; m < count; m++, stored += dim + 2) {
+        __builtin_memcpy(part.values[m], stored, (size_t)dim * sizeof(float));
+        part.maximum[m] = stored[dim];
+        part.total[m] = stored[dim + 1];
+    }
+}
+
 // The first blocks that the part of a row from entry `begin` on will read; null where there are none.
 template <class T>
 void first_reads(const AttentionArgs& a, const Row& row, int64_t head, int64_t begin, int64_t end, const T** reads) {
@@ -359,7 +434,8 @@ void first_reads(const AttentionArgs& a, const Row& row, int64_t head, int64_t b
 
 // A row for one KV head. `next_r`, if not negative, is the row that the thread is likely to take next.
 template <class T, bool Wide>
-void attend_stack(const AttentionArgs& a, int64_t r, int64_t head, int64_t next_r, int64_t next_head) {
+void attend_stack(const AttentionArgs& a, int64_t r, int64_t head, int64_t next_r, int64_t next_head,
+                  const SharedParts& parts) {
     Stack<T> stack;
     stack_of(a, r, head, stack);
 #if WEFT_AMX
@@ -369,6 +445,12 @@ void attend_stack(const AttentionArgs& a, int64_t r, int64_t head, int64_t next_
     clear(result, stack.count, a.heads.head_dim);
     int64_t chunks = num_chunks(stack.all);
     for (int64_t c = 0; c < chunks; c++) {
+        int64_t slot = shared_slot(*a.batch, r, c);
+        if (slot >= 0) {
+            load_part(parts.at(a, slot, head), stack.count, a.heads.head_dim, part);
+            join(result, part, stack.count, a.heads.head_dim);
+            continue;
+        }
         Range range = chunk_range(stack.all, c);
         const T* next[kAhead] = {};
         if (c + 1 < chunks) {
@@ -376,6 +458,7 @@ void attend_stack(const AttentionArgs& a, int64_t r, int64_t head, int64_t next_
         } else if (next_r >= 0) {
             Row row = row_of(*a.batch, next_r);
             Range seen = range_of(*a.batch, row, 0, a.window);
+            for (int64_t n = 0; shared_slot(*a.batch, next_r, n) >= 0; n++) seen.begin = (n + 1) * kChunk;
             first_reads<T>(a, row, next_head, seen.begin, seen.end, next);
         }
         attend_chunk<T, Wide>(a, stack, range.begin, range.end, next, part);
