@@ -353,3 +353,11 @@ def test_a_build_without_a_compiler_says_so(tmp_path, monkeypatch):
     with pytest.raises(build.BuildError, match="no C"):
         build.build(tmp_path / "out.so")
     assert not (tmp_path / "out.so").exists()
+
+
+@levels
+def test_limits_count_what_they_do(kernels):
+    data = torch.randn(2, 8192)
+    assert kernels.probe_product(data, 4, threads=2) == 2 * kernels.probe_product(data, 4, threads=1)
+    assert kernels.probe_product(data.bfloat16(), 6, threads=1) == 2 * kernels.probe_product(data.bfloat16(), 3, 1)
+    kernels.probe_read(data, threads=2)

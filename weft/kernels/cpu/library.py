@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch  # noqa: F401
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 
 class Level(IntEnum):
@@ -72,6 +72,10 @@ _SIGNATURES = {
         *(c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int64, c_int),
     ],
 }
+_PROBES = {
+    "weft_probe_read": [c_int, c_void_p, c_int64, c_int],
+    "weft_probe_product": [c_int, c_int, c_void_p, c_int64, c_int],
+}
 
 
 class Unavailable(Exception):
@@ -96,6 +100,10 @@ def load(path: Path = build.LIBRARY) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = None
+    for name, arguments in _PROBES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = c_double
     return library
 
 

@@ -54,6 +54,8 @@ class CpuKernels:
         self._linear_packed = loaded.weft_linear_packed
         self._packs = bool(loaded.weft_packs(self._level))
         self._attention = loaded.weft_attention
+        self._probe_read = loaded.weft_probe_read
+        self._probe_product = loaded.weft_probe_product
 
     def pack_weight(self, weight: Tensor) -> Tensor:
         """See `base.PackWeight`: bfloat16 [O, I] -> [O / 32, I / 32, 2, 16, 32], which `packed.h` describes."""
@@ -172,6 +174,14 @@ class CpuKernels:
             torch.get_num_threads(),
         )
         return out
+
+    def probe_read(self, data: Tensor, threads: int) -> None:
+        """Read all of a contiguous tensor."""
+        self._probe_read(self._level, data.data_ptr(), data.numel() * data.element_size(), threads)
+
+    def probe_product(self, data: Tensor, rounds: int, threads: int) -> float:
+        """Multiply and add on `data`, 32 KiB for each thread, and return how many operations that was."""
+        return float(self._probe_product(self._level, DTYPES[data.dtype], data.data_ptr(), rounds, threads))
 
     def gather(self) -> Kernels:
         """All operations; copies are torch's, which are as fast as memory."""

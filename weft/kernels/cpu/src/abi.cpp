@@ -114,3 +114,11 @@ WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_
     table(level).attention(
         dtype, AttentionArgs{batch, {heads, kv_heads, head_dim}, q, q_stride, kv, out, scale, window, threads});
 }
+
+WEFT_EXPORT double weft_probe_read(int level, const void* data, int64_t bytes, int threads) {
+    return table(level).probe_read(data, bytes, threads);
+}
+
+WEFT_EXPORT double weft_probe_product(int level, int dtype, void* data, int64_t rounds, int threads) {
+    return table(level).probe_product(dtype, data, rounds, threads);
+}

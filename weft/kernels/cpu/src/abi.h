@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 4;
+constexpr int kAbiVersion = 5;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
@@ -92,6 +92,8 @@ struct Table {
     void (*linear)(int dtype, const LinearArgs& args);
     void (*linear_packed)(const LinearArgs& args);  // null where no weight is packed
     void (*attention)(int dtype, const AttentionArgs& args);
+    double (*probe_read)(const void* data, int64_t bytes, int threads);
+    double (*probe_product)(int dtype, void* data, int64_t rounds, int threads);
 };
 
 extern const Table kPortableTable;

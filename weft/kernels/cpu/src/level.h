@@ -5,6 +5,7 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "packed.h"
+#include "probe.h"
 
 namespace weft {
 namespace {
@@ -52,7 +53,11 @@ void attention(int dtype, const AttentionArgs& args) {
         wide ? attend<float, true>(args) : attend<float, false>(args);
 }
 
-constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, kLinearPacked, attention};
+double product_probe(int dtype, void* data, int64_t rounds, int threads) {
+    return dtype == kBfloat16 ? probe_product<bf16>(data, rounds, threads) : probe_product<float>(data, rounds, threads);
+}
+
+constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, kLinearPacked, attention, probe_read, product_probe};
 
 }  // namespace
 }  // namespace weft
