@@ -14,6 +14,7 @@ from typing import Any
 from weft.cli.version import versions
 from weft.config import EngineConfig
 from weft.core.errors import WeftError
+from weft.worker.machine import cpu_lines, cpu_name
 
 REQUIRED = (
     "numpy",
@@ -36,7 +37,6 @@ REQUIRED = (
 """Modules of the dependencies; an installation may have them and still be unable to load them."""
 CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
 LOW_MEMORY_BYTES = 1 << 30
-CPUINFO = Path("/proc/cpuinfo")
 NVIDIA = Path("/proc/driver/nvidia/version")
 
 
@@ -99,17 +99,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def cpu_name() -> str | None:
-    """As the processor calls itself."""
-    for line in _cpuinfo():
-        if line.startswith(("model name", "Hardware", "Processor")):
-            return line.partition(":")[2].strip()
-    return platform.processor() or None
-
-
 def cpu_features() -> list[str]:
     """Those that matter to matrix arithmetic."""
-    for line in _cpuinfo():
+    for line in cpu_lines():
         if line.startswith(("flags", "Features")):
             found = set(line.partition(":")[2].split())
             return [flag for flag in CPU_FLAGS if flag in found]
@@ -166,13 +158,15 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     left = FreeMemory(max(0, free.device - weights), free.host if on_gpu else max(0, free.host - weights))
     sizing = size_pools(config, bytes_per_page=bytes_per_page, model_context=spec.max_position, free=left, gpu=on_gpu)
+    choices = dispatch.describe(device, dtype)
     return {
         "model": config.model,
         "architecture": spec.architecture,
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
         "threads": kernel_threads(config.threads, usable_cores()),
-        "kernels": [f"{choice.operation}: {choice.chosen}" for choice in dispatch.describe(device, dtype)],
+        "kernels": [f"{choice.operation}: {choice.chosen}" for choice in choices],
+        "kernels_note": choices[0].note or "none",
         "weights_gib": gib(weights),
         "kv_pages": sizing.num_device_pages,
         "kv_tokens": sizing.num_device_pages * config.page_size,
@@ -213,10 +207,3 @@ def _check_sockets(report: Report) -> None:
     # The kernel allows some hundred characters for a socket's path.
     if len(tempfile.gettempdir()) > 60:
         report.problems.append(f"TMPDIR is too long for sockets: {tempfile.gettempdir()}; set a shorter one")
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

@@ -8,6 +8,8 @@ hold one contiguous chain raises at once. `expected_tokens` is the same function
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from weft.core.protocols import WorkerSpec
@@ -68,8 +70,10 @@ class _Done:
 class FakeWorker:
     """Carries out a step when it is waited for, which is as late as a real device might."""
 
-    def __init__(self, spec: WorkerSpec):
+    def __init__(self, spec: WorkerSpec, device_s: Callable[[Step], float] = lambda step: 0.0):
+        """`device_s` says how long each step held the device; nothing takes time."""
         self._spec = spec
+        self._device_s = device_s
         size = spec.num_device_pages * spec.page_size
         self._tokens = np.full(size, -1, np.int64)
         self._positions = np.full(size, -1, np.int64)
@@ -110,7 +114,7 @@ class FakeWorker:
         self._copy(step)
         chains = self._forward(step.forward) if step.forward is not None else np.empty(0, np.uint64)
         if step.sampling is None:
-            return StepResult(step.step_id)
+            return StepResult(step.step_id, device_s=self._device_s(step))
         return self._sample(step, step.sampling, chains)
 
     def _copy(self, step: Step) -> None:
@@ -189,6 +193,7 @@ class FakeWorker:
             score_ranks=np.ones(count, np.int32),
             score_top=fake_top,
             hidden_sums=hidden,
+            device_s=self._device_s(step),
         )
 
 

@@ -1,0 +1,230 @@
+"""What a step costs, as small models that a person can read.
+
+Owns the quantities of a step that its time depends on (`StepShape`), the fitted models of forwards and swaps, and
+`CostModel`, which predicts with them and corrects itself by what steps really took. Does not know how models are
+fitted (`fit`) or kept (`profile`), and has no clock: measured times are arguments, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from weft.core.step import F64, ForwardBatch
+
+SATURATED = 0.9
+"""Part of the best throughput from which a step counts as saturated."""
+GAIN = 0.05
+"""How much of a step's deviation the correction takes over."""
+LARGEST_DEVIATION = math.log(1.5)
+"""What a single step may say, as a logarithm: one that took a hundred times as long moves the factor by 2 %."""
+LARGEST_FACTOR = math.log(32.0)
+
+
+class StepShape(NamedTuple):
+    """What the time of a forward depends on."""
+
+    num_tokens: int
+    """Query tokens: the work of everything but attention."""
+    num_rows: int
+    num_outputs: int
+    """Output rows: the language-model head, and sampling."""
+    decode_kv: int
+    """KV entries of rows of one query token: read once for it."""
+    chunk_kv: int
+    """KV entries of longer rows: read once for several."""
+    chunk_pairs: int
+    """Pairs of a query token of those rows and a KV entry that it sees, were every row causal."""
+
+    @classmethod
+    def of(cls, forward: ForwardBatch) -> StepShape:
+        """The shape of a batch. Vectorised: a few microseconds."""
+        bounds = forward.q_indptr
+        lengths = bounds[1:] - bounds[:-1]
+        num_rows = len(lengths)
+        num_tokens = len(forward.token_ids)
+        kv = forward.kv_lens.astype(np.float64)
+        whole = int(kv.sum())
+        if num_rows == num_tokens:
+            return cls(num_tokens, num_rows, len(forward.output_tokens), whole, 0, 0)
+        longer = lengths * (lengths > 1.0)
+        chunk_kv = int(kv @ (longer > 0))
+        pairs = longer @ (kv + kv - longer + 1.0) / 2
+        return cls(num_tokens, num_rows, len(forward.output_tokens), whole - chunk_kv, chunk_kv, int(pairs))
+
+    @classmethod
+    def chunk(cls, num_tokens: int, kv_before: int = 0, num_outputs: int = 0) -> StepShape:
+        """`num_tokens` of one prompt, of which `kv_before` tokens have KV."""
+        after = kv_before + num_tokens
+        if num_tokens == 1:
+            return cls(1, 1, num_outputs, after, 0, 0)
+        pairs = num_tokens * (2 * after - num_tokens + 1) // 2
+        return cls(num_tokens, 1, num_outputs, 0, after, pairs)
+
+    @classmethod
+    def decodes(cls, num_rows: int, kv_tokens: int) -> StepShape:
+        """One token each of `num_rows` sequences with `kv_tokens` KV entries between them, the new ones included."""
+        return cls(num_rows, num_rows, num_rows, kv_tokens, 0, 0)
+
+    def plus(self, other: StepShape) -> StepShape:
+        """Both in one step."""
+        return StepShape(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class ForwardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of a forward: a sum of what is read and computed, piecewise linear in the query tokens.
+
+    No term is negative, so no prediction is, and none falls when a step grows.
+    """
+
+    base_s: float
+    """Of any step: weights are read, kernels launched."""
+    head_s: float
+    """Of a step that has output rows at all: the head's weights are read, sampling begins."""
+    per_row_s: float
+    per_output_s: float
+    per_decode_kv_s: float
+    per_chunk_kv_s: float
+    per_chunk_pair_s: float
+    knots: tuple[int, ...]
+    """Query tokens at which the cost of one more changes; increasing."""
+    slopes: tuple[float, ...]
+    """[len(knots) + 1] seconds per query token, below, between and above the knots."""
+
+    @property
+    def fixed(self) -> tuple[float, ...]:
+        """The coefficients before `knots`, in the order of the fields."""
+        return (
+            self.base_s,
+            self.head_s,
+            self.per_row_s,
+            self.per_output_s,
+            self.per_decode_kv_s,
+            self.per_chunk_kv_s,
+            self.per_chunk_pair_s,
+        )
+
+    def tokens_s(self, num_tokens: float) -> float:
+        """The part that grows with the query tokens alone."""
+        seconds, start = 0.0, 0.0
+        for knot, slope in zip(self.knots, self.slopes, strict=False):
+            if num_tokens <= knot:
+                return seconds + (num_tokens - start) * slope
+            seconds += (knot - start) * slope
+            start = knot
+        return seconds + (num_tokens - start) * self.slopes[-1]
+
+    def predict_s(self, shape: StepShape) -> float:
+        """Seconds that a forward of this shape holds the device."""
+        return (
+            self.base_s
+            + self.tokens_s(shape.num_tokens)
+            + (self.head_s if shape.num_outputs else 0.0)
+            + self.per_row_s * shape.num_rows
+            + self.per_output_s * shape.num_outputs
+            + self.per_decode_kv_s * shape.decode_kv
+            + self.per_chunk_kv_s * shape.chunk_kv
+            + self.per_chunk_pair_s * shape.chunk_pairs
+        )
+
+    def saturation_tokens(self, most: int) -> int:
+        """The saturation point S (APIServe, section 4.2): the fewest query tokens per step, up to `most`, at which a
+        device computes prompt tokens at `SATURATED` of the best rate that it has.
+
+        Below it more tokens are nearly free, above it the time of a step grows in proportion. Attention is left out:
+        it grows with the context, not with the step.
+        """
+        tokens = np.arange(1, max(1, most) + 1)
+        fixed_s = self.base_s + self.head_s + self.per_row_s + self.per_output_s
+        rates = tokens / (fixed_s + self._curve(tokens) + 1e-12)
+        return int(tokens[np.argmax(rates >= SATURATED * rates.max())])
+
+    def _curve(self, tokens: npt.NDArray[np.int64]) -> F64:
+        return np.array([self.tokens_s(int(n)) for n in tokens])
+
+
+class SwapModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of moving pages between the device and the host, in one direction."""
+
+    base_s: float
+    per_page_s: float
+
+    def predict_s(self, num_pages: int) -> float:
+        """Seconds for `num_pages` pages in one step; none for none."""
+        return self.base_s + self.per_page_s * num_pages if num_pages > 0 else 0.0
+
+
+class Costs(Protocol):
+    """What whoever decides by time may ask. Seconds are the device's."""
+
+    @property
+    def saturation_tokens(self) -> int:
+        """Query tokens per step from which more cost in proportion."""
+        ...
+
+    def predict_forward_s(self, shape: StepShape) -> float:
+        """How long a forward of this shape takes."""
+        ...
+
+    def predict_swap_s(self, num_out: int = 0, num_in: int = 0) -> float | None:
+        """How long it takes to move pages to and from the host; None where that was not measured."""
+        ...
+
+
+class CostModel:
+    """`Costs` from fitted models, corrected by one factor that follows what steps take now.
+
+    The factor is the exponentially weighted geometric mean of measured to predicted time. A deviation counts up to
+    `LARGEST_DEVIATION`, so that one step that was interrupted says next to nothing and a lasting change is followed
+    within some dozens of steps. Swaps are not corrected: the link does not slow down with the processor.
+    """
+
+    def __init__(
+        self, forward: ForwardModel, swap_out: SwapModel | None, swap_in: SwapModel | None, saturation_tokens: int
+    ):
+        self._forward = forward
+        self._swap_out = swap_out
+        self._swap_in = swap_in
+        self._saturation_tokens = saturation_tokens
+        self._log_factor = 0.0
+        self._factor = 1.0
+
+    @property
+    def factor(self) -> float:
+        """What predictions of the profile are multiplied by."""
+        return self._factor
+
+    @property
+    def saturation_tokens(self) -> int:
+        """As profiled: a factor on all times moves no knee."""
+        return self._saturation_tokens
+
+    def predict_forward_s(self, shape: StepShape) -> float:
+        """Seconds that a forward of this shape holds the device."""
+        return self._factor * self._forward.predict_s(shape)
+
+    def predict_swap_s(self, num_out: int = 0, num_in: int = 0) -> float | None:
+        """Seconds to move pages to and from the host; None where that was not measured."""
+        seconds = 0.0
+        for count, model in ((num_out, self._swap_out), (num_in, self._swap_in)):
+            if count > 0:
+                if model is None:
+                    return None
+                seconds += model.predict_s(count)
+        return seconds
+
+    def observe(self, shape: StepShape, measured_s: float) -> float | None:
+        """Correct the factor by a step; returns measured to predicted time, None where that means nothing."""
+        predicted_s = self.predict_forward_s(shape)
+        if not (predicted_s > 0.0 and 0.0 < measured_s < math.inf):
+            return None
+        ratio = measured_s / predicted_s
+        deviation = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, math.log(ratio)))
+        moved = self._log_factor + GAIN * deviation
+        self._log_factor = max(-LARGEST_FACTOR, min(LARGEST_FACTOR, moved))
+        self._factor = math.exp(self._log_factor)
+        return ratio

@@ -1,0 +1,295 @@
+"""Measures what steps cost, on a worker itself: no scheduler, no engine, no HTTP.
+
+Owns what is measured (`make_plan`) and how (`Profiler`). Steps are those that an engine would launch: chunks of prompts
+at several depths of context, batches of decoding rows with contexts of different lengths, several prompts at once, and
+mixtures; then pages to the host tier and back. Times are those that steps report. What is fitted to them is in
+`core.cost`.
+
+The pages hold KV as a serving engine's would. One long sequence (the *long lane*) is computed by forwards; further
+lanes are copies of its first pages, laid out anew for each length of context. Every row writes the tokens that its
+lane has at those places, so that a lane stays what it was, whatever is measured on it.
+
+A plan is carried out in rounds, in another order each, and a sample is the least time over all rounds: what else the
+machine does can only add to a step's time, and is another thing in every round.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.core.cost.fit import Sample, SwapSample
+from weft.core.cost.model import StepShape
+from weft.core.cost.profile import Measurements
+from weft.core.protocols import Worker, WorkerSpec
+from weft.core.sampling import SamplingParams
+from weft.core.step import I32, ForwardBatch, LateInputs, SamplingBatch, SlotSet, Step
+
+HOST_KV_BYTES, DEVICE_KV_BYTES = 2 << 30, 24 << 30
+"""Memory that lanes may take: on a CPU, which other programs share, and on a device of its own."""
+SHORTEST_CONTEXT = 64
+SWAP_BYTES = 256 << 20
+"""Of the largest swap."""
+SHORT_STEP_S = 0.02
+"""A step that is shorter is run again at once: the first one pays for caches that others filled."""
+REPEATS = 3
+
+Progress = Callable[[int, int], None]
+"""Called with (visits done, visits in all)."""
+Fields = Mapping[str, Any]
+"""Of a step, but for its id."""
+
+
+class Effort(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    fine: bool
+    """Sizes between the powers of two as well, and every depth of context."""
+    num_mixed: int
+    """Mixtures per length of context."""
+    longest_context: int
+
+
+FULL, QUICK = Effort(5, True, 16, 4096), Effort(3, False, 5, 2048)
+
+
+class Row(NamedTuple):
+    """Query tokens `kv_before` to `kv_before + num_tokens` of a lane."""
+
+    lane: int
+    """0: the long one."""
+    num_tokens: int
+    kv_before: int
+    has_output: bool = True
+
+
+class Scenario(NamedTuple):
+    """One batch."""
+
+    kind: str
+    rows: tuple[Row, ...]
+
+
+class Group(NamedTuple):
+    """Scenarios that share a layout of pages."""
+
+    lane_tokens: int
+    """Of each lane but the long one; 0: there are no others."""
+    num_lanes: int
+    scenarios: tuple[Scenario, ...]
+
+
+class Plan(NamedTuple):
+    """Everything that is to be measured."""
+
+    long_tokens: int
+    groups: tuple[Group, ...]
+    swap_pages: tuple[int, ...]
+    rounds: int
+
+    @property
+    def num_visits(self) -> int:
+        """How often something is measured, over all rounds."""
+        return self.rounds * (sum(len(group.scenarios) for group in self.groups) + len(self.swap_pages))
+
+
+def make_plan(spec: WorkerSpec, max_step_tokens: int, effort: Effort = FULL) -> Plan:
+    """What is measured on a worker of these sizes. Deterministic."""
+    room = DEVICE_KV_BYTES if spec.device == "cuda" else HOST_KV_BYTES
+    num_pages = max(2, min(spec.num_device_pages, room // spec.bytes_per_page))
+    size = spec.page_size
+    long_pages = max(1, min(num_pages // 2, -(-min(spec.max_context, effort.longest_context) // size)))
+    long_tokens = min(long_pages * size, spec.max_context)
+    random = np.random.default_rng(0)
+    groups = [Group(0, 0, tuple(_chunks(max_step_tokens, long_tokens, effort)))]
+    context = SHORTEST_CONTEXT
+    while context <= long_tokens:
+        lanes = min(spec.num_slots, max_step_tokens, (num_pages - long_pages) // -(-context // size))
+        if lanes > 0:
+            sizes = _Sizes(context, lanes, spec.num_slots, long_tokens, max_step_tokens)
+            groups.append(Group(context, lanes, tuple(_batches(sizes, effort, random))))
+        context *= 4
+    most = min(spec.num_host_pages, long_pages, SWAP_BYTES // spec.bytes_per_page)
+    swap_pages = tuple(_sizes(most, effort.fine))
+    return Plan(long_tokens, tuple(groups), swap_pages, effort.rounds)
+
+
+class _Sizes(NamedTuple):
+    context: int
+    lanes: int
+    num_slots: int
+    long_tokens: int
+    max_step_tokens: int
+
+
+def _chunks(max_step_tokens: int, long_tokens: int, effort: Effort) -> Iterator[Scenario]:
+    """One row each; every second one is the end of its prompt."""
+    for index, tokens in enumerate(_sizes(min(max_step_tokens, long_tokens), effort.fine)):
+        depths = sorted({0, long_tokens // 8, long_tokens // 2, long_tokens - tokens})
+        fitting = [depth for depth in depths if depth + tokens <= long_tokens]
+        for place, depth in enumerate(fitting if effort.fine else fitting[:: max(1, len(fitting) - 1)]):
+            yield Scenario("chunk", (Row(0, tokens, depth, (index + place) % 2 == 0),))
+
+
+def _batches(sizes: _Sizes, effort: Effort, random: np.random.Generator) -> Iterator[Scenario]:
+    for count in _sizes(sizes.lanes, effort.fine):
+        yield Scenario("decode", _decoding(sizes, count, random))
+    for count in _sizes(sizes.lanes, fine=False)[1:]:
+        tokens = min(sizes.context, sizes.max_step_tokens // count)
+        if tokens > 1:
+            yield Scenario("prompts", tuple(Row(1 + lane, tokens, 0) for lane in range(count)))
+    most = min(sizes.max_step_tokens, sizes.long_tokens)
+    for _ in range(effort.num_mixed if most > 2 else 0):
+        count = int(_log_uniform(random, 1, min(sizes.lanes, most - 2)))
+        tokens = int(_log_uniform(random, 2, most - count))
+        depth = int(random.integers(0, sizes.long_tokens - tokens + 1))
+        chunk = Row(0, tokens, depth, count < sizes.num_slots and bool(random.integers(0, 2)))
+        yield Scenario("mixed", (*_decoding(sizes, count, random), chunk))
+
+
+def _decoding(sizes: _Sizes, count: int, random: np.random.Generator) -> tuple[Row, ...]:
+    depths = random.integers(sizes.context // 2, sizes.context, count).tolist()
+    return tuple(Row(1 + lane, 1, depth) for lane, depth in enumerate(depths))
+
+
+def _sizes(most: int, fine: bool) -> list[int]:
+    """1, 2, 4 … up to `most`, which is one of them; with 3, 6, 12 … between them where `fine`."""
+    powers = [2**e for e in range(most.bit_length()) if 2**e <= most]
+    between = [3 * power // 2 for power in powers[1:] if fine and 3 * power // 2 <= most]
+    return sorted({*powers, *between, *([most] if most > 0 else [])})
+
+
+def _log_uniform(random: np.random.Generator, low: int, high: int) -> float:
+    return float(np.exp(random.uniform(np.log(low), np.log(max(low, high) + 1 - 1e-9))))
+
+
+class Profiler:
+    """Carries out a plan on a worker that nobody else uses meanwhile. The caller closes the worker."""
+
+    def __init__(self, worker: Worker):
+        self._worker = worker
+        self._spec = worker.spec
+        self._ids = itertools.count(1)
+        self._long_pages: I32 = np.empty(0, np.int32)
+        self._lane_pages = 0
+
+    def measure(self, plan: Plan, progress: Progress | None = None) -> Measurements:
+        """The least time of every scenario. Raises what the worker raises."""
+        tell = progress or (lambda done, total: None)
+        tell(0, plan.num_visits)
+        self._begin(plan)
+        seconds: dict[Scenario, list[float]] = {}
+        outs: dict[int, list[float]] = {}
+        ins: dict[int, list[float]] = {}
+        done = 0
+        for number in range(plan.rounds):
+            random = np.random.default_rng(number)
+            for group in plan.groups:
+                self._lay_out(group)
+                for index in random.permutation(len(group.scenarios)):
+                    scenario = group.scenarios[index]
+                    seconds.setdefault(scenario, []).append(self._visit(self._forward(scenario)))
+                    done += 1
+                    tell(done, plan.num_visits)
+            for count in plan.swap_pages:
+                device = random.permutation(len(self._long_pages))[:count].astype(np.int32)
+                host = np.arange(count, dtype=np.int32)
+                out = {"swap_outs": np.stack([device, host], axis=1)}
+                back = {"swap_ins": np.stack([host, device], axis=1)}
+                outs.setdefault(count, []).append(self._visit(out))
+                ins.setdefault(count, []).append(self._visit(back))
+                done += 1
+                tell(done, plan.num_visits)
+        return Measurements(
+            [Sample(one.kind, shape_of(one), min(times)) for one, times in seconds.items()],
+            [SwapSample(count, min(times)) for count, times in outs.items()],
+            [SwapSample(count, min(times)) for count, times in ins.items()],
+        )
+
+    def _begin(self, plan: Plan) -> None:
+        """Give every slot a sampling state, greedy and random in turn, and compute the long lane."""
+        params = (SamplingParams(temperature=0.0), SamplingParams())
+        self._run({"slot_sets": [SlotSet(slot, params[slot % 2]) for slot in range(self._spec.num_slots)]})
+        self._long_pages = np.arange(-(-plan.long_tokens // self._spec.page_size), dtype=np.int32)
+        widest = max(scenario.rows[0].num_tokens for scenario in plan.groups[0].scenarios)
+        for start in range(0, plan.long_tokens, widest):
+            row = Row(0, min(widest, plan.long_tokens - start), start, has_output=False)
+            self._run(self._forward(Scenario("", (row,))))
+
+    def _lay_out(self, group: Group) -> None:
+        """Make the group's lanes copies of the beginning of the long one."""
+        self._lane_pages = -(-group.lane_tokens // self._spec.page_size)
+        count = self._lane_pages * group.num_lanes
+        if count:
+            first = len(self._long_pages)
+            source = np.tile(np.arange(self._lane_pages, dtype=np.int32), group.num_lanes)
+            self._run({"page_copies": np.stack([source, np.arange(first, first + count, dtype=np.int32)], axis=1)})
+
+    def _forward(self, scenario: Scenario) -> Fields:
+        """The fields of a step."""
+        size = self._spec.page_size
+        positions, pages, write_slots = [], [], []
+        for row in scenario.rows:
+            after = row.kv_before + row.num_tokens
+            first = 0 if row.lane == 0 else len(self._long_pages) + (row.lane - 1) * self._lane_pages
+            own = np.arange(row.kv_before, after, dtype=np.int32)
+            positions.append(own)
+            write_slots.append(first * size + own)
+            pages.append(np.arange(first, first - (-after // size), dtype=np.int32))
+        q_indptr = _indptr([row.num_tokens for row in scenario.rows])
+        flat = np.concatenate(positions)
+        ends = q_indptr[1:] - 1
+        outputs = ends[np.array([row.has_output for row in scenario.rows])]
+        forward = ForwardBatch(
+            token_ids=((flat.astype(np.int64) * 31 + 7) % self._spec.vocab_size).astype(np.int32),
+            positions=flat,
+            write_slots=np.concatenate(write_slots),
+            q_indptr=q_indptr,
+            kv_indptr=_indptr([len(one) for one in pages]),
+            kv_page_ids=np.concatenate(pages),
+            kv_lens=np.array([row.kv_before + row.num_tokens for row in scenario.rows], np.int32),
+            output_tokens=outputs,
+        )
+        return {"forward": forward, "sampling": _sampling(len(outputs)) if len(outputs) else None}
+
+    def _visit(self, fields: Fields) -> float:
+        """Seconds of this step, again if it is short."""
+        first = self._run(fields)
+        if first > SHORT_STEP_S:
+            return first
+        return min(self._run(fields) for _ in range(REPEATS))
+
+    def _run(self, fields: Fields) -> float:
+        step = Step(next(self._ids), **fields)
+        handle = self._worker.launch(step)
+        self._worker.bind(handle, LateInputs())
+        return handle.wait().device_s
+
+
+def shape_of(scenario: Scenario) -> StepShape:
+    """What the time of a scenario depends on."""
+    shape = StepShape(0, 0, 0, 0, 0, 0)
+    for row in scenario.rows:
+        shape = shape.plus(StepShape.chunk(row.num_tokens, row.kv_before, int(row.has_output)))
+    return shape
+
+
+def _sampling(count: int) -> SamplingBatch:
+    """A sampler for each output row, in as many slots."""
+    numbers = np.arange(count, dtype=np.int32)
+    return SamplingBatch(
+        rows=numbers,
+        slots=numbers,
+        uniforms=np.full(count, 0.5),
+        num_logprobs=np.full(count, -1, np.int32),
+        suppress_stop=np.zeros(count, np.bool_),
+        late_mask=np.zeros(count, np.bool_),
+    )
+
+
+def _indptr(lengths: list[int]) -> I32:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
