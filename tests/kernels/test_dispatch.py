@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from weft.core.errors import ConfigError
-from weft.kernels import dispatch, reference
+from weft.kernels import dispatch, reference, torch_ops
 from weft.kernels.base import Kernels
+from weft.kernels.triton import support
 
 
 def test_reference_is_the_last_resort_everywhere():
@@ -44,3 +48,61 @@ def test_computes_well():
     assert dispatch.computes_well("cpu", torch.float32)
     assert dispatch.computes_well("cpu", torch.float64)
     assert not dispatch.computes_well("cpu", torch.float16)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Makes Triton installed, or not."""
+
+    def make(answer):
+        monkeypatch.setattr(support, "is_installed", lambda: answer)
+
+    return make
+
+
+def test_cuda_devices_have_triton(installed):
+    installed(True)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        choices = dispatch.describe("cuda", dtype)
+        assert {c.chosen for c in choices} == {"triton"}
+        assert {c.available for c in choices} == {("triton", "torch", "reference")}
+    assert choices[0].note.startswith("Triton: ")
+
+
+def test_what_triton_does_not_have_stays_with_torch(installed):
+    installed(True)
+    (choice, *_) = dispatch.describe("cuda", torch.float64)
+    assert (choice.chosen, choice.note) == ("torch", "Triton: no kernels for float64")
+    with pytest.raises(ConfigError, match="does not support"):
+        dispatch.select("cpu", prefer={"attention": "triton"})
+    installed(False)
+    (choice, *_) = dispatch.describe("cuda", torch.bfloat16)
+    assert choice.chosen == "torch"
+    assert choice.note == "Triton: not installed; torch's builds for CUDA bring it"
+    with pytest.raises(ConfigError, match="does not support"):
+        dispatch.select("cuda", torch.bfloat16, prefer={"attention": "triton"})
+
+
+def test_triton_is_imported_for_cuda_devices_alone():
+    code = """
+import sys
+sys.modules["triton"] = None  # importing it would fail
+import weft
+from weft.kernels import dispatch
+import torch
+dispatch.select("cpu", torch.bfloat16)
+print(dispatch.describe("cuda", torch.bfloat16)[0].operation)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["pack_weight"]
+
+
+def test_selecting_triton_loads_it():
+    pytest.importorskip("triton")
+    from weft.kernels.triton import ops
+
+    assert dispatch.select("cuda", torch.bfloat16) == ops.KERNELS
+    mixed = dispatch.select("cuda", torch.bfloat16, prefer={"*": "torch", "attention": "triton"})
+    assert mixed.attention is ops.attention
+    assert mixed.rms_norm is torch_ops.rms_norm

@@ -1,4 +1,4 @@
-"""Every registered variant of every operation against the reference."""
+"""Every variant of every operation that runs on a CPU against the reference; `test_triton.py` has the others."""
 
 from __future__ import annotations
 
@@ -21,13 +21,9 @@ a variant may round intermediate results to its dtype, whose unit is 2**-8 for b
 
 
 def variants(operation):
-    names = [v.name for v in dispatch.REGISTRY[operation] if v.supports(torch.device("cpu"), torch.float32)]
-    assert names[-1] == reference.NAME
-    return pytest.mark.parametrize(
-        "kernel",
-        [v.function for v in dispatch.REGISTRY[operation][: len(names) - 1]],
-        ids=names[:-1],
-    )
+    here = [v for v in dispatch.REGISTRY[operation] if v.supports(torch.device("cpu"), torch.float32)]
+    assert here[-1].name == reference.NAME
+    return pytest.mark.parametrize("kernel", [v.function for v in here[:-1]], ids=[v.name for v in here[:-1]])
 
 
 def assert_close(got, expected):

@@ -1,7 +1,8 @@
 """Which implementation of each operation runs on a device.
 
-Owns the registry: one tuple of `Variant`s per operation, best first. A new backend is a module of functions and one
-entry per operation here. Models receive the selected `Kernels` as an argument and never look here themselves.
+Owns the registry: one tuple of `Variant`s per operation, best first. A new backend is a module that gathers a
+`Kernels`, and one entry in `_variants` here. Models receive the selected `Kernels` as an argument and never look here
+themselves.
 """
 
 from __future__ import annotations
@@ -16,14 +17,23 @@ from weft.core.errors import ConfigError
 from weft.kernels import reference, torch_ops
 from weft.kernels.base import Kernels
 from weft.kernels.cpu import ops as cpu_ops
+from weft.kernels.triton import support as triton_support
 
 
 class Variant(NamedTuple):
     """One implementation of one operation."""
 
     name: str
-    function: Callable[..., Any]
+    operation: str
     supports: Callable[[torch.device, torch.dtype], bool]
+    load: Callable[[], Kernels]
+    """All operations of the same backend. Imports what they need, if that was left until now."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The operation. Only asked for where it is supported."""
+        function: Callable[..., Any] = getattr(self.load(), self.operation)
+        return function
 
 
 class Choice(NamedTuple):
@@ -33,7 +43,7 @@ class Choice(NamedTuple):
     chosen: str
     available: tuple[str, ...]
     note: str = ""
-    """On a CPU: the level of the C++ kernels, or why they are not used."""
+    """On a CPU: the level of the C++ kernels, or why they are not used. On a CUDA device: the same of Triton's."""
 
 
 def _anywhere(device: torch.device, dtype: torch.dtype) -> bool:
@@ -42,15 +52,15 @@ def _anywhere(device: torch.device, dtype: torch.dtype) -> bool:
 
 def _variants(operation: str) -> tuple[Variant, ...]:
     compiled = cpu_ops.best()
-    first = [] if isinstance(compiled, Exception) else [_compiled(compiled.gather(), operation)]
-    portable = [
-        Variant(module.NAME, getattr(module.KERNELS, operation), _anywhere) for module in (torch_ops, reference)
-    ]
-    return (*first, *portable)
-
-
-def _compiled(kernels: Kernels, operation: str) -> Variant:
-    return Variant(cpu_ops.NAME, getattr(kernels, operation), cpu_ops.supports)
+    first = []
+    if not isinstance(compiled, Exception):
+        first.append(Variant(cpu_ops.NAME, operation, cpu_ops.supports, compiled.gather))
+    return (
+        *first,
+        Variant(triton_support.NAME, operation, triton_support.supports, triton_support.load),
+        Variant(torch_ops.NAME, operation, _anywhere, lambda: torch_ops.KERNELS),
+        Variant(reference.NAME, operation, _anywhere, lambda: reference.KERNELS),
+    )
 
 
 REGISTRY: Mapping[str, tuple[Variant, ...]] = {operation: _variants(operation) for operation in Kernels._fields}
@@ -82,15 +92,21 @@ def select(
 def describe(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> list[Choice]:
     """For each operation, the variant that `select` takes and all that would work, best first."""
     target = torch.device(device)
-    compiled = cpu_ops.best()
-    note = ""
-    if target.type == "cpu":
-        note = f"C++: {compiled}" if isinstance(compiled, Exception) else f"C++: {compiled.level.name.lower()}"
+    note = _note(target, dtype)
     choices = []
     for name, variants in REGISTRY.items():
         available = tuple(v.name for v in variants if v.supports(target, dtype))
         choices.append(Choice(name, available[0], available, note))
     return choices
+
+
+def _note(device: torch.device, dtype: torch.dtype) -> str:
+    if device.type == "cuda":
+        return triton_support.note(dtype)
+    if device.type != "cpu":
+        return ""
+    compiled = cpu_ops.best()
+    return f"C++: {compiled}" if isinstance(compiled, Exception) else f"C++: {compiled.level.name.lower()}"
 
 
 def computes_well(device: torch.device | str, dtype: torch.dtype) -> bool:

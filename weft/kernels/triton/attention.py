@@ -1,0 +1,278 @@
+"""Paged attention in Triton: which programs a pass needs, and their launches.
+
+Owns the plan of a pass. Rows of few queries (decoding) are split into chunks of `CHUNK` entries, so that few long rows
+fill a device too; `merge` puts the splits together. Rows of many queries (prefill) are cut into tiles of queries. Which
+kernel a row goes through, its splits and its tiles follow from the row and the geometry of the layer alone, so it gets
+the same result in any company: that is also why rows with masks or visibility words (not *plain*) have launches of
+their own, instead of plain rows becoming general ones beside them.
+
+A plan is made from what the batch keeps on the host, once per pass and geometry, and goes to the device in one copy.
+All layers follow it, sharing its scratch tensors: their launches are in order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+from torch import Tensor
+
+from weft.core.step import I32
+from weft.kernels import torch_attention
+from weft.kernels.base import HeadShape
+from weft.kernels.batch import AttentionBatch
+from weft.kernels.triton.device import attention as device
+from weft.kernels.triton.launch import INTERPRETED, takes
+
+I64 = npt.NDArray[np.int64]
+
+CHUNK = 256
+"""KV entries of a split. A constant, because a row's splits must not depend on the batch."""
+DECODE_QUERIES = 4
+"""Rows of up to so many queries are decoded, fewer where many heads share a KV head: the next token, and drafts."""
+MAX_GROUP = 128
+MAX_HEAD_DIM = 256
+BLOCK_S = 16
+"""Splits that `merge` reads at a time."""
+
+
+class Tile(NamedTuple):
+    """Block sizes of a kernel, as `device.attention` names them, and how it is compiled.
+
+    Chosen by what the compiler says of devices of capability 8.0 to 9.0: registers hardly spill, and shared memory is
+    under 100 KiB at all sizes. Not tuned by measurement.
+    """
+
+    block_m: int
+    block_n: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+
+
+class Launch(NamedTuple):
+    """Items of one kind: int32 [n, 8], as `device.attention` describes them."""
+
+    items: Tensor
+    is_decode: bool
+    is_plain: bool
+
+
+class Plan(NamedTuple):
+    """How a pass attends in layers of one geometry."""
+
+    launches: list[Launch]
+    merges: Tensor | None
+    """int32 [n, 4]; None: no row has more than one split."""
+    values: Tensor
+    """Scratch, float32 [partials, heads, D]."""
+    maxima: Tensor
+    """Scratch, float32 [partials, heads]."""
+    sums: Tensor
+    """Scratch, float32 [partials, heads]."""
+
+
+class Rules(NamedTuple):
+    """What rows that are not plain obey, with nothing left out."""
+
+    causal: Tensor
+    visibility: Tensor
+    mask_bits: Tensor
+    mask_indptr: Tensor
+
+
+def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None = None) -> Tensor:
+    """See `base.Attention`."""
+    shape = HeadShape(q.shape[1], kv.shape[2], q.shape[2])
+    sized = shape.head_dim <= MAX_HEAD_DIM and shape.group <= MAX_GROUP
+    if not sized or q.dtype != kv.dtype or not takes(kv):
+        return torch_attention.attention(q, kv, batch, scale, sliding_window)
+    if q.stride()[1:] != (shape.head_dim, 1):
+        q = q.contiguous()
+    plan = _plan_for(batch, shape, q.dtype)
+    out = q.new_empty(q.shape[0], shape.num_heads * shape.head_dim)
+    scratch = (plan.values, plan.maxima, plan.sums)
+    for launch in plan.launches:
+        tile = _tile(launch, shape, q.dtype)
+        rules = _no_rules(batch) if launch.is_plain else _rules(batch)
+        kernel = device.decode if launch.is_decode else device.prefill
+        kernel[len(launch.items), shape.num_kv_heads](
+            *(q, kv, out, *(scratch if launch.is_decode else ())),
+            *(batch.kv_page_ids, batch.positions, *rules, launch.items, q.stride(0), scale * math.log2(math.e)),
+            KV_HEADS=shape.num_kv_heads,
+            GROUP=shape.group,
+            HEAD_DIM=shape.head_dim,
+            PAGE=batch.page_size,
+            WINDOW=-1 if sliding_window is None else sliding_window,
+            GENERAL=not launch.is_plain,
+            WIDEN=INTERPRETED,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BLOCK_D=tile.block_d,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **({"CHUNK": CHUNK} if launch.is_decode else {}),
+        )
+    if plan.merges is not None:
+        device.merge[len(plan.merges), shape.num_heads](
+            *(out, *scratch, plan.merges),
+            HEADS=shape.num_heads,
+            HEAD_DIM=shape.head_dim,
+            BLOCK_S=BLOCK_S,
+            BLOCK_D=triton.next_power_of_2(shape.head_dim),
+            num_warps=2,
+        )
+    return out
+
+
+def _tile(launch: Launch, shape: HeadShape, dtype: torch.dtype) -> Tile:
+    return decode_tile(shape, dtype) if launch.is_decode else prefill_tile(shape, dtype, launch.is_plain)
+
+
+def decode_queries(group: int) -> int:
+    """The most queries of a row that is decoded."""
+    return max(1, min(DECODE_QUERIES, 64 // group))
+
+
+def decode_tile(shape: HeadShape, dtype: torch.dtype) -> Tile:
+    """All queries of a row that is decoded."""
+    rows = max(16, triton.next_power_of_2(shape.group * decode_queries(shape.group)))
+    return Tile(rows, _entries(shape, dtype), _padded(shape), 8 if dtype == torch.float32 else 4, 2)
+
+
+def prefill_tile(shape: HeadShape, dtype: torch.dtype, is_plain: bool) -> Tile:
+    """Queries of a row that is prefilled: as many as registers hold with their results."""
+    if dtype == torch.float32:
+        rows = 32
+    else:
+        rows = 128 if is_plain and _padded(shape) <= 128 else 64
+    return Tile(max(rows, triton.next_power_of_2(shape.group)), _entries(shape, dtype), _padded(shape), 8, 2)
+
+
+def _entries(shape: HeadShape, dtype: torch.dtype) -> int:
+    """KV entries at a time: 16 KiB of K, and of V."""
+    return max(16, min(64, 16384 // (_padded(shape) * dtype.itemsize)))
+
+
+def _padded(shape: HeadShape) -> int:
+    return max(16, int(triton.next_power_of_2(shape.head_dim)))
+
+
+def _plan_for(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
+    key = ("triton.attention", shape, dtype)
+    plan: Plan | None = batch.cache.get(key)
+    if plan is None:
+        plan = batch.cache[key] = _plan(batch, shape, dtype)
+    return plan
+
+
+def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
+    queries = batch.q_lens
+    is_decode = queries <= decode_queries(shape.group)
+    splits = np.where(is_decode, np.maximum(-(-batch.kv_lens_host // CHUNK), 1), 1).astype(np.int64)
+    partials = np.where(splits > 1, splits * queries, 0)
+    first_partials = np.cumsum(partials) - partials
+    kinds, arrays = [], []
+    for plain in (True, False):
+        chosen = (queries > 0) & (batch.plain_rows == plain)
+        rows = np.nonzero(chosen & is_decode)[0]
+        if len(rows):
+            kinds.append((True, plain))
+            arrays.append(_split_items(batch, rows, splits, first_partials))
+        rows = np.nonzero(chosen & ~is_decode)[0]
+        if len(rows):
+            kinds.append((False, plain))
+            arrays.append(_tile_items(batch, rows, prefill_tile(shape, dtype, plain).block_m // shape.group))
+    rows = np.nonzero((queries > 0) & (splits > 1))[0]
+    if len(rows):
+        arrays.append(_merges(batch, rows, splits, first_partials))
+    on_device = _upload(arrays, batch.positions.device)
+    total = int(partials.sum())
+    empty = batch.positions.new_empty
+    return Plan(
+        launches=[Launch(items, *kind) for kind, items in zip(kinds, on_device, strict=False)],
+        merges=on_device[-1] if len(rows) else None,
+        values=empty(total, shape.num_heads, shape.head_dim, dtype=torch.float32),
+        maxima=empty(total, shape.num_heads, dtype=torch.float32),
+        sums=empty(total, shape.num_heads, dtype=torch.float32),
+    )
+
+
+def _split_items(batch: AttentionBatch, rows: I64, splits: I64, first_partials: I64) -> I32:
+    """An item for every chunk of these rows."""
+    row, split = _repeat(rows, splits[rows])
+    partial = np.where(splits[row] > 1, first_partials[row] + split * batch.q_lens[row], -1)
+    return _items(batch, row, np.zeros_like(split), split * CHUNK, partial)
+
+
+def _tile_items(batch: AttentionBatch, rows: I64, tile: int) -> I32:
+    """An item for every `tile` queries of these rows; those that see most come first, so that no one ends alone."""
+    row, index = _repeat(rows, -(-batch.q_lens[rows] // tile))
+    last = np.minimum((index + 1) * tile, batch.q_lens[row])
+    order = np.argsort(batch.q_lens[row] - last - batch.kv_lens_host[row], kind="stable")
+    row, index = row[order], index[order]
+    return _items(batch, row, index * tile, np.zeros_like(index), np.full_like(index, -1))
+
+
+def _items(batch: AttentionBatch, row: I64, query: I64, begin: I64, partial: I64) -> I32:
+    fields = (
+        batch.q_indptr_host[row],
+        batch.q_lens[row],
+        batch.kv_indptr_host[row],
+        batch.kv_lens_host[row],
+        row,
+        query,
+        begin,
+        partial,
+    )
+    return np.stack(fields, axis=1).astype(np.int32)
+
+
+def _merges(batch: AttentionBatch, rows: I64, splits: I64, first_partials: I64) -> I32:
+    """What `merge` reads for each query token of these rows."""
+    row, query = _repeat(rows, batch.q_lens[rows])
+    fields = (batch.q_indptr_host[row] + query, first_partials[row] + query, batch.q_lens[row], splits[row])
+    return np.stack(fields, axis=1).astype(np.int32)
+
+
+def _repeat(rows: I64, counts: npt.NDArray[Any]) -> tuple[I64, I64]:
+    """Each row `counts` times, and which time it is."""
+    row = np.repeat(rows, counts)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _upload(arrays: list[I32], device: torch.device) -> list[Tensor]:
+    """These arrays on `device`, in one copy, asynchronous on a GPU."""
+    if not arrays:
+        return []
+    flat = torch.from_numpy(np.concatenate([a.ravel() for a in arrays]))
+    if device.type != "cpu":
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    parts = torch.split(flat, [a.size for a in arrays])
+    return [part.view(a.shape) for part, a in zip(parts, arrays, strict=True)]
+
+
+def _no_rules(batch: AttentionBatch) -> Rules:
+    """Any tensors will do: plain rows do not read them."""
+    return Rules(*(batch.kv_lens,) * 4)
+
+
+def _rules(batch: AttentionBatch) -> Rules:
+    """The rules of rows that are not plain, all of them: so there is one kernel for such rows, in any company."""
+    found: Rules | None = batch.cache.get(Rules)
+    if found is None:
+        lens, pages = batch.kv_lens, batch.kv_page_ids
+        bits, indptr = batch.mask_bits, batch.mask_indptr
+        found = batch.cache[Rules] = Rules(
+            causal=(lens.new_ones(len(lens), dtype=torch.bool) if batch.causal is None else batch.causal).view(
+                torch.uint8
+            ),
+            visibility=lens.new_full(pages.shape, -1) if batch.visibility is None else batch.visibility,
+            mask_bits=lens.new_zeros(1, dtype=torch.uint8) if bits is None else bits,
+            mask_indptr=lens.new_zeros(len(lens) + 1) if indptr is None else indptr,
+        )
+    return found
