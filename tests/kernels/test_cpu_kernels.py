@@ -117,7 +117,8 @@ def test_product_with_a_packed_weight(kernels, outputs, inputs):
     weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
     bias = torch.randn(outputs, generator=generator).bfloat16()
     packed = kernels.pack_weight(weight)
-    assert packed.numel() == weight.numel()
+    steps = weight.view(outputs // 32, 2, 16, inputs // 32, 16, 2).permute(0, 3, 1, 4, 2, 5)
+    assert (packed == steps.reshape(packed.shape)).all()
     for rows in (0, 1, 2, 12, 13, 16, 17, 31, 33, 65, 300, 520, 1100):
         x = torch.randn(rows, inputs, generator=generator).bfloat16()
         residual = torch.randn(rows, outputs, generator=generator).bfloat16()

@@ -20,7 +20,7 @@ import torch  # noqa: F401
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 
 class Level(IntEnum):
@@ -66,6 +66,7 @@ _SIGNATURES = {
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int),
     ],
     "weft_linear": [c_int, c_int, *(c_void_p,) * 5, *(c_int64,) * 3, c_int],
+    "weft_pack_weight": [c_int, c_void_p, c_void_p, c_int64, c_int64, c_int],
     "weft_linear_packed": [c_int, *(c_void_p,) * 5, *(c_int64,) * 3, c_int, c_int],
     "weft_attention": [
         *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),

@@ -52,6 +52,7 @@ class CpuKernels:
         self._rotate_and_store = loaded.weft_rotate_and_store
         self._linear = loaded.weft_linear
         self._linear_packed = loaded.weft_linear_packed
+        self._pack_weight = loaded.weft_pack_weight
         self._packs = bool(loaded.weft_packs(self._level))
         self._attention = loaded.weft_attention
         self._probe_read = loaded.weft_probe_read
@@ -62,12 +63,14 @@ class CpuKernels:
         if not self._packs or weight.dtype != torch.bfloat16 or not weight.is_cpu:
             return weight
         outputs, inputs = weight.shape
-        if outputs % PANEL or inputs % PANEL:
+        if outputs % PANEL or inputs % PANEL or not weight.is_contiguous():
             return weight
-        blocks = weight.view(outputs // PANEL, 2, 16, inputs // PANEL, 16, 2).permute(0, 3, 1, 4, 2, 5)
-        packed = torch.empty(blocks.shape, dtype=weight.dtype)
+        packed = torch.empty(outputs // PANEL, inputs // PANEL, 2, 16, PANEL, dtype=weight.dtype)
         huge_pages.ask(packed)
-        return packed.copy_(blocks).flatten(4)
+        self._pack_weight(
+            *(self._level, weight.data_ptr(), packed.data_ptr(), outputs, inputs, torch.get_num_threads())
+        )
+        return packed
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """See `base.Linear`."""

@@ -101,6 +101,11 @@ WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* we
 // Whether a level has products with packed bfloat16 weights.
 WEFT_EXPORT int weft_packs(int level) { return table(level).linear_packed != nullptr; }
 
+WEFT_EXPORT void weft_pack_weight(int level, const void* weight, void* packed, int64_t outputs, int64_t inputs,
+                                  int threads) {
+    table(level).pack_weight(weight, packed, outputs, inputs, threads);
+}
+
 WEFT_EXPORT void weft_linear_packed(int level, const void* x, const void* weight, const void* bias,
                                     const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
                                     int gated, int threads) {

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 5;
+constexpr int kAbiVersion = 6;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
@@ -90,7 +90,9 @@ struct Table {
     void (*silu_mul)(int dtype, const void* gate_up, void* out, int64_t rows, int64_t size, int threads);
     void (*rotate_and_store)(int dtype, const RotateArgs& args);
     void (*linear)(int dtype, const LinearArgs& args);
-    void (*linear_packed)(const LinearArgs& args);  // null where no weight is packed
+    // Null where no weight is packed.
+    void (*pack_weight)(const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads);
+    void (*linear_packed)(const LinearArgs& args);
     void (*attention)(int dtype, const AttentionArgs& args);
     double (*probe_read)(const void* data, int64_t bytes, int threads);
     double (*probe_product)(int dtype, void* data, int64_t rounds, int threads);

@@ -40,8 +40,13 @@ void linear(int dtype, const LinearArgs& args) {
 }
 
 #if WEFT_AVX512
+void pack(const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads) {
+    pack_weight((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
+}
+constexpr auto kPack = pack;
 constexpr auto kLinearPacked = linear_packed;
 #else
+constexpr void (*kPack)(const void*, void*, int64_t, int64_t, int) = nullptr;
 constexpr void (*kLinearPacked)(const LinearArgs&) = nullptr;
 #endif
 
@@ -57,7 +62,7 @@ double product_probe(int dtype, void* data, int64_t rounds, int threads) {
     return dtype == kBfloat16 ? probe_product<bf16>(data, rounds, threads) : probe_product<float>(data, rounds, threads);
 }
 
-constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, kLinearPacked, attention, probe_read, product_probe};
+constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, kPack, kLinearPacked, attention, probe_read, product_probe};
 
 }  // namespace
 }  // namespace weft

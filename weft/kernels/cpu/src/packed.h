@@ -28,6 +28,20 @@ constexpr int64_t kBlockBytes = 1280 << 10;
 constexpr int64_t kBlockSteps = 8;
 constexpr int64_t kFewGroups = 4;  // with so few rows, a whole panel passes by at once: their sums stay in registers
 
+// Rearranges a weight [outputs, inputs]; both are multiples of 32.
+inline void pack_weight(const bf16* weight, bf16* packed, int64_t outputs, int64_t inputs, int threads) {
+    const int64_t steps = inputs / kStep;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t panel = 0; panel < outputs / kPanel; panel++)
+        for (int64_t s = 0; s < steps; s++)
+            for (int64_t half = 0; half < 2; half++) {
+                const bf16* from = weight + (panel * kPanel + half * 16) * inputs + s * kStep;
+                const int32_t* rows[16];
+                for (int64_t i = 0; i < 16; i++) rows[i] = (const int32_t*)(from + i * inputs);
+                transpose_words(rows, (int32_t*)(packed + ((panel * steps + s) * 2 + half) * kTileSize), 16);
+            }
+}
+
 // What of a panel's product one call computes: sums[m][32] (+)= rows m of x times steps of the panel.
 struct PanelPart {
     const bf16* weight;
