@@ -55,9 +55,13 @@ def installed(monkeypatch):
     """Makes Triton installed, or not."""
 
     def make(answer):
-        monkeypatch.setattr(support, "is_installed", lambda: answer)
+        monkeypatch.setattr(support, "find_spec", lambda name: name if answer else None)
+        monkeypatch.setenv("CC", "cc")
+        support._missing_here.cache_clear()
 
-    return make
+    yield make
+    monkeypatch.undo()
+    support._missing_here.cache_clear()
 
 
 def test_cuda_devices_have_triton(installed):
@@ -83,6 +87,21 @@ def test_what_triton_does_not_have_stays_with_torch(installed):
         dispatch.select("cuda", torch.bfloat16, prefer={"attention": "triton"})
 
 
+def test_what_triton_needs_is_named(installed, monkeypatch):
+    installed(True)
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(support.shutil, "which", lambda name: None)
+    support._missing_here.cache_clear()
+    assert dispatch.describe("cuda", torch.float32)[0].note == "Triton: needs a C compiler; install gcc"
+    installed(True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    support._missing_on.cache_clear()
+    (choice, *_) = dispatch.describe("cuda", torch.float16)
+    support._missing_on.cache_clear()
+    assert (choice.chosen, choice.note) == ("torch", "Triton: needs a device of compute capability 8.0")
+
+
 def test_triton_is_imported_for_cuda_devices_alone():
     code = """
 import sys
@@ -98,8 +117,9 @@ print(dispatch.describe("cuda", torch.bfloat16)[0].operation)
     assert done.stdout.split() == ["pack_weight"]
 
 
-def test_selecting_triton_loads_it():
+def test_selecting_triton_loads_it(installed):
     pytest.importorskip("triton")
+    installed(True)
     from weft.kernels.triton import ops
 
     assert dispatch.select("cuda", torch.bfloat16) == ops.KERNELS

@@ -102,7 +102,7 @@ def describe(device: torch.device | str = "cpu", dtype: torch.dtype = torch.floa
 
 def _note(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cuda":
-        return triton_support.note(dtype)
+        return triton_support.note(device, dtype)
     if device.type != "cpu":
         return ""
     compiled = cpu_ops.best()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -12,29 +14,51 @@ from weft.kernels.base import Kernels
 
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@cache
-def is_installed() -> bool:
-    """Whether `import triton` would find something."""
-    return find_spec("triton") is not None
+MIN_CAPABILITY = (8, 0)
+"""Of a device: what the sizes of the kernels were chosen for; older ones have less shared memory, and no bfloat16."""
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are kernels for tensors of `dtype` on `device`."""
-    return device.type == "cuda" and dtype in DTYPES and is_installed()
+    return device.type == "cuda" and missing(device, dtype) is None
 
 
-def note(dtype: torch.dtype) -> str:
-    """For people: which Triton is used on a CUDA device for `dtype`, or why none is."""
-    if not is_installed():
-        return "Triton: not installed; torch's builds for CUDA bring it"
+def missing(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps the kernels from being used for `dtype` on this CUDA device. None: nothing."""
     if dtype not in DTYPES:
-        return f"Triton: no kernels for {str(dtype).removeprefix('torch.')}"
+        return f"no kernels for {str(dtype).removeprefix('torch.')}"
+    return _missing_here() or _missing_on(device)
+
+
+def note(device: torch.device, dtype: torch.dtype) -> str:
+    """For people: which Triton is used on a CUDA device, or why none is."""
+    reason = missing(device, dtype)
+    if reason is not None:
+        return f"Triton: {reason}"
     try:
         return f"Triton: {version('triton')}"
     except PackageNotFoundError:  # a build of another name
-        return "Triton: version unknown"
+        return "Triton: of unknown version"
+
+
+@cache
+def _missing_here() -> str | None:
+    if find_spec("triton") is None:
+        return "not installed; torch's builds for CUDA bring it"
+    # Triton builds what launches a kernel when it is first launched, with the first of these that it finds.
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "needs a C compiler; install gcc"
+    return None
+
+
+@cache
+def _missing_on(device: torch.device) -> str | None:
+    if torch.version.hip is not None:
+        return "not tried on AMD devices"
+    # Without a device, the question is what one would have.
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return "needs a device of compute capability {}.{}".format(*MIN_CAPABILITY)
+    return None
 
 
 def load() -> Kernels:
