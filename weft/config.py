@@ -7,6 +7,8 @@ Precedence, lowest first: defaults here, a TOML file, `WEFT_…` environment var
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -25,6 +27,12 @@ def is_hub_id(model: str) -> bool:
     """Whether a model is named as on the Hugging Face hub, `org/name`. Whether there is one is not looked up; with a
     leading '.', '~' or '/', or a second '/', it can only have been meant as a path."""
     return _HUB_ID.fullmatch(model) is not None
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Where Weft keeps files that it can make again: `WEFT_CACHE`, else `weft` under `XDG_CACHE_HOME` or `~/.cache`."""
+    own = environment.get("WEFT_CACHE")
+    return Path(own) if own else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

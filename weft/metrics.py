@@ -88,6 +88,10 @@ TOKEN_COUNT_BUCKETS = tuple(float(m * 10**e) for e in range(7) for m in (1, 2, 5
 """Tokens of one request: 1, 2, 5, 10 … 5,000,000."""
 
 
+RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
+"""Measured to predicted."""
+
+
 @dataclass(slots=True)
 class Counters:
     """A family of counters that share a name and differ in the values of their labels."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from weft.cache.integrity import check_integrity
 from weft.core import wire
 from weft.core.clock import ManualClock
+from weft.core.cost.model import CostModel
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
+from weft.core.step import Step
 from weft.engine.engine import Engine
 from weft.sched.scheduler import SchedulerConfig
 from weft.sched.sequence import State
@@ -41,7 +44,16 @@ class ClientSequence:
 class Driver:
     """One engine, one client."""
 
-    def __init__(self, seed: int = 0, *, overlap: bool = True, eos: int = 7, **changes: object):
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        overlap: bool = True,
+        eos: int = 7,
+        device_s: Callable[[Step], float] = lambda step: 0.0,
+        cost_model: CostModel | None = None,
+        **changes: object,
+    ):
         self.random = random.Random(seed)
         scheduler = {k: changes.pop(k) for k in list(changes) if k in SchedulerConfig.__struct_fields__}
         spec = fake_spec(**changes)
@@ -58,9 +70,15 @@ class Driver:
             }
         )
         self.clock = ManualClock()
-        self.worker = FakeWorker(spec)
+        self.worker = FakeWorker(spec, device_s)
         self.engine = Engine(
-            self.worker, config, self.receive, clock=self.clock, overlap=overlap, token_bytes=[b"x"] * spec.vocab_size
+            self.worker,
+            config,
+            self.receive,
+            clock=self.clock,
+            overlap=overlap,
+            token_bytes=[b"x"] * spec.vocab_size,
+            cost_model=cost_model,
         )
         self.sequences: dict[int, ClientSequence] = {}
         self.operations: dict[int, Operation] = {}

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from weft.config import cache_directory
 from weft.core.errors import ConfigError
 
 SHAPES: Mapping[str, str] = {
@@ -23,8 +24,7 @@ def random_weights(shape: str, report: Callable[[str], None]) -> Path:
     if shape not in SHAPES:
         known = "; ".join(f"{name} ({text})" for name, text in SHAPES.items())
         raise ConfigError(f"there are no random weights of shape {shape!r}; there are: {known}")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
-    directory = Path(os.environ.get("WEFT_CACHE") or cache) / "random-weights" / shape
+    directory = cache_directory(os.environ) / "random-weights" / shape
     if not (directory / "config.json").is_file():
         report(f"writing random weights of shape {shape} to {directory}")
         _write(shape, directory)

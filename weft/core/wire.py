@@ -300,6 +300,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences in a step."""
     batch_tokens: HistogramPicture | None = None
     """Query tokens in a step."""
+    cost_ratio: HistogramPicture | None = None
+    """Measured to predicted time of steps; None without a cost profile."""
+    cost_factor: float | None = None
+    """What the profile's predictions are multiplied by now; None without one."""
+    saturation_tokens: int | None = None
+    """The saturation point of the profile; None without one."""
 
 
 class Loading(_Event, frozen=True):

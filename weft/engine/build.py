@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from weft.config import EngineConfig
+import os
+
+from weft.config import EngineConfig, cache_directory
 from weft.core.errors import ConfigError
 from weft.engine.engine import Engine, Publish
+from weft.engine.profiles import find_profile
 from weft.sched.scheduler import SchedulerConfig
 from weft.tokenizers.load import load_tokenizer
 from weft.worker.build import Progress, load, start_worker, step_tokens
+from weft.worker.identity import identify
 
 
 def build_engine(
@@ -42,4 +46,13 @@ def build_engine(
         seed=config.seed,
         trace=trace,
     )
-    return Engine(worker, scheduler, publish, model=config.model, token_bytes=token_bytes, overlap=config.overlap)
+    profile = find_profile(cache_directory(os.environ), identify(config, loaded), config.model)
+    return Engine(
+        worker,
+        scheduler,
+        publish,
+        model=config.model,
+        token_bytes=token_bytes,
+        overlap=config.overlap,
+        cost_model=None if profile is None else profile.cost_model(),
+    )

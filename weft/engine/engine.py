@@ -14,10 +14,12 @@ import msgspec
 
 from weft.cache.manager import KVCache
 from weft.core.clock import Clock, SystemClock
+from weft.core.cost.model import CostModel, Costs
 from weft.core.errors import WeftError
 from weft.core.protocols import Worker
 from weft.core.step import LateInputs, StepHandle
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramPicture
+from weft.engine.costs import StepCosts
 from weft.engine.stop import StopMatcher
 from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
 from weft.sched.batch import InFlight
@@ -42,13 +44,16 @@ class Engine:
         token_bytes: list[bytes] | None = None,
         overlap: bool = True,
         clock: Clock | None = None,
+        cost_model: CostModel | None = None,
     ):
+        """`cost_model` predicts the worker's steps; it is corrected by what they take."""
         spec = worker.spec
         self.worker = worker
         self.clock = clock or SystemClock()
         self.cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
         self.scheduler = Scheduler(config, self.cache)
         self.intake = Intake(self.scheduler, lambda stop: StopMatcher(stop, token_bytes or []))
+        self.costs = StepCosts(cost_model)
         self._publish = publish
         self._overlap = overlap
         self._previous: tuple[StepHandle, InFlight] | None = None
@@ -100,6 +105,7 @@ class Engine:
             handle = self.worker.launch(step)
             self.scheduler.launched(step.step_id)
             self.worker.bind(handle, LateInputs())
+            self.costs.launched(step)
             launched = handle, flight
         waited = 0.0
         if self._previous is not None:
@@ -126,8 +132,14 @@ class Engine:
         for client, events in by_client.items():
             self._publish(client, Envelope(step_id, events))
 
+    @property
+    def cost_model(self) -> Costs | None:
+        """Predictions for whoever decides by time; None without a profile."""
+        return self.costs.model
+
     def stats(self) -> EngineStats:
         """A frozen picture of the engine."""
+        model = self.costs.model
         return msgspec.structs.replace(
             self.intake.stats(),
             step_device_s=self._step_time.total,
@@ -135,6 +147,9 @@ class Engine:
             step_time=_picture(self._step_time),
             batch_size=_picture(self._batch_size),
             batch_tokens=_picture(self._batch_tokens),
+            cost_ratio=None if model is None else _picture(self.costs.ratios),
+            cost_factor=None if model is None else model.factor,
+            saturation_tokens=None if model is None else model.saturation_tokens,
         )
 
     def close(self) -> None:
@@ -147,6 +162,7 @@ class Engine:
         result = handle.wait()
         waited = time.perf_counter() - began
         self._step_time.observe(result.device_s)
+        self.costs.finished(result)
         if flight.num_tokens:
             self._batch_size.observe(flight.num_rows)
             self._batch_tokens.observe(flight.num_tokens)

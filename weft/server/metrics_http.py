@@ -32,8 +32,10 @@ GAUGES: tuple[tuple[str, str, str], ...] = (
     ("kv_pages_cached", "device_pages_cached", "KV pages that hold a reusable prefix and may be evicted."),
     ("host_kv_pages", "host_pages_total", "KV pages of the host tier."),
     ("host_kv_pages_free", "host_pages_free", "KV pages of the host tier that hold nothing."),
+    ("cost_model_factor", "cost_factor", "What predictions of the cost profile are multiplied by now."),
+    ("saturation_tokens", "saturation_tokens", "Tokens of a step from which more take proportionally longer."),
 )
-"""Name, field of `EngineStats`, meaning."""
+"""Name, field of `EngineStats`, meaning. A field that is None is left out."""
 
 COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of operations that began, cached or not."),
@@ -64,6 +66,7 @@ ENGINE_HISTOGRAMS = (
     ("engine_step_time_seconds", "step_time", "Time of a step on the device."),
     ("engine_batch_size", "batch_size", "Sequences in a step."),
     ("engine_batch_tokens", "batch_tokens", "Query tokens in a step."),
+    ("cost_model_ratio", "cost_ratio", "Measured to predicted time of a step; 1 is right."),
 )
 """Name, attribute of `EngineStats`, meaning."""
 
@@ -109,7 +112,9 @@ class _Families:
         for metric, field, meaning in GAUGES:
             gauge = GaugeMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
             for name, stats in self._stats.items():
-                gauge.add_metric([name], getattr(stats, field))
+                value: float | None = getattr(stats, field)
+                if value is not None:
+                    gauge.add_metric([name], value)
             yield gauge
         usage = GaugeMetricFamily(
             "weft:kv_cache_usage_perc", "Part of the device's KV pages in use, 0 to 1.", labels=["model_name"]

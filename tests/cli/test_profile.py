@@ -1,0 +1,124 @@
+"""`weft profile` from end to end on a small model: what it says, keeps and writes; never how fast anything was."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.cli import profile_report
+from weft.core.cost.fit import Sample
+from weft.core.cost.model import StepShape
+from weft.core.cost.profile import Identity, Measurements, Profile, make_profile
+from weft.engine.profiles import load_profile
+from weft.models.random_checkpoints import write_tiny
+
+IDENTITY = Identity(model="m", dtype="d", device="d", threads=1, page_size=16, kernels=[], software=[])
+SMALL = ("--quick", "--num-pages", "64", "--max-running", "4", "--max-step-tokens", "64", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("checkpoint"), "llama", tokenizer=True))
+
+
+def made_up() -> Profile:
+    """One of a device that is busy from 32 tokens on."""
+    chunks = [StepShape.chunk(2**e) for e in range(10)] + [StepShape.chunk(2**e, 100) for e in range(10)]
+    samples = [Sample("chunk", shape, max(0.032, 0.001 * shape.num_tokens)) for shape in chunks]
+    return make_profile(IDENTITY, "made up", Measurements(samples, [], []))
+
+
+def test_measures_keeps_and_writes(weft, checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "profile.json"
+    result = weft("profile", checkpoint, *SMALL, "--json", str(file))
+    assert result.exit_code == 0, result.stderr
+    assert "T_fwd = " in result.stdout
+    assert "T_swap out = " in result.stdout
+    assert "90th percentile" in result.stdout
+    [stored] = (tmp_path / "cache" / "profiles").iterdir()
+    assert f"stored in {stored}" in result.stdout
+    found = load_profile(stored)
+    assert stored.stem == found.key == found.identity.key
+    assert (found.name, found.identity.threads, found.max_tokens) == (checkpoint, 1, 64)
+    assert found.swap_out.model is not None
+    assert {"all", "chunk", "decode", "mixed"} <= {one.kind for one in found.errors}
+    content = json.loads(file.read_text())
+    assert content["profile"]["key"] == found.key
+    assert content["machine"]["usable_cores"] >= 1
+    assert content["versions"]["torch"]
+
+
+def test_an_engine_uses_what_was_kept(weft, checkpoint, monkeypatch, tmp_path, caplog):
+    from weft.llm import LLM
+
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    options = {"num_pages": 64, "max_running": 4, "max_step_tokens": 64, "threads": 1}
+    caplog.set_level("INFO", "weft.engine")
+    with LLM(checkpoint, **options) as llm:
+        llm.generate("Once", max_tokens=4, ignore_eos=True)
+        assert (llm.stats().cost_ratio, llm.stats().cost_factor) == (None, None)
+    assert f"`weft profile {checkpoint}` makes one" in caplog.text
+    assert weft("profile", checkpoint, *SMALL).exit_code == 0
+    with LLM(checkpoint, **options) as llm:
+        llm.generate("Once", max_tokens=4, ignore_eos=True)
+        stats = llm.stats()
+        assert sum(stats.cost_ratio.counts) == stats.steps > 3
+        assert stats.cost_factor > 0
+        assert 1 <= stats.saturation_tokens <= 64
+    assert "cost profile " in caplog.text
+    with LLM(checkpoint, **options | {"dtype": "float64"}) as llm:  # not what was profiled
+        assert llm.stats().cost_factor is None
+    [stored] = (tmp_path / "profiles").iterdir()
+    stored.write_text(stored.read_text()[:1000])
+    with LLM(checkpoint, **options) as llm:
+        assert llm.stats().cost_factor is None
+    assert f"{stored} is not used: it is no cost profile, or a damaged one" in caplog.text
+
+
+def test_a_pool_too_small_to_learn_from(weft, checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    result = weft("profile", checkpoint, "--quick", "--num-pages", "2", "--max-running", "1", "--max-step-tokens", "1")
+    assert result.exit_code == 1
+    assert "samples are too few to fit" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named_before_anything_is_measured(weft, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = weft("profile", "--png", str(tmp_path / "profile.png"))
+    assert result.exit_code == 1
+    assert "--png needs the package matplotlib: pip install matplotlib" in result.stderr
+
+
+def test_a_cache_that_cannot_be_written(weft, checkpoint, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "file"))
+    result = weft("profile", checkpoint, *SMALL)
+    assert result.exit_code == 1
+    assert "set WEFT_CACHE to another folder" in result.stderr
+
+
+def test_bars():
+    lines = list(profile_report.bars(made_up()))
+    assert len(lines) == 10
+    assert [line for line in lines if line.endswith("← S")] == lines[5:6]
+    assert all("│" in line for line in lines)
+    assert lines[0].count("█") < lines[-1].count("█") == profile_report.BAR_WIDTH
+
+
+def test_the_formula_names_its_terms():
+    text = "\n".join(profile_report.formula(made_up()))
+    assert "T_fwd = 32 ms" in text
+    assert "1 ms per token above 32" in text
+    assert "S = 29 tokens per step (of 512 measured)" in text
+    assert "T_swap in = not measured" in text
+
+
+def test_a_drawing(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    profile_report.write_png(made_up(), tmp_path / "profile.png")
+    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,161 @@
+"""A cost profile for people: its formula, its errors, a plot of bars; and its files."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weft.cli.files import write_file
+from weft.core.cost.model import ForwardModel
+from weft.core.cost.profile import Profile, Residual, Swaps
+from weft.core.errors import ConfigError, WeftError
+
+BAR_WIDTH = 40
+PLOTTING = "matplotlib"
+
+
+def show(profile: Profile, path: Path) -> None:
+    """Print a profile and where it lies."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{profile.name}: {profile.identity.describe()}", markup=False)
+    for line in formula(profile):
+        console.print(line, markup=False)
+    table = Table(title="Error on shapes that were not fitted", title_justify="left", box=None, pad_edge=False)
+    for name in ("kind", "shapes", "median", "90th percentile"):
+        table.add_column(name, justify="left" if name == "kind" else "right")
+    for one in profile.errors:
+        table.add_row(one.kind, str(one.count), f"{100 * one.median:.1f} %", f"{100 * one.p90:.1f} %")
+    console.print(table)
+    console.print("Prompt chunks without context: time (█ measured, │ predicted)")
+    for line in bars(profile):
+        console.print(line, markup=False)
+    console.print(f"stored in {path}", markup=False)
+
+
+def formula(profile: Profile) -> Iterator[str]:
+    """The fitted models, a line each."""
+    model = profile.forward
+    terms = [
+        (model.base_s, ""),
+        (model.head_s, "if a row has an output"),
+        (model.per_row_s, "per row"),
+        (model.per_output_s, "per output row"),
+        *((slope, f"per token{part}") for slope, part in _parts(model)),
+        (model.per_decode_kv_s, "per KV entry of decoding rows"),
+        (model.per_chunk_kv_s, "per KV entry of chunks"),
+        (model.per_chunk_pair_s, "per token and KV entry of chunks"),
+    ]
+    shown = [f"{_time(seconds)} {what}".rstrip() for seconds, what in terms if seconds > 0]
+    for index, term in enumerate(shown):
+        yield f"{'      +' if index else 'T_fwd ='} {term}"
+    for name, swaps in (("out", profile.swap_out), ("in", profile.swap_in)):
+        yield f"T_swap {name} = {_swap(swaps)}"
+    yield f"S = {profile.saturation_tokens} tokens per step (of {profile.max_tokens} measured)"
+
+
+def bars(profile: Profile) -> Iterator[str]:
+    """Time over tokens as text: a row for each size of chunk that begins a prompt."""
+    chunks = _beginnings(profile)
+    longest = max((max(r.sample.seconds, r.predicted_s) for r in chunks), default=1.0)
+    saturated = False
+    for residual in chunks:
+        tokens, seconds = residual.sample.shape.num_tokens, residual.sample.seconds
+        line = ["█"] * round(BAR_WIDTH * seconds / longest)
+        line += [" "] * (BAR_WIDTH + 1 - len(line))
+        line[round(BAR_WIDTH * residual.predicted_s / longest)] = "│"
+        mark = "  ← S" if not saturated and tokens >= profile.saturation_tokens else ""
+        saturated = saturated or bool(mark)
+        yield f"{tokens:6d} {_time(seconds):>10}  {''.join(line)} {tokens / seconds:7.0f} tokens/s{mark}"
+
+
+def write_json(profile: Profile, file: Path) -> None:
+    """The profile with the machine, the versions and the command. Raises `WeftError`."""
+    from weft.cli import probe
+    from weft.cli.version import versions
+
+    content = {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "machine": probe.machine(),
+        "versions": versions(),
+        "profile": msgspec.to_builtins(profile),
+    }
+    write_file(file, json.dumps(content, indent=2) + "\n")
+
+
+def need_matplotlib() -> Any:
+    """The module that draws. Raises `ConfigError` with what installs it."""
+    try:
+        drawing = importlib.import_module(PLOTTING)
+        drawing.use("Agg")
+        return importlib.import_module(f"{PLOTTING}.pyplot")
+    except ImportError as error:
+        raise ConfigError(f"--png needs the package {PLOTTING}: pip install {PLOTTING}") from error
+
+
+def write_png(profile: Profile, file: Path) -> None:
+    """Measured against predicted times, and time over tokens. Raises `WeftError`."""
+    pyplot = need_matplotlib()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    for kind in sorted({r.sample.kind for r in profile.residuals}):
+        for held_out, marker in ((False, "."), (True, "x")):
+            chosen = [r for r in profile.residuals if r.sample.kind == kind and r.held_out == held_out]
+            label = f"{kind}, not fitted" if held_out else kind
+            left.plot([r.sample.seconds for r in chosen], [r.predicted_s for r in chosen], marker, label=label)
+    ends = [f(r.sample.seconds for r in profile.residuals) for f in (min, max)]
+    left.plot(ends, ends, color="grey", linewidth=0.8)
+    left.set(xscale="log", yscale="log", xlabel="measured, s", ylabel="predicted, s", title=profile.name)
+    left.legend(fontsize="small")
+    chunks = _beginnings(profile)
+    tokens = [r.sample.shape.num_tokens for r in chunks]
+    right.plot(tokens, [r.sample.seconds for r in chunks], "o", label="measured")
+    right.plot(tokens, [r.predicted_s for r in chunks], label="predicted")
+    right.axvline(profile.saturation_tokens, color="grey", linewidth=0.8, label=f"S = {profile.saturation_tokens}")
+    right.set(xlabel="tokens of a chunk that begins a prompt", ylabel="s")
+    right.legend(fontsize="small")
+    figure.tight_layout()
+    try:
+        figure.savefig(file, format="png", dpi=120)
+    except OSError as error:
+        raise WeftError(f"{file} cannot be written: {error.strerror}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def _beginnings(profile: Profile) -> list[Residual]:
+    """Chunks without context, by size."""
+    chunks = [r for r in profile.residuals if r.sample.kind == "chunk"]
+    chosen = [r for r in chunks if r.sample.shape.decode_kv + r.sample.shape.chunk_kv == r.sample.shape.num_tokens]
+    return sorted(chosen, key=lambda r: r.sample.shape.num_tokens)
+
+
+def _parts(model: ForwardModel) -> Iterator[tuple[float, str]]:
+    """Slopes, and the range of tokens that each is for."""
+    if not model.knots:
+        yield model.slopes[0], ""
+        return
+    for slope, low, high in zip(model.slopes, (0, *model.knots), (*model.knots, None), strict=True):
+        yield slope, f" above {low}" if high is None else f" up to {high}" if not low else f" from {low} to {high}"
+
+
+def _swap(swaps: Swaps) -> str:
+    if swaps.model is None:
+        return "not measured: there is no host tier (host_kv_bytes)"
+    return f"{_time(swaps.model.base_s)} + {_time(swaps.model.per_page_s)} per page"
+
+
+def _time(seconds: float) -> str:
+    """Three digits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

@@ -1,0 +1,38 @@
+"""What an engine makes of its cost model: compares every step with its prediction, and counts how far that was off.
+
+Owns the shapes of steps in flight. Without a profile there is no model, and nothing is predicted or counted.
+"""
+
+from __future__ import annotations
+
+from weft.core.cost.model import CostModel, StepShape
+from weft.core.step import Step, StepResult
+from weft.metrics import RATIO_BUCKETS, Histogram
+
+
+class StepCosts:
+    """Follows steps from launch to result. A few microseconds per step."""
+
+    def __init__(self, model: CostModel | None):
+        self.model = model
+        self.ratios = Histogram(RATIO_BUCKETS)
+        """Measured to predicted time of every step that was compared."""
+        self._in_flight: dict[int, StepShape] = {}
+
+    def launched(self, step: Step) -> None:
+        """Remember the shape of a step. One that moves pages or hidden vectors as well is not compared: its time is not
+        that of its forward alone."""
+        if self.model is None or step.forward is None or step.head is not None or step.embed is not None:
+            return
+        if len(step.swap_outs) or len(step.swap_ins) or len(step.page_copies) or len(step.token_copies):
+            return
+        self._in_flight[step.step_id] = StepShape.of(step.forward)
+
+    def finished(self, result: StepResult) -> None:
+        """Correct the model by what a step took."""
+        shape = self._in_flight.pop(result.step_id, None)
+        if shape is None or self.model is None:
+            return
+        ratio = self.model.observe(shape, result.device_s)
+        if ratio is not None:
+            self.ratios.observe(ratio)
