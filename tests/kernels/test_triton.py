@@ -133,6 +133,11 @@ def test_attention_of_queries_whose_window_is_past_the_entries(ahead):
     assert_close(got, expected)
 
 
+def test_many_splits_are_merged_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(triton_attention, "BLOCK_S", 2)
+    assert_attends(random_case(np.random.default_rng(5), [(1, 5 * CHUNK + 1), (2, 3 * CHUNK)]), scale=1.0)
+
+
 def test_a_row_that_sees_nothing_gets_zeros_however_often_it_is_split():
     case = random_case(np.random.default_rng(6), [(1, 3 * CHUNK), (20, 50)])
     blind = msgspec.structs.replace(case.forward, visibility=np.zeros(len(case.forward.kv_page_ids), np.uint32))
