@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from weft.core.cost.model import StepShape
@@ -14,7 +15,7 @@ from weft.worker.executor import TorchWorker
 from weft.worker.profile import FULL, QUICK, Effort, Profiler, make_plan
 
 IDENTITY = Identity(model="m", dtype="d", device="d", threads=1, page_size=16, kernels=[], software=[])
-TINY = Effort(1, False, 2, 64)
+TINY = Effort(1, 1, False, 2, 64)
 
 
 def forward_s(batch: ForwardBatch) -> float:
@@ -57,6 +58,16 @@ def test_a_disturbed_round_does_not_count() -> None:
     worker = FakeWorker(fake_spec(), disturbed)
     profile = make_profile(IDENTITY, "m", Profiler(worker).measure(make_plan(worker.spec, 512, FULL)))
     assert profile.errors[0].p90 < 0.01
+
+
+def test_a_shape_is_measured_again_until_two_times_agree() -> None:
+    random = np.random.default_rng(0)
+    worker = FakeWorker(fake_spec(), lambda step: device_s(step) * max(1.0, random.uniform(0.2, 3.0)))
+    plan = make_plan(worker.spec, 64, QUICK._replace(most_rounds=100))
+    told: list[tuple[int, int]] = []
+    profile = make_profile(IDENTITY, "m", Profiler(worker).measure(plan, lambda *one: told.append(one)))
+    assert profile.errors[0].p90 < 0.02
+    assert plan.num_visits < told[-1][0] == told[-1][1]
 
 
 def test_progress_reaches_its_end() -> None:

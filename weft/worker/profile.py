@@ -10,7 +10,8 @@ lanes are copies of its first pages, laid out anew for each length of context. E
 lane has at those places, so that a lane stays what it was, whatever is measured on it.
 
 A plan is carried out in rounds, in another order each, and a sample is the least time over all rounds: what else the
-machine does can only add to a step's time, and is another thing in every round.
+machine does can only add to a step's time, and is another thing in every round. A shape whose two least times do not
+agree is visited again in further rounds. Whether a sample will be fitted or held out plays no part in this.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ SWAP_BYTES = 256 << 20
 SHORT_STEP_S = 0.02
 """A step that is shorter is run again at once: the first one pays for caches that others filled."""
 REPEATS = 3
+AGREEMENT = 1.03
+"""Two least times agree when they differ by less than this factor."""
 
 Progress = Callable[[int, int], None]
-"""Called with (visits done, visits in all)."""
+"""Called with (visits done, visits in all); the second grows where times do not agree."""
 Fields = Mapping[str, Any]
 """Of a step, but for its id."""
 
@@ -47,6 +50,8 @@ class Effort(NamedTuple):
     """How much is measured."""
 
     rounds: int
+    most_rounds: int
+    """Of a shape whose times do not agree."""
     fine: bool
     """Sizes between the powers of two as well, and every depth of context."""
     num_mixed: int
@@ -54,7 +59,7 @@ class Effort(NamedTuple):
     longest_context: int
 
 
-FULL, QUICK = Effort(5, True, 16, 4096), Effort(3, False, 5, 2048)
+FULL, QUICK = Effort(3, 15, True, 16, 4096), Effort(2, 8, False, 5, 2048)
 
 
 class Row(NamedTuple):
@@ -90,10 +95,11 @@ class Plan(NamedTuple):
     groups: tuple[Group, ...]
     swap_pages: tuple[int, ...]
     rounds: int
+    most_rounds: int
 
     @property
     def num_visits(self) -> int:
-        """How often something is measured, over all rounds."""
+        """How often something is measured if all times agree."""
         return self.rounds * (sum(len(group.scenarios) for group in self.groups) + len(self.swap_pages))
 
 
@@ -115,7 +121,7 @@ def make_plan(spec: WorkerSpec, max_step_tokens: int, effort: Effort = FULL) -> 
         context *= 4
     most = min(spec.num_host_pages, long_pages, SWAP_BYTES // spec.bytes_per_page)
     swap_pages = tuple(_sizes(most, effort.fine))
-    return Plan(long_tokens, tuple(groups), swap_pages, effort.rounds)
+    return Plan(long_tokens, tuple(groups), swap_pages, effort.rounds, effort.most_rounds)
 
 
 class _Sizes(NamedTuple):
@@ -182,28 +188,29 @@ class Profiler:
         tell = progress or (lambda done, total: None)
         tell(0, plan.num_visits)
         self._begin(plan)
-        seconds: dict[Scenario, list[float]] = {}
-        outs: dict[int, list[float]] = {}
-        ins: dict[int, list[float]] = {}
+        seconds: dict[Scenario, list[float]] = {one: [] for group in plan.groups for one in group.scenarios}
+        outs: dict[int, list[float]] = {count: [] for count in plan.swap_pages}
+        ins: dict[int, list[float]] = {count: [] for count in plan.swap_pages}
         done = 0
-        for number in range(plan.rounds):
+        for number in range(plan.most_rounds):
             random = np.random.default_rng(number)
-            for group in plan.groups:
-                self._lay_out(group)
-                for index in random.permutation(len(group.scenarios)):
-                    scenario = group.scenarios[index]
-                    seconds.setdefault(scenario, []).append(self._visit(self._forward(scenario)))
+            groups = [[one for one in g.scenarios if not _settled(seconds[one], plan)] for g in plan.groups]
+            counts = [n for n in plan.swap_pages if not (_settled(outs[n], plan) and _settled(ins[n], plan))]
+            total = max(plan.num_visits, done + sum(map(len, groups)) + len(counts))
+            for group, scenarios in zip(plan.groups, groups, strict=True):
+                if scenarios:
+                    self._lay_out(group)
+                for index in random.permutation(len(scenarios)):
+                    seconds[scenarios[index]].append(self._visit(self._forward(scenarios[index])))
                     done += 1
-                    tell(done, plan.num_visits)
-            for count in plan.swap_pages:
+                    tell(done, total)
+            for count in counts:
                 device = random.permutation(len(self._long_pages))[:count].astype(np.int32)
                 host = np.arange(count, dtype=np.int32)
-                out = {"swap_outs": np.stack([device, host], axis=1)}
-                back = {"swap_ins": np.stack([host, device], axis=1)}
-                outs.setdefault(count, []).append(self._visit(out))
-                ins.setdefault(count, []).append(self._visit(back))
+                outs[count].append(self._visit({"swap_outs": np.stack([device, host], axis=1)}))
+                ins[count].append(self._visit({"swap_ins": np.stack([host, device], axis=1)}))
                 done += 1
-                tell(done, plan.num_visits)
+                tell(done, total)
         return Measurements(
             [Sample(one.kind, shape_of(one), min(times)) for one, times in seconds.items()],
             [SwapSample(count, min(times)) for count, times in outs.items()],
@@ -268,6 +275,14 @@ class Profiler:
         handle = self._worker.launch(step)
         self._worker.bind(handle, LateInputs())
         return handle.wait().device_s
+
+
+def _settled(times: list[float], plan: Plan) -> bool:
+    """Whether a shape was measured often enough."""
+    if len(times) < plan.rounds:
+        return False
+    least = sorted(times)[:2]
+    return len(least) < 2 or least[1] <= AGREEMENT * least[0]
 
 
 def shape_of(scenario: Scenario) -> StepShape:
