@@ -22,7 +22,7 @@ from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect
 from weft.config import ServerConfig
 from weft.core.errors import ConfigError
-from weft.core.wire import Envelope, TraceSpan
+from weft.core.wire import EngineStats, Envelope, HistogramPicture, TraceSpan
 from weft.server.logs import JsonFormatter, TextFormatter
 from weft.server.openapi import OPERATIONS, openapi
 from weft.server.run import check_tls
@@ -63,6 +63,23 @@ def test_metrics() -> None:
     wanted += [f"{name}_total" for name in ("prompt_tokens", "prefix_cache_queries", "prefix_cache_hits")]
     wanted += ["num_preemptions_total", "engine_step_device_seconds_total", "engine_steps_total"]
     assert {name for name, _ in found} >= {f"weft:{name}" for name in wanted}
+
+
+def test_metrics_of_a_cost_profile(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [name for name, _ in samples(server) if "cost_model" in name or "saturation" in name]
+    stats = EngineStats(
+        cost_factor=1.5, saturation_tokens=77, cost_ratio=HistogramPicture((0.5, 1.0, 2.0), [1, 0, 3, 0], 5.0)
+    )
+
+    async def with_profile() -> EngineStats:
+        return stats
+
+    monkeypatch.setattr(server.engine, "stats", with_profile)
+    found = samples(server)
+    assert found["weft:cost_model_factor", ""] == 1.5
+    assert found["weft:saturation_tokens", ""] == 77
+    assert (found["weft:cost_model_ratio_count", ""], found["weft:cost_model_ratio_sum", ""]) == (4, 5.0)
+    assert found["weft:cost_model_ratio_bucket", "1.0"] == 1
 
 
 def test_metrics_of_failures(stepped: RunningServer) -> None:
