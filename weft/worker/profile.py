@@ -120,7 +120,7 @@ def make_plan(spec: WorkerSpec, max_step_tokens: int, effort: Effort = FULL) -> 
             groups.append(Group(context, lanes, tuple(_batches(sizes, effort, random))))
         context *= 4
     most = min(spec.num_host_pages, long_pages, SWAP_BYTES // spec.bytes_per_page)
-    swap_pages = tuple(_sizes(most, effort.fine))
+    swap_pages = tuple(_powers(most, effort.fine))
     return Plan(long_tokens, tuple(groups), swap_pages, effort.rounds, effort.most_rounds)
 
 
@@ -134,7 +134,7 @@ class _Sizes(NamedTuple):
 
 def _chunks(max_step_tokens: int, long_tokens: int, effort: Effort) -> Iterator[Scenario]:
     """One row each; every second one is the end of its prompt."""
-    for index, tokens in enumerate(_sizes(min(max_step_tokens, long_tokens), effort.fine)):
+    for index, tokens in enumerate(_powers(min(max_step_tokens, long_tokens), effort.fine)):
         depths = sorted({0, long_tokens // 8, long_tokens // 2, long_tokens - tokens})
         fitting = [depth for depth in depths if depth + tokens <= long_tokens]
         for place, depth in enumerate(fitting if effort.fine else fitting[:: max(1, len(fitting) - 1)]):
@@ -142,9 +142,9 @@ def _chunks(max_step_tokens: int, long_tokens: int, effort: Effort) -> Iterator[
 
 
 def _batches(sizes: _Sizes, effort: Effort, random: np.random.Generator) -> Iterator[Scenario]:
-    for count in _sizes(sizes.lanes, effort.fine):
+    for count in _powers(sizes.lanes, effort.fine):
         yield Scenario("decode", _decoding(sizes, count, random))
-    for count in _sizes(sizes.lanes, fine=False)[1:]:
+    for count in _powers(sizes.lanes, fine=False)[1:]:
         tokens = min(sizes.context, sizes.max_step_tokens // count)
         if tokens > 1:
             yield Scenario("prompts", tuple(Row(1 + lane, tokens, 0) for lane in range(count)))
@@ -162,7 +162,7 @@ def _decoding(sizes: _Sizes, count: int, random: np.random.Generator) -> tuple[R
     return tuple(Row(1 + lane, 1, depth) for lane, depth in enumerate(depths))
 
 
-def _sizes(most: int, fine: bool) -> list[int]:
+def _powers(most: int, fine: bool) -> list[int]:
     """1, 2, 4 … up to `most`, which is one of them; with 3, 6, 12 … between them where `fine`."""
     powers = [2**e for e in range(most.bit_length()) if 2**e <= most]
     between = [3 * power // 2 for power in powers[1:] if fine and 3 * power // 2 <= most]
