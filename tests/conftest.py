@@ -1,4 +1,4 @@
-"""Triton's interpreter has to be asked for before anything imports Triton; it runs kernels where there is no GPU."""
+"""What libraries read from the environment once: this is loaded before any test imports them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,9 @@ import os
 
 import torch
 
-if not torch.cuda.is_available():
+if torch.cuda.is_available():
+    # Tests of kernels ask torch for deterministic algorithms, which cuBLAS has with a workspace of fixed size.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+else:
+    # Without a GPU, Triton interprets its kernels.
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -72,7 +72,7 @@ def _is_aligned(value: Any) -> bool:
 
 
 def main() -> None:
-    """Every kernel for one device, and attention at its widest and most common sizes for another."""
+    """Every kernel for one device, and attention at common sizes and with the widest heads for others."""
     rows, no_rules = [(1, 600), (20, 20)], {}
     rules = {"causal": False, "visibility": True, "masks": True}
     for capability, dtype, shape, options, window in (

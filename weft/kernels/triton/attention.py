@@ -34,7 +34,7 @@ CHUNK = 256
 """KV entries of a split. A constant, because a row's splits must not depend on the batch."""
 DECODE_QUERIES = 4
 """Rows of up to so many queries are decoded, fewer where many heads share a KV head: the next token, and drafts."""
-MAX_GROUP = 128
+MAX_GROUP = 64
 MAX_HEAD_DIM = 256
 BLOCK_S = 16
 """Splits that `merge` reads at a time."""
@@ -43,8 +43,9 @@ BLOCK_S = 16
 class Tile(NamedTuple):
     """Block sizes of a kernel, as `device.attention` names them, and how it is compiled.
 
-    Chosen by what the compiler says of devices of capability 8.0 to 9.0: registers hardly spill, and shared memory is
-    under 100 KiB at all sizes. Not tuned by measurement.
+    Chosen by what the compiler says of devices of capability 8.0 to 9.0: shared memory stays within 99 KiB, the least
+    that a block can have there, and registers hardly spill, but for float32 heads of 256 in large groups. Not tuned by
+    measurement.
     """
 
     block_m: int
@@ -55,11 +56,14 @@ class Tile(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Items of one kind: int32 [n, 8], as `device.attention` describes them."""
+    """Programs of one kind, but for what a layer brings: queries, KV, window and scale."""
 
-    items: Tensor
-    is_decode: bool
-    is_plain: bool
+    kernel: Any
+    grid: tuple[int, int]
+    scratch: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    """What the batch brings, and the items: int32 [n, 8], as `device.attention` describes them."""
+    sizes: dict[str, Any]
 
 
 class Plan(NamedTuple):
@@ -67,13 +71,9 @@ class Plan(NamedTuple):
 
     launches: list[Launch]
     merges: Tensor | None
-    """int32 [n, 4]; None: no row has more than one split."""
-    values: Tensor
-    """Scratch, float32 [partials, heads, D]."""
-    maxima: Tensor
-    """Scratch, float32 [partials, heads]."""
-    sums: Tensor
-    """Scratch, float32 [partials, heads]."""
+    """int32 [n, 4], as `device.attention` describes them; None: no row has more than one split."""
+    scratch: tuple[Tensor, ...]
+    """Values [partials, heads, D], maxima and sums [partials, heads], float32."""
 
 
 class Rules(NamedTuple):
@@ -95,31 +95,13 @@ def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, slidin
         q = q.contiguous()
     plan = _plan_for(batch, shape, q.dtype)
     out = q.new_empty(q.shape[0], shape.num_heads * shape.head_dim)
-    scratch = (plan.values, plan.maxima, plan.sums)
-    for launch in plan.launches:
-        tile = _tile(launch, shape, q.dtype)
-        rules = _no_rules(batch) if launch.is_plain else _rules(batch)
-        kernel = device.decode if launch.is_decode else device.prefill
-        kernel[len(launch.items), shape.num_kv_heads](
-            *(q, kv, out, *(scratch if launch.is_decode else ())),
-            *(batch.kv_page_ids, batch.positions, *rules, launch.items, q.stride(0), scale * math.log2(math.e)),
-            KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.group,
-            HEAD_DIM=shape.head_dim,
-            PAGE=batch.page_size,
-            WINDOW=-1 if sliding_window is None else sliding_window,
-            GENERAL=not launch.is_plain,
-            WIDEN=INTERPRETED,
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BLOCK_D=tile.block_d,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            **({"CHUNK": CHUNK} if launch.is_decode else {}),
-        )
+    window = -1 if sliding_window is None else sliding_window
+    numbers = (q.stride(0), scale * math.log2(math.e))
+    for kernel, grid, scratch, inputs, sizes in plan.launches:
+        kernel[grid](q, kv, out, *scratch, *inputs, *numbers, WINDOW=window, **sizes)
     if plan.merges is not None:
         device.merge[len(plan.merges), shape.num_heads](
-            *(out, *scratch, plan.merges),
+            *(out, *plan.scratch, plan.merges),
             HEADS=shape.num_heads,
             HEAD_DIM=shape.head_dim,
             BLOCK_S=BLOCK_S,
@@ -129,19 +111,16 @@ def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, slidin
     return out
 
 
-def _tile(launch: Launch, shape: HeadShape, dtype: torch.dtype) -> Tile:
-    return decode_tile(shape, dtype) if launch.is_decode else prefill_tile(shape, dtype, launch.is_plain)
-
-
 def decode_queries(group: int) -> int:
     """The most queries of a row that is decoded."""
-    return max(1, min(DECODE_QUERIES, 64 // group))
+    return max(1, min(DECODE_QUERIES, MAX_GROUP // group))
 
 
 def decode_tile(shape: HeadShape, dtype: torch.dtype) -> Tile:
     """All queries of a row that is decoded."""
     rows = max(16, triton.next_power_of_2(shape.group * decode_queries(shape.group)))
-    return Tile(rows, _entries(shape, dtype), _padded(shape), 8 if dtype == torch.float32 else 4, 2)
+    warps = 8 if dtype == torch.float32 or rows >= 64 else 4
+    return Tile(rows, _entries(shape, dtype), _padded(shape), warps, _stages(shape, dtype))
 
 
 def prefill_tile(shape: HeadShape, dtype: torch.dtype, is_plain: bool) -> Tile:
@@ -150,12 +129,18 @@ def prefill_tile(shape: HeadShape, dtype: torch.dtype, is_plain: bool) -> Tile:
         rows = 32
     else:
         rows = 128 if is_plain and _padded(shape) <= 128 else 64
-    return Tile(max(rows, triton.next_power_of_2(shape.group)), _entries(shape, dtype), _padded(shape), 8, 2)
+    rows = max(rows, triton.next_power_of_2(shape.group))
+    return Tile(rows, _entries(shape, dtype), _padded(shape), 8, _stages(shape, dtype))
 
 
 def _entries(shape: HeadShape, dtype: torch.dtype) -> int:
     """KV entries at a time: 16 KiB of K, and of V."""
     return max(16, min(64, 16384 // (_padded(shape) * dtype.itemsize)))
+
+
+def _stages(shape: HeadShape, dtype: torch.dtype) -> int:
+    """2: the next entries are on their way while these are attended to. Queries of 1 KiB leave no memory for it."""
+    return 1 if _padded(shape) * dtype.itemsize >= 1024 else 2
 
 
 def _padded(shape: HeadShape) -> int:
@@ -191,14 +176,51 @@ def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
     if len(rows):
         arrays.append(_merges(batch, rows, splits, first_partials))
     on_device = _upload(arrays, batch.positions.device)
-    total = int(partials.sum())
-    empty = batch.positions.new_empty
+    total, heads = int(partials.sum()), shape.num_heads
+    scratch = tuple(
+        batch.positions.new_empty(size, dtype=torch.float32)
+        for size in ((total, heads, shape.head_dim), (total, heads), (total, heads))
+    )
     return Plan(
-        launches=[Launch(items, *kind) for kind, items in zip(kinds, on_device, strict=False)],
+        launches=[
+            _launch(batch, shape, dtype, items, scratch, *kind) for kind, items in zip(kinds, on_device, strict=False)
+        ],
         merges=on_device[-1] if len(rows) else None,
-        values=empty(total, shape.num_heads, shape.head_dim, dtype=torch.float32),
-        maxima=empty(total, shape.num_heads, dtype=torch.float32),
-        sums=empty(total, shape.num_heads, dtype=torch.float32),
+        scratch=scratch,
+    )
+
+
+def _launch(
+    batch: AttentionBatch,
+    shape: HeadShape,
+    dtype: torch.dtype,
+    items: Tensor,
+    scratch: tuple[Tensor, ...],
+    is_decode: bool,
+    is_plain: bool,
+) -> Launch:
+    tile = decode_tile(shape, dtype) if is_decode else prefill_tile(shape, dtype, is_plain)
+    # Plain rows read no rules, so for them any tensors will do.
+    rules = Rules(*(batch.kv_lens,) * 4) if is_plain else _rules(batch)
+    sizes = {
+        "KV_HEADS": shape.num_kv_heads,
+        "GROUP": shape.group,
+        "HEAD_DIM": shape.head_dim,
+        "PAGE": batch.page_size,
+        "GENERAL": not is_plain,
+        "WIDEN": INTERPRETED,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": tile.block_d,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+    return Launch(
+        kernel=device.decode if is_decode else device.prefill,
+        grid=(len(items), shape.num_kv_heads),
+        scratch=scratch if is_decode else (),
+        inputs=(batch.kv_page_ids, batch.positions, *rules, items),
+        sizes=sizes | {"CHUNK": CHUNK} if is_decode else sizes,
     )
 
 
@@ -254,11 +276,6 @@ def _upload(arrays: list[I32], device: torch.device) -> list[Tensor]:
         flat = flat.pin_memory().to(device, non_blocking=True)
     parts = torch.split(flat, [a.size for a in arrays])
     return [part.view(a.shape) for part, a in zip(parts, arrays, strict=True)]
-
-
-def _no_rules(batch: AttentionBatch) -> Rules:
-    """Any tensors will do: plain rows do not read them."""
-    return Rules(*(batch.kv_lens,) * 4)
 
 
 def _rules(batch: AttentionBatch) -> Rules:
