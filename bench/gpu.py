@@ -3,11 +3,11 @@
     python -m bench.gpu [--runs 50] [--variants triton,torch] [--json FILE]
 
 Checks every operation of every variant in three dtypes, and ends there if one is wrong; products of matrices are
-torch's in all of them and left out. Then measures what the device
-gives at most (a copy of 1 GiB, a product of 8192 x 8192 matrices) and each operation in bfloat16 at the sizes of a
-model with 32 heads, 8 KV heads of 128, hidden size 4096 and intermediate size 12,288, pages of 16 tokens. A time is
-the median of `--runs` calls, each between two CUDA events, with the level-2 cache overwritten before. What a variant
-prepares once per pass for all layers is not in it; a call that is shorter than its launches takes as long as they do.
+torch's in all of them and left out. Then measures what the device gives at most (a copy of 1 GiB, a product of
+8192 x 8192 matrices) and each operation in bfloat16 at the sizes of a model with 32 heads, 8 KV heads of 128, hidden
+size 4096 and intermediate size 12,288, pages of 16 tokens. A time is the median of `--runs` calls, each between two
+CUDA events, with the level-2 cache overwritten before. What a variant prepares once per pass for all layers is not in
+it; a call that is shorter than its launches takes as long as they do.
 The ratio is that of the second variant's time to the first's, in the same run.
 """
 
