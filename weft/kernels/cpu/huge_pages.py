@@ -1,4 +1,4 @@
-"""Large memory in large pages: with pages of 4 KiB, looking up addresses takes longer than the arithmetic on them.
+"""Large memory in large pages: with pages of 4 KiB, looking up addresses takes a good part of a product's time.
 
 Owns one request to the system. Where it is refused, or means nothing, memory works as before.
 """

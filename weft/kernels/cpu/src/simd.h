@@ -137,22 +137,30 @@ WEFT_INLINE float maximum(vf v) {
 #endif
 }
 
-// Lane i holds the sum of v[i]. A tree of W - 1 shuffled additions instead of W separate reductions.
-WEFT_INLINE vf sums(const vf* v) {
 #if WEFT_AVX512
+// Lane i holds all lanes of v[i] joined by `op`: a tree of W - 1 shuffled operations instead of W separate reductions.
+template <class Op>
+WEFT_INLINE vf joined(const vf* v, Op op) {
     __m512 a[8], b[4];
     for (int i = 0; i < 8; i++) {
         __m512 x = (__m512)v[2 * i], y = (__m512)v[2 * i + 1];
-        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+        a[i] = op(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
     }
     for (int i = 0; i < 4; i++) {
         __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
-        b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+        b[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
     }
-    // b[i] holds, in each 128-bit part, the sums of v[4 i .. 4 i + 3] over that part.
-    __m512 c = _mm512_add_ps(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
-    __m512 d = _mm512_add_ps(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xdd));
-    return (vf)_mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+    // b[i] holds, in each 128-bit part, the results for v[4 i .. 4 i + 3] over that part.
+    __m512 c = op(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
+    __m512 d = op(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xdd));
+    return (vf)op(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+}
+#endif
+
+// Lane i holds the sum of v[i].
+WEFT_INLINE vf sums(const vf* v) {
+#if WEFT_AVX512
+    return joined(v, [](__m512 x, __m512 y) { return _mm512_add_ps(x, y); });
 #elif WEFT_AVX2
     __m256 a[4];
     for (int i = 0; i < 4; i++) a[i] = _mm256_hadd_ps((__m256)v[2 * i], (__m256)v[2 * i + 1]);
@@ -168,18 +176,7 @@ WEFT_INLINE vf sums(const vf* v) {
 // Lane i holds the largest value of v[i].
 WEFT_INLINE vf maxima(const vf* v) {
 #if WEFT_AVX512
-    __m512 a[8], b[4];
-    for (int i = 0; i < 8; i++) {
-        __m512 x = (__m512)v[2 * i], y = (__m512)v[2 * i + 1];
-        a[i] = _mm512_max_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
-    }
-    for (int i = 0; i < 4; i++) {
-        __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
-        b[i] = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-    }
-    __m512 c = _mm512_max_ps(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
-    __m512 d = _mm512_max_ps(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xdd));
-    return (vf)_mm512_max_ps(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+    return joined(v, [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); });
 #else
     vf r;
     for (int i = 0; i < W; i++) r[i] = maximum(v[i]);
