@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -54,9 +56,42 @@ def test_every_level_of_the_library_is_here():
     assert KERNELS[-1].level == library.Level.PORTABLE
 
 
-def test_torch_and_the_library_share_one_openmp_runtime():
-    mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
-    assert len({path for path in mapped if path.name.startswith(("libgomp", "libomp", "libiomp"))}) == 1
+def test_threads_that_call_at_once_have_teams_of_their_own():
+    x, weight = torch.randn(64, 256), torch.randn(256)
+    expected = KERNELS[0].rms_norm(x, weight, 1e-5)
+
+    def call(_: int) -> bool:
+        torch.set_num_threads(3)
+        return all(torch.equal(KERNELS[0].rms_norm(x, weight, 1e-5), expected) for _ in range(200))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(8)))
+
+
+def test_more_threads_than_before_and_fewer_again():
+    x, weight = torch.randn(512, 256), torch.randn(256)
+    results = []
+    for threads in (1, 2, 5, 3, 1, 4):
+        torch.set_num_threads(threads)
+        results.append(KERNELS[0].rms_norm(x, weight, 1e-5))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_a_child_of_a_process_with_threads_has_threads_too():
+    script = """
+import os, torch
+from weft.kernels.cpu import ops
+torch.set_num_threads(2)
+x, weight = torch.randn(512, 256), torch.randn(256)
+expected = ops.best().rms_norm(x, weight, 1e-5)
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(2)
+    os._exit(0 if torch.equal(ops.best().rms_norm(x, weight, 1e-5), expected) else 7)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], timeout=120, check=False)
+    assert done.returncode == 0
 
 
 row_lists = st.lists(

@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
 LIBRARY = HERE / "_weft_cpu.so"
 
-_COMMON = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-w")
+_COMMON = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-w")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (
     *(*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
@@ -46,7 +46,7 @@ def source_hash() -> str:
 def build(target: Path = LIBRARY) -> Path:
     """Compile and link; replaces `target` in one step. Raises `BuildError`."""
     compiler = _compiler()
-    levels: dict[str, tuple[str, ...]] = {"abi": (), "level_portable": ()}
+    levels: dict[str, tuple[str, ...]] = {"abi": (), "threads": (), "level_portable": ()}
     if platform.machine().lower() in ("x86_64", "amd64"):
         levels |= {f"level_{name}": flags for name, flags in _X86_LEVELS.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def build(target: Path = LIBRARY) -> Path:
         for process in running:
             _finish(process)
         linked = Path(scratch, target.name)
-        _finish(_start([*compiler, "-shared", "-fopenmp", *objects, "-o", str(linked)]))
+        _finish(_start([*compiler, "-shared", "-pthread", *objects, "-o", str(linked)]))
         # Another process may have the old file mapped: it keeps that one, and new processes find the new one whole.
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as beside:
             beside.write(linked.read_bytes())

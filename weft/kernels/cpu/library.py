@@ -13,10 +13,6 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-# torch is imported before the library is loaded: both then share the OpenMP runtime that torch brings, and with it one
-# team of threads. Two runtimes would have twice as many threads as cores.
-import torch  # noqa: F401
-
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"

@@ -50,15 +50,14 @@ void attend_split(const AttentionArgs& a, const Task* tasks, int64_t num_tasks) 
         int64_t chunks = num_chunks(stack.all);
         Memory memory;
         Partial* parts = (Partial*)memory.at_least(sizeof(Partial) * (size_t)(chunks + 1));
-#pragma omp parallel for schedule(static) num_threads(a.threads)
-        for (int64_t c = 0; c < chunks; c++) {
+        for_each(a.threads, chunks, [&](int64_t c) {
 #if WEFT_AMX
             TileUnit in_use;
 #endif
             Range range = chunk_range(stack.all, c);
             const T* next[kAhead] = {};
             attend_chunk<T, Wide>(a, stack, range.begin, range.end, next, parts[c]);
-        }
+        });
         Partial& result = parts[chunks];
         clear(result, stack.count, a.heads.head_dim);
         for (int64_t c = 0; c < chunks; c++) join(result, parts[c], stack.count, a.heads.head_dim);
@@ -75,9 +74,8 @@ void attend_shared(const AttentionArgs& a, SharedParts& parts) {
     for (int64_t m = 0; m < num_members; m++) parts.stacked = most(parts.stacked, stacked(a, batch.members[m]));
     const int64_t floats = num_members * heads * parts.stacked * (a.heads.head_dim + 2);
     parts.data = (float*)memory.at_least((size_t)floats * sizeof(float));
-#pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
-    for (int64_t task = 0; task < batch.num_groups * heads; task++)
-        attend_group<T, Wide>(a, task / heads, task % heads, parts);
+    for_each_when_free(a.threads, batch.num_groups * heads, 1,
+                       [&](int64_t task) { attend_group<T, Wide>(a, task / heads, task % heads, parts); });
 }
 
 template <class T, bool Wide>
@@ -96,8 +94,7 @@ void attend(const AttentionArgs& a) {
     for (int64_t r = 0; r < a.batch->num_rows; r++) entries += a.batch->kv_lens[r];
     int64_t work = entries * a.heads.num_kv_heads * a.heads.head_dim;
     // Which thread takes a task does not matter to its result; taking them one by one evens out their lengths.
-#pragma omp parallel for schedule(dynamic, kTaskRun) num_threads(threads_for(work, a.threads))
-    for (int64_t t = 0; t < num_tasks; t++) {
+    for_each_when_free(threads_for(work, a.threads), num_tasks, kTaskRun, [&](int64_t t) {
         const Task& task = tasks[t];
         if (task.count == 0) {
             bool more = t + 1 < num_tasks;
@@ -108,7 +105,7 @@ void attend(const AttentionArgs& a) {
             Tile<T>* tile = (Tile<T>*)tile_memory.at_least(sizeof(Tile<T>));
             attend_tile<T>(a, task.row, task.head, task.first, task.count, *tile);
         }
-    }
+    });
 }
 
 }  // namespace

@@ -41,20 +41,19 @@ WEFT_INLINE void normalise(const T* x, const T* weight, Out* out, int64_t size, 
 
 template <class T>
 void rms_norm_rows(const T* x, const T* weight, T* out, int64_t rows, int64_t size, float eps, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads_for(rows * size, threads))
-    for (int64_t row = 0; row < rows; row++) normalise(x + row * size, weight, out + row * size, size, eps);
+    for_each(threads_for(rows * size, threads), rows,
+             [&](int64_t row) { normalise(x + row * size, weight, out + row * size, size, eps); });
 }
 
 template <class T>
 void silu_mul_rows(const T* gate_up, T* out, int64_t rows, int64_t size, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads_for(4 * rows * size, threads))
-    for (int64_t row = 0; row < rows; row++) {
+    for_each(threads_for(4 * rows * size, threads), rows, [&](int64_t row) {
         const T *gate = gate_up + 2 * row * size, *up = gate + size;
         T* to = out + row * size;
         int64_t i = 0;
         for (; i + W <= size; i += W) store(to + i, gated(load(gate + i), load(up + i)));
         for (; i < size; i++) narrow(to + i, gated(all(widen(gate[i])), all(widen(up[i])))[0]);
-    }
+    });
 }
 
 // Turns component j with component j + size / 2.
@@ -88,8 +87,7 @@ void rotate_and_store_tokens(const RotateArgs& args) {
     const int64_t width = (heads.num_heads + 2 * heads.num_kv_heads) * dim;
     const int64_t head_stride = batch.page_size * dim;
     const T *q_weight = (const T*)args.q_weight, *k_weight = (const T*)args.k_weight;
-#pragma omp parallel for schedule(static) num_threads(threads_for(4 * batch.num_tokens * width, args.threads))
-    for (int64_t token = 0; token < batch.num_tokens; token++) {
+    for_each(threads_for(4 * batch.num_tokens * width, args.threads), batch.num_tokens, [&](int64_t token) {
         alignas(64) float head[kMaxHeadDim];
         T* from = (T*)args.qkv + token * width;
         const float *cos = args.cos + token * half, *sin = args.sin + token * half;
@@ -104,7 +102,7 @@ void rotate_and_store_tokens(const RotateArgs& args) {
             turn(head, cos, sin, from + h * dim, dim);
         }
         int64_t slot = batch.write_slots[token];
-        if (slot < 0) continue;
+        if (slot < 0) return;
         const T *k = from + heads.num_heads * dim, *v = k + heads.num_kv_heads * dim;
         T* k_to = (T*)args.kv + (slot / batch.page_size) * 2 * heads.num_kv_heads * head_stride +
                   (slot % batch.page_size) * dim;
@@ -114,7 +112,7 @@ void rotate_and_store_tokens(const RotateArgs& args) {
             turn(head, cos, sin, k_to + h * head_stride, dim);
             __builtin_memcpy(v_to + h * head_stride, v + h * dim, (size_t)dim * sizeof(T));
         }
-    }
+    });
 }
 
 }  // namespace

@@ -68,19 +68,18 @@ WEFT_INLINE void linear_columns(const LinearArgs& a, int64_t n) {
 // whatever the other rows of x are.
 inline void linear_tiles(const LinearArgs& a) {
     int64_t padded = (a.rows + 15) / 16 * 16, blocks = a.outputs / 32;
-#pragma omp parallel num_threads(threads_for(a.inputs * a.outputs, a.threads))
-    {
+    on_threads(threads_for(a.inputs * a.outputs, a.threads), [&](int64_t member, int64_t members) {
         static thread_local Memory memory;
         int32_t* x = (int32_t*)memory.at_least((size_t)(a.inputs / 2 * padded) * 4);
         pack_rows((const bf16*)a.x, a.rows, a.inputs, x, padded);
         TileUnit in_use;
-#pragma omp for schedule(static) nowait
-        for (int64_t block = 0; block < blocks; block++) {
+        const int64_t end = blocks * (member + 1) / members;
+        for (int64_t block = blocks * member / members; block < end; block++) {
             int64_t n = block * 32;
             const bf16* weight = (const bf16*)a.weight + n * a.inputs;
             for (int64_t m = 0; m < padded; m += 32) {
                 alignas(64) float sums[32][32];
-                const bf16* next = m == 0 && block + 1 < blocks ? weight + 32 * a.inputs : nullptr;
+                const bf16* next = m == 0 && block + 1 < end ? weight + 32 * a.inputs : nullptr;
                 if (m + 16 < padded)
                     tile_columns<2>(weight, next, x + m, padded, a.inputs, sums);
                 else
@@ -95,7 +94,7 @@ inline void linear_tiles(const LinearArgs& a) {
                     }
             }
         }
-    }
+    });
     for (int64_t n = blocks * 32; n < a.outputs; n++) linear_columns<bf16, true, 1>(a, n);
 }
 #endif
@@ -108,14 +107,13 @@ void linear_rows(const LinearArgs& a) {
 #endif
     constexpr int N = 4;
     int64_t blocks = (a.outputs + N - 1) / N;
-#pragma omp parallel for schedule(static) num_threads(threads_for(a.inputs * a.outputs, a.threads))
-    for (int64_t block = 0; block < blocks; block++) {
+    for_each(threads_for(a.inputs * a.outputs, a.threads), blocks, [&](int64_t block) {
         int64_t n = block * N;
         if (n + N <= a.outputs)
             linear_columns<T, Wide, N>(a, n);
         else
             for (; n < a.outputs; n++) linear_columns<T, Wide, 1>(a, n);
-    }
+    });
 }
 
 }  // namespace

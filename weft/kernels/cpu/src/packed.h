@@ -21,18 +21,26 @@ constexpr int64_t kPanel = 32;                 // outputs
 constexpr int64_t kStep = 32;                  // inputs
 constexpr int64_t kStepSize = kPanel * kStep;  // elements
 constexpr int64_t kTileSize = 16 * kStep;      // elements
-// Rows are taken in blocks, which stay in a core's second-level cache while all panels pass by; a panel's steps are
+// A thread takes its rows in blocks, which stay in its second-level cache while its panels pass by; a panel's steps are
 // taken so many at a time that they stay in the first-level cache while the rows of the block pass by.
 constexpr int64_t kBlockRows = 512;
-constexpr int64_t kBlockBytes = 1280 << 10;
-constexpr int64_t kBlockSteps = 8;
+constexpr int64_t kBlockBytes = 1 << 20;
+constexpr int64_t kBlockSteps = 16;
+#if WEFT_AMX
+constexpr bool kTiles = true;
+constexpr int64_t kRowsAtOnce = 32;
+#else
+constexpr bool kTiles = false;
+constexpr int64_t kRowsAtOnce = 12;
+#endif
 constexpr int64_t kFewGroups = 4;  // with so few rows, a whole panel passes by at once: their sums stay in registers
+constexpr int64_t kRowsPerThread = 256;  // with as many or more, threads divide the rows; with fewer, the panels
+constexpr int64_t kStreamedBytes = 1 << 20;  // a result as large as this is written past the caches
 
 // Rearranges a weight [outputs, inputs]; both are multiples of 32.
 inline void pack_weight(const bf16* weight, bf16* packed, int64_t outputs, int64_t inputs, int threads) {
     const int64_t steps = inputs / kStep;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t panel = 0; panel < outputs / kPanel; panel++)
+    for_each(threads, outputs / kPanel, [&](int64_t panel) {
         for (int64_t s = 0; s < steps; s++)
             for (int64_t half = 0; half < 2; half++) {
                 const bf16* from = weight + (panel * kPanel + half * 16) * inputs + s * kStep;
@@ -40,6 +48,48 @@ inline void pack_weight(const bf16* weight, bf16* packed, int64_t outputs, int64
                 for (int64_t i = 0; i < 16; i++) rows[i] = (const int32_t*)(from + i * inputs);
                 transpose_words(rows, (int32_t*)(packed + ((panel * steps + s) * 2 + half) * kTileSize), 16);
             }
+    });
+}
+
+// Sums that are ready: of `rows` rows of the result from row `first` on, for one panel of 32 outputs. With `gates`, the
+// sums of the panel's gates, what is written is a gated product.
+struct ReadySums {
+    const float* sums;
+    const float* gates;
+    int64_t first;
+    int64_t rows;
+    int64_t panel;
+};
+
+// The value of an output before it is rounded: its sum and its bias.
+WEFT_INLINE vf with_bias(const LinearArgs& a, const float* sums, int64_t column) {
+    vf y = load(sums);
+    return a.bias ? y + load((const bf16*)a.bias + column) : y;
+}
+
+// Writes rows [from, to) of them.
+WEFT_INLINE void write_rows(const LinearArgs& a, const ReadySums& ready, int64_t from, int64_t to) {
+    const int64_t half = a.outputs / 2, width = ready.gates ? half : a.outputs;
+    const int64_t column = ready.panel * kPanel, target = ready.gates ? column - half : column;
+    const bool streamed = a.rows * width * 2 >= kStreamedBytes && (uintptr_t)a.out % 64 == 0;
+    for (int64_t i = from; i < least(to, ready.rows); i++) {
+        int64_t at = (ready.first + i) * width + target;
+        vf y[2];
+        for (int j = 0; j < 2; j++) {
+            int64_t lane = i * kPanel + j * W;
+            y[j] = with_bias(a, ready.sums + lane, column + j * W);
+            if (ready.gates) {
+                const bf16* type = nullptr;
+                vf gate = with_bias(a, ready.gates + lane, target + j * W);
+                y[j] = gated(as_stored(type, gate), as_stored(type, y[j]));
+            }
+            if (a.residual) y[j] += load((const bf16*)a.residual + at + j * W);
+        }
+        __m512i line = (__m512i)_mm512_cvtne2ps_pbh((__m512)y[1], (__m512)y[0]);
+        // A line that is written whole need not be read first.
+        streamed ? _mm512_stream_si512((__m512i*)((bf16*)a.out + at), line)
+                 : _mm512_storeu_si512((bf16*)a.out + at, line);
+    }
 }
 
 // What of a panel's product one call computes: sums[m][32] (+)= rows m of x times steps of the panel.
@@ -50,31 +100,35 @@ struct PanelPart {
     float* sums;        // rows 32 apart
     const char* fetch;  // what will be read after this panel; null: nothing
     int64_t lines;      // of `fetch`, per step
+    const LinearArgs* args;
+    ReadySums ready;    // of the rows before these; without rows: none
 };
 
-WEFT_INLINE void fetch_lines(const PanelPart& part, int64_t step) {
-    if (!part.fetch) return;
-    for (int64_t i = 0; i < part.lines; i++) _mm_prefetch(part.fetch + (step * part.lines + i) * 64, _MM_HINT_T1);
-}
-
-#if WEFT_AMX
-constexpr int64_t kRowsAtOnce = 32;
-
-// `rows` rows of x as tiles: [tile][step][16][32], zeros after the last row.
-inline void tiles_of_rows(const bf16* x, int64_t rows, int64_t inputs, int64_t tile, bf16* to) {
-    int64_t steps = inputs / kStep;
-    for (int64_t i = 0; i < 16; i++) {
-        int64_t row = tile * 16 + i;
-        const bf16* from = x + row * inputs;
-        bf16* at = to + tile * steps * kTileSize + i * kStep;
-        for (int64_t s = 0; s < steps; s++)
-            _mm512_store_si512(at + s * kTileSize, row < rows ? _mm512_loadu_si512(from + s * kStep) : __m512i{});
+// What is done beside each step, so that tiles and vectors work at the same time: fetching, and writing rows.
+WEFT_INLINE void beside(const PanelPart& part, int64_t step) {
+    if (part.fetch)
+        for (int64_t i = 0; i < part.lines; i++) _mm_prefetch(part.fetch + (step * part.lines + i) * 64, _MM_HINT_T1);
+    if (part.ready.rows) {
+        const int64_t each = (kRowsAtOnce + part.steps - 1) / part.steps;
+        write_rows(*part.args, part.ready, step * each, step * each + each);
     }
 }
 
-// For 16 * M rows of x, given as tiles that are `x_tile` elements apart.
-template <int M>
-WEFT_INLINE void panel_tiles(const bf16* x, int64_t x_tile, const PanelPart& part) {
+#if WEFT_AMX
+// 32 rows of x from row `first` on as tiles, [step][2][16][32], zeros from row `rows` on.
+inline void tiles_of_rows(const bf16* x, int64_t rows, int64_t inputs, int64_t first, bf16* to) {
+    for (int64_t i = 0; i < kRowsAtOnce; i++) {
+        const bf16* from = x + (first + i) * inputs;
+        bf16* at = to + i * kStep;
+        for (int64_t s = 0; s < inputs / kStep; s++)
+            _mm512_store_si512(at + s * kStepSize,
+                               first + i < rows ? _mm512_loadu_si512(from + s * kStep) : __m512i{});
+    }
+}
+
+// For 16 * M rows of x, given as tiles. Streamed: x does not displace the weight from the first-level cache.
+template <int M, bool Streamed>
+WEFT_INLINE void panel_tiles(const bf16* x, const PanelPart& part) {
     float* sums = part.sums;
     TileUnit::barrier();
     if (part.add) {
@@ -93,15 +147,21 @@ WEFT_INLINE void panel_tiles(const bf16* x, int64_t x_tile, const PanelPart& par
         }
     }
     for (int64_t s = 0; s < part.steps; s++) {
-        fetch_lines(part, s);
-        const bf16* w = part.weight + s * kStepSize;
+        beside(part, s);
+        const bf16 *w = part.weight + s * kStepSize, *rows = x + s * kStepSize;
         _tile_loadd(6, w, 64);
-        _tile_loadd(4, x + s * kTileSize, 64);
+        if constexpr (Streamed)
+            _tile_stream_loadd(4, rows, 64);
+        else
+            _tile_loadd(4, rows, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, w + kTileSize, 64);
         _tile_dpbf16ps(1, 4, 7);
         if constexpr (M == 2) {
-            _tile_loadd(5, x + x_tile + s * kTileSize, 64);
+            if constexpr (Streamed)
+                _tile_stream_loadd(5, rows + kTileSize, 64);
+            else
+                _tile_loadd(5, rows + kTileSize, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
@@ -115,8 +175,6 @@ WEFT_INLINE void panel_tiles(const bf16* x, int64_t x_tile, const PanelPart& par
     TileUnit::barrier();
 }
 #else
-constexpr int64_t kRowsAtOnce = 12;
-
 // For M rows of x, `inputs` elements apart.
 template <int M>
 WEFT_INLINE void panel_rows(const bf16* x, int64_t inputs, const PanelPart& part) {
@@ -125,7 +183,7 @@ WEFT_INLINE void panel_rows(const bf16* x, int64_t inputs, const PanelPart& part
         for (int n = 0; n < 2; n++)
             acc[m][n] = part.add ? _mm512_loadu_ps(part.sums + m * kPanel + n * 16) : _mm512_setzero_ps();
     for (int64_t s = 0; s < part.steps; s++) {
-        fetch_lines(part, s);
+        beside(part, s);
         const bf16 *w = part.weight + s * kStepSize, *from = x + s * kStep;
         for (int64_t pair = 0; pair < 16; pair++) {
             __m512bh left = (__m512bh)_mm512_loadu_si512(w + pair * 32);
@@ -144,37 +202,9 @@ WEFT_INLINE void panel_rows(const bf16* x, int64_t inputs, const PanelPart& part
 }
 #endif
 
-// The value of an output before it is rounded: its sum and its bias.
-WEFT_INLINE vf with_bias(const LinearArgs& a, const float* sums, int64_t column) {
-    vf y = load(sums);
-    return a.bias ? y + load((const bf16*)a.bias + column) : y;
-}
-
-// Writes rows [first, first + rows) of 32 outputs, from their sums; with `gates`, from the sums of both halves.
-WEFT_INLINE void write_panel(const LinearArgs& a, const float* sums, const float* gates, int64_t first, int64_t rows,
-                             int64_t panel) {
-    const int64_t half = a.outputs / 2, width = gates ? half : a.outputs;
-    const int64_t from = panel * kPanel, to = gates ? from - half : from;
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t at = (first + i) * width + to;
-        vf y[2];
-        for (int j = 0; j < 2; j++) {
-            int64_t lane = i * kPanel + j * W;
-            y[j] = with_bias(a, sums + lane, from + j * W);
-            if (gates) {
-                const bf16* type = nullptr;
-                y[j] = gated(as_stored(type, with_bias(a, gates + lane, to + j * W)), as_stored(type, y[j]));
-            }
-            if (a.residual) y[j] += load((const bf16*)a.residual + at + j * W);
-        }
-        _mm512_storeu_si512((bf16*)a.out + at, (__m512i)_mm512_cvtne2ps_pbh((__m512)y[1], (__m512)y[0]));
-    }
-}
-
-// Rows of x that one call works on: `x` is what the product reads, tiles of a block of rows or the rows of x.
+// Rows of x that one call works on: `x` is where they begin in what the product reads, tiles or the rows themselves.
 struct RowPart {
     const bf16* x;
-    int64_t block;  // the first row of the block
     int64_t first;
     int64_t rows;
 };
@@ -186,7 +216,7 @@ inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, c
     const int64_t steps = a.inputs / kStep, size = steps * kStepSize;
     const int64_t groups = (r.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     const bf16* weight = (const bf16*)a.weight + panel * size;
-    PanelPart part{nullptr, groups <= kFewGroups ? steps : kBlockSteps, false, nullptr, nullptr, 0};
+    PanelPart part{nullptr, groups <= kFewGroups ? steps : kBlockSteps, false, nullptr, nullptr, 0, &a, {}};
     part.lines = (kStepSize * 2 / 64 + groups - 1) / groups;
     const char *fetch = (const char*)next, *end = fetch + (next ? size * 2 : 0);
     for (int64_t s = 0; s < steps; s += part.steps) {
@@ -200,10 +230,15 @@ inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, c
             part.fetch = next && fetch + bytes <= end ? fetch : nullptr;
             fetch += bytes;
 #if WEFT_AMX
-            const bf16* tiles = r.x + (r.first + m - r.block) / 16 * steps * kTileSize + s * kTileSize;
-            count > 16 ? panel_tiles<2>(tiles, steps * kTileSize, part) : panel_tiles<1>(tiles, 0, part);
+            const bf16* tiles = r.x + m * a.inputs + s * kStepSize;
+            if (groups > kFewGroups)
+                panel_tiles<2, true>(tiles, part);
+            else if (count > 16)
+                panel_tiles<2, false>(tiles, part);
+            else
+                panel_tiles<1, false>(tiles, part);
 #else
-            const bf16* from = r.x + (r.first + m) * a.inputs + s * kStep;
+            const bf16* from = r.x + m * a.inputs + s * kStep;
             int64_t i = 0;
             if (count == kRowsAtOnce) {
                 panel_rows<kRowsAtOnce>(from, a.inputs, part);
@@ -212,52 +247,62 @@ inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, c
             for (; i + 4 <= count; i += 4, part.sums += 4 * kPanel) panel_rows<4>(from + i * a.inputs, a.inputs, part);
             for (; i < count; i++, part.sums += kPanel) panel_rows<1>(from + i * a.inputs, a.inputs, part);
 #endif
-            if (write && s + part.steps == steps)
-                write_panel(a, sums + m * kPanel, gates ? gates + m * kPanel : nullptr, r.first + m, count, panel);
+            if (write && s + part.steps == steps) {
+                const int64_t at = m * kPanel;
+                part.ready = {sums + at, gates ? gates + at : nullptr, r.first + m, count, panel};
+#if !WEFT_AMX
+                write_rows(a, part.ready, 0, count);
+                part.ready.rows = 0;
+#endif
+            }
         }
     }
+    write_rows(a, part.ready, 0, part.ready.rows);
 }
 
+// The largest divisor of `threads` that is at most `most`.
+inline int64_t divisor(int64_t threads, int64_t most) {
+    int64_t found = least(threads, most);
+    while (threads % found) found--;
+    return found;
+}
+
+// Threads form a grid: so many parts of the rows, times so many parts of the panels.
 inline void linear_packed(const LinearArgs& a) {
-    static thread_local Memory shared;
     // A gated product takes two panels at a time, a gate's and what it gates.
     const int64_t all_panels = a.outputs / kPanel, panels = a.gated ? all_panels / 2 : all_panels;
-    const int64_t size = a.inputs * kPanel;
-    // Equal blocks, each a whole number of what is computed at once.
-    int64_t most_rows = least(kBlockRows, most<int64_t>(64, kBlockBytes / (a.inputs * 2)));
-    int64_t blocks = (a.rows + most_rows - 1) / most_rows;
-    int64_t block_rows = ((a.rows + blocks - 1) / blocks + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce;
-    // Where there are fewer panels than threads, rows are divided too.
-    int64_t split = most<int64_t>(1, least(block_rows / kRowsAtOnce, (a.threads + panels - 1) / panels));
-    int64_t part_rows = (block_rows / kRowsAtOnce + split - 1) / split * kRowsAtOnce;
-    bf16* tiles = nullptr;
-#if WEFT_AMX
-    tiles = (bf16*)shared.at_least((size_t)(block_rows * a.inputs) * 2);
-#endif
-#pragma omp parallel num_threads(threads_for(a.inputs * a.outputs, a.threads))
-    {
+    const int64_t size = a.inputs * kPanel, groups = (a.rows + kRowsAtOnce - 1) / kRowsAtOnce;
+    const int64_t threads = threads_for(a.inputs * a.outputs, a.threads);
+    const int64_t wanted = most(a.rows / kRowsPerThread, (threads + panels - 1) / panels);
+    const int64_t row_parts = divisor(threads, most<int64_t>(1, least(wanted, groups)));
+    const int64_t panel_parts = threads / row_parts;
+    const int64_t most_groups = least(kBlockRows, most<int64_t>(64, kBlockBytes / (a.inputs * 2))) / kRowsAtOnce;
+    for_each(threads, threads, [&](int64_t task) {
         static thread_local Memory memory;
-        float* sums = (float*)memory.at_least((size_t)(2 * part_rows * kPanel) * 4);
-        float* gates = sums + part_rows * kPanel;
+        const int64_t row_part = task % row_parts, panel_part = task / row_parts;
+        const int64_t from = groups * row_part / row_parts, to = groups * (row_part + 1) / row_parts;
+        const int64_t first_panel = panels * panel_part / panel_parts, end = panels * (panel_part + 1) / panel_parts;
+        // Equal blocks, each a whole number of what is computed at once.
+        const int64_t blocks = (to - from + most_groups - 1) / most_groups;
+        const int64_t block_rows = blocks ? (to - from + blocks - 1) / blocks * kRowsAtOnce : 0;
+        const int64_t row_bytes = 2 * kPanel * 4 + (kTiles ? a.inputs * 2 : 0);
+        float* sums = (float*)memory.at_least((size_t)(block_rows * row_bytes));
+        float* gates = sums + block_rows * kPanel;
 #if WEFT_AMX
+        bf16* tiles = (bf16*)(gates + block_rows * kPanel);
         TileUnit in_use;
 #endif
-        for (int64_t block = 0; block < a.rows; block += block_rows) {
-            int64_t rows = least(block_rows, a.rows - block);
-            const bf16* x = (const bf16*)a.x;
+        for (int64_t first = from * kRowsAtOnce; first < least(to * kRowsAtOnce, a.rows); first += block_rows) {
+            RowPart part{(const bf16*)a.x + first * a.inputs, first, least(block_rows, a.rows - first)};
+            part.rows = least(part.rows, to * kRowsAtOnce - first);
 #if WEFT_AMX
-#pragma omp for schedule(static)
-            for (int64_t t = 0; t < (rows + 15) / 16; t++)
-                tiles_of_rows((const bf16*)a.x + block * a.inputs, rows, a.inputs, t, tiles);
-            x = tiles;
+            for (int64_t i = 0; i < part.rows; i += kRowsAtOnce)
+                tiles_of_rows((const bf16*)a.x, a.rows, a.inputs, first + i, tiles + i * a.inputs);
+            part.x = tiles;
 #endif
-            int64_t parts = (rows + part_rows - 1) / part_rows;
-#pragma omp for schedule(static)
-            for (int64_t task = 0; task < panels * parts; task++) {
-                int64_t panel = task / parts, first = task % parts * part_rows;
-                RowPart part{x, block, block + first, least(part_rows, rows - first)};
+            for (int64_t panel = first_panel; panel < end; panel++) {
                 const bf16* weight = (const bf16*)a.weight + panel * size;
-                const bf16* next = panel + 1 < panels ? weight + size : nullptr;
+                const bf16* next = panel + 1 < end ? weight + size : nullptr;
                 if (a.gated) {
                     linear_panel(a, part, panel, weight + panels * size, gates, false, nullptr);
                     linear_panel(a, part, panels + panel, next, sums, true, gates);
@@ -266,7 +311,8 @@ inline void linear_packed(const LinearArgs& a) {
                 }
             }
         }
-    }
+        _mm_sfence();
+    });
 }
 
 }  // namespace

@@ -12,19 +12,22 @@ namespace {
 // Reads every byte once, in as many runs as there are threads; returns a sum, so that nothing is left out.
 inline double probe_read(const void* data, int64_t bytes, int threads) {
     const int64_t step = 4 * (int64_t)sizeof(vf), share = bytes / threads / step * step;
-    double total = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : total)
-    {
-        const char* from = (const char*)data + share * omp_get_thread_num();
+    int64_t total = 0;
+    on_threads(threads, [&](int64_t member, int64_t members) {
         vi sums[4] = {};
-        for (int64_t i = 0; i < share; i += step) {
-            for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(from + i + 4096 + line);
-            for (int j = 0; j < 4; j++) sums[j] += load_raw<vi>(from + i + j * (int64_t)sizeof(vf));
+        for (int64_t part = member; part < threads; part += members) {
+            const char* from = (const char*)data + share * part;
+            for (int64_t i = 0; i < share; i += step) {
+                for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(from + i + 4096 + line);
+                for (int j = 0; j < 4; j++) sums[j] += load_raw<vi>(from + i + j * (int64_t)sizeof(vf));
+            }
         }
+        int64_t sum = 0;
         for (int j = 0; j < 4; j++)
-            for (int w = 0; w < W; w++) total += sums[j][w];
-    }
-    return total;
+            for (int w = 0; w < W; w++) sum += sums[j][w];
+        __atomic_fetch_add(&total, sum, __ATOMIC_RELAXED);
+    });
+    return (double)total;
 }
 
 // Multiplies and adds `rounds` times on every thread, on operands of `data` (32 KiB per thread, of T); returns how
@@ -32,10 +35,10 @@ inline double probe_read(const void* data, int64_t bytes, int threads) {
 template <class T>
 double probe_product(void* data, int64_t rounds, int threads) {
     constexpr int64_t kBytes = 32 << 10;
-    double operations = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : operations)
-    {
-        char* mine = (char*)data + kBytes * omp_get_thread_num();
+    int64_t all_operations = 0;
+    on_threads(threads, [&](int64_t member, int64_t) {
+        int64_t operations = 0;
+        char* mine = (char*)data + kBytes * member;
 #if WEFT_AMX
         if constexpr (sizeof(T) == 2) {
             TileUnit in_use;
@@ -58,7 +61,7 @@ double probe_product(void* data, int64_t rounds, int threads) {
                 }
             _tile_stored(0, mine, 64);
             TileUnit::barrier();
-            operations += (double)rounds * 8 * 4 * 2 * 16 * 16 * 32;
+            operations += rounds * 8 * 4 * 2 * 16 * 16 * 32;
         } else
 #endif
         {
@@ -79,10 +82,11 @@ double probe_product(void* data, int64_t rounds, int threads) {
                 }
             for (int m = 0; m < M; m++)
                 for (int n = 0; n < 2; n++) store((float*)mine + (m * 2 + n) * W, acc[m][n]);
-            operations += (double)rounds * 64 * M * 2 * 2 * L::step;
+            operations += rounds * 64 * M * 2 * 2 * L::step;
         }
-    }
-    return operations;
+        __atomic_fetch_add(&all_operations, operations, __ATOMIC_RELAXED);
+    });
+    return (double)all_operations;
 }
 
 }  // namespace
