@@ -69,7 +69,12 @@ class Weft:
     version = __version__
 
     def __init__(self, checkpoint: Path, threads: int, **options: object):
-        defaults: dict[str, object] = {"num_pages": 1200, "prefix_cache": False, "max_context": 4096}
+        defaults: dict[str, object] = {
+            "num_pages": 1200,
+            "prefix_cache": False,
+            "max_context": 4096,
+            "performance_mode": "throughput",
+        }
         config = EngineConfig(model=str(checkpoint), dtype="bfloat16", threads=threads, **(defaults | options))
         self.loop = asyncio.new_event_loop()
         self.engine = InlineEngine.from_config(config)

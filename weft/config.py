@@ -63,7 +63,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_waiting: int = 4096
     """Operations waiting before new ones are refused with 429."""
     max_step_tokens: int | None = None
-    """Query tokens of one step. None: 512 on a CPU, 8192 on a GPU."""
+    """Query tokens of one step. None: 512 on a CPU (2048 for throughput), 8192 on a GPU."""
+    performance_mode: Literal["interactivity", "throughput"] = "interactivity"
+    """Short steps, so that tokens come evenly, or longer ones, which finish a whole batch sooner. `weft.LLM` takes
+    the latter."""
     aging_s: float = 30.0
     """A waiting request's priority improves by one every so many seconds: every wait is bounded."""
     prefix_cache: bool = True

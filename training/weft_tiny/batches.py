@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.weft_tiny.data import stream
+from training.weft_tiny.data import WEIGHTS, stream
 from training.weft_tiny.examples import Example
 from training.weft_tiny.render import render
 
@@ -57,10 +57,11 @@ def joined(rows: list[Row]) -> Row:
 
 
 def batches(
-    tokenizer: Tokenizer, seed: int, size: int, longest: int = 512, prompt_weight: float = 0.1, long_share: float = 0.0
-) -> Iterator[Batch]:
+    tokenizer: Tokenizer, seed: int, size: int, longest: int = 512, prompt_weight: float = 0.1, long_share: float = 0.0,
+    weights: Mapping[str, float] = WEIGHTS,
+) -> Iterator[Batch]:  # fmt: skip
     """Batches of about ``size`` tokens, in random order; a share of the rows joins several conversations."""
-    source = stream(seed)
+    source = stream(seed, weights)
     rng = random.Random(seed)
     while True:
         rows: list[Row] = []

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from training.weft_tiny.examples import Example
 from training.weft_tiny.grammar import Draw
-from training.weft_tiny.kinds import chat, copying, extract, lists, passage, story, tool
+from training.weft_tiny.kinds import chat, copying, extract, lists, passage, recall, story, tool
 
 MAKERS: dict[str, Callable[[Draw], Example]] = {
     "chat": chat.make,
@@ -20,11 +20,17 @@ MAKERS: dict[str, Callable[[Draw], Example]] = {
     "json": extract.make,
     "tool": tool.make,
     "copying": copying.make,
+    "recall": recall.make,
 }
 KINDS = ("chat", "story", "passage", "list", "json", "tool")
 WEIGHTS: dict[str, float] = {
     "chat": 0.12, "story": 0.05, "passage": 0.22, "list": 0.12, "json": 0.18, "tool": 0.21, "copying": 0.10,
 }  # fmt: skip
+
+
+def mixture(recall: float) -> dict[str, float]:
+    """The shares of all kinds when look-up tables make up the share ``recall``."""
+    return {kind: share * (1 - recall) for kind, share in WEIGHTS.items()} | {"recall": recall}
 
 
 def stream(seed: int, weights: Mapping[str, float] = WEIGHTS) -> Iterator[Example]:

@@ -63,11 +63,11 @@ TOLD = Phrases(
 _LOWERED = (
     "The", "In", "On", "For", "At", "To", "With", "It", "She", "He", "One", "You", "Call", "People", "There", "Nothing",
 )  # fmt: skip
-_MADE_UP_SAY = (
+MADE_UP_SAY = (
     "The {k} of {s} is {v}.", "{s} has the {k} {v}.", "{s}'s {k} is {v}.", "{s} got {v} as {k}.", "{k} of {s}: {v}.",
     "{v} is the {k} of {s}.", "For {s} the {k} is {v}.", "~As {k}, {s} was given {v}.", "~{s} uses {v} for a {k}.",
 )  # fmt: skip
-_MADE_UP_ASK = (
+MADE_UP_ASK = (
     "What is the {k} of {s}?", "What {k} does {s} have?", "What is {s}'s {k}?", "Which {k} does {s} have?",
     "Tell me the {k} of {s}.", "Which {k} belongs to {s}?", "Give me {s}'s {k}.",
     "~Find the {k} of {s}.", "~What was given to {s} as {k}?",
@@ -87,7 +87,7 @@ def made_up(draw: Draw, person: bool) -> Relation:
         return Phrases(*(line.replace("{k}", noun).replace("{s}", article) for line in templates))
 
     reply = f"The {noun} of {article} is {{v}}."
-    return Relation((noun.replace(" ", "_"),), draw.pick(makers), lines(_MADE_UP_SAY), lines(_MADE_UP_ASK), reply)
+    return Relation((noun.replace(" ", "_"),), draw.pick(makers), lines(MADE_UP_SAY), lines(MADE_UP_ASK), reply)
 
 
 def pick_relations(draw: Draw, count: int) -> tuple[str, Pool, list[Relation]]:

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from training.weft_tiny.batches import Batch, batches
+from training.weft_tiny.batches import Batch, batches, collate, encode
+from training.weft_tiny.data import KINDS, held_out, mixture
 from training.weft_tiny.optim import Muon, split_parameters
 from training.weft_tiny.tokenizer import CONTEXT, END_OF_TEXT, IM_END
 
@@ -62,6 +63,13 @@ def rate(seen: int, warmup: int, minutes: float, decay_minutes: float | None) ->
     """The learning-rate factor after ``seen`` tokens, ``minutes`` into a run that decays over ``decay_minutes``."""
     factor = min(1.0, (seen + 1) / warmup)
     return factor if decay_minutes is None else factor * max(0.0, 1.0 - minutes / decay_minutes)
+
+
+def _spans(flags: list[bool]) -> list[tuple[int, int]]:
+    """The runs of true flags, as half-open ranges."""
+    edges = [index for index in range(len(flags) + 1)
+             if (index < len(flags) and flags[index]) != (index > 0 and flags[index - 1])]  # fmt: skip
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 class Trainer:
@@ -126,11 +134,42 @@ class Trainer:
             self.average[name].lerp_(value.detach(), 1 - keep)
         return float(answers)
 
+    @torch.no_grad()
+    def check(self, count: int = 96) -> str:
+        """The share of held-out answers whose every token is the likeliest one, given the right tokens before it.
+
+        Of the averaged weights. Quick to compute and close to what a greedy answer would get, where only one answer
+        is right; the card's figures come from ``evaluate``.
+        """
+        shares = []
+        current = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        self._set(self.average)
+        for kind in KINDS:
+            right = answers = 0
+            rows = [encode(case, self.tokenizer, 0.0) for case in held_out(kind, count, templates=False, seed=1)]
+            for first in range(0, count, 16):
+                batch = collate(rows[first : first + 16])
+                tokens, asked = batch.tokens.to(self.args.device), batch.weights[:, 1:] > 0
+                with torch.autocast(self.args.device.split(":")[0], torch.bfloat16):
+                    likeliest = self.model(input_ids=tokens[:, :-1]).logits.argmax(-1)
+                hits = (likeliest == tokens[:, 1:]).cpu()
+                for row in range(len(hits)):
+                    spans = _spans(asked[row].tolist())
+                    answers += len(spans)
+                    right += sum(bool(hits[row, start:end].all()) for start, end in spans)
+            shares.append(f"{kind} {100 * right / answers:.1f} %")
+        self._set(current)
+        return ", ".join(shares)
+
+    def _set(self, weights: dict[str, Tensor]) -> None:
+        for name, value in self.model.named_parameters():
+            value.copy_(weights[name])
+
     def run(self) -> None:
         """Train until the wanted number of tokens, with a progress line and regular checkpoints."""
         args = self.args
         source = batches(self.tokenizer, args.seed + 1000 * self.resumed, args.batch, args.longest, args.prompt_weight,
-                         args.long_share)  # fmt: skip
+                         args.long_share, mixture(args.recall_share))  # fmt: skip
         began = saved = last = time.monotonic()
         first, losses, factor = self.seen, [], 1.0
         while self.seen < args.tokens and factor > 0:
@@ -143,6 +182,8 @@ class Trainer:
                 line = f"step {self.step}  tokens {self.seen / 1e6:.2f}M  loss {mean:.4f}"
                 print(f"{line}  rate {factor:.2f}  {speed:.0f} tokens/s", flush=True)
                 losses = []
+            if self.step % args.check == 0:
+                print(f"held out: {self.check()}", flush=True)
             if now - saved > args.save_seconds:
                 self.save()
                 saved = now
@@ -161,6 +202,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=400, help="longest single conversation in tokens")
     parser.add_argument("--long-share", type=float, default=0.015, help="share of rows that join several conversations")
     parser.add_argument("--prompt-weight", type=float, default=0.1, help="loss weight of tokens outside answers")
+    parser.add_argument("--recall-share", type=float, default=0.0, help="share of rows that are look-up tables")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=1)
@@ -168,6 +210,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")
+    parser.add_argument("--check", type=int, default=400, help="steps between checks on held-out cases")
     parser.add_argument("--save-seconds", type=float, default=240.0)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

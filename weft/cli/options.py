@@ -48,6 +48,9 @@ FLAGS: Mapping[str, Flag] = {
     "engine.num_pages": Flag(("--num-pages",), int, "Number of KV pages instead."),
     "engine.max_running": Flag(("--max-running",), int, "Sequences that may be in one step. (256)"),
     "engine.max_step_tokens": Flag(("--max-step-tokens",), int, "Tokens of one step. (512 on a CPU, 8192 on a GPU)"),
+    "engine.performance_mode": Flag(
+        ("--performance-mode",), str, "interactivity; or throughput: longer steps on a CPU."
+    ),
     "engine.threads": Flag(("--threads",), int, "CPU threads of kernels. (by the number of cores)"),
     "server.served_model_name": Flag(
         ("--served-model-name",), list[str], "Name that clients use; repeat for several. (the model as given)"

@@ -80,7 +80,7 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"LLM has no engine option {name!r}; {hint}")
     try:
-        return msgspec.convert({"model": model, **options}, EngineConfig)
+        return msgspec.convert({"model": model, "performance_mode": "throughput", **options}, EngineConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"an engine option cannot be used: {error}") from error
 

@@ -22,7 +22,12 @@ from weft.worker.sizing import FreeMemory, Sizing, kernel_threads, size_pools
 
 NUM_EMBED_SLOTS = 4096
 """One hidden vector each: 32 MiB for a hidden size of 4096 in bfloat16."""
-CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
+STEP_TOKENS = {
+    ("cpu", "interactivity"): 512,
+    ("cpu", "throughput"): 2048,
+    ("cuda", "interactivity"): 8192,
+    ("cuda", "throughput"): 8192,
+}
 WARM_UP_TOKENS_ON_CPU = 32
 """Enough to have every kernel loaded; a CPU's allocator needs no rehearsal of the largest step."""
 
@@ -57,7 +62,7 @@ def load(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
 
 def step_tokens(config: EngineConfig) -> int:
     """Query tokens of one step, at most."""
-    default = GPU_STEP_TOKENS if choose_device(config).type == "cuda" else CPU_STEP_TOKENS
+    default = STEP_TOKENS[choose_device(config).type, config.performance_mode]
     return max(config.max_step_tokens or default, config.max_running)
 
 
