@@ -2,11 +2,11 @@
 
     python -m bench.identity [--dtype bfloat16] [--requests 300]
 
-Requests differ in length, sampler, priority, shared prefix, forks and cancellation. They run one at a time, all
-together, all together in a pool so small that they evict and preempt one another (and with a host tier), and on a new
-engine. In float64 every token must be the same; the tests say so. In lower precision a batch of another shape rounds
-differently, and where two tokens are almost equally likely the choice may flip: this prints how many rows differ, and
-how far apart the two tokens were where they first did.
+Requests differ in length, sampler, priority, shared prefix, grammar, forks and cancellation. They run one at a time,
+all together, all together in a pool so small that they evict and preempt one another (and with a host tier), and on a
+new engine. In float64 every token must be the same; the tests say so. In lower precision a batch of another shape
+rounds differently, and where two tokens are almost equally likely the choice may flip: this prints how many rows
+differ, and how far apart the two tokens were where they first did.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from weft.config import DType, EngineConfig
 from weft.core import wire
+from weft.core.grammar import Grammar
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.build import build_engine
@@ -24,6 +25,12 @@ from weft.engine.engine import Engine
 from weft.tokenizers.load import load_tokenizer
 
 MAX_CONTEXT = 192
+GRAMMARS = (
+    Grammar.json_schema({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}),
+    Grammar.json_object(),
+    Grammar.regex(r"[A-Z][a-z]+( [a-z]+){3,9}\."),
+    Grammar.choice(["yes, of course", "no, never", "yes, sometimes"]),
+)
 TEXTS = (
     "Once upon a time there was a small lighthouse keeper named Mira who",
     "List three fruits and say which one is the sweetest:",
@@ -42,6 +49,7 @@ class Request:
     priority: int
     cancel_after: int | None
     """Tokens of the first fork after which the client cancels everything."""
+    grammar: Grammar | None = None
 
 
 @dataclass
@@ -58,7 +66,7 @@ Outcomes = list[Outcome]
 
 def random_requests(count: int, seed: int) -> list[Request]:
     """`count` requests on the embedded model."""
-    rng = random.Random(seed)
+    rng, grammars = random.Random(seed), random.Random(-seed)
     tokenizer = load_tokenizer("weft-tiny")
     system = tokenizer.encode("<|im_start|>system\n" + " ".join(TEXTS[:2]) + "<|im_end|>\n")
     requests = []
@@ -74,6 +82,7 @@ def random_requests(count: int, seed: int) -> list[Request]:
                 stop=StopParams(max_tokens=int(2 ** rng.uniform(0, 6.5)), ignore_eos=rng.random() < 0.5),
                 priority=rng.choice([0, 0, 0, -1, 2]),
                 cancel_after=rng.randrange(1, 10) if rng.random() < 0.1 else None,
+                grammar=grammars.choice(GRAMMARS) if grammars.random() < 0.25 else None,
             )
         )
     return requests
@@ -115,6 +124,7 @@ class Runner:
             while queue and len(opened) < together:
                 opened.append(self._open(queue.pop()))
                 outcomes.append(opened[-1][0])
+            self.engine.advance()
             self.engine.step()
             for entry in [e for e in opened if len(e[0].endings) == len(e[0].tokens)]:
                 opened.remove(entry)
@@ -144,7 +154,8 @@ class Runner:
         ]
         for fork, (seq, sampler) in enumerate(zip(seqs, request.samplers, strict=True)):
             self._by_op[seq] = (outcome, fork, request, seqs[0])
-            commands.append(wire.Generate(seq=seq, op=seq, sampling=sampler, stop=request.stop))
+            command = wire.Generate(seq=seq, op=seq, sampling=sampler, stop=request.stop, grammar=request.grammar)
+            commands.append(command)
         self.engine.submit(1, commands)
         return outcome, seqs
 

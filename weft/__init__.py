@@ -10,11 +10,12 @@ from weft.version import __version__
 
 _EXPORTS = {
     "LLM": "weft.llm",
+    "Grammar": "weft.core.grammar",
     "SamplingParams": "weft.core.sampling",
     "StopParams": "weft.core.sampling",
 }
 
-__all__ = ["LLM", "SamplingParams", "StopParams", "__version__"]
+__all__ = ["LLM", "Grammar", "SamplingParams", "StopParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

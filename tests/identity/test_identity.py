@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from bench.identity import Outcomes, Request, Runner, random_requests, same_as_far_as_both_go, schedules
+from bench.identity import GRAMMARS, Outcomes, Request, Runner, random_requests, same_as_far_as_both_go, schedules
 
 REQUESTS = 300
 WAYS = schedules("float64")
@@ -45,5 +45,6 @@ def test_tokens_do_not_depend_on_the_schedule(way: str) -> None:
 def test_the_requests_are_worth_comparing() -> None:
     assert any(len(request.samplers) > 1 for request in requests())
     assert any(request.cancel_after for request in requests())
+    assert {request.grammar for request in requests()} >= set(GRAMMARS)
     assert len({tuple(request.prompt[:20]) for request in requests()}) < REQUESTS, "no prefix is shared"
     assert len({tuple(tokens) for outcome in outcomes("alone")[0] for tokens in outcome.tokens}) > REQUESTS / 2

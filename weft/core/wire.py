@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 
 PROTOCOL_VERSION = 1
@@ -69,6 +70,8 @@ class Generate(_Command, frozen=True, kw_only=True):
     op: int
     sampling: SamplingParams = SamplingParams()
     stop: StopParams = StopParams()
+    grammar: Grammar | None = None
+    """What the generated text must look like. The end of sequence is possible only where the text is complete."""
 
 
 class Fork(_Command, frozen=True, kw_only=True):

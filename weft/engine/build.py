@@ -53,6 +53,7 @@ def build_engine(
         publish,
         model=config.model,
         token_bytes=token_bytes,
+        special_ids=tokenizer.special_ids,
         overlap=config.overlap,
         cost_model=None if profile is None else profile.cost_model(),
     )

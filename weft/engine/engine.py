@@ -20,6 +20,7 @@ from weft.core.protocols import Worker
 from weft.core.step import LateInputs, StepHandle
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramPicture
 from weft.engine.costs import StepCosts
+from weft.engine.grammar import Compiling, Grammars
 from weft.engine.stop import StopMatcher
 from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
 from weft.sched.batch import InFlight
@@ -42,17 +43,21 @@ class Engine:
         *,
         model: str = "",
         token_bytes: list[bytes] | None = None,
+        special_ids: Iterable[int] = (),
         overlap: bool = True,
         clock: Clock | None = None,
         cost_model: CostModel | None = None,
     ):
-        """`cost_model` predicts the worker's steps; it is corrected by what they take."""
+        """`cost_model` predicts the worker's steps; it is corrected by what they take. `token_bytes` has an entry for
+        every row of the vocabulary; without it there are no stop strings and no grammars."""
         spec = worker.spec
         self.worker = worker
         self.clock = clock or SystemClock()
         self.cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
         self.scheduler = Scheduler(config, self.cache)
-        self.intake = Intake(self.scheduler, lambda stop: StopMatcher(stop, token_bytes or []))
+        self._grammars = Grammars(token_bytes or [], special_ids, config.eos_token_ids)
+        self.intake = Intake(self.scheduler, lambda stop: StopMatcher(stop, token_bytes or []), self._grammars.guide)
+        self._compiling = Compiling(self._grammars, self._apply)
         self.costs = StepCosts(cost_model)
         self._publish = publish
         self._overlap = overlap
@@ -80,13 +85,22 @@ class Engine:
 
     def submit(self, client: int, commands: Iterable[Command]) -> None:
         """Take in commands, between steps. Nothing is computed yet."""
-        now = self.clock.now()
         for command in commands:
-            self.intake.apply(client, command, now)
+            self._compiling.take(client, command)
 
     def drop_client(self, client: int) -> None:
         """Release everything a client holds."""
+        self._compiling.drop_client(client)
         self.intake.drop_client(client, self.clock.now())
+
+    @property
+    def compiling(self) -> bool:
+        """Whether commands wait for a grammar; `advance` looks whether they still have to."""
+        return bool(self._compiling)
+
+    def advance(self) -> None:
+        """Carry out commands whose grammar is ready now."""
+        self._compiling.advance()
 
     @property
     def busy(self) -> bool:
@@ -101,10 +115,14 @@ class Engine:
         began = time.perf_counter()
         step, flight = self.scheduler.schedule(self.clock.now())
         launched: tuple[StepHandle, InFlight] | None = None
+        guided = False
         if not step.is_empty:
             handle = self.worker.launch(step)
             self.scheduler.launched(step.step_id)
-            self.worker.bind(handle, LateInputs())
+            # Masks follow from tokens of the step before, which may still be on the device.
+            guided = step.sampling is not None and bool(step.sampling.late_mask.any())
+            if not guided:
+                self.worker.bind(handle, LateInputs())
             self.costs.launched(step)
             launched = handle, flight
         waited = 0.0
@@ -112,6 +130,8 @@ class Engine:
             waited += self._take_in(*self._previous)
         elif launched is None and self.scheduler.has_work:
             raise WeftError("the scheduler has work and no way to do it: a bug in Weft")
+        if launched is not None and guided:
+            self.worker.bind(launched[0], self._grammars.masks(step, flight))
         self._previous = launched
         if launched is not None and not self._overlap:
             waited += self._take_in(*launched)
@@ -154,7 +174,11 @@ class Engine:
 
     def close(self) -> None:
         """Stop the worker."""
+        self._grammars.close()
         self.worker.close()
+
+    def _apply(self, client: int, command: Command) -> None:
+        self.intake.apply(client, command, self.clock.now())
 
     def _take_in(self, handle: StepHandle, flight: InFlight) -> float:
         """Understand a step's result; returns the seconds spent waiting for it."""

@@ -15,6 +15,8 @@ from weft.engine.engine import Engine
 
 IDLE_WAIT_S = 1.0
 """How long an idle engine listens before it looks at its leases."""
+COMPILING_WAIT_S = 0.001
+"""How long it listens before it looks whether a grammar is ready."""
 
 
 class Mailbox(Protocol):
@@ -48,9 +50,11 @@ class EngineLoop:
         """Until the mailbox says stop. Raises what the worker raises."""
         engine, mailbox = self._engine, self._mailbox
         while not mailbox.stopped:
-            messages = mailbox.receive(0.0 if engine.busy else IDLE_WAIT_S)
+            wait_s = COMPILING_WAIT_S if engine.compiling else IDLE_WAIT_S
+            messages = mailbox.receive(0.0 if engine.busy else wait_s)
             for client, commands in messages:
                 self._take(client, commands)
+            engine.advance()
             engine.publish(0)
             if engine.busy:
                 engine.step()

@@ -10,6 +10,7 @@ import msgspec
 
 from weft.config import EngineConfig
 from weft.core.errors import ConfigError, InvalidRequest
+from weft.core.grammar import Grammar
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.programs.types import Caller, ChatArgs, CompletionArgs
@@ -43,6 +44,8 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     n: int
     """Outputs of each prompt; output i draws with seed + i."""
+    grammar: Grammar | None
+    """What each output must look like."""
     prompt_logprobs: int | None
     include_stop: bool
     skip_special_tokens: bool

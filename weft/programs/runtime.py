@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self, overload
 
 from weft.core.errors import EngineDead, UnknownHandle, WeftError, from_kind
+from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import (
     Append,
@@ -213,11 +214,15 @@ class Sequence:
         self._add(operation, Append(seq=self.id, op=op, tokens=tokens, outputs=outputs))
         return operation if isinstance(operation, Report) else None
 
-    def generate(self, sampling: SamplingParams | None = None, stop: StopParams | None = None) -> Generation:
+    def generate(
+        self, sampling: SamplingParams | None = None, stop: StopParams | None = None, grammar: Grammar | None = None
+    ) -> Generation:
         """Sample tokens. Iterate over the result for lists of `Token`, as many as came together."""
         op = self._begin()
         generation = Generation(op, self.id)
-        command = Generate(seq=self.id, op=op, sampling=sampling or SamplingParams(), stop=stop or StopParams())
+        command = Generate(
+            seq=self.id, op=op, sampling=sampling or SamplingParams(), stop=stop or StopParams(), grammar=grammar
+        )
         self._add(generation, command)
         return generation
 

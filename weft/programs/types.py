@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import FinishReason, TokenLogprobs, Usage
 
@@ -35,6 +36,8 @@ class CompletionArgs:
     include_stop: bool = False
     """Whether the text keeps the stop string that ended it."""
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
+    """What each choice must look like."""
     prompt_logprobs: int | None = None
     max_tokens: int | None = None
     """Of all choices; 0 computes the prompt alone (for `echo` with log-probabilities)."""

@@ -248,7 +248,7 @@ class StepBuilder:
             uniforms=uniforms(table.seeds[slots], table.output_index[slots]),
             num_logprobs=table.num_logprobs[slots],
             suppress_stop=table.output_index[slots] < table.min_tokens[slots],
-            late_mask=np.zeros(len(slots), np.bool_),
+            late_mask=table.guided[slots],
             score_rows=np.array(self._score_rows, np.int32),
             score_targets=np.array(self._score_targets, np.int32),
             score_top=self._score_top,

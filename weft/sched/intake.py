@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from weft.core.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
+from weft.core.grammar import Grammar
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.wire import (
     Append,
@@ -31,18 +32,20 @@ from weft.core.wire import (
 from weft.sched import sequence as ops
 from weft.sched.operations import advance, cancelled, emit_end, end_all, rest
 from weft.sched.scheduler import Scheduler
-from weft.sched.sequence import Sequence, State, StopMonitor
+from weft.sched.sequence import Guide, Sequence, State, StopMonitor
 
 MonitorFactory = Callable[[list[bytes]], StopMonitor]
+GuideFactory = Callable[[Grammar], Guide]
 _MASK63 = (1 << 63) - 1
 
 
 class Intake:
     """See the module's docstring."""
 
-    def __init__(self, scheduler: Scheduler, make_monitor: MonitorFactory):
+    def __init__(self, scheduler: Scheduler, make_monitor: MonitorFactory, make_guide: GuideFactory):
         self._scheduler = scheduler
         self._make_monitor = make_monitor
+        self._make_guide = make_guide
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._ids = itertools.count(1)
         self.draining = False
@@ -198,6 +201,7 @@ class Intake:
             max_tokens=config.max_context if stop.max_tokens is None else stop.max_tokens,
             stop_ids=frozenset((*eos, *stop.stop_token_ids)),
             monitor=self._make_monitor(stop.stop) if stop.stop else None,
+            guide=None if command.grammar is None else self._make_guide(command.grammar),
         )
         sequence.ops.append(op)
         self._arrive(sequence, now)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.core.errors import InvalidRequest
 from weft.core.step import StepResult, TopTokens
-from weft.core.wire import Finished, FinishReason, Token, TokenLogprobs
+from weft.core.wire import Failed, Finished, FinishReason, Token, TokenLogprobs
 from weft.sched.batch import InFlight
 from weft.sched.operations import end_operation, finish_append, rest, usage_of
 from weft.sched.scheduler import Scheduler
@@ -72,11 +73,20 @@ def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now
         verdict = _NOTHING if op.monitor is None else op.monitor.push(token, past_minimum)
         logprobs = None if op.sampling.logprobs is None else _logprobs(result, index, op.sampling.logprobs)
         outbox.append((sequence.client, Token(op.op, token, verdict.hold_bytes, logprobs)))
+        complete = op.guide is not None and op.guide.push(token)
+        if op.guide is not None and op.guide.error:
+            error = InvalidRequest(op.guide.error, "grammar")
+            usage = usage_of(sequence, op, now)
+            failed = Failed(op=op.op, kind=error.kind, message=error.message, param=error.param, usage=usage)
+            end_operation(scheduler, sequence, failed, now)
+            continue
         if token in op.stop_ids:
             stop = None if token in scheduler.config.eos_token_ids else token
             _finish(scheduler, sequence, op, "stop", stop, 0, now)
         elif verdict.stop is not None:
             _finish(scheduler, sequence, op, "stop", verdict.stop, verdict.cut_bytes, now)
+        elif complete:
+            _finish(scheduler, sequence, op, "stop", None, 0, now)
         elif op.num_output >= op.max_tokens:
             _finish(scheduler, sequence, op, "length", None, 0, now)
 

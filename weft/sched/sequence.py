@@ -55,6 +55,19 @@ class StopMonitor(Protocol):
         ...
 
 
+class Guide(Protocol):
+    """Follows a grammar through the generated tokens; the masks of what may come next are made outside."""
+
+    def push(self, token: int) -> bool:
+        """Take in the next token; True when nothing may follow any more."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the grammar cannot be followed any further; empty while it can."""
+        ...
+
+
 class StopVerdict(NamedTuple):
     """What a monitor knows after a token."""
 
@@ -95,6 +108,8 @@ class Generate:
     """Resolved: what the caller and the context allow."""
     stop_ids: frozenset[int]
     monitor: StopMonitor | None = None
+    guide: Guide | None = None
+    """Each token waits for a mask."""
     num_output: int = 0
     """Tokens known to the host."""
     num_prompt: int = 0

@@ -32,6 +32,8 @@ class SlotTable:
         """Index of the output token sampled next."""
         self.min_tokens = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, -1, np.int32)
+        self.guided = np.zeros(num_slots, np.bool_)
+        """Its tokens wait for a mask."""
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -55,6 +57,7 @@ class SlotTable:
         self.remaining[slot] = op.max_tokens - op.num_output
         self.min_tokens[slot] = op.stop.min_tokens
         self.num_logprobs[slot] = -1 if op.sampling.logprobs is None else op.sampling.logprobs
+        self.guided[slot] = op.guide is not None
 
     def set_pages(self, slot: int, pages: list[int]) -> None:
         """Take over a page table."""

@@ -48,7 +48,9 @@ async def main(args: CompletionArgs, caller: Caller, rt: Runtime) -> AsyncGenera
         forks = [await scope.enter_async_context(prompt.fork()) for _ in range(args.n - 1)]
         stop = stop_params(args)
         sequences = [prompt, *forks]
-        generations = [seq.generate(seeded(args.sampling, index), stop) for index, seq in enumerate(sequences)]
+        generations = [
+            seq.generate(seeded(args.sampling, index), stop, args.grammar) for index, seq in enumerate(sequences)
+        ]
         if report is not None:
             yield Chunk(index=0, prompt_logprobs=_logprobs(await report))
         choices = [Choice(index, args, rt) for index in range(args.n)]

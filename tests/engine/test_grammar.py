@@ -1,0 +1,178 @@
+"""Grammars on the embedded model: what comes out belongs to them, and nobody else is held up by them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from weft import LLM, Grammar
+from weft.core import wire
+from weft.core.errors import InvalidRequest
+from weft.core.ids import pack_tokens
+from weft.core.sampling import SamplingParams, StopParams
+from weft.engine.grammar import MAX_COMPILED, MAX_GRAMMAR_BYTES, Compiling, Grammars
+
+PROMPTS = ["Once upon a time", "The price is", "{", "Who are you?", "Ann is 9.", "[1, 2"]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
+    "required": ["name", "tags", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("weft-tiny", dtype="float32", device="cpu", num_pages=400, max_context=512, threads=2) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_json_that_the_schema_allows(llm: LLM, temperature: float) -> None:
+    results = llm.generate(PROMPTS, grammar=Grammar.json_schema(SCHEMA), temperature=temperature, seed=3)
+    for result in results:
+        found = json.loads(result.text)
+        assert list(found) == ["name", "tags", "age"]
+        assert len(found["name"]) <= 8
+        assert set(found["tags"]) <= {"a", "b"}
+        assert len(found["tags"]) <= 3
+        assert 0 <= found["age"] <= 120
+        assert result.outputs[0].finish_reason == "stop"
+
+
+def test_a_regular_expression_matches_the_whole_text(llm: LLM) -> None:
+    pattern = r"(north|south)-[0-9]{2,4}(!|\?)"
+    for result in llm.generate(PROMPTS, grammar=Grammar.regex(pattern), temperature=1.0, n=4, seed=1):
+        for output in result.outputs:
+            assert re.fullmatch(pattern, output.text)
+
+
+def test_a_choice_is_one_of_its_options_to_the_letter(llm: LLM) -> None:
+    options = ["yes", "yes, but", 'say "no"\n', "naïve – 中文"]
+    results = llm.generate(PROMPTS * 4, grammar=Grammar.choice(options), temperature=2.0, seed=2)
+    assert {result.text for result in results} <= set(options)
+    assert len({result.text for result in results}) > 1
+
+
+def test_a_grammar_of_the_caller(llm: LLM) -> None:
+    grammar = Grammar.lark('start: "(" inner ")"\ninner: /[a-c]/ | "(" inner ")"\n')
+    for result in llm.generate(PROMPTS, grammar=grammar, temperature=1.0, seed=5, max_tokens=200):
+        if result.outputs[0].finish_reason == "stop":
+            assert re.fullmatch(r"\(+[a-c]\)+", result.text)
+            assert result.text.count("(") == result.text.count(")")
+
+
+def test_a_text_that_is_complete_ends_without_end_of_sequence(llm: LLM) -> None:
+    result = llm.generate("x", grammar=Grammar.regex("[0-9]{3}"), ignore_eos=True, min_tokens=50)[0]
+    assert re.fullmatch("[0-9]{3}", result.text)
+    assert result.outputs[0].finish_reason == "stop"
+
+
+def test_blanks_in_json_come_to_an_end(llm: LLM) -> None:
+    blanks = {token: 100.0 for token in range(llm.info.vocab_size) if not llm.tokenizer.bytes_of(token).strip()}
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    result = llm.generate("x", grammar=Grammar.json_schema(schema), logit_bias=blanks, temperature=0, max_tokens=400)[0]
+    assert json.loads(result.text) == {"a": 1}
+
+
+def test_max_tokens_still_cuts(llm: LLM) -> None:
+    result = llm.generate("x", grammar=Grammar.json_schema(SCHEMA), max_tokens=2)[0]
+    assert result.outputs[0].finish_reason == "length"
+    assert len(result.outputs[0].token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        (Grammar.json_schema({"type": "objekt"}), "objekt"),
+        (Grammar("json_schema", '{"type"'), "JSON schema"),
+        (Grammar.json_schema({"type": "object", "not": {}}), "not"),
+        (Grammar.regex("(a"), "regular expression"),
+        (Grammar.regex(r"(a)\1"), "regular expression"),
+        (Grammar.lark("start: MISSING"), "MISSING"),
+        (Grammar.lark("x" * (MAX_GRAMMAR_BYTES + 1)), "KiB"),
+    ],
+    ids=["type", "syntax", "keyword", "regex", "back-reference", "lark", "long"],
+)
+def test_a_grammar_that_cannot_be_used_fails_its_request_alone(llm: LLM, grammar: Grammar, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(says)):
+        llm.generate("x", grammar=grammar)
+    assert llm.generate("x", max_tokens=3)[0].outputs[0].token_ids
+
+
+class Late(Grammars):
+    """Grammars that are ready when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__([], (), [])
+        self.ready: set[Grammar] = set()
+
+    def is_ready(self, grammar: Grammar) -> bool:
+        return grammar in self.ready
+
+
+def test_commands_behind_a_grammar_keep_their_order_and_nobody_else_waits() -> None:
+    grammars, done = Late(), []
+    compiling = Compiling(grammars, lambda client, command: done.append((client, command)))
+    one, two = Grammar.regex("a"), Grammar.regex("b")
+    mine: list[wire.Command] = [
+        wire.Generate(seq=1, op=2, grammar=one),
+        wire.Append(seq=1, op=3, tokens=pack_tokens([1])),
+        wire.Fork(seq=1, child=4),
+        wire.Generate(seq=4, op=5, grammar=two),
+        wire.Release(seq=1),
+        wire.Release(seq=4),
+    ]
+    theirs: list[wire.Command] = [wire.Open(seq=9), wire.Generate(seq=9, op=10), wire.ResetPrefixCache()]
+    for command in mine:
+        compiling.take(1, command)
+    for command in theirs:
+        compiling.take(1, command)
+    same_number = wire.Append(seq=1, op=3, tokens=pack_tokens([2]))
+    compiling.take(2, same_number)
+    assert done == [(1, command) for command in theirs] + [(2, same_number)]
+    done.clear()
+    grammars.ready.add(one)
+    compiling.advance()
+    assert [command for _, command in done] == mine[:3]
+    assert compiling
+    grammars.ready.add(two)
+    compiling.advance()
+    assert [command for _, command in done] == mine
+    assert not compiling
+
+
+def test_a_client_that_is_gone_waits_for_nothing() -> None:
+    grammars, done = Late(), []
+    compiling = Compiling(grammars, lambda client, command: done.append(command))
+    compiling.take(1, wire.Generate(seq=1, op=2, grammar=Grammar.regex("a")))
+    compiling.drop_client(1)
+    assert not compiling
+    grammars.ready.add(Grammar.regex("a"))
+    compiling.advance()
+    assert not done
+
+
+def test_more_grammars_than_are_kept(llm: LLM) -> None:
+    grammars = [Grammar.regex(f"{number:03}") for number in range(MAX_COMPILED + 10)]
+    for number, grammar in enumerate(grammars):
+        assert llm.generate("x", grammar=grammar)[0].text == f"{number:03}"
+
+
+def test_sampling_sees_the_mask_after_everything_else(llm: LLM) -> None:
+    """Bad words, a bias against them, and stop ids give way: the text stays in the grammar."""
+    digits = {token: -100.0 for token in range(llm.info.vocab_size) if llm.tokenizer.bytes_of(token) in b"0123456789"}
+    result = llm.generate(
+        "x",
+        SamplingParams(temperature=1.0, logit_bias=digits, bad_words=[[token] for token in digits][:5]),
+        StopParams(min_tokens=10, max_tokens=20),
+        grammar=Grammar.regex("[0-9]{4}"),
+    )[0]
+    assert re.fullmatch("[0-9]{4}", result.text)

@@ -1,0 +1,207 @@
+"""Grammars: compiled once, followed token by token, and turned into masks for the sampling half of a step.
+
+Owns llguidance, the threads that compile, and the grammars compiled so far. Commands that need one that is still being
+compiled wait in `Compiling`, in their order, and with them whatever follows on the same sequences; nobody else does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+
+from weft.core.errors import InvalidRequest, Unsupported
+from weft.core.grammar import Grammar
+from weft.core.step import LateInputs, Step
+from weft.core.wire import Command, Fork, Generate
+from weft.sched.batch import InFlight
+from weft.sched.sequence import Generate as Generation
+
+MAX_GRAMMAR_BYTES = 256 << 10
+MAX_COMPILED = 64
+"""Grammars kept for the next request with the same one."""
+COMPILING_THREADS = 2
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"
+"""Between the tokens of JSON. Bounded: a model that has lost its way would write blanks for ever."""
+MAX_MESSAGE = 500
+
+
+class Guide:
+    """One generation's way through its grammar."""
+
+    def __init__(self, matcher: LLMatcher):
+        self.matcher = matcher
+
+    def push(self, token: int) -> bool:
+        """Take in the next token; True when nothing may follow any more."""
+        self.matcher.consume_token(token)
+        return bool(self.matcher.is_stopped())
+
+    @property
+    def error(self) -> str:
+        """Why the grammar cannot be followed any further; empty while it can."""
+        return f"the grammar cannot be followed: {_short(self.matcher.get_error())}" if self.matcher.is_error() else ""
+
+
+class Grammars:
+    """The grammars of one engine, over its tokens."""
+
+    def __init__(self, token_bytes: Sequence[bytes], special_ids: Iterable[int], eos_ids: Sequence[int]):
+        """`token_bytes` has an entry for every row of the model's vocabulary."""
+        self._token_bytes, self._special_ids, self._eos_ids = token_bytes, special_ids, list(eos_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._words = -(-len(token_bytes) // 32)
+        self._executor = LLExecutor(1)
+        self._threads = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="weft-grammar")
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+
+    def is_ready(self, grammar: Grammar) -> bool:
+        """Whether `guide` would answer at once; begins to compile where it was not asked before."""
+        return self._future(grammar).done()
+
+    def guide(self, grammar: Grammar) -> Guide:
+        """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it."""
+        return Guide(self._future(grammar).result().deep_copy())
+
+    def masks(self, step: Step, flight: InFlight) -> LateInputs:
+        """The masks that the samplers of a launched step wait for, once the tokens of all steps before are known.
+
+        A sampler whose generation has ended meanwhile gets a mask that allows everything; its token is dropped.
+        """
+        if step.sampling is None:
+            return LateInputs()
+        waiting = np.flatnonzero(step.sampling.late_mask).astype(np.int32)
+        if not len(waiting):
+            return LateInputs()
+        masks = np.full((len(waiting), self._words), 0xFFFFFFFF, np.uint32)
+        matchers = []
+        for place, index in enumerate(waiting.tolist()):
+            sequence, epoch = flight.sampled[index]
+            guide = _guide_of(sequence.ops[0]) if sequence.epoch == epoch and sequence.ops else None
+            if guide is not None and not guide.error:
+                matchers.append((guide.matcher, place))
+        if matchers:
+            self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, self._words * 4, len(masks))
+        return LateInputs(waiting, masks)
+
+    def close(self) -> None:
+        """Stop compiling."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _future(self, grammar: Grammar) -> Future[LLMatcher]:
+        found = self._compiled.get(grammar)
+        if found is None:
+            found = self._compiled[grammar] = self._threads.submit(self._compile, grammar)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(grammar)
+        return found
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest(
+                f"the grammar is longer than {MAX_GRAMMAR_BYTES >> 10} KiB; make it smaller", "grammar"
+            )
+        vocabulary = self._vocabulary()
+        try:
+            matcher = LLMatcher(vocabulary, _translate(grammar), log_level=0)
+            message = matcher.get_error() if matcher.is_error() else ""
+        except Exception as error:  # whatever the library makes of a caller's text is the caller's
+            message = str(error) or type(error).__name__
+        if message:
+            raise InvalidRequest(f"the {_NAMES[grammar.kind]} cannot be used: {_short(message)}", "grammar")
+        return matcher
+
+    def _vocabulary(self) -> LLTokenizer:
+        """Made when the first grammar comes: a large vocabulary takes a moment."""
+        with self._lock:
+            if self._tokenizer is None:
+                if not self._token_bytes or not self._eos_ids:
+                    raise Unsupported("this engine knows no text of its tokens, so it follows no grammar", "grammar")
+                vocabulary = _Vocabulary(self._token_bytes, self._special_ids, self._eos_ids[0])
+                self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=self._eos_ids)
+            return self._tokenizer
+
+
+class Compiling:
+    """Commands that wait for a grammar, in order."""
+
+    def __init__(self, grammars: Grammars, apply: Callable[[int, Command], None]):
+        """`apply` carries out a command whose turn has come."""
+        self._grammars = grammars
+        self._apply = apply
+        self._queues: dict[tuple[int, int], deque[Command]] = {}
+        """By (client, sequence): what its sequences wait with. A fork that waits shares its parent's."""
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def take(self, client: int, command: Command) -> None:
+        """Carry the command out, now or when its turn comes."""
+        key = client, getattr(command, "seq", 0)
+        queue = self._queues.get(key)
+        if queue is None:
+            if not isinstance(command, Generate) or self._is_ready(command):
+                self._apply(client, command)
+                return
+            queue = self._queues[key] = deque()
+        queue.append(command)
+        if isinstance(command, Fork):
+            self._queues[client, command.child] = queue
+
+    def advance(self) -> None:
+        """Carry out what no longer has to wait."""
+        for key, queue in list(self._queues.items()):
+            while queue and not (isinstance(queue[0], Generate) and not self._is_ready(queue[0])):
+                self._apply(key[0], queue.popleft())
+            if not queue:
+                self._queues.pop(key, None)
+
+    def drop_client(self, client: int) -> None:
+        """Forget what a client that is gone has asked for."""
+        self._queues = {key: queue for key, queue in self._queues.items() if key[0] != client}
+
+    def _is_ready(self, command: Generate) -> bool:
+        return command.grammar is None or self._grammars.is_ready(command.grammar)
+
+
+class _Vocabulary:
+    """Tokens as llguidance wants to see them."""
+
+    bos_token_id = None
+
+    def __init__(self, token_bytes: Sequence[bytes], special_ids: Iterable[int], eos_id: int):
+        self.tokens = list(token_bytes)
+        self.special_token_ids = sorted(special_ids)
+        self.eos_token_id = eos_id
+        self._by_bytes = {text: token for token, text in enumerate(token_bytes) if len(text) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Byte by byte. Only asked for tokens that a grammar forces, which the model is left to choose here."""
+        data = text.encode() if isinstance(text, str) else text
+        return [self._by_bytes[bytes([byte])] for byte in data if bytes([byte]) in self._by_bytes]
+
+
+_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+
+
+def _translate(grammar: Grammar) -> str:
+    if grammar.kind == "json_schema":
+        return str(LLMatcher.grammar_from_json_schema(grammar.text, None, {"whitespace_pattern": WHITESPACE}))
+    if grammar.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(grammar.text))
+    return str(LLMatcher.grammar_from_lark(grammar.text))
+
+
+def _short(message: str) -> str:
+    return " ".join(message.split())[:MAX_MESSAGE]
+
+
+def _guide_of(op: object) -> Guide | None:
+    return op.guide if isinstance(op, Generation) and isinstance(op.guide, Guide) else None
