@@ -15,12 +15,15 @@ from typing import Literal
 
 import msgspec
 
+from weft.core.errors import InvalidRequest
 from weft.core.grammar import Grammar
-from weft.core.sampling import SamplingParams, StopParams
+from weft.core.sampling import MAX_LOGPROBS, SamplingParams, StopParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 FinishReason = Literal["stop", "length"]
+MAX_DIST = 4096
+"""Tokens of a distribution that is sent to a client, at most."""
 
 
 class _Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
@@ -41,13 +44,23 @@ class Open(_Command, frozen=True, kw_only=True):
 
 
 class PromptOutputs(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
-    """What an `Append` reports about the tokens it adds. Either switches prefix reuse off for the sequence's uncomputed
-    tokens, because cached tokens are not computed again."""
+    """What an `Append` reports about the tokens it adds. `logprobs` and `hidden` switch prefix reuse off for them,
+    because cached tokens are not computed again."""
 
     logprobs: int | None = None
     """None: none. k >= 0: each appended token's log-probability and the k most probable tokens there."""
     hidden: Literal["mean", "last"] | None = None
     """Pooled final hidden state of the appended tokens, or that of the last one."""
+    dist: int | None = None
+    """k >= 1: the k tokens most likely to follow the sequence's last one. Tokens may then be empty."""
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest`, naming the field, for what no engine reports."""
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}", "logprobs")
+        if self.dist is not None and not 1 <= self.dist <= min(vocab_size, MAX_DIST):
+            most = min(vocab_size, MAX_DIST)
+            raise InvalidRequest(f"a distribution has between 1 and {most} tokens here, got {self.dist}", "dist")
 
 
 class Append(_Command, frozen=True, kw_only=True):
@@ -174,6 +187,13 @@ class Token(_Event, frozen=True):
     logprobs: TokenLogprobs | None = None
 
 
+class TokenDist(msgspec.Struct, frozen=True, array_like=True):
+    """The most probable next tokens, most probable first, with their log-probabilities under the model itself."""
+
+    ids: list[int]
+    logprobs: list[float]
+
+
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
     """What an operation cost. Times are seconds on the engine's clock."""
 
@@ -205,6 +225,7 @@ class Finished(_Event, frozen=True, kw_only=True):
     """One per appended token; None for the first token of a sequence, which nothing predicts."""
     hidden: list[float] | None = None
     """[hidden size]"""
+    dist: TokenDist | None = None
 
 
 class Failed(_Event, frozen=True, kw_only=True):

@@ -226,6 +226,13 @@ class Sequence:
         self._add(generation, command)
         return generation
 
+    def next_tokens(self, k: int = 256) -> Report:
+        """The `k` most probable tokens to follow: the `dist` of the awaited `Finished`. One round trip to the engine.
+
+        To append tokens and ask in one trip, `append` with `PromptOutputs(dist=k)`.
+        """
+        return self.append(b"", PromptOutputs(dist=k))
+
     def fork(self, *, request_id: str = "") -> Sequence:
         """A copy that shares all pages, as of the operations put on this sequence so far."""
         child = Sequence(self._runtime, self._begin(), self.caller)

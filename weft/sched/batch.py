@@ -63,6 +63,14 @@ class Pooled(NamedTuple):
     num: int
 
 
+class Distributed(NamedTuple):
+    """One of a step's distributions."""
+
+    sequence: Sequence
+    epoch: int
+    op: Append
+
+
 @dataclass(slots=True)
 class InFlight:
     """What the results of a launched step mean."""
@@ -72,6 +80,7 @@ class InFlight:
     written: list[Written] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
+    distributed: list[Distributed] = field(default_factory=list)
     num_tokens: int = 0
     num_rows: int = 0
 
@@ -107,6 +116,8 @@ class StepBuilder:
         self._score_rows: list[int] = []
         self._score_targets: list[int] = []
         self._hidden: list[tuple[int, int]] = []
+        self._dist_rows: list[int] = []
+        self._dist_top = 0
         self._slot_sets: list[SlotSet] = []
 
     def add_slot_set(self, slot_set: SlotSet) -> None:
@@ -196,7 +207,7 @@ class StepBuilder:
         return self._num_outputs - 1
 
     def _add_reports(self, sequence: Sequence, op: Append, start: int, end: int) -> None:
-        """Scores of prompt tokens and pooled hidden states that an append asks for."""
+        """Scores, pooled hidden states and the distribution that an append asks for."""
         outputs = op.outputs
         if outputs is None:
             return
@@ -216,6 +227,10 @@ class StepBuilder:
             self._hidden.extend((self.num_tokens + token - start, group) for token in wanted)
             if wanted:
                 self.in_flight.pooled.append(Pooled(sequence, sequence.kv_epoch, op, len(wanted)))
+        if outputs.dist is not None and end == last:
+            self._dist_top = max(self._dist_top, outputs.dist)
+            self._dist_rows.append(self._add_output(self.num_tokens + last - 1 - start))
+            self.in_flight.distributed.append(Distributed(sequence, sequence.kv_epoch, op))
 
     def _forward(self) -> ForwardBatch:
         rows = self._rows
@@ -237,7 +252,7 @@ class StepBuilder:
         )
 
     def _sampling(self) -> SamplingBatch | None:
-        if not self._sampler_rows and not self._score_rows:
+        if not self._sampler_rows and not self._score_rows and not self._dist_rows:
             return None
         table = self._slots
         empty = np.empty(0, np.int32)
@@ -252,6 +267,8 @@ class StepBuilder:
             score_rows=np.array(self._score_rows, np.int32),
             score_targets=np.array(self._score_targets, np.int32),
             score_top=self._score_top,
+            dist_rows=np.array(self._dist_rows, np.int32),
+            dist_top=self._dist_top,
         )
         table.total[slots] += 1
         table.output_index[slots] += 1

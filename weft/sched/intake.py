@@ -165,6 +165,12 @@ class Intake:
         sequence = self._usable(client, command.seq, command.op)
         if sequence is None:
             return
+        if command.outputs is not None:
+            command.outputs.validate(self._scheduler.config.vocab_size)
+        if not command.tokens and command.outputs is not None and command.outputs.dist is not None:
+            sequence.ops.append(ops.Append(command.op, unpack_tokens(b""), now, command.outputs))
+            self._arrive(sequence, now)
+            return
         if not command.tokens or len(command.tokens) % TOKEN_BYTES:
             raise InvalidRequest(f"{len(command.tokens)} bytes are not a whole number of int32 token ids", "prompt")
         ids = np.frombuffer(command.tokens, np.int32)

@@ -43,6 +43,11 @@ def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
 def _begin_append(scheduler: Scheduler, sequence: Sequence, op: Append) -> None:
     op.begun = True
     length = len(sequence.tokens) + len(op.tokens)
+    if length == 0:
+        empty = InvalidRequest("a sequence without tokens has no next one: append at least one", "tokens")
+        sequence.ops.popleft()
+        fail_sequence(scheduler, sequence, op.op, empty.kind, empty.message)
+        return
     if length > scheduler.config.max_context:
         error = ContextTooLong(
             f"the sequence would have {length} tokens; this model serves at most {scheduler.config.max_context}. "
@@ -58,8 +63,10 @@ def _begin_append(scheduler: Scheduler, sequence: Sequence, op: Append) -> None:
         sequence.ops.popleft()
         return
     # A token's score comes from the row of the token before it, so that one has to be computed as well.
-    limit = op.start if op.outputs.logprobs is None else max(op.start - 1, 0)
-    sequence.reuse_limit = limit
+    if op.outputs.logprobs is not None:
+        sequence.reuse_limit = max(op.start - 1, 0)
+    elif op.outputs.hidden is not None:
+        sequence.reuse_limit = op.start
 
 
 def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate) -> bool:
@@ -129,7 +136,7 @@ def finish_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: flo
         num_prompt_tokens=len(sequence.tokens), num_cached_tokens=sequence.num_cached, total_s=now - op.arrival_s
     )
     sequence.reuse_limit = None
-    event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden)
+    event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden, dist=op.dist)
     end_operation(scheduler, sequence, event, now)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.core.errors import InvalidRequest
 from weft.core.step import StepResult, TopTokens
-from weft.core.wire import Failed, Finished, FinishReason, Token, TokenLogprobs
+from weft.core.wire import Failed, Finished, FinishReason, Token, TokenDist, TokenLogprobs
 from weft.sched.batch import InFlight
 from weft.sched.operations import end_operation, finish_append, rest, usage_of
 from weft.sched.scheduler import Scheduler
@@ -25,6 +25,7 @@ def update(scheduler: Scheduler, flight: InFlight, result: StepResult, now: floa
     scheduler.cache.tiers.step_completed(flight.step_id)
     _take_scores(flight, result)
     _take_hidden(flight, result)
+    _take_distributions(flight, result)
     _take_writes(scheduler, flight, now)
     _take_tokens(scheduler, flight, result, now)
 
@@ -127,6 +128,12 @@ def _take_hidden(flight: InFlight, result: StepResult) -> None:
             total = total + np.array(op.hidden) * op.hidden_done
         op.hidden_done += num
         op.hidden = (total / op.hidden_done).tolist()
+
+
+def _take_distributions(flight: InFlight, result: StepResult) -> None:
+    for index, (sequence, epoch, op) in enumerate(flight.distributed):
+        if sequence.kv_epoch == epoch and op.outputs is not None and op.outputs.dist is not None:
+            op.dist = TokenDist(*_top(result.dist, index, op.outputs.dist))
 
 
 def _logprobs(result: StepResult, index: int, top: int) -> TokenLogprobs | None:

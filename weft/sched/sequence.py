@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from weft.cache.manager import PageTable
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import PromptOutputs, TokenLogprobs
+from weft.core.wire import PromptOutputs, TokenDist, TokenLogprobs
 
 
 class State(Enum):
@@ -93,6 +93,7 @@ class Append:
     scores: dict[int, TokenLogprobs] = field(default_factory=dict)
     hidden: list[float] | None = None
     hidden_done: int = 0
+    dist: TokenDist | None = None
 
 
 @dataclass(slots=True)
@@ -194,7 +195,8 @@ class Sequence:
         head = self.head
         if isinstance(head, Generate):
             return self.total
-        if isinstance(head, Append) and head.outputs is not None and head.outputs.hidden is not None:
+        outputs = head.outputs if isinstance(head, Append) else None
+        if outputs is not None and (outputs.hidden is not None or outputs.dist is not None):
             return self.total
         return max(self.total - 1, 0)
 
