@@ -38,11 +38,12 @@ from weft.llm.options import (
     least,
     packed_tokens,
 )
-from weft.llm.results import Result, gather, of_prompt
+from weft.llm.results import Result, gather, of_prompt, search
 from weft.llm.threads import LoopThread, streamed, windowed
-from weft.programs.builtin import chat, completion
+from weft.programs.builtin import beam, chat, completion
+from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
-from weft.programs.types import Chunk, CompletionArgs
+from weft.programs.types import Caller, Chunk, CompletionArgs
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
 
@@ -179,6 +180,43 @@ class LLM:
 
         return self._each(as_conversations(conversations), work, args.n, extras, return_errors)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        beam_width: int = 4,
+        max_tokens: int = 16,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: bool = False,
+        ignore_eos: bool = False,
+        progress: bool | None = None,
+        return_errors: bool = False,
+        add_special_tokens: bool = True,
+    ) -> list[Result]:
+        """The likeliest continuations of every prompt: `beam_width` outputs each, by falling `score`.
+
+        A score is the sum of a continuation's log-probabilities over its length to the power `length_penalty`. With
+        `early_stopping` a search ends with the first `beam_width` continuations that are complete, instead of when no
+        other can be better.
+        """
+        template = BeamArgs(
+            prompt=pack_tokens([0]),
+            width=beam_width,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            ignore_eos=ignore_eos,
+        )
+        beam.check(replace(template, max_tokens=min(max_tokens, 1)), self.info)
+        extras = Extras(Caller(), add_special_tokens)
+        items = as_prompts(prompts)
+
+        async def work(prompt: Prompt) -> tuple[bytes, Result]:
+            packed = await self._tokens(prompt, extras)
+            return packed, await search(replace(template, prompt=packed), extras.caller, self._runtime)
+
+        return _in_order(self._all(items, work, beam_width, return_errors), progress, _count(items))
+
     # ---- one prompt, as it comes
 
     def stream(
@@ -254,11 +292,22 @@ class LLM:
         extras: Extras,
         return_errors: bool,
     ) -> Iterator[Result]:
+        async def complete(item: T) -> tuple[bytes, Result]:
+            packed, args = await work(item)
+            return packed, await gather(args, extras.caller, self._runtime)
+
+        return self._all(items, complete, n, return_errors)
+
+    def _all(
+        self, items: Iterable[T], work: Callable[[T], Coroutine[Any, Any, tuple[bytes, Result]]], n: int,
+        return_errors: bool,
+    ) -> Iterator[Result]:  # fmt: skip
+        """What `work` makes of every item, `n` sequences each: (packed prompt, result)."""
+
         async def one(index: int, item: T) -> Result:
             prompt = cast(Prompt, item)
             try:
-                packed, args = await work(item)
-                gathered = await gather(args, extras.caller, self._runtime)
+                packed, gathered = await work(item)
             except WeftError as error:
                 failure = of_prompt(index, error)
                 if return_errors:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from weft.core.errors import WeftError, from_kind
 from weft.core.wire import FinishReason, TokenLogprobs, Usage
 from weft.llm.options import Conversation, Prompt
-from weft.programs.builtin import completion
+from weft.programs.builtin import beam, completion
+from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller, Chunk, CompletionArgs
 
@@ -26,6 +27,8 @@ class Output:
     logprobs: list[TokenLogprobs] | None = None
     """One per token, where asked for."""
     usage: Usage = field(default_factory=Usage)
+    score: float | None = None
+    """Of a beam: what beams are ranked by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,24 @@ async def gather(args: CompletionArgs, caller: Caller, runtime: Runtime) -> Resu
         for index in range(args.n)
     ]
     return Result(index=0, prompt=[], outputs=outputs, prompt_logprobs=prompt_logprobs)
+
+
+async def search(args: BeamArgs, caller: Caller, runtime: Runtime) -> Result:
+    """The beams of a prompt as outputs, best first, as a result without its prompt."""
+    found = await beam.main(args, caller, runtime)
+    ends = set(runtime.engine.info.eos_token_ids)
+    outputs = [
+        Output(
+            index=index,
+            text=runtime.tokenizer.decode(token for token in one.tokens if token not in ends),
+            token_ids=list(one.tokens),
+            finish_reason=one.finish_reason,
+            usage=found.usage,
+            score=one.score,
+        )
+        for index, one in enumerate(found.beams)
+    ]
+    return Result(index=0, prompt=[], outputs=outputs)
 
 
 def of_prompt(index: int, error: WeftError) -> WeftError:
