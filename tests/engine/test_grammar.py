@@ -111,7 +111,7 @@ class Late(Grammars):
     """Grammars that are ready when the test says so."""
 
     def __init__(self) -> None:
-        super().__init__([], (), [])
+        super().__init__([], (), [], None)
         self.ready: set[Grammar] = set()
 
     def is_ready(self, grammar: Grammar) -> bool:
@@ -176,3 +176,10 @@ def test_sampling_sees_the_mask_after_everything_else(llm: LLM) -> None:
         grammar=Grammar.regex("[0-9]{4}"),
     )[0]
     assert re.fullmatch("[0-9]{4}", result.text)
+
+
+def test_what_a_grammar_leaves_no_choice_in_is_written_in_the_models_tokens(llm: LLM) -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+    result = llm.generate("x", grammar=Grammar.choice([text]), temperature=1.0)[0]
+    assert result.text == text
+    assert result.token_ids == list(memoryview(llm.tokenizer.encode(text)).cast("i"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from weft.config import EngineConfig, cache_directory
 from weft.core.errors import ConfigError
@@ -54,6 +55,7 @@ def build_engine(
         model=config.model,
         token_bytes=token_bytes,
         special_ids=tokenizer.special_ids,
+        encode=partial(tokenizer.encode, add_special_tokens=False),
         overlap=config.overlap,
         cost_model=None if profile is None else profile.cost_model(),
     )

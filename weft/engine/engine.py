@@ -20,7 +20,7 @@ from weft.core.protocols import Worker
 from weft.core.step import LateInputs, StepHandle
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramPicture
 from weft.engine.costs import StepCosts
-from weft.engine.grammar import Compiling, Grammars
+from weft.engine.grammar import Compiling, Encode, Grammars
 from weft.engine.stop import StopMatcher
 from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
 from weft.sched.batch import InFlight
@@ -44,18 +44,20 @@ class Engine:
         model: str = "",
         token_bytes: list[bytes] | None = None,
         special_ids: Iterable[int] = (),
+        encode: Encode | None = None,
         overlap: bool = True,
         clock: Clock | None = None,
         cost_model: CostModel | None = None,
     ):
         """`cost_model` predicts the worker's steps; it is corrected by what they take. `token_bytes` has an entry for
-        every row of the vocabulary; without it there are no stop strings and no grammars."""
+        every row of the vocabulary, and `encode` makes tokens of a text; without them there are no stop strings and no
+        grammars."""
         spec = worker.spec
         self.worker = worker
         self.clock = clock or SystemClock()
         self.cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
         self.scheduler = Scheduler(config, self.cache)
-        self._grammars = Grammars(token_bytes or [], special_ids, config.eos_token_ids)
+        self._grammars = Grammars(token_bytes or [], special_ids, config.eos_token_ids, encode)
         self.intake = Intake(self.scheduler, lambda stop: StopMatcher(stop, token_bytes or []), self._grammars.guide)
         self._compiling = Compiling(self._grammars, self._apply)
         self.costs = StepCosts(cost_model)

@@ -16,18 +16,25 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
 from weft.core.errors import InvalidRequest, Unsupported
 from weft.core.grammar import Grammar
+from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
 from weft.core.wire import Command, Fork, Generate
 from weft.sched.batch import InFlight
 from weft.sched.sequence import Generate as Generation
+from weft.worker.memory import usable_cores
 
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_COMPILED = 64
 """Grammars kept for the next request with the same one."""
 COMPILING_THREADS = 2
+MOST_MASK_THREADS = 8
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"
 """Between the tokens of JSON. Bounded: a model that has lost its way would write blanks for ever."""
 MAX_MESSAGE = 500
+
+
+Encode = Callable[[str], bytes]
+"""From text to packed tokens, without special ones around them."""
 
 
 class Guide:
@@ -50,13 +57,17 @@ class Guide:
 class Grammars:
     """The grammars of one engine, over its tokens."""
 
-    def __init__(self, token_bytes: Sequence[bytes], special_ids: Iterable[int], eos_ids: Sequence[int]):
-        """`token_bytes` has an entry for every row of the model's vocabulary."""
+    def __init__(
+        self, token_bytes: Sequence[bytes], special_ids: Iterable[int], eos_ids: Sequence[int], encode: Encode | None
+    ):
+        """`token_bytes` has an entry for every row of the model's vocabulary. `encode` makes tokens of a text: where a
+        grammar leaves but one text, it is written in the tokens that the model knows it in."""
         self._token_bytes, self._special_ids, self._eos_ids = token_bytes, special_ids, list(eos_ids)
+        self._encode = encode
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._words = -(-len(token_bytes) // 32)
-        self._executor = LLExecutor(1)
+        self._executor = LLExecutor(max(1, min(MOST_MASK_THREADS, usable_cores() // 4)))
         self._threads = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="weft-grammar")
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
 
@@ -122,9 +133,9 @@ class Grammars:
         """Made when the first grammar comes: a large vocabulary takes a moment."""
         with self._lock:
             if self._tokenizer is None:
-                if not self._token_bytes or not self._eos_ids:
+                if not self._token_bytes or not self._eos_ids or self._encode is None:
                     raise Unsupported("this engine knows no text of its tokens, so it follows no grammar", "grammar")
-                vocabulary = _Vocabulary(self._token_bytes, self._special_ids, self._eos_ids[0])
+                vocabulary = _Vocabulary(self._token_bytes, self._special_ids, self._eos_ids[0], self._encode)
                 self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=self._eos_ids)
             return self._tokenizer
 
@@ -176,16 +187,14 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, token_bytes: Sequence[bytes], special_ids: Iterable[int], eos_id: int):
+    def __init__(self, token_bytes: Sequence[bytes], special_ids: Iterable[int], eos_id: int, encode: Encode):
         self.tokens = list(token_bytes)
         self.special_token_ids = sorted(special_ids)
         self.eos_token_id = eos_id
-        self._by_bytes = {text: token for token, text in enumerate(token_bytes) if len(text) == 1}
+        self._encode = encode
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        """Byte by byte. Only asked for tokens that a grammar forces, which the model is left to choose here."""
-        data = text.encode() if isinstance(text, str) else text
-        return [self._by_bytes[bytes([byte])] for byte in data if bytes([byte]) in self._by_bytes]
+    def __call__(self, text: str) -> list[int]:
+        return unpack_tokens(self._encode(text)).tolist()
 
 
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
