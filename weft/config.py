@@ -116,6 +116,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long running requests may finish after SIGTERM."""
     stream_keep_alive_s: float = 15.0
     """A stream that has nothing to say for so long gets a comment line. 0: never."""
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
+    """How the model writes calls of tools. auto: as its chat template shows."""
+    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    """How the model writes reasoning. auto: `<think>`, where its chat template has that."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     trace: bool = False

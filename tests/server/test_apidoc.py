@@ -8,7 +8,7 @@ import pytest
 
 from weft.config import ServerConfig
 from weft.core import sampling
-from weft.server import generate, limits, protocol
+from weft.server import constraints, generate, limits, protocol, tools
 from weft.server.apidoc import filled
 from weft.server.errors import _MEANINGS
 from weft.server.fields import ADVISORY, REFUSED
@@ -52,6 +52,8 @@ def test_limits_are_those_of_the_code() -> None:
         ("`stop`", f"{sampling.MAX_STOP_STRINGS} strings of up to {sampling.MAX_STOP_BYTES} bytes"),
         ("`logit_bias`", f"{sampling.MAX_LOGIT_BIAS} entries"),
         ("`bad_words`", str(sampling.MAX_BAD_WORDS // 2)),
+        ("`tools`", str(tools.MAX_TOOLS)),
+        ("schemas and grammars of a request", f"{constraints.MAX_GRAMMAR_BYTES >> 10} KiB"),
         ("`logprobs`, `top_logprobs`, `prompt_logprobs`", str(sampling.MAX_LOGPROBS)),
     ]
     for row in rows:

@@ -110,3 +110,32 @@ def test_traces_have_both_sides(real: RunningServer) -> None:
     real.post("/v1/completions", {"prompt": "a", "max_tokens": 2}, headers={"x-request-id": "traced"})
     spans = real.http().get("/v1/traces/traced").json()["spans"]
     assert {span["source"] for span in spans} == {"front", "engine"}
+
+
+def chat(server: RunningServer, **fields) -> dict:
+    response = server.chat(**{"temperature": 0, "max_tokens": 200} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def test_a_required_call_fits_the_schema_of_its_tool(real: RunningServer) -> None:
+    cities = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    parameters = cities | {"additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    for fields in ({"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "weather"}}}):
+        choice = chat(real, tools=tools, parallel_tool_calls=False, **fields)
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "weather"
+        assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
+
+
+def test_answers_have_the_form_that_was_asked_for(real: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert json.loads(chat(real, response_format=form)["message"]["content"])["n"] in (1, 2)
+    assert chat(real, guided_choice=["yes", "no"])["message"]["content"] in ("yes", "no")
+    assert complete(real, guided_regex="[ab]{3}", temperature=1)["choices"][0]["text"].strip("ab") == ""
+    wrong = real.chat(guided_regex="(").json()["error"]
+    assert (wrong["param"], wrong["type"]) == ("guided_regex", "invalid_request_error")

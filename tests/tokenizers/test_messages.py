@@ -40,6 +40,10 @@ def one(**message: object) -> dict[str, object]:
             {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]},
         ),
         (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{"}}]},
+        ),
+        (
             {"role": "assistant", "content": "x", "tool_calls": [], "reasoning_content": "r"},
             {"role": "assistant", "content": "x", "reasoning_content": "r"},
         ),
@@ -89,10 +93,6 @@ GOOD = {"role": "user", "content": "x"}
         ({"role": "assistant", "tool_calls": [7]}, "messages[1].tool_calls[0]"),
         ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages[1].tool_calls[0].function"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0].function.name"),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-            "messages[1].tool_calls[0].function.arguments",
-        ),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
             "messages[1].tool_calls[0].function.arguments",

@@ -71,6 +71,15 @@ FLAGS: Mapping[str, Flag] = {
     "server.stream_keep_alive_s": Flag(
         ("--stream-keep-alive",), float, "Seconds without news until a stream gets a comment line; 0: never. (15)"
     ),
+    "server.tool_call_parser": Flag(
+        ("--tool-call-parser",),
+        str,
+        "How the model writes calls of tools. (by its chat template)",
+        "auto|hermes|llama3_json|mistral|none",
+    ),
+    "server.reasoning_parser": Flag(
+        ("--reasoning-parser",), str, "How the model writes reasoning. (by its chat template)", "auto|think|none"
+    ),
     "server.log_level": Flag(("--log-level",), str, "Least level that is logged. (info)", "debug|info|warning|error"),
     "server.log_format": Flag(("--log-format",), str, "How logs are written. (text)", "text|json"),
     "server.trace": Flag(("--trace/--no-trace",), bool, "Record each request's life, for /v1/traces."),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from weft.core.errors import Unsupported
+from typing import NamedTuple
+
 from weft.programs.builtin import chat
 from weft.programs.types import ChatArgs
+from weft.sdk import reasoning
 from weft.server.prompts import Fit
 from weft.server.record import Record
 from weft.server.schemas.chat import ChatRequest
@@ -25,28 +27,23 @@ def chat_args(body: ChatRequest | TokenizeRequest) -> ChatArgs:
     )
 
 
-async def render(args: ChatArgs, tokenizer: Tokenizer, fit: Fit, record: Record, *, add_special: bool) -> bytes:
+class Rendered(NamedTuple):
+    """A prompt."""
+
+    tokens: bytes
+    opens_reasoning: bool
+    """Whether the answer begins inside the model's reasoning."""
+
+
+async def render(args: ChatArgs, tokenizer: Tokenizer, fit: Fit, record: Record, *, add_special: bool) -> Rendered:
     """The prompt. Raises what the template raises, and `ContextTooLong`."""
 
-    def work() -> bytes:
+    def work() -> Rendered:
         text = chat.render_text(args, tokenizer)
         fit.check_text(text)
-        return tokenizer.encode(text, add_special_tokens=add_special)
+        tokens = tokenizer.encode(text, add_special_tokens=add_special)
+        return Rendered(tokens, text.rstrip().endswith(reasoning.OPEN))
 
     # The body's size bounds everything in it, and is known without a walk over the messages.
-    return fit.packed(work() if record.body_bytes <= INLINE_CHARS else await off_loop(work))
-
-
-def check_tools(body: ChatRequest) -> None:
-    """Refuse tools that the model would be told of, but whose calls nobody would read from its answer."""
-    choice = body.tool_choice
-    if choice not in (None, "none", "auto"):
-        raise Unsupported(
-            "tool_choice can only be none in this release: tool calls are not parsed from the answer.", "tool_choice"
-        )
-    if body.tools and choice != "none":
-        raise Unsupported(
-            'tools are only rendered into the prompt in this release, with "tool_choice": "none"; calls are not '
-            "parsed from the answer. Set that, or leave tools out.",
-            "tools",
-        )
+    rendered = work() if record.body_bytes <= INLINE_CHARS else await off_loop(work)
+    return rendered._replace(tokens=fit.packed(rendered.tokens))

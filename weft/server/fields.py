@@ -35,7 +35,6 @@ class Refusal(NamedTuple):
 
 ADVISORY: dict[str, str] = {
     "metadata": "not stored",
-    "parallel_tool_calls": "without tools it asks for nothing",
     "prediction": "predicted output may only change speed",
     "prompt_cache_key": "prefixes are found by their tokens",
     "prompt_cache_options": "prefixes are found by their tokens",
@@ -48,36 +47,30 @@ ADVISORY: dict[str, str] = {
 }
 """Accepted in every request; nothing in the answer depends on them."""
 
-_CONSTRAINED = "Constrained output is not in this release: leave it out and check the text yourself."
+_COMPILER = "There is one compiler of grammars; leave it out."
 
 _GENERATION: dict[str, Refusal] = {
-    "backend": Refusal(NEVER, "Constrained output is not in this release."),
-    "early_stopping": Refusal((False,), "Beam search is not in this release."),
-    "guided_choice": Refusal(NEVER, _CONSTRAINED),
-    "guided_decoding_backend": Refusal(NEVER, _CONSTRAINED),
-    "guided_grammar": Refusal(NEVER, _CONSTRAINED),
-    "guided_json": Refusal(NEVER, _CONSTRAINED),
-    "guided_regex": Refusal(NEVER, _CONSTRAINED),
-    "guided_whitespace_pattern": Refusal(NEVER, _CONSTRAINED),
+    "backend": Refusal(NEVER, _COMPILER),
+    "early_stopping": Refusal((False,), "Beam search is offline only: weft.LLM.beam_search."),
+    "guided_decoding_backend": Refusal(NEVER, _COMPILER),
+    "guided_whitespace_pattern": Refusal(NEVER, "White space in JSON is free, up to a length; leave it out."),
     "kv_hints": Refusal(NEVER, "Cache hints are not in this release; prefixes are kept and found without them."),
     "kv_transfer_params": Refusal(NEVER, "KV transfer between servers is not in this release."),
-    "length_penalty": Refusal((1,), "Beam search is not in this release."),
+    "length_penalty": Refusal((1,), "Beam search is offline only: weft.LLM.beam_search."),
     "logits_processors": Refusal(([],), "Code in requests is not run; use logit_bias, allowed_token_ids or bad_words."),
     "lora_request": Refusal(NEVER, "Adapters are not in this release."),
     "request_id": Refusal(NEVER, "Send it as the X-Request-Id header."),
-    "response_format": Refusal(({"type": "text"},), _CONSTRAINED),
     "return_tokens_as_token_ids": Refusal((False,), "Set return_token_ids to get the ids."),
     "spaces_between_special_tokens": Refusal((True,), "Special tokens are written as the tokenizer has them."),
-    "structured_outputs": Refusal(NEVER, _CONSTRAINED),
-    "use_beam_search": Refusal((False,), "Beam search is not in this release; use n for several samples."),
+    "use_beam_search": Refusal((False,), "Beam search is offline only (weft.LLM.beam_search); use n for several samples."),
 }
 
 _CHAT: dict[str, Refusal] = _GENERATION | {
     "audio": Refusal(NEVER, "This server generates text only."),
     "chat_template": Refusal(NEVER, "A template of the caller's would be code in a request; the model's own is used."),
     "echo": Refusal((False,), "Use /v1/completions to have the prompt repeated."),
-    "function_call": Refusal(("none",), "Tool calls are not parsed in this release."),
-    "functions": Refusal(([],), "Tool calls are not parsed in this release."),
+    "function_call": Refusal(("none",), "Use tool_choice, the newer name."),
+    "functions": Refusal(([],), "Use tools, the newer name."),
     "mm_processor_kwargs": Refusal(({},), "This server reads text only."),
     "modalities": Refusal((["text"],), "This server generates text only."),
     "moderation": Refusal(NEVER, "This server does not moderate."),
@@ -90,6 +83,7 @@ _COMPLETION: dict[str, Refusal] = _GENERATION | {
     "messages": Refusal(NEVER, "Messages belong to /v1/chat/completions; this endpoint takes prompt."),
     "prompt_embeds": Refusal(NEVER, "Prompts are text or token ids."),
     "suffix": Refusal(("",), "Filling in the middle is not in this release; write the model's own markers in prompt."),
+    "parallel_tool_calls": Refusal((True,), "Tools belong to /v1/chat/completions."),
     "tools": Refusal(([],), "Tools belong to /v1/chat/completions."),
 }
 

@@ -17,6 +17,7 @@ from weft.core.errors import Draining, EngineDead, WeftError
 from weft.engine.client import EngineClient
 from weft.metrics import FrontMetrics, ModelMetrics
 from weft.programs.runtime import Runtime
+from weft.server.dialect import Dialect, dialect_of
 from weft.server.errors import HttpProblem
 from weft.server.timer import Timer
 from weft.server.traces import Traces
@@ -44,13 +45,14 @@ class ServedModel:
 class Model:
     """A served model in use: its runtime and its metrics. Used from one event loop."""
 
-    def __init__(self, served: ServedModel, traces: Traces, metrics: ModelMetrics):
+    def __init__(self, served: ServedModel, traces: Traces, metrics: ModelMetrics, dialect: Dialect):
         self.names = served.names
         self.engine = served.engine
         self.tokenizer = served.tokenizer
         self.root = served.root
         self.created = served.created
         self.metrics = metrics
+        self.dialect = dialect
         self.longest_token = max(map(len, served.tokenizer.token_bytes), default=1)
         """In bytes: no token stands for more characters."""
         self.was_ready = False
@@ -71,7 +73,10 @@ class Service:
         self.timer = timer or Timer()
         self.metrics = FrontMetrics()
         self.traces = Traces(config.trace)
-        self.models = [Model(model, self.traces, self.metrics.model(model.names[0])) for model in models]
+        self.models = [
+            Model(model, self.traces, self.metrics.model(model.names[0]), dialect_of(model.tokenizer, config))
+            for model in models
+        ]
         self.by_name = {name: model for model in self.models for name in model.names}
         if len(self.by_name) != sum(len(model.names) for model in self.models):
             raise ValueError("two models are served under the same name")

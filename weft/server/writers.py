@@ -12,9 +12,11 @@ import msgspec
 
 from weft.core.wire import TokenLogprobs
 from weft.programs.types import Chunk
+from weft.sdk.deltas import Content, Delta, joined
+from weft.server.answers import AnswerParser, chat_delta
 from weft.server.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs
 from weft.server.observe import Observer
-from weft.server.schemas.chat import ChatChunk, ChatChunkChoice, ChatDelta
+from weft.server.schemas.chat import AnswerFinish, ChatChunk, ChatChunkChoice, ChatDelta
 from weft.server.schemas.common import StreamOptions, UsageInfo
 from weft.server.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionResponse
 
@@ -47,7 +49,7 @@ class _Usage:
 
 
 class ChatWriter:
-    """Events of `/v1/chat/completions`."""
+    """Events of `/v1/chat/completions`. `new_parser` makes what reads a choice's text, or is None: all is content."""
 
     def __init__(
         self,
@@ -58,10 +60,13 @@ class ChatWriter:
         *,
         logprobs: bool,
         prompt_token_ids: list[int] | None,
+        new_parser: Callable[[], AnswerParser] | None = None,
     ):
         self._head = head
         self._usage = _Usage(options, observer)
         self._observer = observer
+        self._new_parser = new_parser
+        self._parsers: dict[int, AnswerParser] = {}
         self._token_bytes = token_bytes
         self._logprobs = logprobs
         self._token_ids = prompt_token_ids is not None
@@ -82,15 +87,20 @@ class ChatWriter:
             # The role comes with the first chunk and not before: until then an error still has a status of its own.
             delta = ChatDelta(role="assistant", content="")
             parts.append(self._event(ChatChunkChoice(index=chunk.index, delta=delta), prompt or UNSET))
-        if self._plain:
+        finish: AnswerFinish | None = chunk.finish_reason
+        if self._new_parser is not None:
+            parser = self._parsers.get(chunk.index)
+            if parser is None:
+                parser = self._parsers[chunk.index] = self._new_parser()
+            parts += self._parsed(parser, chunk, prefix)
+            finish = None if chunk.finish_reason is None else parser.finish_reason(chunk.finish_reason)
+        elif self._plain:
             if chunk.text:
                 parts.append(prefix + _encode(chunk.text) + self._suffix)
         elif chunk.text or chunk.tokens:
-            parts.append(self._detailed(chunk))
-        if chunk.finish_reason is not None:
-            choice = ChatChunkChoice(
-                index=chunk.index, delta=ChatDelta(), finish_reason=chunk.finish_reason, stop_reason=chunk.stop
-            )
+            parts.append(self._detailed(chunk, ChatDelta(content=chunk.text)))
+        if finish is not None:
+            choice = ChatChunkChoice(index=chunk.index, delta=ChatDelta(), finish_reason=finish, stop_reason=chunk.stop)
             parts.append(self._event(choice))
         return b"".join(parts)
 
@@ -100,12 +110,27 @@ class ChatWriter:
             return b""
         return _event(_chat_chunk(self._head, [], self._observer.usage()))
 
-    def _detailed(self, chunk: Chunk) -> bytes:
+    def _parsed(self, parser: AnswerParser, chunk: Chunk, prefix: bytes) -> list[bytes]:
+        """An event per delta. What is told of the chunk's tokens comes with the first."""
+        found = parser.push(chunk.text)
+        if chunk.finish_reason is not None:
+            found = joined([*found, *parser.finish()])
+        if self._plain or not (found or chunk.tokens):
+            return [self._delta(chunk.index, delta, prefix) for delta in found]
+        first = chat_delta(found[0]) if found else ChatDelta(content="")
+        return [self._detailed(chunk, first), *(self._delta(chunk.index, delta, prefix) for delta in found[1:])]
+
+    def _delta(self, index: int, delta: Delta, prefix: bytes) -> bytes:
+        if self._plain and isinstance(delta, Content):
+            return prefix + _encode(delta.text) + self._suffix
+        return self._event(ChatChunkChoice(index=index, delta=chat_delta(delta)))
+
+    def _detailed(self, chunk: Chunk, delta: ChatDelta) -> bytes:
         logprobs = chat_logprobs(chunk.tokens, chunk.logprobs, self._token_bytes) if self._logprobs else None
         return self._event(
             ChatChunkChoice(
                 index=chunk.index,
-                delta=ChatDelta(content=chunk.text),
+                delta=delta,
                 logprobs=logprobs,
                 token_ids=list(chunk.tokens) if self._token_ids else UNSET,
             )

@@ -31,7 +31,8 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def normalize(messages: Sequence[Mapping[str, Any]], *, keep_developer: bool = False) -> list[dict[str, Any]]:
-    """Messages for a template: content as one text, tool calls with their arguments as mappings, no nulls.
+    """Messages for a template: content as one text, tool calls with their arguments as mappings (as
+    text where they are no JSON), no nulls.
 
     A `developer` message becomes a `system` one unless the template knows the role. Raises `InvalidRequest` and
     `Unsupported`, with `param` set to the place.
@@ -139,7 +140,10 @@ def _tool_call(call: object, path: str, names: dict[str, str]) -> dict[str, Any]
 
 
 def _arguments(value: object, path: str) -> Any:
-    """The arguments of a call as a mapping: templates write them out in their model's own form."""
+    """The arguments of a call as a mapping: templates write them out in their model's own form.
+
+    What the model wrote and is no JSON stays a text, so that the conversation about it can go on.
+    """
     if value is None or value == "":
         return {}
     if isinstance(value, Mapping):
@@ -148,8 +152,8 @@ def _arguments(value: object, path: str) -> Any:
         raise InvalidRequest(f"{path} must be a JSON object as a string, got {_kind(value)}", path)
     try:
         arguments = msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{path} is not valid JSON: {error}", path) from error
+    except msgspec.DecodeError:
+        return value
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{path} must be a JSON object, got {_kind(arguments)}", path)
     return arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -10,18 +11,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.core.ids import unpack_tokens
+from weft.programs.types import CompletionArgs
+from weft.server.answers import AnswerParser, Reading, message_of
 from weft.server.arguments import completion_args
-from weft.server.chat_prompt import chat_args, check_tools, render
-from weft.server.generate import Gathered, gather
-from weft.server.logprobs import chat_logprobs, prompt_logprobs
+from weft.server.chat_prompt import chat_args, render
+from weft.server.constraints import constraint_of, named
+from weft.server.generate import Choice, Gathered, gather
+from weft.server.grammars import answer_grammar
+from weft.server.logprobs import TokenBytes, chat_logprobs, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit
 from weft.server.record import record_of
 from weft.server.routes.base import answer_from, read, require, route
 from weft.server.routes.generation import begin
-from weft.server.schemas.chat import ChatChoice, ChatMessage, ChatRequest, ChatResponse
+from weft.server.schemas.chat import ChatChoice, ChatRequest, ChatResponse
 from weft.server.sse import EventStream
 from weft.server.state import Model, Service
+from weft.server.tools import tool_plan
 from weft.server.writers import ChatWriter, Head
 
 UNSET = msgspec.UNSET
@@ -37,22 +43,21 @@ async def create(service: Service, request: Request) -> ASGIApp:
     body = await read(service, request, ChatRequest)
     _check(body)
     model = service.usable(body.model)
+    constraint = constraint_of(body)
+    plan = tool_plan(body, model.dialect, constraint)
     record = record_of(request)
     record.model, record.stream = model.names[0], body.stream
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    fit = Fit(model, max_tokens=max_tokens, keep_last=body.truncate_prompt_tokens, param="messages")
+    fit = Fit(model, max_tokens=_max_tokens(body), keep_last=body.truncate_prompt_tokens, param="messages")
     prompt = await render(chat_args(body), model.tokenizer, fit, record, add_special=body.add_special_tokens)
     record.mark("tokenized")
-    args = completion_args(
-        body,
-        model,
-        [prompt],
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
-    )
-    head, observer, chunks = begin(request, body, model, args, "chatcmpl")
-    prompt_ids = unpack_tokens(prompt).tolist() if body.return_token_ids or body.prompt_logprobs is not None else []
+    reading = Reading(model.dialect, plan.parse, plan.only_one, prompt.opens_reasoning)
+    args = _completion_args(body, model, prompt.tokens, reading)
+    grammar = answer_grammar(model.dialect, plan.calls, constraint, reasoning_opened=prompt.opens_reasoning)
+    head, observer, chunks = begin(request, body, model, [replace(args, grammar=grammar)], "chatcmpl")
+    if grammar is not None:
+        chunks = named(chunks, "tools" if constraint is None else constraint.param)
+    told = body.return_token_ids or body.prompt_logprobs is not None
+    prompt_ids = unpack_tokens(prompt.tokens).tolist() if told else []
     if body.stream:
         writer = ChatWriter(
             head,
@@ -61,15 +66,32 @@ async def create(service: Service, request: Request) -> ASGIApp:
             model.tokenizer.bytes_of,
             logprobs=body.logprobs,
             prompt_token_ids=prompt_ids if body.return_token_ids else None,
+            new_parser=functools.partial(AnswerParser, reading) if reading.is_needed else None,
         )
         return EventStream(request, service, chunks, writer, observer)
     gathered = await gather(request, service, chunks, observer, num_prompts=1, n=body.n)
-    build = functools.partial(_response, body, model, head, observer, gathered, prompt_ids)
+    build = functools.partial(_response, body, model, head, observer, gathered, prompt_ids, reading)
     return await answer_from(build, record.completion_tokens + len(prompt_ids))
 
 
+def _max_tokens(body: ChatRequest) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _completion_args(body: ChatRequest, model: Model, prompt: bytes, reading: Reading) -> CompletionArgs:
+    (args,) = completion_args(
+        body,
+        model,
+        [prompt],
+        max_tokens=_max_tokens(body),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    hidden = model.dialect.hides(calls=reading.calls)
+    return replace(args, skip_special_tokens=body.skip_special_tokens and not hidden)
+
+
 def _check(body: ChatRequest) -> None:
-    check_tools(body)
     require(body.logprobs or body.top_logprobs is None, "top_logprobs needs logprobs to be true.", "top_logprobs")
     require(
         not (body.stream and body.prompt_logprobs is not None),
@@ -80,26 +102,21 @@ def _check(body: ChatRequest) -> None:
 
 
 def _response(
-    body: ChatRequest, model: Model, head: Head, observer: Observer, gathered: Gathered, prompt_ids: list[int]
+    body: ChatRequest,
+    model: Model,
+    head: Head,
+    observer: Observer,
+    gathered: Gathered,
+    prompt_ids: list[int],
+    reading: Reading,
 ) -> ChatResponse:
     token_bytes = model.tokenizer.bytes_of
-    choices = [
-        ChatChoice(
-            index=index,
-            message=ChatMessage("assistant", choice.text),
-            logprobs=chat_logprobs(choice.tokens, choice.logprobs, token_bytes) if body.logprobs else None,
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop,
-            token_ids=choice.tokens if body.return_token_ids else UNSET,
-        )
-        for index, choice in enumerate(gathered.choices)
-    ]
     reported = gathered.prompt_logprobs.get(0, ())
     return ChatResponse(
         id=head.id,
         created=head.created,
         model=head.model,
-        choices=choices,
+        choices=[_choice(index, choice, body, token_bytes, reading) for index, choice in enumerate(gathered.choices)],
         usage=observer.usage(),
         prompt_token_ids=prompt_ids if body.return_token_ids else UNSET,
         prompt_logprobs=(
@@ -107,4 +124,17 @@ def _response(
             if body.prompt_logprobs is None
             else prompt_logprobs(prompt_ids, reported, token_bytes, body.prompt_logprobs)
         ),
+    )
+
+
+def _choice(index: int, choice: Choice, body: ChatRequest, token_bytes: TokenBytes, reading: Reading) -> ChatChoice:
+    parser = AnswerParser(reading)
+    message = message_of([*parser.push(choice.text), *parser.finish()])
+    return ChatChoice(
+        index=index,
+        message=message,
+        logprobs=chat_logprobs(choice.tokens, choice.logprobs, token_bytes) if body.logprobs else None,
+        finish_reason=parser.finish_reason(choice.finish_reason),
+        stop_reason=choice.stop,
+        token_ids=choice.tokens if body.return_token_ids else UNSET,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from weft.core.ids import unpack_tokens
 from weft.core.wire import TokenLogprobs
 from weft.programs.types import CompletionArgs
 from weft.server.arguments import completion_args
+from weft.server.constraints import constraint_of, named
 from weft.server.generate import Choice, Gathered, gather
 from weft.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from weft.server.observe import Observer
@@ -39,6 +41,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     """Continue every prompt, `n` times each."""
     body = await read(service, request, CompletionRequest)
     _check(body)
+    constraint = constraint_of(body)
     model = service.usable(body.model)
     record = record_of(request)
     record.model, record.stream = model.names[0], body.stream
@@ -54,7 +57,11 @@ async def create(service: Service, request: Request) -> ASGIApp:
         logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body),
     )
+    if constraint is not None:
+        args = [replace(arg, grammar=constraint.grammar) for arg in args]
     head, observer, chunks = begin(request, body, model, args, "cmpl")
+    if constraint is not None:
+        chunks = named(chunks, constraint.param)
     if body.stream:
         make = functools.partial(_writer, body, model, args, head, observer)
         # An echo reads the whole prompt back into text.

@@ -25,12 +25,15 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         Annotated[int, Meta(description="With `logprobs`: also the k most probable tokens, up to 256.")] | None
     ) = None
     tools: Annotated[
-        list[Json], Meta(description='Rendered by the chat template; only with `"tool_choice": "none"`.')
+        list[Json], Meta(description="Functions that the model may call: `type`, and `function` with its schema.")
     ] = msgspec.field(default_factory=list)
     documents: Annotated[list[Json], Meta(description="For chat templates that take documents.")] = msgspec.field(
         default_factory=list
     )
-    tool_choice: Annotated[Any, Meta(description='"none"; "auto" without tools.')] = None
+    tool_choice: Annotated[
+        Any, Meta(description='"auto" (as if absent), "none", "required", or the function that must be called.')
+    ] = None
+    parallel_tool_calls: Annotated[bool, Meta(description="Whether there may be several calls in one answer.")] = True
     add_generation_prompt: (
         Annotated[bool, Meta(description="Open the assistant's turn; absent: unless `continue_final_message`.")] | None
     ) = None
@@ -43,12 +46,35 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     )
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+AnswerFinish = Literal["stop", "length", "tool_calls"]
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A function and what it is called with."""
+
+    name: str
+    arguments: str
+    """JSON as the model wrote it."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The assistant's turn."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """Null where there are only calls, or only reasoning."""
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    """What the model thought before it answered."""
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -81,7 +107,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: AnswerFinish
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
@@ -100,11 +126,29 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to a call: the name at once, then the arguments in pieces."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to one of the calls; `id`, `type` and the name come with its first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a chunk adds to its choice's message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +157,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: AnswerFinish | None = None
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 MAX_CHOICES = 128
 """Choices of one prompt, and prompts times choices of one request: bounds what a single request may ask for."""
 MAX_SALT_CHARS = 256
+Json = dict[str, Any]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +83,17 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         ]
         | None
     ) = None
+    response_format: (
+        Annotated[Json, Meta(description='`{"type": "json_schema", "json_schema": …}`, `json_object` or `text`.')]
+        | None
+    ) = None
+    structured_outputs: (
+        Annotated[Json, Meta(description="What the text must be: one of `json`, `regex`, `choice`, `grammar`.")] | None
+    ) = None
+    guided_json: Annotated[Any, Meta(description="The text is JSON that this schema (or its text) allows.")] = None
+    guided_regex: Annotated[str, Meta(description="The expression matches the whole text.")] | None = None
+    guided_choice: Annotated[list[str], Meta(description="The text is one of these.")] | None = None
+    guided_grammar: Annotated[str, Meta(description="The text belongs to this grammar, in Lark.")] | None = None
     stream: Annotated[bool, Meta(description="Answer as server-sent events that end with `data: [DONE]`.")] = False
     stream_options: Annotated[
         StreamOptions | None, Meta(description="With `stream`: `include_usage`, and `continuous_usage_stats` with it.")
@@ -114,5 +126,3 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Per prompt token, candidates by token id; null for the first token, which nothing predicts."""
-
-Json = dict[str, Any]

@@ -1,0 +1,115 @@
+"""Forms that a request asks for, under all their names: the grammar that the engine gets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.server.conftest import RunningServer
+from tests.server.test_requests import error_of
+from weft.core.grammar import Grammar
+from weft.core.wire import Generate
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+PATHS = ("/v1/chat/completions", "/v1/completions")
+both = pytest.mark.parametrize("path", PATHS)
+
+
+def wrapped(**schema) -> dict:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def post(server: RunningServer, path: str, **fields):
+    given = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": ["hi", "ho"]}
+    return server.post(path, given | {"max_tokens": 4} | fields)
+
+
+def grammars(server: RunningServer, path: str, **fields) -> list[Grammar | None]:
+    """Of every choice."""
+    server.on_loop(server.engine.sent.clear)
+    response = post(server, path, **fields)
+    assert response.status_code == 200, response.text
+    return [c.grammar for c in server.on_loop(lambda: list(server.engine.sent)) if isinstance(c, Generate)]
+
+
+@both
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
+        (
+            {"response_format": wrapped(name="x", schema=SCHEMA)},
+            Grammar.json_schema(SCHEMA),
+        ),
+        (
+            {"response_format": wrapped(name="x", strict=True, schema={})},
+            Grammar.json_schema({}),
+        ),
+        ({"guided_json": SCHEMA}, Grammar.json_schema(SCHEMA)),
+        ({"guided_json": json.dumps(SCHEMA)}, Grammar.json_schema(SCHEMA)),
+        ({"guided_regex": r"\d+/\d+"}, Grammar.regex(r"\d+/\d+")),
+        ({"guided_choice": ["yes", "no"]}, Grammar.choice(["yes", "no"])),
+        ({"guided_grammar": 'start: "a"+'}, Grammar.lark('start: "a"+')),
+        ({"structured_outputs": {"json": SCHEMA}}, Grammar.json_schema(SCHEMA)),
+        ({"structured_outputs": {"regex": "a+", "json": None}}, Grammar.regex("a+")),
+        ({"structured_outputs": {"choice": ["a"]}}, Grammar.choice(["a"])),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, Grammar.lark('start: "a"')),
+        ({"response_format": {"type": "text"}, "guided_regex": "a"}, Grammar.regex("a")),
+    ],
+)
+def test_every_choice_gets_the_grammar(server: RunningServer, path: str, fields: dict, grammar: Grammar | None) -> None:
+    choices = 2 if "chat" in path else 4
+    assert grammars(server, path, n=2, **fields) == [grammar] * choices
+
+
+@both
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": [1]}, "guided_json"),
+        ({"guided_json": {"description": "x" * 70_000}}, "guided_json"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": [1]}, "guided_choice[0]"),
+        ({"guided_choice": ["x" * 1000] * 100}, "guided_choice"),
+        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"xml": True}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ],
+)
+def test_wrong_forms_are_named(server: RunningServer, path: str, fields: dict, param: str) -> None:
+    error = error_of(post(server, path, **fields))
+    assert error["param"] == param
+    assert param in error["message"]
+
+
+@both
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_compiler_says_is_about_the_field(server: RunningServer, path: str, stream: bool) -> None:
+    server.on_loop(lambda: server.engine.fail_next("invalid_request", "the regular expression is wrong", "grammar"))
+    error = error_of(post(server, path, guided_regex="(", stream=stream))
+    assert (error["param"], error["message"]) == ("guided_regex", "guided_regex: the regular expression is wrong")
+
+
+def test_other_errors_keep_their_field(server: RunningServer) -> None:
+    server.on_loop(lambda: server.engine.fail_next("invalid_request", "no", "seed"))
+    assert error_of(server.chat(guided_regex="a"))["param"] == "seed"

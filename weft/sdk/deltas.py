@@ -1,0 +1,61 @@
+"""What an answer is made of, as it streams: text, reasoning, and calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins. Calls are numbered from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of a call's arguments; all pieces together are the JSON text that the model wrote."""
+
+    index: int
+    text: str
+
+
+Delta = Content | Reasoning | CallStart | CallArguments
+
+
+def joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """The same, with neighbours of one kind in one piece and without empty ones."""
+    result: list[Delta] = []
+    for delta in deltas:
+        if isinstance(delta, CallStart):
+            result.append(delta)
+            continue
+        if not delta.text:
+            continue
+        last = result[-1] if result else None
+        match last, delta:
+            case Content(), Content():
+                result[-1] = Content(last.text + delta.text)
+            case Reasoning(), Reasoning():
+                result[-1] = Reasoning(last.text + delta.text)
+            case CallArguments(), CallArguments() if last.index == delta.index:
+                result[-1] = CallArguments(last.index, last.text + delta.text)
+            case _:
+                result.append(delta)
+    return result

@@ -1,0 +1,75 @@
+"""Reasoning between `<think>` and `</think>`, told apart from the answer while the text arrives in any pieces.
+
+White space around the tags belongs to neither. A text that does not begin with the tag is content, to the letter.
+"""
+
+from __future__ import annotations
+
+from weft.sdk.deltas import Content, Delta, Reasoning
+from weft.sdk.markers import num_held
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ReasoningParser:
+    """Of one answer. `opened`: the prompt already ends with the opening tag."""
+
+    def __init__(self, *, opened: bool = False):
+        self._state = "reasoning" if opened else "start"
+        self._text = ""
+        """Not yet told."""
+        self._trim = opened
+        """Whether white space that comes next is dropped."""
+
+    def push(self, text: str) -> list[Delta]:
+        """What is certain after the next piece of text."""
+        self._text += text
+        deltas: list[Delta] = []
+        if self._state == "start":
+            self._start()
+        if self._state == "reasoning":
+            self._reason(deltas)
+        if self._state == "content":
+            self._answer(deltas)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What was held back, once the text has ended."""
+        text, self._text = self._text, ""
+        if self._state == "reasoning":
+            text = text.rstrip()
+            return [Reasoning(text)] if text else []
+        if self._trim:
+            text = text.lstrip()
+        return [Content(text)] if text else []
+
+    def _start(self) -> None:
+        text = self._text.lstrip()
+        if text.startswith(OPEN):
+            self._text = text[len(OPEN) :]
+            self._state, self._trim = "reasoning", True
+        elif not OPEN.startswith(text):
+            self._state = "content"
+
+    def _reason(self, deltas: list[Delta]) -> None:
+        if self._trim:
+            self._text = self._text.lstrip()
+            self._trim = not self._text
+        text, closed, rest = self._text.partition(CLOSE)
+        if closed:
+            text = text.rstrip()
+            self._text, self._state, self._trim = rest, "content", True
+        else:
+            # The tag, or white space before it, may be what the text ends with.
+            text = text[: len(text) - num_held(text, CLOSE)].rstrip()
+            self._text = self._text[len(text) :]
+        if text:
+            deltas.append(Reasoning(text))
+
+    def _answer(self, deltas: list[Delta]) -> None:
+        if self._trim:
+            self._text = self._text.lstrip()
+            self._trim = not self._text
+        if self._text:
+            deltas.append(Content(self._text))
+            self._text = ""

@@ -1,0 +1,131 @@
+"""What a request says its text must be, under the names of OpenAI and of vLLM, as one grammar.
+
+Owns those fields and their limits. Whether a grammar can be compiled is found out by the engine; `named` then gives its
+error the name of the request's field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.core.errors import InvalidRequest, Unsupported
+from weft.core.grammar import Grammar
+from weft.programs.types import Chunk
+from weft.server.schemas.common import GenerationRequest
+
+MAX_GRAMMAR_BYTES = 64 << 10
+FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_KINDS = ("json", "regex", "choice", "grammar")
+
+
+class Constraint(NamedTuple):
+    """A grammar, and the field that asks for it."""
+
+    grammar: Grammar
+    param: str
+
+
+def constraint_of(body: GenerationRequest) -> Constraint | None:
+    """What the request's text must be, or None. Raises `InvalidRequest` and `Unsupported`, naming the field."""
+    found = []
+    for field in FIELDS:
+        value = getattr(body, field)
+        grammar = None if value is None else _grammar(field, value)
+        if grammar is not None:
+            found.append(Constraint(grammar, field))
+    if len(found) > 1:
+        fields = " and ".join(constraint.param for constraint in found)
+        raise InvalidRequest(f"{fields} exclude each other: a text can have one form. Leave one.", found[1].param)
+    return found[0] if found else None
+
+
+async def named(chunks: AsyncGenerator[Chunk, None], param: str) -> AsyncGenerator[Chunk, None]:
+    """The chunks; an error about the grammar is one about the request's field. Closes what it reads."""
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                yield chunk
+        except (InvalidRequest, Unsupported) as error:
+            if error.param == "grammar":
+                raise type(error)(f"{param}: {error.message}", param) from error
+            raise
+
+
+def check_size(size: int, param: str) -> None:
+    """Raise `InvalidRequest` for a schema or a grammar of too many bytes."""
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"{param} has {size} bytes, at most {MAX_GRAMMAR_BYTES}.", param)
+
+
+def _grammar(field: str, value: Any) -> Grammar | None:
+    match field:
+        case "response_format":
+            grammar = _response_format(value)
+        case "structured_outputs":
+            given = {key: entry for key, entry in value.items() if entry is not None}
+            if len(given) != 1 or not set(given) <= set(_KINDS):
+                raise InvalidRequest(f"{field} must have exactly one of {', '.join(_KINDS)}.", field)
+            (kind,) = given
+            grammar = _of_kind(kind, given[kind], f"{field}.{kind}")
+        case _:
+            grammar = _of_kind(field.removeprefix("guided_"), value, field)
+    if grammar is not None:
+        check_size(len(grammar.text.encode()), field)
+    return grammar
+
+
+def _response_format(value: Mapping[str, Any]) -> Grammar | None:
+    match value.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return Grammar.json_object()
+        case "json_schema":
+            path = "response_format.json_schema"
+            wrapper = value.get("json_schema")
+            if not isinstance(wrapper, dict):
+                raise InvalidRequest(f'{path} must be an object with a "name" and a "schema".', path)
+            if not isinstance(wrapper.get("name"), str):
+                raise InvalidRequest(f"{path}.name must be a string.", f"{path}.name")
+            if not isinstance(wrapper.get("schema"), dict):
+                raise InvalidRequest(f"{path}.schema must be a JSON schema, an object.", f"{path}.schema")
+            return _json(wrapper["schema"], "response_format")
+        case other:
+            raise InvalidRequest(
+                f"response_format.type must be text, json_object or json_schema, got {other!r:.60}.",
+                "response_format.type",
+            )
+
+
+def _of_kind(kind: str, value: Any, path: str) -> Grammar:
+    if kind == "json":
+        if isinstance(value, str):
+            check_size(len(value), path)
+            try:
+                value = msgspec.json.decode(value)
+            except msgspec.DecodeError as error:
+                raise InvalidRequest(f"{path} is not valid JSON: {error}.", path) from error
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"{path} must be a JSON schema: an object, or its text.", path)
+        return _json(value, path)
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(option, str) for option in value):
+            raise InvalidRequest(f"{path} must be a list of at least one string.", path)
+        check_size(sum(map(len, value)), path)
+        return Grammar.choice(value)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{path} must be a string that is not empty.", path)
+    if kind == "regex":
+        return Grammar.regex(value)
+    if "::=" in value:
+        raise Unsupported(f"{path} looks like GBNF or EBNF; write it in Lark, with a rule named start.", path)
+    return Grammar.lark(value)
+
+
+def _json(schema: Mapping[str, Any], path: str) -> Grammar:
+    check_size(len(msgspec.json.encode(schema)), path)
+    return Grammar.json_schema(schema)

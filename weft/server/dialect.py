@@ -1,0 +1,76 @@
+"""How a model writes calls of tools and reasoning, found in its chat template or set in the configuration.
+
+Owns the signs by which a form is recognised. `weft.sdk` reads the forms; `weft.server.grammars` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from weft.config import ServerConfig
+from weft.core.errors import Unsupported
+from weft.sdk import reasoning
+from weft.sdk.tool_calls import PARSERS
+from weft.tokenizers.tokenizer import Tokenizer
+
+ToolForm = Literal["hermes", "llama3_json", "mistral"]
+
+SIGNS: tuple[tuple[str, ToolForm], ...] = (
+    (PARSERS["hermes"].marker, "hermes"),
+    (PARSERS["llama3_json"].marker, "llama3_json"),
+    (PARSERS["mistral"].marker, "mistral"),
+)
+"""What a template has in it whose model writes calls so; the first one counts."""
+OTHER_SIGNS = ("<function=", "<arg_key>")
+"""Of forms that begin like one above and are none of them."""
+NAMED_ARGUMENTS = "[ARGS]"
+"""Of newer models of Mistral's, in the template and in the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Of one model."""
+
+    tool_form: ToolForm | None = None
+    named_arguments: bool = False
+    """Mistral's newer form, a name and its arguments, instead of a list of objects."""
+    reasoning: bool = False
+    special: Mapping[str, int] = field(default_factory=dict)
+    """Markers that are special tokens, with their ids: left out of the text unless that is asked for."""
+
+    def hides(self, *, calls: bool) -> bool:
+        """Whether a text without special tokens lacks what reasoning or calls are recognised by."""
+        marks = [reasoning.OPEN, reasoning.CLOSE] if self.reasoning else []
+        if calls and self.tool_form is not None:
+            marks += [PARSERS[self.tool_form].marker, NAMED_ARGUMENTS, "</tool_call>"]
+        return any(mark in self.special for mark in marks)
+
+
+def dialect_of(tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
+    """The dialect of the model with this tokenizer."""
+    try:
+        template = tokenizer.chat_template(with_tools=True).source
+    except Unsupported:
+        template = ""
+    form: ToolForm | None
+    if config.tool_call_parser == "auto":
+        form = _form_in(template)
+    else:
+        form = None if config.tool_call_parser == "none" else config.tool_call_parser
+    marks = (reasoning.OPEN, reasoning.CLOSE, NAMED_ARGUMENTS, "</tool_call>", *(sign for sign, _ in SIGNS))
+    ids = {mark: tokenizer.token_to_id(mark) for mark in marks}
+    return Dialect(
+        tool_form=form,
+        named_arguments=NAMED_ARGUMENTS in template,
+        reasoning=config.reasoning_parser == "think"
+        or (config.reasoning_parser == "auto" and reasoning.OPEN in template),
+        special={mark: token for mark, token in ids.items() if token is not None and token in tokenizer.special_ids},
+    )
+
+
+def _form_in(template: str) -> ToolForm | None:
+    if any(sign in template for sign in OTHER_SIGNS):
+        return None
+    return next((form for sign, form in SIGNS if sign in template), None)

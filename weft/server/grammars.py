@@ -1,0 +1,134 @@
+"""Grammars of whole answers: reasoning, where the model writes it, then calls of tools or what the request asks for.
+
+Written in llguidance's dialect of Lark. Calls have the white space that chat templates give them. `weft.server.tools`
+and `weft.server.constraints` say what may be called and what the text must be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft.core.grammar import Grammar
+from weft.sdk import reasoning
+from weft.sdk.tool_calls import PARSERS
+from weft.server.constraints import Constraint
+from weft.server.dialect import NAMED_ARGUMENTS, Dialect
+
+_AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_BOUNDED_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}"}
+"""Between the tokens of JSON: a model that has lost its way would write blanks for ever."""
+_GAP = r"/\s{0,8}/"
+"""Between reasoning and the rest."""
+
+
+class Tool(NamedTuple):
+    """A tool that may be called."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    """A JSON schema of an object."""
+
+
+class Calls(NamedTuple):
+    """Calls that an answer may consist of."""
+
+    tools: Sequence[Tool]
+    only_one: bool
+
+
+def answer_grammar(
+    dialect: Dialect, calls: Calls | None, constraint: Constraint | None, *, reasoning_opened: bool
+) -> Grammar | None:
+    """Of answers that are calls or, where there is a constraint, keep it; None where nothing is asked for.
+
+    `reasoning_opened`: the prompt ends with the opening tag, so reasoning must come to an end first.
+    """
+    body = None if constraint is None else constraint.grammar
+    if calls is None and (body is None or not dialect.reasoning):
+        return body
+    rules = []
+    options = []
+    if calls is not None:
+        rules += _call_rules(dialect, calls)
+        options.append("calls")
+    if body is not None:
+        rules.append(f"body: {_inline(body)}")
+        options.append("body")
+    answer = f"({' | '.join(options)})"
+    if dialect.reasoning:
+        rules += _reasoning_rules(dialect, opened=reasoning_opened)
+        answer = ("reasoning " if reasoning_opened else "reasoning? ") + answer
+    return Grammar.lark("\n".join([f"start: {answer}", *rules]))
+
+
+def _reasoning_rules(dialect: Dialect, *, opened: bool) -> list[str]:
+    begin = "" if opened else _mark(dialect, reasoning.OPEN) + " "
+    if reasoning.CLOSE in dialect.special:
+        return [
+            f"reasoning: {begin}thought {_mark(dialect, reasoning.CLOSE)} {_GAP}",
+            "thought: /(?s:.*)/",
+        ]
+    return [
+        f"reasoning: {begin}thought {_GAP}",
+        f"thought[suffix={_quoted(reasoning.CLOSE)}]: /(?s:.*)/",
+    ]
+
+
+def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
+    """The rule `calls` and what it needs."""
+    form = dialect.tool_form
+    if form is None:
+        raise ValueError("calls need a form")
+    marker = _mark(dialect, PARSERS[form].marker)
+    if form == "mistral" and dialect.named_arguments:
+        arguments = _mark(dialect, NAMED_ARGUMENTS)
+        options = [f"{_quoted(tool.name)} {arguments} {_arguments(tool)}" for tool in calls.tools]
+        return [f"calls: call{'' if calls.only_one else '+'}", f"call: {marker} ({' | '.join(options)})"]
+    key = "parameters" if form == "llama3_json" else "arguments"
+    names = [f"call_{number}" for number in range(len(calls.tools))]
+    rules = [f"object: {' | '.join(names)}"]
+    for name, tool in zip(names, calls.tools, strict=True):
+        head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
+        rules.append(f'{name}: {_quoted(head)} {_arguments(tool)} "}}"')
+    match form:
+        case "hermes":
+            rules.append(f"call: {marker} /\\n?/ object /\\n?/ {_mark(dialect, '</tool_call>')}")
+            rules.append("calls: call" + ("" if calls.only_one else " (/\\n?/ call)*"))
+        case "llama3_json":
+            rules.append("calls: object" + ("" if calls.only_one else ' ("; " object)*'))
+        case "mistral":
+            more = "" if calls.only_one else ' (", " object)*'
+            rules.append(f'calls: {marker} / ?/ "[" object{more} "]"')
+    return rules
+
+
+def _arguments(tool: Tool) -> str:
+    return "%json " + json.dumps({**tool.parameters, "x-guidance": _AS_TEMPLATES_WRITE}, ensure_ascii=False)
+
+
+def _inline(grammar: Grammar) -> str:
+    """A grammar as the right side of a rule."""
+    match grammar.kind:
+        case "json_schema":
+            schema = json.loads(grammar.text)
+            if isinstance(schema, dict):
+                schema = {"x-guidance": _BOUNDED_BLANKS, **schema}
+            return "%json " + json.dumps(schema, ensure_ascii=False)
+        case "regex":
+            pattern = re.sub(r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], grammar.text, flags=re.S)
+            return "/" + pattern.replace("\n", "\\n") + "/"
+        case "lark":
+            return "%lark {\n" + re.sub(r"^\s*%llguidance\s*\{\s*\}", "", grammar.text) + "\n}"
+
+
+def _mark(dialect: Dialect, text: str) -> str:
+    """A marker: the token where it is a special one, otherwise its text."""
+    token = dialect.special.get(text)
+    return _quoted(text) if token is None else f"<[{token}]>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

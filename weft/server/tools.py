@@ -1,0 +1,120 @@
+"""The tools of a chat request: which there are, whether the model may or must call them, and what calls look like.
+
+Owns `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequest` and `Unsupported`, naming the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from weft.core.errors import InvalidRequest, Unsupported
+from weft.server.constraints import Constraint, check_size
+from weft.server.dialect import Dialect
+from weft.server.grammars import Calls, Tool
+from weft.server.schemas.chat import ChatRequest
+
+MAX_TOOLS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class ToolPlan(NamedTuple):
+    """What a request's tools mean for its answer."""
+
+    parse: bool = False
+    """Whether calls are looked for in the answer."""
+    calls: Calls | None = None
+    """Calls that the answer is held to."""
+    only_one: bool = False
+
+
+def tool_plan(body: ChatRequest, dialect: Dialect, constraint: Constraint | None) -> ToolPlan:
+    """Check the request's tools, against its constraint too."""
+    tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(body.tools[: MAX_TOOLS + 1])]
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools has {len(body.tools)} entries, at most {MAX_TOOLS}.", "tools")
+    names = [tool.name for tool in tools]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidRequest(f"tools has two functions named {twice[0]!r}; give each a name of its own.", "tools")
+    choice = _choice(body.tool_choice, names)
+    if choice == "none" or not tools:
+        return ToolPlan()
+    if dialect.tool_form is None:
+        raise Unsupported(
+            "tools cannot be called: how this model writes calls is not known from its chat template. Start the server "
+            'with --tool-call-parser hermes, llama3_json or mistral, or send "tool_choice": "none".',
+            "tools",
+        )
+    only_one = not body.parallel_tool_calls
+    if choice == "auto":
+        # With a constraint, calls must be allowed beside it.
+        calls = None if constraint is None else _calls(tools, only_one)
+        return ToolPlan(parse=True, calls=calls, only_one=only_one)
+    if constraint is not None:
+        raise InvalidRequest(
+            f"tool_choice asks for a call and {constraint.param} for another form; leave one of them out.",
+            "tool_choice",
+        )
+    if choice == "required":
+        return ToolPlan(parse=True, calls=_calls(tools, only_one), only_one=only_one)
+    named = [tool for tool in tools if tool.name == choice.function]
+    return ToolPlan(parse=True, calls=_calls(named, True), only_one=True)
+
+
+class _Named(NamedTuple):
+    """The choice of one function."""
+
+    function: str
+
+
+def _choice(value: Any, names: list[str]) -> Literal["auto", "none", "required"] | _Named:
+    if value is None or value == "auto":
+        return "auto"
+    if value == "none":
+        return "none"
+    named = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    name = named.get("name") if isinstance(named, dict) else None
+    if value != "required" and not isinstance(name, str):
+        raise InvalidRequest(
+            'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}.',
+            "tool_choice",
+        )
+    if not names:
+        raise InvalidRequest("tool_choice asks for a call, and there are no tools.", "tool_choice")
+    if value == "required":
+        return "required"
+    if name not in names:
+        raise InvalidRequest(
+            f"tool_choice names {name!r:.80}, which is not among the tools: {', '.join(names)[:500]}.",
+            "tool_choice.function.name",
+        )
+    return _Named(str(name))
+
+
+def _calls(tools: list[Tool], only_one: bool) -> Calls:
+    check_size(sum(len(msgspec.json.encode(tool.parameters)) for tool in tools), "tools")
+    return Calls(tools, only_one)
+
+
+def _tool(tool: Mapping[str, Any], path: str) -> Tool:
+    if tool.get("type", "function") != "function":
+        raise Unsupported(f"{path}.type is {tool['type']!r:.60}; only tools of type function are served.", path)
+    function = tool.get("function")
+    path += ".function"
+    if not isinstance(function, dict):
+        raise InvalidRequest(f'{path} must be an object with a "name".', path)
+    name = function.get("name")
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidRequest(f"{path}.name must be 1 to 64 of A-Z a-z 0-9 _ . -", f"{path}.name")
+    parameters = function.get("parameters")
+    if parameters is None:
+        return Tool(name, _NO_PARAMETERS)
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise InvalidRequest(f"{path}.parameters must be the JSON schema of an object.", f"{path}.parameters")
+    return Tool(name, {"type": "object", **parameters})
