@@ -6,6 +6,7 @@ They use the official `openai` client, as any application would; only the metric
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import operator
 import time
@@ -207,6 +208,66 @@ async def refused(stage: Stage) -> None:
         stage.report.expect(f"status {status}, field {field!r}", told == (status, field))
 
 
+async def agent(stage: Stage) -> None:
+    """An agent's round: the model calls a tool, hears its answer, and replies"""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = {"name": "weather", "description": "Current weather in a city.", "parameters": parameters}
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+    request: dict[str, Any] = {
+        "model": stage.model,
+        "temperature": 0,
+        "tools": [{"type": "function", "function": weather}],
+    }
+    # Required: a grammar sees to it that the call fits the tool. Left to itself ("auto") the model mostly calls it too.
+    stream = await stage.client.chat.completions.create(
+        messages=messages, tool_choice="required", parallel_tool_calls=False, stream=True, **request
+    )
+    call_id = name = written = finish = ""
+    async for chunk in stream:
+        for part in chunk.choices[0].delta.tool_calls or []:
+            call_id, name = part.id or call_id, (part.function and part.function.name) or name
+            written += (part.function and part.function.arguments) or ""
+        finish = chunk.choices[0].finish_reason or finish
+    print(f"  user: {messages[0]['content']}\n  call: {name}({written})")
+    stage.report.expect(f"the stream ended with finish_reason {finish!r}", finish == "tool_calls")
+    stage.report.expect("the call is of the tool on offer", name == "weather")
+    arguments = json.loads(written)
+    stage.report.expect("its arguments fit the schema", isinstance(arguments.get("city"), str))
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": written}}
+    messages += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "content": "sunny, 21 degrees"},
+    ]
+    answer = await stage.client.chat.completions.create(messages=messages, **request)
+    usage = answer.usage
+    cached = usage.prompt_tokens_details.cached_tokens if usage and usage.prompt_tokens_details else 0
+    print(f"  tool: sunny, 21 degrees\n  model: {answer.choices[0].message.content}")
+    print(f"  {cached} of {usage.prompt_tokens if usage else 0} prompt tokens were in the cache")
+    stage.report.expect("the reply is text", bool(answer.choices[0].message.content))
+
+
+async def structured(stage: Stage) -> None:
+    """JSON that a schema allows"""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "city": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "city", "age"],
+        "additionalProperties": False,
+    }
+    text = "Extract name, city, age as JSON. Nora lives in Oslo. She is 34 years old."
+    answer = await stage.client.chat.completions.create(
+        model=stage.model,
+        messages=[{"role": "user", "content": text}],
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}},
+    )
+    content = answer.choices[0].message.content or ""
+    print(f"  user: {text}\n  model: {content}")
+    found = json.loads(content)
+    stage.report.expect("the fields are those of the schema", list(found) == ["name", "city", "age"])
+    stage.report.expect("the age is a number", isinstance(found["age"], int))
+
+
 async def embeddings(stage: Stage) -> None:
     """Embeddings"""
     texts = ["The cat sleeps on the mat.", "The cat sleeps on the mat.", "How much is the red lamp?"]
@@ -248,4 +309,4 @@ def _dot(left: list[float], right: list[float]) -> float:
     return math.fsum(map(operator.mul, left, right))
 
 
-SCENES = (streamed_chat, crowd, cancelled_stream, refused, embeddings, shutdown)
+SCENES = (streamed_chat, crowd, cancelled_stream, agent, structured, refused, embeddings, shutdown)
