@@ -62,7 +62,7 @@ _GENERATION: dict[str, Refusal] = {
     "request_id": Refusal(NEVER, "Send it as the X-Request-Id header."),
     "return_tokens_as_token_ids": Refusal((False,), "Set return_token_ids to get the ids."),
     "spaces_between_special_tokens": Refusal((True,), "Special tokens are written as the tokenizer has them."),
-    "use_beam_search": Refusal((False,), "Beam search is offline only (weft.LLM.beam_search); use n for several samples."),
+    "use_beam_search": Refusal((False,), "Use n for several samples; beams are offline only (weft.LLM.beam_search)."),
 }
 
 _CHAT: dict[str, Refusal] = _GENERATION | {
