@@ -1,4 +1,4 @@
-"""An auxiliary kind for training only: many look-ups in one small table, so that each row teaches matching densely.
+"""An auxiliary kind for training only, off by default: many look-ups in one small table, for dense lessons in matching.
 
 A question on a passage has one or two tokens that only a look-up can tell. Here nearly every token of the answer is
 such a token, over the surfaces that the other kinds use, from single letters to sentences.
