@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import wait
+from functools import partial
 
 import pytest
 
@@ -183,3 +185,29 @@ def test_what_a_grammar_leaves_no_choice_in_is_written_in_the_models_tokens(llm:
     result = llm.generate("x", grammar=Grammar.choice([text]), temperature=1.0)[0]
     assert result.text == text
     assert result.token_ids == list(memoryview(llm.tokenizer.encode(text)).cast("i"))
+
+
+def test_more_grammars_are_waited_for_than_are_kept(llm: LLM) -> None:
+    """None is forgotten, and compiled again and again, while somebody waits for it."""
+    vocabulary = [llm.tokenizer.bytes_of(token) for token in range(llm.info.vocab_size)]
+    grammars = Grammars(vocabulary, (), [2], partial(llm.tokenizer.encode, add_special_tokens=False))
+    done: list[wire.Command] = []
+    compiling = Compiling(grammars, lambda client, command: done.append(command) if client == 1 else None)
+    count = 3 * MAX_COMPILED
+    commands = [wire.Generate(seq=n, op=n, grammar=Grammar.regex(f"{n:04}")) for n in range(1, count + 1)]
+    for command in commands:
+        compiling.take(1, command)
+    for command in commands[: count // 3]:
+        compiling.take(2, command)  # another client with the same grammars, which goes away
+    compiling.drop_client(2)
+    futures = [grammars._future(command.grammar) for command in commands if command.grammar is not None]
+    wait(futures)
+    compiling.advance()
+    assert len(done) == count
+    assert set(map(id, done)) == set(map(id, commands))
+    assert all(future is grammars._future(command.grammar) for future, command in zip(futures, commands, strict=True))
+    assert not compiling
+    assert not grammars._held
+    grammars.is_ready(Grammar.regex("one more"))  # with nobody waiting, what is kept is bounded again
+    assert len(grammars._compiled) == MAX_COMPILED
+    grammars.close()

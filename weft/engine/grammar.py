@@ -7,7 +7,7 @@ compiled wait in `Compiling`, in their order, and with them whatever follows on 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -70,6 +70,18 @@ class Grammars:
         self._executor = LLExecutor(max(1, min(MOST_MASK_THREADS, usable_cores() // 4)))
         self._threads = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="weft-grammar")
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._held: Counter[Grammar] = Counter()
+
+    def hold(self, grammar: Grammar) -> None:
+        """Begin to compile, and forget it only after as many calls of `let_go`: somebody waits for it."""
+        self._held[grammar] += 1
+        self._future(grammar)
+
+    def let_go(self, grammar: Grammar) -> None:
+        """The inverse of `hold`."""
+        self._held[grammar] -= 1
+        if not self._held[grammar]:
+            del self._held[grammar]
 
     def is_ready(self, grammar: Grammar) -> bool:
         """Whether `guide` would answer at once; begins to compile where it was not asked before."""
@@ -109,7 +121,9 @@ class Grammars:
         if found is None:
             found = self._compiled[grammar] = self._threads.submit(self._compile, grammar)
             if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+                unheld = [other for other in self._compiled if other != grammar and not self._held[other]]
+                for oldest in unheld[: len(self._compiled) - MAX_COMPILED]:
+                    del self._compiled[oldest]
         else:
             self._compiled.move_to_end(grammar)
         return found
@@ -163,6 +177,8 @@ class Compiling:
                 return
             queue = self._queues[key] = deque()
         queue.append(command)
+        if isinstance(command, Generate) and command.grammar is not None:
+            self._grammars.hold(command.grammar)
         if isinstance(command, Fork):
             self._queues[client, command.child] = queue
 
@@ -170,13 +186,22 @@ class Compiling:
         """Carry out what no longer has to wait."""
         for key, queue in list(self._queues.items()):
             while queue and not (isinstance(queue[0], Generate) and not self._is_ready(queue[0])):
-                self._apply(key[0], queue.popleft())
+                command = queue.popleft()
+                self._apply(key[0], command)
+                self._let_go(command)
             if not queue:
                 self._queues.pop(key, None)
 
     def drop_client(self, client: int) -> None:
         """Forget what a client that is gone has asked for."""
-        self._queues = {key: queue for key, queue in self._queues.items() if key[0] != client}
+        for key in [key for key in self._queues if key[0] == client]:
+            queue = self._queues.pop(key)
+            while queue:
+                self._let_go(queue.popleft())
+
+    def _let_go(self, command: Command) -> None:
+        if isinstance(command, Generate) and command.grammar is not None:
+            self._grammars.let_go(command.grammar)
 
     def _is_ready(self, command: Generate) -> bool:
         return command.grammar is None or self._grammars.is_ready(command.grammar)
