@@ -72,6 +72,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
     prefix_wait_steps: int = 64
     """How many steps a request waits for a prefix that another is computing before it computes it itself."""
+    program_pages_fraction: float = 0.5
+    """Of the device pages, what programs may hold explicitly, reservations and exports included."""
+    program_pages_wait_s: float = 5.0
+    """How long a program waits for a page or an embedding before it is told that there is none."""
     overlap: bool = True
     """Schedule the next step while the device runs this one."""
     threads: int | None = None
@@ -94,6 +98,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("max_running", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.program_pages_fraction <= 1:
+            raise ConfigError(f"program_pages_fraction must be in [0, 1], got {self.program_pages_fraction}")
+        if self.program_pages_wait_s < 0:
+            raise ConfigError(f"program_pages_wait_s must not be negative, got {self.program_pages_wait_s}")
         if self.aging_s <= 0:
             raise ConfigError(f"aging_s must be positive, got {self.aging_s}")
 

@@ -55,6 +55,7 @@ class Driver:
         **changes: object,
     ):
         self.random = random.Random(seed)
+        lenient = bool(changes.pop("lenient", False))
         scheduler = {k: changes.pop(k) for k in list(changes) if k in SchedulerConfig.__struct_fields__}
         spec = fake_spec(**changes)
         self.vocab = spec.vocab_size
@@ -70,7 +71,7 @@ class Driver:
             }
         )
         self.clock = ManualClock()
-        self.worker = FakeWorker(spec, device_s)
+        self.worker = FakeWorker(spec, device_s, lenient=lenient)
         self.engine = Engine(
             self.worker,
             config,
@@ -162,7 +163,8 @@ class Driver:
         return child
 
     def check(self) -> None:
-        check_integrity(self.engine.cache, [s.table for s in self.engine.intake.sequences()])
+        tables = [sequence.table for sequence in self.engine.intake.sequences()]
+        check_integrity(self.engine.cache, tables, self.engine.scheduler.spaces.device_pages())
         for sequence in self.engine.intake.sequences():
             assert sequence.num_written <= sequence.num_computed <= sequence.total
             assert (sequence.slot >= 0) == (sequence.state is State.RUNNING)

@@ -9,7 +9,7 @@ from tests.worker.step_help import forward, greedy, run, set_slots, step
 from weft.config import EngineConfig
 from weft.core.errors import ConfigError
 from weft.models.random_checkpoints import write_tiny
-from weft.worker.build import build_worker
+from weft.worker.build import NUM_SAMPLE_SLOTS, build_worker
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def test_a_worker_is_built_and_answers(checkpoint: str):
     worker = build_worker(config, lambda done, total: calls.append((done, total)))
     try:
         spec = worker.spec
-        assert (spec.page_size, spec.num_device_pages, spec.num_slots) == (8, 64, 4)
+        assert (spec.page_size, spec.num_device_pages, spec.num_slots) == (8, 64, 4 + NUM_SAMPLE_SLOTS)
         assert (spec.device, spec.dtype, spec.num_host_pages) == ("cpu", "float32", 0)
         assert calls[-1][0] == calls[-1][1] > 0
         one = step(slot_sets=set_slots(3), forward=forward([([1, 2, 3], 0, [63])]), sampling=greedy([0], [3]))

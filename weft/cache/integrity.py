@@ -19,11 +19,12 @@ class IntegrityError(WeftError):
     """An invariant does not hold: a bug in Weft."""
 
 
-def check_integrity(cache: KVCache, tables: Iterable[PageTable]) -> None:
-    """Raise `IntegrityError` unless every invariant holds. `tables` are all open tables of the cache."""
+def check_integrity(cache: KVCache, tables: Iterable[PageTable], others: Counter[int] | None = None) -> None:
+    """Raise `IntegrityError` unless every invariant holds. `tables` are all open tables of the cache, `others` how
+    often each device page is held outside of any table."""
     tables = list(tables)
     nodes = _check_trees(cache)
-    _check_pages(cache, nodes, tables)
+    _check_pages(cache, nodes, tables, others or Counter())
     _check_locks(cache, nodes, tables)
     _check_tails(cache, tables)
     for table in tables:
@@ -65,8 +66,8 @@ def _check_trees(cache: KVCache) -> list[Node]:
     return found
 
 
-def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> None:
-    direct: Counter[int] = Counter()
+def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable], others: Counter[int]) -> None:
+    direct: Counter[int] = Counter(others)
     for table in tables:
         direct.update(table.pages[table.num_indexed :])
     direct.update(page for _, page in cache.retention.holders() if page is not None)

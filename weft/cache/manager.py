@@ -283,6 +283,10 @@ class KVCache:
         tree = self._trees.get(namespace)
         return tree.match(tokens, len(tokens) // self._page_bytes) if tree else None
 
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` device pages that belong to no sequence, one reference each; None: out of pages."""
+        return self._allocate(count)
+
     def _allocate(self, count: int) -> list[int] | None:
         pages = self.tiers.allocate(count)
         while pages is None and self.retention.end_one_hold():

@@ -6,6 +6,9 @@ number may be used once. Every `Append` with outputs and every `Generate` ends i
 or `Cancelled`; an operation without outputs is silent unless it fails. All events of one step for one client travel
 in one message.
 
+Below sequences there are **spaces**: KV pages and embeddings that the client names and fills itself, by commands on
+**queues**. Commands of one queue run in order; those of different queues of a space are ordered by `Sync` alone.
+
 Handles belong to (client, tenant) and die with the client's lease.
 """
 
@@ -19,7 +22,7 @@ from weft.core.errors import InvalidRequest
 from weft.core.grammar import Grammar
 from weft.core.sampling import MAX_LOGPROBS, SamplingParams, StopParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 FinishReason = Literal["stop", "length"]
 MAX_DIST = 4096
@@ -122,6 +125,164 @@ class Cancel(_Command, frozen=True, kw_only=True):
     seq: int
 
 
+class OpenSpace(_Command, frozen=True, kw_only=True):
+    """Create an empty space of pages and embeddings. `reserve_pages` are its own from now on, used or not."""
+
+    space: int
+    op: int
+    tenant: str = ""
+    namespace: str = ""
+    """Exports are found within it, never across."""
+    priority: int = 0
+    request_id: str = ""
+    reserve_pages: int = 0
+
+
+class CloseSpace(_Command, frozen=True, kw_only=True):
+    """Give everything in the space up. Commands under way end with `Cancelled`; exports stay."""
+
+    space: int
+
+
+class _OnQueue(_Command, frozen=True, kw_only=True):
+    space: int
+    queue: int
+    op: int
+
+
+class OpenQueue(_OnQueue, frozen=True, kw_only=True):
+    """Create a queue of commands."""
+
+    priority: int = 0
+    """Added to the space's; lower runs earlier."""
+
+
+class CloseQueue(_OnQueue, frozen=True, kw_only=True):
+    """Forget a queue, once what is on it has run."""
+
+
+class SetQueuePriority(_OnQueue, frozen=True, kw_only=True):
+    """Change a queue's priority, at once."""
+
+    priority: int
+
+
+class Sync(_OnQueue, frozen=True, kw_only=True):
+    """Ends with `Finished` when everything put on the queue before is done."""
+
+
+class AllocPages(_OnQueue, frozen=True, kw_only=True):
+    """Pages numbered `first` to `first + count - 1`. Ends with `Finished`, or fails with `OutOfPages` after a bounded
+    wait."""
+
+    first: int
+    count: int
+
+
+class FreePages(_OnQueue, frozen=True, kw_only=True):
+    """Give pages back."""
+
+    pages: bytes
+    """Packed uint32, as all lists of pages and embeddings."""
+
+
+class AllocEmbeds(_OnQueue, frozen=True, kw_only=True):
+    """Embeddings numbered `first` to `first + count - 1`: room for one vector each. Ends like `AllocPages`."""
+
+    first: int
+    count: int
+
+
+class FreeEmbeds(_OnQueue, frozen=True, kw_only=True):
+    """Give embeddings back."""
+
+    embeds: bytes
+
+
+class CopyTokens(_OnQueue, frozen=True, kw_only=True):
+    """Copy the KV of `count` tokens from one page to free places of another, positions included."""
+
+    source: int
+    source_offset: int
+    target: int
+    target_offset: int
+    count: int
+
+
+class MaskPage(_OnQueue, frozen=True, kw_only=True):
+    """Hide token s of the page from whoever reads it through this handle where bit s of `hidden` is set; show the
+    others."""
+
+    page: int
+    hidden: int
+
+
+class EmbedText(_OnQueue, frozen=True, kw_only=True):
+    """Write the input embeddings of tokens, which stand at `positions`, into `embeds`."""
+
+    tokens: bytes
+    positions: bytes
+    """Packed int32."""
+    embeds: bytes
+
+
+class Forward(_OnQueue, frozen=True, kw_only=True):
+    """Put `inputs` through the model. Each sees the tokens of the pages to `read` and all inputs, as far as their
+    positions are not after its own, or as `mask` says. Their KV goes to the first free places of `write`, if any; the
+    final hidden states of the last inputs go to `outputs`."""
+
+    read: bytes
+    inputs: bytes
+    write: bytes = b""
+    outputs: bytes = b""
+    mask: bytes = b""
+    """Packed little-endian bits, [inputs, tokens of `read` in their order + inputs], each row padded to whole bytes."""
+
+
+class ForwardSample(_OnQueue, frozen=True, kw_only=True):
+    """As `Forward`, from token ids, and sample what follows the last one: `Finished.tokens`."""
+
+    read: bytes
+    tokens: bytes
+    positions: bytes
+    write: bytes = b""
+    mask: bytes = b""
+    sampling: SamplingParams = SamplingParams()
+    index: int = 0
+    """The number of the token among those drawn with the same seed."""
+
+
+class NextDist(_OnQueue, frozen=True, kw_only=True):
+    """The `k` most probable tokens after each of `embeds` [n], which hold final hidden states, and the
+    log-probabilities of given ones: `Finished.dists`."""
+
+    k: int
+    embeds: bytes
+    targets: bytes = b""
+    """Packed int32 [n, t]."""
+
+
+class ExportPages(_OnQueue, frozen=True, kw_only=True):
+    """Keep pages, as they are then, under a name, for any space of the namespace to import. They outlive the space;
+    when room is short, those not used for longest go."""
+
+    pages: bytes
+    name: str
+
+
+class ImportPages(_OnQueue, frozen=True, kw_only=True):
+    """Pages `first` and on, with the KV exported under a name: `Finished.count`. Shared until somebody writes."""
+
+    first: int
+    name: str
+
+
+class ReleaseExport(_OnQueue, frozen=True, kw_only=True):
+    """Forget what was exported under a name."""
+
+    name: str
+
+
 class SetPriority(_Command, frozen=True, kw_only=True):
     """Change a sequence's priority."""
 
@@ -157,11 +318,60 @@ Command = (
     | Release
     | Cancel
     | SetPriority
+    | OpenSpace
+    | CloseSpace
+    | OpenQueue
+    | CloseQueue
+    | SetQueuePriority
+    | Sync
+    | AllocPages
+    | FreePages
+    | AllocEmbeds
+    | FreeEmbeds
+    | CopyTokens
+    | MaskPage
+    | EmbedText
+    | Forward
+    | ForwardSample
+    | NextDist
+    | ExportPages
+    | ImportPages
+    | ReleaseExport
     | Hello
     | Ping
     | Drain
     | ResetPrefixCache
 )
+
+QueueCommand = (
+    CloseQueue
+    | SetQueuePriority
+    | Sync
+    | AllocPages
+    | FreePages
+    | AllocEmbeds
+    | FreeEmbeds
+    | CopyTokens
+    | MaskPage
+    | EmbedText
+    | Forward
+    | ForwardSample
+    | NextDist
+    | ExportPages
+    | ImportPages
+    | ReleaseExport
+)
+SpaceCommand = OpenSpace | CloseSpace | OpenQueue | QueueCommand
+Answered = Sync | AllocPages | AllocEmbeds | ForwardSample | NextDist | ExportPages | ImportPages | ReleaseExport
+"""Commands on queues that end in exactly one of `Finished`, `Failed` or `Cancelled`; others are silent unless they
+fail."""
+
+
+def is_answered(command: Command) -> bool:
+    """Whether a command is an operation that ends in exactly one event."""
+    if isinstance(command, Append):
+        return command.outputs is not None
+    return isinstance(command, Generate | Answered)
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
@@ -192,6 +402,15 @@ class TokenDist(msgspec.Struct, frozen=True, array_like=True):
 
     ids: list[int]
     logprobs: list[float]
+
+
+class Dists(msgspec.Struct, frozen=True, array_like=True):
+    """Distributions of n next tokens, packed: `ids` int32 [n, k] and `logprobs` float32 [n, k], most probable first,
+    and the log-probabilities of t given tokens, `targets` float32 [n, t]."""
+
+    ids: bytes
+    logprobs: bytes
+    targets: bytes = b""
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
@@ -226,6 +445,12 @@ class Finished(_Event, frozen=True, kw_only=True):
     hidden: list[float] | None = None
     """[hidden size]"""
     dist: TokenDist | None = None
+    tokens: bytes = b""
+    """Packed int32: what a `ForwardSample` drew."""
+    dists: Dists | None = None
+    """Of a `NextDist`."""
+    count: int = 0
+    """Pages of an `ImportPages`."""
 
 
 class Failed(_Event, frozen=True, kw_only=True):
@@ -265,6 +490,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     bytes_per_page: int
     pid: int = 0
+    explicit_pages: bool = False
+    """Whether there are spaces: not with sliding windows."""
+    num_embeds: int = 0
+    """Embeddings of all spaces together."""
+    max_space_pages: int = 0
+    """Device pages of all spaces together."""
 
 
 class Welcome(_Event, frozen=True, kw_only=True):
@@ -290,6 +521,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_held: int = 0
     num_sequences: int = 0
+    num_spaces: int = 0
+    space_pages: int = 0
+    """Device pages in spaces, reserved ones and exports included."""
     device_pages_total: int = 0
     device_pages_free: int = 0
     device_pages_cached: int = 0
@@ -307,6 +541,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int = 0
     """Of those, tokens that had been computed before and were discarded."""
     generated_tokens: int = 0
+    space_tokens: int = 0
+    """Inputs of forwards in spaces."""
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix index."""
     prefix_hits: int = 0

@@ -42,6 +42,8 @@ def build_engine(
         aging_s=config.aging_s,
         prefix_cache=config.prefix_cache,
         prefix_wait_steps=config.prefix_wait_steps,
+        space_fraction=config.program_pages_fraction,
+        alloc_wait_s=config.program_pages_wait_s,
         vocab_size=vocab_size,
         eos_token_ids=sorted({*loaded.eos_ids, *tokenizer.eos_token_ids}),
         seed=config.seed,

@@ -14,7 +14,6 @@ from typing import Any
 
 from weft.core.errors import EngineDead, WeftError
 from weft.core.wire import (
-    Append,
     Cancelled,
     Command,
     Drain,
@@ -25,9 +24,9 @@ from weft.core.wire import (
     Event,
     Failed,
     Finished,
-    Generate,
     Ping,
     Stats,
+    is_answered,
 )
 from weft.engine.client import OnEnvelope
 
@@ -70,8 +69,8 @@ class Conversation:
         if self._dead is not None:
             raise EngineDead(self._dead.message)
         for command in commands:
-            if isinstance(command, Generate) or (isinstance(command, Append) and command.outputs is not None):
-                self._open.add(command.op)
+            if is_answered(command):
+                self._open.add(command.op)  # type: ignore[union-attr]
         self._deliver(list(commands))
 
     def receive(self, envelope: Envelope) -> None:

@@ -53,6 +53,9 @@ class Engine:
         every row of the vocabulary, and `encode` makes tokens of a text; without them there are no stop strings and no
         grammars."""
         spec = worker.spec
+        config = msgspec.structs.replace(
+            config, num_device_slots=spec.num_slots, num_embeds=spec.num_embed_slots, has_windows=spec.has_windows
+        )
         self.worker = worker
         self.clock = clock or SystemClock()
         self.cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
@@ -83,6 +86,9 @@ class Engine:
             dtype=spec.dtype,
             bytes_per_page=spec.bytes_per_page,
             pid=os.getpid(),
+            explicit_pages=not spec.has_windows and spec.num_embed_slots > 0,
+            num_embeds=spec.num_embed_slots,
+            max_space_pages=int(spec.num_device_pages * config.space_fraction),
         )
 
     def submit(self, client: int, commands: Iterable[Command]) -> None:
@@ -100,9 +106,21 @@ class Engine:
         """Whether commands wait for a grammar; `advance` looks whether they still have to."""
         return bool(self._compiling)
 
+    @property
+    def waiting_for_room(self) -> bool:
+        """Whether commands wait for pages or embeddings; `advance` looks whether they still may."""
+        return self.scheduler.spaces.is_waiting
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no client holds a sequence or a space."""
+        return self.intake.num_sequences == 0 and len(self.scheduler.spaces) == 0
+
     def advance(self) -> None:
-        """Carry out commands whose grammar is ready now."""
+        """Carry out commands whose grammar is ready now, and fail those that have waited for room too long."""
         self._compiling.advance()
+        if self.waiting_for_room:
+            self.scheduler.spaces.expire(self.clock.now())
 
     @property
     def busy(self) -> bool:

@@ -15,6 +15,8 @@ from weft.engine.engine import Engine
 
 IDLE_WAIT_S = 1.0
 """How long an idle engine listens before it looks at its leases."""
+ROOM_WAIT_S = 0.02
+"""How long it listens before it looks whether commands have waited too long for room."""
 COMPILING_WAIT_S = 0.001
 """How long it listens before it looks whether a grammar is ready."""
 
@@ -50,7 +52,7 @@ class EngineLoop:
         """Until the mailbox says stop. Raises what the worker raises."""
         engine, mailbox = self._engine, self._mailbox
         while not mailbox.stopped:
-            wait_s = COMPILING_WAIT_S if engine.compiling else IDLE_WAIT_S
+            wait_s = COMPILING_WAIT_S if engine.compiling else ROOM_WAIT_S if engine.waiting_for_room else IDLE_WAIT_S
             messages = mailbox.receive(0.0 if engine.busy else wait_s)
             for client, commands in messages:
                 self._take(client, commands)
@@ -70,7 +72,7 @@ class EngineLoop:
             elif isinstance(command, Ping):
                 self._reply(client, Stats(stats=self._engine.stats()))
             elif isinstance(command, Drain):
-                self._engine.intake.draining = True
+                self._engine.intake.drain()
                 self._draining.add(client)
             else:
                 plain.append(command)
@@ -94,7 +96,7 @@ class EngineLoop:
             self._engine.drop_client(client)
 
     def _answer_drains(self) -> None:
-        if self._draining and self._engine.intake.num_sequences == 0:
+        if self._draining and self._engine.is_empty:
             for client in self._draining:
                 self._reply(client, Drained())
             self._draining.clear()

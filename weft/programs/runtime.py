@@ -41,6 +41,7 @@ from weft.core.wire import (
 )
 from weft.engine.client import EngineClient
 from weft.programs.operations import Generation, Operation, Report, SilentAppend
+from weft.programs.space import Space
 from weft.programs.types import Caller
 from weft.tokenizers.tokenizer import Tokenizer
 
@@ -63,6 +64,7 @@ class Runtime:
         self._numbers = itertools.count(1)
         self._operations: dict[int, Operation] = {}
         self._sequences: dict[int, Sequence] = {}
+        self._spaces: dict[int, Space] = {}
         self._queue: list[Command] = []
         engine.subscribe(self._on_envelope)
 
@@ -93,7 +95,16 @@ class Runtime:
         )
         return seq
 
-    # ---- for Sequence
+    def open_space(self, caller: Caller, reserve_pages: int = 0) -> Space:
+        """A new, empty space of explicit pages, `reserve_pages` of which are its own at once. Raises `EngineDead` where
+        the engine is known to be down."""
+        if not self.engine.ready:
+            raise EngineDead("the engine is down or still loading; it will be back, try again shortly")
+        space = Space(self, self.number(), caller, reserve_pages)
+        self._spaces[space.id] = space
+        return space
+
+    # ---- for Sequence and Space
 
     def number(self) -> int:
         """A number for a sequence or an operation; never the same again."""
@@ -122,6 +133,10 @@ class Runtime:
     def remove_sequence(self, seq: Sequence) -> None:
         """Forget a sequence that was given up. Its later events go nowhere."""
         self._sequences.pop(seq.id, None)
+
+    def remove_space(self, space: Space) -> None:
+        """Forget a space that was given up."""
+        self._spaces.pop(space.id, None)
 
     def add_operation(self, operation: Operation) -> None:
         """Route events of this number to the operation."""
@@ -157,6 +172,11 @@ class Runtime:
             operation.wake()
 
     def _end(self, operation: Operation, event: Finished | Failed | Cancelled) -> None:
+        # Sequences and spaces are numbered by one counter.
+        space = self._spaces.get(operation.seq_id)
+        if space is not None:
+            self._end_in_space(space, operation, event)
+            return
         seq = self._sequences.get(operation.seq_id)
         if isinstance(event, Failed):
             error = from_kind(event.kind, event.message, param=event.param, retry_after_s=event.retry_after_s)
@@ -178,8 +198,21 @@ class Runtime:
         if seq is not None:
             seq.ended(operation)
 
+    def _end_in_space(self, space: Space, operation: Operation, event: Finished | Failed | Cancelled) -> None:
+        if isinstance(event, Failed):
+            operation.fail(from_kind(event.kind, event.message, param=event.param, retry_after_s=event.retry_after_s))
+            if event.kind == EngineDead.kind:
+                self._lose_all(EngineDead(event.message))
+        elif isinstance(event, Finished):
+            operation.finish(event)
+        else:
+            operation.cancel(event.usage)
+        space.ended(operation)
+
     def _lose_all(self, error: WeftError) -> None:
         """The engine is dead, and with it everything that is open."""
+        for space in list(self._spaces.values()):
+            space.lose(error)
         for seq in list(self._sequences.values()):
             seq.lose(error)
 

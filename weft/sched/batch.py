@@ -9,12 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from weft.cache.tiers import Copies
+from weft.core.sampling import SamplingParams
 from weft.core.step import I32, ForwardBatch, SamplingBatch, SlotSet, Step
 from weft.sched.sequence import Append, Generate, Sequence
 from weft.sched.slots import SlotTable, uniforms
+from weft.sched.spaces.parts import SpaceDist, SpaceParts, SpaceRow, SpaceSample
+from weft.sched.spaces.rows import Row
 
 
 class Chunk(NamedTuple):
@@ -81,8 +85,15 @@ class InFlight:
     scored: list[Scored] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
     distributed: list[Distributed] = field(default_factory=list)
+    space_samples: list[SpaceSample] = field(default_factory=list)
+    """Their samplers come after all of `sampled`."""
+    space_dists: list[SpaceDist] = field(default_factory=list)
+    """Their rows come after all of `distributed` and `scored`."""
     num_tokens: int = 0
     num_rows: int = 0
+
+
+_NO_PARTS = SpaceParts()
 
 
 class _Rows:
@@ -119,6 +130,14 @@ class StepBuilder:
         self._dist_rows: list[int] = []
         self._dist_top = 0
         self._slot_sets: list[SlotSet] = []
+        self._spaces: SpaceParts | None = None
+        self.num_rows = 0
+        self._num_entries = 0
+
+    @property
+    def num_space_samples(self) -> int:
+        """One-off samplers so far."""
+        return len(self.in_flight.space_samples)
 
     def add_slot_set(self, slot_set: SlotSet) -> None:
         """Place a sequence's sampling state before this step samples."""
@@ -145,7 +164,8 @@ class StepBuilder:
         self._outputs.append(np.arange(count, dtype=np.int32))
         self._sampler_rows.append(np.arange(count, dtype=np.int32))
         self._sampler_slots.append(slots)
-        self._num_outputs = self.num_tokens = count
+        self._num_outputs = self.num_tokens = self.num_rows = count
+        self._num_entries = int(num_pages.sum())
         sampled, written = self.in_flight.sampled, self.in_flight.written
         for sequence in sequences:
             end = sequence.total
@@ -181,7 +201,65 @@ class StepBuilder:
                 self.in_flight.sampled.append(Sampled(sampler, sampler.epoch))
         self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end, True))
         sequence.last_step = self.in_flight.step_id
-        self.num_tokens += count
+        self._count_row(count, len(pages))
+
+    # For commands on spaces
+
+    def add_token_copies(self, source: int, target: int, count: int) -> None:
+        """Copy the KV of `count` places before the forward."""
+        self._parts().copy_tokens(source, target, count)
+
+    def add_embeds(self, tokens: I32, slots: I32) -> None:
+        """Write input embeddings before the forward."""
+        self._parts().embed(tokens, slots)
+
+    def add_space_row(
+        self, row: Row, positions: I32, write_slots: I32, tokens: I32 | None, embed_slots: I32 | None
+    ) -> SpaceRow:
+        """A row over explicit pages; its inputs are token ids, or stored vectors."""
+        parts, rows, count = self._parts(), self._rows, len(positions)
+        added = SpaceRow(self.num_tokens, count)
+        parts.add_row(self.num_rows, self._num_entries, row)
+        if embed_slots is not None:
+            parts.take_inputs(self.num_tokens, embed_slots)
+        none = np.full(count, -1, np.int32)
+        rows.token_ids.append(none if tokens is None else tokens)
+        rows.token_slots.append(none)
+        rows.positions.append(positions)
+        rows.write_slots.append(write_slots)
+        rows.q_lens.append(np.array([count], np.int32))
+        rows.kv_lens.append(np.array([row.kv_len], np.int32))
+        rows.num_pages.append(np.array([len(row.page_ids)], np.int32))
+        rows.page_ids.append(row.page_ids)
+        self._count_row(count, len(row.page_ids))
+        return added
+
+    def add_stores(self, row: SpaceRow, slots: I32) -> None:
+        """Keep the final hidden states of a row's last query tokens."""
+        self._parts().store(row, slots)
+
+    def add_space_sample(
+        self, row: SpaceRow, slot: int, sampling: SamplingParams, index: int, who: tuple[int, int]
+    ) -> None:
+        """Sample what follows a row's last query token, for (client, operation) `who`."""
+        output = self._add_output(row.first + row.num_tokens - 1)
+        self._parts().sample(output, slot, sampling, index, who[1])
+        self.in_flight.space_samples.append(SpaceSample(*who, self.num_space_samples))
+
+    def add_space_dist(self, slots: I32, k: int, targets: I32, who: tuple[int, int]) -> None:
+        """Distributions of stored vectors, for (client, operation) `who`."""
+        self._parts().distribute(slots, k, targets)
+        self.in_flight.space_dists.append(SpaceDist(*who, len(slots), k, len(targets)))
+
+    def _parts(self) -> SpaceParts:
+        if self._spaces is None:
+            self._spaces = SpaceParts()
+        return self._spaces
+
+    def _count_row(self, num_tokens: int, num_pages: int) -> None:
+        self.num_tokens += num_tokens
+        self.num_rows += 1
+        self._num_entries += num_pages
 
     def add_written(self, sequence: Sequence, end: int) -> None:
         """A fork's first `end` tokens are written by its parent's chunk in this step."""
@@ -190,15 +268,19 @@ class StepBuilder:
     def build(self, copies: Copies) -> Step:
         """The finished step."""
         self.in_flight.num_tokens = self.num_tokens
-        self.in_flight.num_rows = sum(len(lengths) for lengths in self._rows.q_lens)
+        self.in_flight.num_rows = self.num_rows
+        parts = self._spaces
         return Step(
             step_id=self.in_flight.step_id,
             swap_outs=_pairs(copies.swap_outs),
             page_copies=_pairs(copies.page_copies),
+            token_copies=np.concatenate(parts.token_copies) if parts and parts.token_copies else _pairs([]),
             swap_ins=_pairs(copies.swap_ins),
-            slot_sets=self._slot_sets,
+            slot_sets=self._slot_sets + (parts.slot_sets if parts else []),
+            embed=parts.embed_batch() if parts else None,
             forward=self._forward() if self.num_tokens else None,
-            sampling=self._sampling(),
+            head=parts.head_batch() if parts else None,
+            sampling=self._sampling(parts),
         )
 
     def _add_output(self, token: int) -> int:
@@ -237,7 +319,7 @@ class StepBuilder:
         token_ids = np.concatenate(rows.token_ids)
         on_device = bool((token_ids < 0).any())
         hidden = np.array(self._hidden, np.int32).reshape(-1, 2)
-        return ForwardBatch(
+        batch = ForwardBatch(
             token_ids=token_ids,
             token_slots=np.concatenate(rows.token_slots) if on_device else None,
             positions=np.concatenate(rows.positions),
@@ -250,9 +332,28 @@ class StepBuilder:
             hidden_tokens=hidden[:, 0],
             hidden_groups=hidden[:, 1],
         )
+        return batch if self._spaces is None else self._with_spaces(batch, self._spaces)
 
-    def _sampling(self) -> SamplingBatch | None:
-        if not self._sampler_rows and not self._score_rows and not self._dist_rows:
+    def _with_spaces(self, batch: ForwardBatch, parts: SpaceParts) -> ForwardBatch:
+        mask_bits, mask_indptr = parts.masks(self.num_rows)
+        store_tokens, store_slots = parts.stores()
+        return msgspec.structs.replace(
+            batch,
+            embed_slots=parts.embed_slots(self.num_tokens),
+            causal=parts.causal(self.num_rows),
+            visibility=parts.visibility(self._num_entries),
+            mask_bits=mask_bits,
+            mask_indptr=mask_indptr,
+            store_tokens=store_tokens,
+            store_slots=store_slots,
+        )
+
+    def _sampling(self, parts: SpaceParts | None) -> SamplingBatch | None:
+        parts = parts or _NO_PARTS
+        score_rows, score_targets = parts.scores(self._num_outputs)
+        dist_rows = parts.dist_rows(self._num_outputs)
+        wanted = self._sampler_rows or parts.sampler_rows or self._score_rows or score_rows
+        if not wanted and not self._dist_rows and not dist_rows:
             return None
         table = self._slots
         empty = np.empty(0, np.int32)
@@ -264,16 +365,16 @@ class StepBuilder:
             num_logprobs=table.num_logprobs[slots],
             suppress_stop=table.output_index[slots] < table.min_tokens[slots],
             late_mask=table.guided[slots],
-            score_rows=np.array(self._score_rows, np.int32),
-            score_targets=np.array(self._score_targets, np.int32),
+            score_rows=np.array(self._score_rows + score_rows, np.int32),
+            score_targets=np.array(self._score_targets + score_targets, np.int32),
             score_top=self._score_top,
-            dist_rows=np.array(self._dist_rows, np.int32),
-            dist_top=self._dist_top,
+            dist_rows=np.array(self._dist_rows + dist_rows, np.int32),
+            dist_top=max(self._dist_top, parts.dist_top),
         )
         table.total[slots] += 1
         table.output_index[slots] += 1
         table.remaining[slots] -= 1
-        return batch
+        return _with_samplers(batch, parts) if parts.sampler_rows else batch
 
 
 def sampling_state(sequence: Sequence, op: Generate) -> SlotSet:
@@ -286,6 +387,21 @@ def sampling_state(sequence: Sequence, op: Generate) -> SlotSet:
         prompt=sequence.tokens[:start].tobytes() if needs_tokens else b"",
         output=sequence.tokens[start:].tobytes() if needs_tokens else b"",
         stop_ids=sorted(op.stop_ids) if op.stop.min_tokens > 0 else [],
+    )
+
+
+def _with_samplers(batch: SamplingBatch, parts: SpaceParts) -> SamplingBatch:
+    """One-off samplers after those of sequences."""
+    count = len(parts.sampler_rows)
+    off = np.zeros(count, np.bool_)
+    return msgspec.structs.replace(
+        batch,
+        rows=np.concatenate((batch.rows, np.array(parts.sampler_rows, np.int32))),
+        slots=np.concatenate((batch.slots, np.array(parts.sampler_slots, np.int32))),
+        uniforms=np.concatenate((batch.uniforms, *parts.uniforms)),
+        num_logprobs=np.concatenate((batch.num_logprobs, np.full(count, -1, np.int32))),
+        suppress_stop=np.concatenate((batch.suppress_stop, off)),
+        late_mask=np.concatenate((batch.late_mask, off)),
     )
 
 

@@ -18,12 +18,15 @@ from weft.core.wire import (
     Append,
     Cancel,
     Command,
+    Drain,
     EngineStats,
     Failed,
     Fork,
     Generate,
+    Hello,
     Hold,
     Open,
+    Ping,
     Release,
     ResetPrefixCache,
     SetPriority,
@@ -64,7 +67,7 @@ class Intake:
         try:
             self._apply(client, command, now)
         except WeftError as error:
-            op = command.op if isinstance(command, Append | Generate) else 0
+            op = getattr(command, "op", 0)
             event = Failed(
                 op=op, kind=error.kind, message=error.message, param=error.param, retry_after_s=error.retry_after_s
             )
@@ -75,6 +78,11 @@ class Intake:
         """A client is gone: release all it held. Its events go nowhere."""
         for key in [key for key in self._sequences if key[0] == client]:
             self._release(key, None, now)
+        self._scheduler.spaces.drop_client(client, now)
+
+    def drain(self) -> None:
+        """Take nothing new."""
+        self.draining = self._scheduler.spaces.draining = True
 
     def stats(self) -> EngineStats:
         """A frozen picture of scheduler and cache; the engine adds the times."""
@@ -84,6 +92,8 @@ class Intake:
             num_waiting=len(scheduler.roster.queue),
             num_held=scheduler.cache.retention.num_held,
             num_sequences=self.num_sequences,
+            num_spaces=len(scheduler.spaces),
+            space_pages=scheduler.spaces.num_pages,
             device_pages_total=tiers.device.num_pages,
             device_pages_free=tiers.device.num_free + tiers.device.num_fenced,
             device_pages_cached=tiers.num_evictable,
@@ -94,6 +104,7 @@ class Intake:
             prefill_tokens=counters.prefill_tokens,
             recomputed_tokens=counters.recomputed_tokens,
             generated_tokens=counters.generated_tokens,
+            space_tokens=counters.space_tokens,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,
@@ -126,9 +137,12 @@ class Intake:
             case SetPriority():
                 self._set_priority(self._get(client, command.seq), command.priority)
             case ResetPrefixCache():
+                self._scheduler.spaces.drop_exports(now)
                 self._scheduler.cache.reset()
-            case _:
+            case Hello() | Ping() | Drain():
                 raise InvalidRequest(f"a scheduler does not handle {type(command).__name__}")
+            case _:
+                self._scheduler.spaces.apply(client, command, now)
 
     def _get(self, client: int, handle: int) -> Sequence:
         sequence = self._sequences.get((client, handle))

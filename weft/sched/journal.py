@@ -17,6 +17,7 @@ class Counters:
         self.prefill_tokens = 0
         self.recomputed_tokens = 0
         self.generated_tokens = 0
+        self.space_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0

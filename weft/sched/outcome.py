@@ -28,6 +28,7 @@ def update(scheduler: Scheduler, flight: InFlight, result: StepResult, now: floa
     _take_distributions(flight, result)
     _take_writes(scheduler, flight, now)
     _take_tokens(scheduler, flight, result, now)
+    scheduler.spaces.take_in(flight, result, now)
 
 
 def _take_writes(scheduler: Scheduler, flight: InFlight, now: float) -> None:

@@ -11,6 +11,8 @@ waits, and is served before anything else of the next step is decided.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from weft.cache.manager import KVCache
 from weft.sched.journal import Journal
 from weft.sched.roster import Roster
@@ -27,6 +29,8 @@ class Reclaimer:
         self._max_step_tokens = max_step_tokens
         self._step_id = 0
         """The step being built."""
+        self.last_resort: Callable[[float], bool] = lambda now: False
+        """Called when nothing else is left to take: whether it has freed pages."""
         self._pressed: Sequence | None = None
         """Had to wait for room that sequences of later rank in the same step were holding."""
 
@@ -72,7 +76,16 @@ class Reclaimer:
             if victim is not sequence and rank(victim) > rank(sequence):
                 if not self._preempt(victim, sequence, now):
                     return False
-            elif not self._cache.retention.break_pins(now):
+            elif not self._cache.retention.break_pins(now) and not self.last_resort(now):
+                return False
+        return True
+
+    def make_free(self, count: int, now: float) -> bool:
+        """Pages for somebody who is no sequence, from sequences at rest alone; one is left for each that runs."""
+        wanted = count + len(self._roster.running)
+        while self._cache.num_available < wanted:
+            resting = sum(len(sequence.table.pages) for sequence in self._roster.resting.values())
+            if self._cache.num_available + resting < wanted or not self._take_from_resting(None, now):
                 return False
         return True
 
@@ -81,7 +94,7 @@ class Reclaimer:
         resting = sum(len(sequence.table.pages) for sequence in self._roster.resting.values())
         return self._cache.num_available + resting >= cost + len(self._roster.running)
 
-    def _take_from_resting(self, needy: Sequence, now: float) -> bool:
+    def _take_from_resting(self, needy: Sequence | None, now: float) -> bool:
         """Take the pages of one sequence without a slot: the longest idle, else the last in the queue."""
         resting = self._roster.resting.values()
         idle = next((s for s in resting if s.state is State.IDLE and s is not needy), None)

@@ -21,6 +21,9 @@ from weft.sched.journal import Journal
 from weft.sched.reclaim import Reclaimer
 from weft.sched.roster import Roster
 from weft.sched.sequence import Append, Generate, Sequence, State
+from weft.sched.spaces.place import Placer, PlacerSizes
+from weft.sched.spaces.pool import SpacePool
+from weft.sched.spaces.spaces import Spaces
 
 MAX_SCORE_ROWS = 128
 """Rows of full logits that one chunk may ask for, which bounds the memory of prompt log-probabilities."""
@@ -40,6 +43,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     seed: int = 0
     trace: bool = False
+    space_fraction: float = 0.5
+    """Of the device pages, how many may be in spaces."""
+    alloc_wait_s: float = 5.0
+    """How long a command waits for pages or embeddings."""
+    num_device_slots: int | None = None
+    """Device slots of the worker; those past `max_running` draw single tokens for spaces."""
+    num_embeds: int = 0
+    has_windows: bool = False
+    """The model has layers with a sliding window, which explicit pages do not allow."""
 
 
 class Scheduler:
@@ -54,6 +66,8 @@ class Scheduler:
         self.journal = Journal(traces=config.trace)
         self.last_step_id = 0
         self._reclaimer = Reclaimer(cache, self.roster, self.journal, config.max_step_tokens)
+        self.spaces = _spaces(config, cache, self.journal, self._reclaimer)
+        self._reclaimer.last_resort = self.spaces.end_youngest
 
     # The step
 
@@ -66,6 +80,7 @@ class Scheduler:
         builder = StepBuilder(step_id, self.roster.slots, self.cache.page_size)
         self._reclaimer.begin_step(step_id, now)
         self._add_decodes(builder, now)
+        self._add_spaces(builder, now)
         self._add_prefills(builder, now)
         self._admit(builder, now)
         copies = self.cache.take_copies()
@@ -81,7 +96,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step could compute something, now or once steps in flight are done."""
-        return bool(self.roster.running) or len(self.roster.queue) > 0
+        return bool(self.roster.running) or len(self.roster.queue) > 0 or self.spaces.has_work
 
     # Decoding
 
@@ -118,6 +133,14 @@ class Scheduler:
         table.num_pages[slot] = len(pages)
         table.must_own[slot] = False
         return True
+
+    # Explicit pages
+
+    def _add_spaces(self, builder: StepBuilder, now: float) -> None:
+        begun = builder.num_tokens
+        others_wait = len(self.roster.queue) > 0 or any(not s.decoding for s in self.roster.running.values())
+        self.spaces.fill(builder, self.config.max_step_tokens - begun, others_wait, now)
+        self.journal.counters.space_tokens += builder.num_tokens - begun
 
     # Prompts
 
@@ -269,3 +292,19 @@ class Scheduler:
             self.journal.counters.prefix_hits += cached
             sequence.high_water = cached
         self.journal.trace(sequence, "scheduled", now, cached)
+
+
+def _spaces(config: SchedulerConfig, cache: KVCache, journal: Journal, reclaimer: Reclaimer) -> Spaces:
+    num_slots = config.max_running if config.num_device_slots is None else config.num_device_slots
+    pool = SpacePool(
+        cache, int(cache.tiers.device.num_pages * config.space_fraction), config.num_embeds, reclaimer.make_free
+    )
+    sizes = PlacerSizes(
+        page_size=cache.page_size,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        max_inputs=max(config.max_step_tokens - config.max_running, config.max_step_tokens // 2, 1),
+    )
+    refusal = "explicit pages are not supported for models with sliding windows; use sequences" * config.has_windows
+    placer = Placer(pool, sizes=sizes, slots=range(config.max_running, num_slots))
+    return Spaces(pool, placer, journal, aging_s=config.aging_s, alloc_wait_s=config.alloc_wait_s, refusal=refusal)

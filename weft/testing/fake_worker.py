@@ -4,6 +4,9 @@ Each KV slot holds (token, position, chain), where the chain is a hash of the se
 chain that the *page table* leads to. So the next token is a function of the whole context as read through pages: a
 page lost, shared wrongly, overwritten too early or copied too late gives another token, and a row whose pages do not
 hold one contiguous chain raises at once. `expected_tokens` is the same function without pages.
+
+Rows over explicit pages need not be contiguous: with `lenient`, a token's chain is made of what its row lets it see, in
+order of position, and nothing is checked.
 """
 
 from __future__ import annotations
@@ -30,6 +33,14 @@ def extend_chain(chain: int, token: int) -> int:
 def next_token(chain: int, uniform: float, vocab_size: int) -> int:
     """The token sampled after a sequence."""
     return (chain ^ int(uniform * (1 << 40))) % vocab_size
+
+
+def most_likely(tokens: list[int], vocab_size: int) -> int:
+    """The first token of a fake worker's distribution after `tokens`."""
+    chain = _SEED
+    for token in tokens:
+        chain = extend_chain(chain, token)
+    return next_token(chain, 0.0, vocab_size)
 
 
 def expected_tokens(prompt: list[int], seed: int, count: int, vocab_size: int) -> list[int]:
@@ -70,8 +81,13 @@ class _Done:
 class FakeWorker:
     """Carries out a step when it is waited for, which is as late as a real device might."""
 
-    def __init__(self, spec: WorkerSpec, device_s: Callable[[Step], float] = lambda step: 0.0):
+    def __init__(
+        self, spec: WorkerSpec, device_s: Callable[[Step], float] = lambda step: 0.0, *, lenient: bool = False
+    ):
         """`device_s` says how long each step held the device; nothing takes time."""
+        self._lenient = lenient
+        self._embed_tokens = np.full(spec.num_embed_slots, -1, np.int64)
+        self._embed_chains = np.zeros(spec.num_embed_slots, np.uint64)
         self._spec = spec
         self._device_s = device_s
         size = spec.num_device_pages * spec.page_size
@@ -112,7 +128,11 @@ class FakeWorker:
         if step.step_id == self.fail_at_step:
             raise RuntimeError("the device failed, as it was told to")
         self._copy(step)
+        if step.embed is not None:
+            self._embed_tokens[step.embed.slots] = step.embed.token_ids
         chains = self._forward(step.forward) if step.forward is not None else np.empty(0, np.uint64)
+        if step.head is not None:
+            chains = np.concatenate((chains, self._embed_chains[step.head.embed_slots]))
         if step.sampling is None:
             return StepResult(step.step_id, device_s=self._device_s(step))
         return self._sample(step, step.sampling, chains)
@@ -125,6 +145,9 @@ class FakeWorker:
         if set(step.page_copies[:, 1].tolist()) & set(step.page_copies[:, 0].tolist()):
             raise RuntimeError("a page is the destination of one copy and the source of another")
         self._move(device, device, step.page_copies)
+        for source, target in step.token_copies.tolist():
+            for array in device:
+                array[target] = array[source]
         self._move(self._host, device, step.swap_ins)
 
     def _move(self, source: tuple[np.ndarray, ...], target: tuple[np.ndarray, ...], pairs: np.ndarray) -> None:
@@ -139,6 +162,9 @@ class FakeWorker:
             begin, end = int(batch.q_indptr[row]), int(batch.q_indptr[row + 1])
             pages = batch.kv_page_ids[int(batch.kv_indptr[row]) : int(batch.kv_indptr[row + 1])]
             slots = (pages[:, None] * self._spec.page_size + np.arange(self._spec.page_size)).ravel()
+            if self._lenient:
+                self._explicit_row(batch, row, slots, out)
+                continue
             length = int(batch.kv_lens[row])
             start = length - (end - begin)
             self._check_row(slots[:start], start)
@@ -157,7 +183,49 @@ class FakeWorker:
                 self._positions[slots[position]] = position
                 self._chains[slots[position]] = np.uint64(chain)
                 out[index] = np.uint64(chain)
+        self._embed_chains[batch.store_slots] = out[batch.store_tokens]
         return out[batch.output_tokens]
+
+    def _explicit_row(self, batch: ForwardBatch, row: int, slots: np.ndarray, out: np.ndarray) -> None:
+        begin, end = int(batch.q_indptr[row]), int(batch.q_indptr[row + 1])
+        length = int(batch.kv_lens[row])
+        slots = slots[:length]
+        for index in range(begin, end):
+            token = int(batch.token_ids[index])
+            if token < 0 and batch.token_slots is not None and batch.token_slots[index] >= 0:
+                token = int(self._last[batch.token_slots[index]])
+            elif token < 0 and batch.embed_slots is not None:
+                token = int(self._embed_tokens[batch.embed_slots[index]])
+            if (slot := int(batch.write_slots[index])) >= 0:
+                self._tokens[slot], self._positions[slot] = token, int(batch.positions[index])
+        for index in range(begin, end):
+            seen = self._seen(batch, row, index - begin, slots)
+            chain = _SEED
+            for slot in sorted(seen.tolist(), key=lambda slot: (int(self._positions[slot]), slot)):
+                if self._tokens[slot] < 0:
+                    raise RuntimeError(f"token {index} sees place {slot}, where nothing was ever written")
+                chain = extend_chain(chain, int(self._tokens[slot]))
+            out[index] = np.uint64(chain)
+            if (slot := int(batch.write_slots[index])) >= 0:
+                self._chains[slot] = np.uint64(chain)
+
+    def _seen(self, batch: ForwardBatch, row: int, query: int, slots: np.ndarray) -> np.ndarray:
+        """The places that a row's query sees."""
+        entries = np.arange(len(slots))
+        shown = np.ones(len(slots), np.bool_)
+        if batch.causal is None or batch.causal[row]:
+            count = int(batch.q_indptr[row + 1] - batch.q_indptr[row])
+            shown &= entries <= len(slots) - count + query
+        if batch.visibility is not None:
+            words = batch.visibility[int(batch.kv_indptr[row]) + entries // self._spec.page_size]
+            shown &= (words >> (entries % self._spec.page_size).astype(np.uint32) & 1).astype(np.bool_)
+        if batch.mask_bits is not None and batch.mask_indptr is not None:
+            packed = batch.mask_bits[int(batch.mask_indptr[row]) : int(batch.mask_indptr[row + 1])]
+            if len(packed):
+                row_bytes = -(-len(slots) // 8)
+                bits = np.unpackbits(packed[query * row_bytes : (query + 1) * row_bytes], bitorder="little")
+                shown &= bits[: len(slots)].astype(np.bool_)
+        return slots[shown]
 
     def _check_row(self, slots: np.ndarray, length: int) -> None:
         if not np.array_equal(self._positions[slots], np.arange(length)):
@@ -174,6 +242,13 @@ class FakeWorker:
             tokens[index] = next_token(int(chains[row]), float(uniform), self._spec.vocab_size)
             self._last[sampling.slots[index]] = tokens[index]
         count = len(sampling.score_rows)
+        dist = None
+        if len(sampling.dist_rows):
+            # The k tokens from the one that would be drawn at 0 on, each half as likely as the one before.
+            first = np.array([next_token(int(chains[row]), 0.0, self._spec.vocab_size) for row in sampling.dist_rows])
+            ids = (first[:, None] + np.arange(sampling.dist_top)) % self._spec.vocab_size
+            logprobs = np.broadcast_to(-np.log(2.0) * np.arange(1, sampling.dist_top + 1), ids.shape)
+            dist = TopTokens(ids.astype(np.int32), logprobs.astype(np.float32))
         top = max(sampling.score_top, int(sampling.num_logprobs.max(initial=0)))
         fake_top = TopTokens(
             np.zeros((max(count, len(tokens)), top), np.int32), np.zeros((max(count, len(tokens)), top), np.float32)
@@ -192,6 +267,7 @@ class FakeWorker:
             score_logprobs=-sampling.score_targets.astype(np.float32),
             score_ranks=np.ones(count, np.int32),
             score_top=fake_top,
+            dist=dist,
             hidden_sums=hidden,
             device_s=self._device_s(step),
         )

@@ -21,6 +21,8 @@ from weft.worker.memory import free_host_bytes, usable_cores
 from weft.worker.sizing import FreeMemory, Sizing, kernel_threads, size_pools
 
 NUM_EMBED_SLOTS = 4096
+NUM_SAMPLE_SLOTS = 64
+"""Beside those of running sequences: for programs that draw a token at a time."""
 """One hidden vector each: 32 MiB for a hidden size of 4096 in bfloat16."""
 STEP_TOKENS = {
     ("cpu", "interactivity"): 512,
@@ -143,7 +145,7 @@ def _start(
         page_size=config.page_size,
         num_device_pages=sizing.num_device_pages,
         num_host_pages=sizing.num_host_pages,
-        num_slots=config.max_running,
+        num_slots=config.max_running + NUM_SAMPLE_SLOTS,
         num_embed_slots=NUM_EMBED_SLOTS,
     )
     return TorchWorker(loaded.model, sizes, max_context=sizing.max_context, device=device, threads=threads)

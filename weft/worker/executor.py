@@ -68,6 +68,7 @@ class TorchWorker:
             bytes_per_page=kv_spec.bytes_per_page(sizes.page_size),
             device=self._device.type,
             dtype=str(spec.dtype).removeprefix("torch."),
+            has_windows=any(window is not None for window in spec.sliding_windows),
             **sizes._asdict(),
         )
         chosen = kernels or dispatch.select(self._device, kv_spec.dtype)

@@ -1,0 +1,166 @@
+"""`SpacePool`: the device pages and embedding slots that spaces hold, reserve or have exported.
+
+Owns their number, the bound on it, and exports by name. Does not know handles or commands; `spaces.py` calls it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from weft.cache.manager import KVCache
+from weft.core.errors import OutOfPages, UnknownHandle
+from weft.sched.spaces.resources import Page, Space
+
+MakeRoom = Callable[[int, float], bool]
+"""(pages, now): have sequences at rest give pages up until so many are available. Whether they are."""
+
+
+class Export(NamedTuple):
+    """Pages under a name, as they were when they were exported."""
+
+    pages: list[Page]
+
+
+class SpacePool:
+    """See the module's docstring. `max_pages` of the device may be in spaces; `num_embeds` embedding slots exist."""
+
+    def __init__(self, cache: KVCache, max_pages: int, num_embeds: int, make_room: MakeRoom):
+        self._cache = cache
+        self.max_pages = max_pages
+        self.num_embeds = num_embeds
+        self._make_room = make_room
+        self._free_embeds = list(range(num_embeds - 1, -1, -1))
+        self._exports: OrderedDict[tuple[str, str], Export] = OrderedDict()
+        self.num_pages = 0
+        """References on device pages that are held here."""
+
+    # Pages
+
+    def reserve(self, space: Space, count: int, now: float) -> None:
+        """Take a space's reservation. Raises `OutOfPages` when there is no room for it now."""
+        pages = self._take(count, now)
+        if pages is None:
+            raise OutOfPages(
+                f"{count} pages cannot be reserved: {self.num_pages} of at most {self.max_pages} are in programs' "
+                "hands already, or requests are using the rest; ask for less, or try again later"
+            )
+        space.reserved, space.reservation = pages, count
+
+    def take(self, space: Space, count: int, now: float) -> list[int] | None:
+        """Device pages for a space: from its reservation, then from what is left. None: not now."""
+        own = min(count, len(space.reserved))
+        more = self._take(count - own, now)
+        if more is None:
+            return None
+        pages = [space.reserved.pop() for _ in range(own)]
+        return pages + more
+
+    def take_scratch(self, count: int, now: float) -> list[int] | None:
+        """Pages that only the step being built uses: `drop` them once it names them. None: not now."""
+        return self._take(count, now)
+
+    def keep(self, pages: Iterable[int]) -> None:
+        """The step being built names these: whoever gets them next has to wait for its end."""
+        for page in pages:
+            self._cache.tiers.keep_readable("device", page)
+
+    def give_back(self, space: Space, pages: list[int], now: float) -> None:
+        """A space no longer uses these; its reservation keeps what it lacks, unless somebody shares them."""
+        for page in pages:
+            if len(space.reserved) < self._unused_reservation(space) and self._cache.tiers.device.refs[page] == 1:
+                space.reserved.append(page)
+            else:
+                self.drop([page], now)
+
+    def drop(self, pages: list[int], now: float) -> None:
+        """Give references up."""
+        for page in pages:
+            self._cache.tiers.drop_ref(page, now)
+        self.num_pages -= len(pages)
+
+    def share(self, page: int) -> None:
+        """One more reference."""
+        self._cache.tiers.share_ref(page)
+        self.num_pages += 1
+
+    def is_shared(self, page: int) -> bool:
+        """Whether somebody else refers to it too."""
+        return self._cache.tiers.device.refs[page] > 1
+
+    def own_copy(self, space: Space, page: Page, now: float) -> bool:
+        """Put a copy of its own in place of a shared page, made by the step being built. False: no room now."""
+        pages = self.take(space, 1, now)
+        if pages is None:
+            return False
+        self._cache.tiers.copy_page(page.page, pages[0])
+        self.drop([page.page], now)
+        page.page = pages[0]
+        return True
+
+    # Embeddings
+
+    def take_embeds(self, count: int) -> list[int] | None:
+        """Embedding slots; None: not now."""
+        if count > len(self._free_embeds):
+            return None
+        return [self._free_embeds.pop() for _ in range(count)]
+
+    def give_back_embeds(self, slots: list[int]) -> None:
+        """Steps run in order, so whoever gets them next writes after their last reader."""
+        self._free_embeds.extend(slots)
+
+    # Exports
+
+    def export(self, namespace: str, name: str, pages: list[Page], now: float) -> None:
+        """Keep pages under a name, in place of what was there."""
+        for page in pages:
+            self.share(page.page)
+        self.release_export(namespace, name, now)
+        copies = [page.copy() for page in pages]
+        for copy in copies:
+            copy.hidden = 0  # a mask belongs to a handle
+        self._exports[namespace, name] = Export(copies)
+
+    def find_export(self, namespace: str, name: str) -> list[Page]:
+        """New handles on exported pages. Raises `UnknownHandle`."""
+        export = self._exports.get((namespace, name))
+        if export is None:
+            raise UnknownHandle(f"nothing is exported under {name!r}: never, or it had to make room")
+        self._exports.move_to_end((namespace, name))
+        return [page.copy() for page in export.pages]
+
+    def release_export(self, namespace: str, name: str, now: float) -> None:
+        """Forget a name. Does nothing for one that is not there."""
+        export = self._exports.pop((namespace, name), None)
+        if export is not None:
+            self.drop([page.page for page in export.pages], now)
+
+    def drop_exports(self, now: float) -> None:
+        """Forget all names."""
+        for namespace, name in list(self._exports):
+            self.release_export(namespace, name, now)
+
+    def exported_pages(self) -> Iterator[int]:
+        """Device pages of all exports, for integrity checks."""
+        for export in self._exports.values():
+            yield from (page.page for page in export.pages)
+
+    # Inside
+
+    def _take(self, count: int, now: float) -> list[int] | None:
+        if count == 0:
+            return []
+        while self.num_pages + count > self.max_pages and self._exports:
+            self.release_export(*next(iter(self._exports)), now)
+        if self.num_pages + count > self.max_pages or not self._make_room(count, now):
+            return None
+        pages = self._cache.allocate(count)
+        if pages is not None:
+            self.num_pages += count
+        return pages
+
+    def _unused_reservation(self, space: Space) -> int:
+        """How many idle pages its reservation entitles it to."""
+        return max(0, space.reservation - len({page.page for page in space.pages.values()}))

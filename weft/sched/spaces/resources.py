@@ -1,0 +1,165 @@
+"""What a space holds: pages, embeddings and queues, by the numbers that its client gave them.
+
+Owns the meaning of a handle, and what is known on the host of its contents: which places of a page are filled, with
+tokens of which positions, and which of them the holder has hidden. Knows no steps and no pool.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.core.errors import InvalidRequest, UnknownHandle, WeftError
+from weft.core.step import I32
+from weft.core.wire import QueueCommand
+
+MAX_HANDLE = 2**32
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """A handle on a device page."""
+
+    page: int
+    filled: int = 0
+    """Bit s: place s holds a token, or will when the steps launched so far are done."""
+    hidden: int = 0
+    """Bit s: whoever reads through this handle does not see place s."""
+    positions: list[int] = field(default_factory=list)
+    """[page size] of the tokens; -1 where there is none."""
+    last_position: int = -1
+    """The largest of them."""
+
+    @classmethod
+    def empty(cls, page: int, page_size: int) -> Page:
+        """A page without tokens."""
+        return cls(page, positions=[-1] * page_size)
+
+    def copy(self) -> Page:
+        """Another handle on the same page."""
+        return Page(self.page, self.filled, self.hidden, list(self.positions), self.last_position)
+
+    def fill(self, offset: int, position: int) -> None:
+        """Note a token at a place."""
+        self.filled |= 1 << offset
+        self.positions[offset] = position
+        self.last_position = max(self.last_position, position)
+
+    @property
+    def visible(self) -> int:
+        """Bit s: place s is seen through this handle."""
+        return self.filled & ~self.hidden
+
+
+@dataclass(slots=True, eq=False)
+class Embed:
+    """A handle on an embedding slot."""
+
+    slot: int
+    position: int = -1
+    """Of the token that the vector stands for; -1: nothing was written yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A command that has not run yet."""
+
+    command: QueueCommand
+    arrival_s: float
+    done: int = 0
+    """Inputs of a forward that have gone into steps already."""
+    written: dict[Page, int] = field(default_factory=dict)
+    """Where their KV went: places as bits, by page."""
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """Commands that run in order."""
+
+    number: int
+    priority: int
+    commands: deque[Pending] = field(default_factory=deque)
+    last_step: int = 0
+    """The last step, launched or being built, that carries one of its commands."""
+    blocked_since_s: float | None = None
+    """Its first command waits for pages or embeddings."""
+    closing: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Space:
+    """See the module's docstring."""
+
+    client: int
+    number: int
+    tenant: str
+    namespace: str
+    priority: int
+    request_id: str
+    arrival_s: float
+    pages: dict[int, Page] = field(default_factory=dict)
+    embeds: dict[int, Embed] = field(default_factory=dict)
+    queues: dict[int, Queue] = field(default_factory=dict)
+    reserved: list[int] = field(default_factory=list)
+    """Device pages of the reservation that are not in use."""
+    reservation: int = 0
+    failure: WeftError | None = None
+    """Why it was taken away."""
+
+    def queue(self, number: int) -> Queue:
+        """Raises `UnknownHandle`."""
+        queue = self.queues.get(number)
+        if queue is None or queue.closing:
+            raise UnknownHandle(f"there is no queue {number}: it was never opened, or was closed")
+        return queue
+
+    def page(self, number: int) -> Page:
+        """Raises `UnknownHandle`."""
+        page = self.pages.get(number)
+        if page is None:
+            raise UnknownHandle(f"there is no page {number}: it was never allocated, or was freed")
+        return page
+
+    def embed(self, number: int) -> Embed:
+        """Raises `UnknownHandle`."""
+        embed = self.embeds.get(number)
+        if embed is None:
+            raise UnknownHandle(f"there is no embedding {number}: it was never allocated, or was freed")
+        return embed
+
+    def written_embed(self, number: int) -> Embed:
+        """An embedding that holds something. Raises `UnknownHandle` or `InvalidRequest`."""
+        embed = self.embed(number)
+        if embed.position < 0:
+            raise InvalidRequest(f"embedding {number} is read before anything was written to it")
+        return embed
+
+    def claim(self, first: int, count: int, taken: Iterable[int], what: str) -> range:
+        """New numbers. Raises `InvalidRequest` for numbers in use."""
+        if count < 1 or first + count > MAX_HANDLE:
+            raise InvalidRequest(f"{count} {what} from number {first} on cannot be allocated", "count")
+        numbers = range(first, first + count)
+        used = next((number for number in taken if number in numbers), None)
+        if used is not None:
+            raise InvalidRequest(f"{what} {used} is in use: numbers may be used once", "first")
+        return numbers
+
+
+def handles(packed: bytes, what: str) -> list[int]:
+    """Packed uint32 -> numbers, all different. Raises `InvalidRequest`."""
+    if len(packed) % 4:
+        raise InvalidRequest(f"{len(packed)} bytes are not a whole number of uint32 {what}", what)
+    numbers: list[int] = np.frombuffer(packed, "<u4").tolist()
+    if len(set(numbers)) != len(numbers):
+        raise InvalidRequest(f"{what} are listed twice", what)
+    return numbers
+
+
+def int32s(packed: bytes, what: str) -> I32:
+    """Packed int32 -> array. Raises `InvalidRequest`."""
+    if len(packed) % 4:
+        raise InvalidRequest(f"{len(packed)} bytes are not a whole number of int32 {what}", what)
+    return np.frombuffer(packed, "<i4").astype(np.int32)

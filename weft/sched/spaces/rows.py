@@ -1,0 +1,138 @@
+"""What a forward over explicit pages looks like to attention: one row of a batch.
+
+Owns the step from handles and positions to page ids, visibility words and masks. Pure arithmetic: decides nothing and
+changes nothing.
+
+A row's inputs stand somewhere among the tokens of its pages. Where they are simply the last ones, in order, and come
+after everything before, the row is causal as any prompt's, and runs at full speed; only otherwise a mask says who sees
+whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.core.errors import InvalidRequest
+from weft.core.step import I32, U32, Bool
+from weft.sched.spaces.resources import Page
+
+_ALL = 0xFFFFFFFF
+
+
+class Place(NamedTuple):
+    """Where an input's KV goes: the place `offset` of the row's page number `page`."""
+
+    page: int
+    offset: int
+
+
+class Row(NamedTuple):
+    """A row of `ForwardBatch`."""
+
+    page_ids: I32
+    """[k]"""
+    kv_len: int
+    visibility: U32
+    """[k]"""
+    causal: bool
+    mask: bytes
+    """Packed [q, kv_len], or nothing."""
+
+
+def make_row(
+    pages: Sequence[Page], words: Sequence[int], places: Sequence[Place], positions: I32, mask: Bool | None
+) -> Row:
+    """One row.
+
+    `pages` [k] are in order and know their new tokens already; `words` [k] say which of their places this row may see
+    at all; `places` [q] and `positions` [q] are those of the inputs. `mask` [q, k * page size] says what each input
+    sees of those, instead of the positions. Raises `InvalidRequest` when an input sees nothing.
+    """
+    size = len(pages[0].positions)
+    own = np.array([place.page * size + place.offset for place in places], np.int64)
+    kv_len = int(own.max()) + 1
+    if mask is None and _is_tail(pages, words, own, positions, kv_len):
+        count = -(-kv_len // size)
+        filled_up = [_filled_up(word, kv_len - i * size, size) for i, word in enumerate(words[:count])]
+        return Row(_page_ids(pages[:count]), kv_len, np.array(filled_up, np.uint32), True, b"")
+    shown = _bits(words, size)
+    kv_len = int(np.flatnonzero(shown)[-1]) + 1
+    count = -(-kv_len // size)
+    if mask is None:
+        where = np.concatenate([np.array(page.positions, np.int64) for page in pages[:count]])[:kv_len]
+        mask = where[None, :] <= positions[:, None]
+    seen = mask[:, :kv_len] & shown[:kv_len]
+    blind = np.flatnonzero(~seen.any(axis=1))
+    if len(blind):
+        raise InvalidRequest(f"input {int(blind[0])} of the forward sees no token at all", "mask")
+    packed = np.packbits(seen, axis=1, bitorder="little").tobytes()
+    visibility = np.fromiter(words[:count], np.uint32, count)
+    return Row(_page_ids(pages[:count]), kv_len, visibility, False, packed)
+
+
+def explicit_mask(packed: bytes, pages: Sequence[Page], num_read: int, places: Sequence[Place]) -> Bool:
+    """A caller's mask, over the tokens of the pages it reads and the inputs, as a mask over all places of the row.
+
+    `packed` has a row of [tokens of the first `num_read` pages + q] bits for each of q inputs. Tokens that were put
+    there by this same forward are inputs. Raises `InvalidRequest` for a mask of another size.
+    """
+    size = len(pages[0].positions)
+    new = {place.page * size + place.offset for place in places}
+    old = [
+        index * size + offset
+        for index, page in enumerate(pages[:num_read])
+        for offset in range(size)
+        if page.filled >> offset & 1 and index * size + offset not in new
+    ]
+    columns = len(old) + len(places)
+    row_bytes = -(-columns // 8)
+    if len(packed) != len(places) * row_bytes:
+        raise InvalidRequest(
+            f"the mask has {len(packed)} bytes; {len(places)} inputs that may see {columns} tokens need "
+            f"{len(places)} rows of {row_bytes} bytes",
+            "mask",
+        )
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(len(places), row_bytes), axis=1, bitorder="little")
+    mask = np.zeros((len(places), len(pages) * size), np.bool_)
+    mask[:, old] = bits[:, : len(old)]
+    mask[:, [place.page * size + place.offset for place in places]] = bits[:, len(old) : columns]
+    return mask
+
+
+def _is_tail(
+    pages: Sequence[Page], words: Sequence[int], own: npt.NDArray[np.int64], positions: I32, kv_len: int
+) -> bool:
+    """Whether the inputs are the row's last tokens, in order, and come after all others."""
+    size = len(pages[0].positions)
+    if int(own[0]) != kv_len - len(own) or bool((np.diff(own) != 1).any()) or bool((np.diff(positions) <= 0).any()):
+        return False
+    first, begin = int(positions[0]), int(own[0])
+    for index, page in enumerate(pages):
+        word, start = words[index], index * size
+        if start + size <= begin and page.last_position < first:
+            continue
+        for offset in range(size):
+            entry = start + offset
+            late = entry >= kv_len or (entry < begin and page.positions[offset] >= first)
+            if late and word >> offset & 1:
+                return False
+    return True
+
+
+def _filled_up(word: int, entries: int, size: int) -> int:
+    """A visibility word without holes becomes all ones: fast kernels look for that."""
+    whole = (1 << min(entries, size)) - 1
+    return _ALL if word & whole == whole else word
+
+
+def _bits(words: Sequence[int], size: int) -> Bool:
+    octets = np.array(words, "<u4").view(np.uint8).reshape(len(words), 4)
+    return np.unpackbits(octets, axis=1, bitorder="little")[:, :size].astype(np.bool_).ravel()
+
+
+def _page_ids(pages: Sequence[Page]) -> I32:
+    return np.array([page.page for page in pages], np.int32)

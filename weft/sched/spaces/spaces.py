@@ -1,0 +1,400 @@
+"""`Spaces`: commands on explicit pages and embeddings become parts of steps, and their results events.
+
+Owns the spaces of all clients and the order of commands: within a queue they run one after the other, across queues by
+rank (priority and arrival). Commands that only concern handles are carried out as soon as they are first in their
+queue; the others wait for `fill`, which puts as many into the step being built as do not conflict (Pie, section 5.2:
+*horizontal* batching across queues, *vertical* within one). What each does to a step is in `place.py`.
+
+Called by the scheduler (`fill`, `take_in`) and by the intake (`apply`). Knows no clock and no device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.core.errors import (
+    Draining,
+    InvalidRequest,
+    OutOfPages,
+    UnknownHandle,
+    Unsupported,
+    WeftError,
+)
+from weft.core.step import StepResult
+from weft.core.wire import (
+    AllocEmbeds,
+    AllocPages,
+    Cancelled,
+    CloseQueue,
+    CloseSpace,
+    CopyTokens,
+    Dists,
+    EmbedText,
+    ExportPages,
+    Failed,
+    Finished,
+    Forward,
+    ForwardSample,
+    FreeEmbeds,
+    FreePages,
+    ImportPages,
+    MaskPage,
+    NextDist,
+    OpenQueue,
+    OpenSpace,
+    QueueCommand,
+    ReleaseExport,
+    SetQueuePriority,
+    SpaceCommand,
+    Sync,
+    is_answered,
+)
+from weft.sched.batch import InFlight, StepBuilder
+from weft.sched.journal import Journal
+from weft.sched.spaces.conflicts import Conflicts
+from weft.sched.spaces.place import Placement, Placer
+from weft.sched.spaces.pool import SpacePool
+from weft.sched.spaces.resources import Embed, Page, Pending, Queue, Space, handles
+
+_ON_DEVICE = CopyTokens | EmbedText | Forward | ForwardSample | NextDist
+
+
+class Spaces:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        pool: SpacePool,
+        placer: Placer,
+        journal: Journal,
+        *,
+        aging_s: float,
+        alloc_wait_s: float,
+        refusal: str = "",
+    ):
+        """`refusal` says why this model has no explicit pages; empty where it has."""
+        self._pool = pool
+        self._placer = placer
+        self._journal = journal
+        self._aging_s = aging_s
+        self._alloc_wait_s = alloc_wait_s
+        self._refusal = refusal
+        self._spaces: dict[tuple[int, int], Space] = {}
+        self._ready: dict[tuple[int, int, int], tuple[Space, Queue]] = {}
+        """Queues with commands, by (client, space, queue)."""
+        self._syncs: dict[int, list[tuple[int, int]]] = {}
+        """Step -> (client, operation) that end with it."""
+        self.draining = False
+
+    # What is there
+
+    def __len__(self) -> int:
+        """Open spaces."""
+        return len(self._spaces)
+
+    @property
+    def num_pages(self) -> int:
+        """Device pages in spaces, reservations and exports."""
+        return self._pool.num_pages
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could carry a command now."""
+        return any(
+            queue.blocked_since_s is None and isinstance(queue.commands[0].command, _ON_DEVICE)
+            for _, queue in self._ready.values()
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a command waits for room; `expire` ends what has waited too long."""
+        return any(queue.blocked_since_s is not None for _, queue in self._ready.values())
+
+    def device_pages(self) -> Counter[int]:
+        """References on device pages, for integrity checks."""
+        found = Counter(self._pool.exported_pages())
+        for space in self._spaces.values():
+            found.update(space.reserved)
+            found.update(page.page for page in space.pages.values())
+        return found
+
+    # Commands
+
+    def apply(self, client: int, command: SpaceCommand, now: float) -> None:
+        """Take in a command. Raises what is wrong with it."""
+        if isinstance(command, OpenSpace):
+            self._open(client, command, now)
+        elif isinstance(command, CloseSpace):
+            self._close(client, command.space, now)
+        else:
+            space = self._get(client, command.space)
+            if isinstance(command, OpenQueue):
+                if command.queue in space.queues:
+                    raise InvalidRequest(f"queue {command.queue} is open already: numbers may be used once", "queue")
+                space.queues[command.queue] = Queue(command.queue, command.priority)
+            elif isinstance(command, SetQueuePriority):
+                space.queue(command.queue).priority = command.priority
+            else:
+                queue = space.queue(command.queue)
+                queue.commands.append(Pending(command, now))
+                self._ready[client, space.number, queue.number] = space, queue
+                self._pump(space, queue, now)
+
+    def drop_client(self, client: int, now: float) -> None:
+        """A client is gone: give up all its spaces."""
+        for key in [key for key in self._spaces if key[0] == client]:
+            self._close(*key, now)
+
+    def expire(self, now: float) -> None:
+        """Fail what has waited for room as long as it may, and try the others again."""
+        for space, queue in list(self._ready.values()):
+            since = queue.blocked_since_s
+            if since is None:
+                continue
+            if now - since >= self._alloc_wait_s:
+                pending = queue.commands.popleft()
+                queue.blocked_since_s = None
+                message = (
+                    f"no room after {self._alloc_wait_s:g} s: programs hold {self._pool.num_pages} of at most "
+                    f"{self._pool.max_pages} pages; free some, ask for less, or reserve pages at launch"
+                )
+                self._fail(space, pending.command, OutOfPages(message))
+            self._pump(space, queue, now)
+
+    def drop_exports(self, now: float) -> None:
+        """Forget everything that was exported."""
+        self._pool.drop_exports(now)
+
+    def end_youngest(self, now: float) -> bool:
+        """Requests cannot go on otherwise: take everything from the youngest space of the lowest priority. Whether
+        there was one with pages."""
+        holders = [s for s in self._spaces.values() if s.pages or s.reserved]
+        if not holders:
+            self._pool.drop_exports(now)
+            return False
+        space = max(holders, key=lambda s: (s.priority, s.arrival_s, s.number))
+        space.failure = OutOfPages("the engine ran out of pages and took this program's, the youngest; try again later")
+        self._empty(space, lambda command: self._fail(space, command, space.failure or OutOfPages("")), now)
+        return True
+
+    # Steps
+
+    def fill(self, builder: StepBuilder, num_tokens: int, others_wait: bool, now: float) -> None:
+        """Put commands into the step being built: at most `num_tokens` inputs; of prompts, at most half of those where
+        others wait for them too."""
+        if not self._ready:
+            return
+        self._placer.begin(Conflicts(), num_tokens, others_wait)
+        for space, queue in sorted(self._ready.values(), key=self._rank):
+            self._fill_from(builder, space, queue, now)
+
+    def take_in(self, flight: InFlight, result: StepResult, now: float) -> None:
+        """The step is done: answer what it carried, and go on with what waited for it."""
+        scores = sum(scored.num for scored in flight.scored)
+        for client, op, index in flight.space_samples:
+            token = result.tokens[len(flight.sampled) + index]
+            self._end(client, Finished(op=op, tokens=np.int32(token).tobytes()))
+        dists = len(flight.distributed)
+        for client, op, count, k, num_targets in flight.space_dists:
+            self._end(client, Finished(op=op, dists=_dists(result, dists, count, k, scores, num_targets)))
+            dists += count if k else 0
+            scores += num_targets
+        self._placer.completed = flight.step_id
+        for step_id in [step_id for step_id in self._syncs if step_id <= flight.step_id]:
+            for client, op in self._syncs.pop(step_id):
+                self._end(client, Finished(op=op))
+        if self._ready:
+            self._retry(now)
+
+    # Inside: life of a space
+
+    def _open(self, client: int, command: OpenSpace, now: float) -> None:
+        if self._refusal:
+            raise Unsupported(self._refusal, "space")
+        if self.draining:
+            raise Draining("the server is shutting down and takes no new requests")
+        if (client, command.space) in self._spaces:
+            raise InvalidRequest(f"space {command.space} is open already: numbers may be used once", "space")
+        space = Space(
+            client, command.space, command.tenant, command.namespace, command.priority, command.request_id, now
+        )
+        if command.reserve_pages:
+            self._pool.reserve(space, command.reserve_pages, now)
+        self._spaces[client, command.space] = space
+
+    def _get(self, client: int, number: int) -> Space:
+        space = self._spaces.get((client, number))
+        if space is None:
+            raise UnknownHandle(f"space {number} is not open: it was never opened, was closed, or its lease ended")
+        if space.failure is not None:
+            raise space.failure
+        return space
+
+    def _close(self, client: int, number: int, now: float) -> None:
+        space = self._spaces.pop((client, number), None)
+        if space is None:
+            return  # closed before: the caller's wish is fulfilled
+        self._empty(space, lambda command: self._end(client, Cancelled(op=command.op)), now)
+        self._retry(now)
+
+    def _empty(self, space: Space, end: object, now: float) -> None:
+        for queue in space.queues.values():
+            self._ready.pop((space.client, space.number, queue.number), None)
+            for pending in queue.commands:
+                if is_answered(pending.command):
+                    end(pending.command)  # type: ignore[operator]
+            queue.commands.clear()
+        self._pool.drop([page.page for page in space.pages.values()] + space.reserved, now)
+        self._pool.give_back_embeds([embed.slot for embed in space.embeds.values()])
+        space.pages, space.embeds, space.reserved, space.reservation = {}, {}, [], 0
+
+    # Inside: queues
+
+    def _rank(self, item: tuple[Space, Queue]) -> tuple[float, int, int]:
+        space, queue = item
+        arrival = queue.commands[0].arrival_s
+        return (arrival + (space.priority + queue.priority) * self._aging_s, space.number, queue.number)
+
+    def _retry(self, now: float) -> None:
+        """Room may have become free."""
+        for space, queue in list(self._ready.values()):
+            self._pump(space, queue, now)
+
+    def _pump(self, space: Space, queue: Queue, now: float) -> None:
+        """Carry out the commands at the head of a queue that need no step."""
+        since, queue.blocked_since_s = queue.blocked_since_s, None
+        while queue.commands and not isinstance(queue.commands[0].command, _ON_DEVICE):
+            pending = queue.commands[0]
+            try:
+                done = self._carry_out(space, queue, pending.command, now)
+            except WeftError as error:
+                self._fail(space, pending.command, error)
+                done = True
+            if not done:
+                queue.blocked_since_s = now if since is None else since
+                return
+            since = None
+            if queue.commands:  # closing the space has emptied it
+                queue.commands.popleft()
+        if not queue.commands:
+            self._ready.pop((space.client, space.number, queue.number), None)
+            if queue.closing:
+                del space.queues[queue.number]
+
+    def _fill_from(self, builder: StepBuilder, space: Space, queue: Queue, now: float) -> None:
+        while queue.commands and queue.blocked_since_s is None:
+            pending = queue.commands[0]
+            try:
+                verdict = self._placer.place(builder, space, pending, now)
+            except WeftError as error:
+                self._fail(space, pending.command, error)
+                verdict = Placement.DONE
+            else:
+                if verdict in (Placement.DONE, Placement.PART):
+                    queue.last_step = builder.in_flight.step_id
+            if verdict is Placement.BLOCKED:
+                queue.blocked_since_s = now
+            if verdict is not Placement.DONE:
+                return
+            queue.commands.popleft()
+            self._pump(space, queue, now)
+
+    def _carry_out(self, space: Space, queue: Queue, command: QueueCommand, now: float) -> bool:
+        """A command that needs no step. False: it has to wait for room."""
+        match command:
+            case AllocPages():
+                return self._alloc_pages(space, command, now)
+            case AllocEmbeds():
+                return self._alloc_embeds(space, command)
+            case FreePages():
+                numbers = handles(command.pages, "pages")
+                pages = [space.page(number).page for number in numbers]
+                for number in numbers:
+                    del space.pages[number]
+                self._pool.give_back(space, pages, now)
+            case FreeEmbeds():
+                numbers = handles(command.embeds, "embeds")
+                slots = [space.embed(number).slot for number in numbers]
+                for number in numbers:
+                    del space.embeds[number]
+                self._pool.give_back_embeds(slots)
+            case MaskPage():
+                space.page(command.page).hidden = command.hidden
+            case ExportPages():
+                exported = [space.page(number) for number in handles(command.pages, "pages")]
+                self._pool.export(space.namespace, command.name, exported, now)
+            case ImportPages():
+                return self._import_pages(space, command)
+            case ReleaseExport():
+                self._pool.release_export(space.namespace, command.name, now)
+            case CloseQueue():
+                queue.closing = True
+            case Sync():
+                if queue.last_step > self._placer.completed:
+                    self._syncs.setdefault(queue.last_step, []).append((space.client, command.op))
+                    return True
+            case _:
+                raise InvalidRequest(f"a queue does not take {type(command).__name__}")
+        if is_answered(command):
+            self._end(space.client, Finished(op=command.op))
+        return True
+
+    def _alloc_pages(self, space: Space, command: AllocPages, now: float) -> bool:
+        numbers = space.claim(command.first, command.count, space.pages, "page")
+        if command.count > self._pool.max_pages:
+            raise OutOfPages(f"{command.count} pages are more than programs may hold, {self._pool.max_pages}")
+        pages = self._pool.take(space, command.count, now)
+        if pages is None:
+            return False
+        size = self._placer.page_size
+        space.pages.update((number, Page.empty(page, size)) for number, page in zip(numbers, pages, strict=True))
+        self._end(space.client, Finished(op=command.op))
+        return True
+
+    def _alloc_embeds(self, space: Space, command: AllocEmbeds) -> bool:
+        numbers = space.claim(command.first, command.count, space.embeds, "embedding")
+        if command.count > self._pool.num_embeds:
+            raise OutOfPages(f"{command.count} embeddings are more than this engine has, {self._pool.num_embeds}")
+        slots = self._pool.take_embeds(command.count)
+        if slots is None:
+            return False
+        space.embeds.update((number, Embed(slot)) for number, slot in zip(numbers, slots, strict=True))
+        self._end(space.client, Finished(op=command.op))
+        return True
+
+    def _import_pages(self, space: Space, command: ImportPages) -> bool:
+        pages = self._pool.find_export(space.namespace, command.name)
+        numbers = space.claim(command.first, len(pages), space.pages, "page")
+        for number, page in zip(numbers, pages, strict=True):
+            self._pool.share(page.page)
+            space.pages[number] = page
+        self._end(space.client, Finished(op=command.op, count=len(pages)))
+        return True
+
+    # Inside: endings
+
+    def _fail(self, space: Space, command: QueueCommand, error: WeftError) -> None:
+        self._end(space.client, Failed(op=command.op, kind=error.kind, message=error.message, param=error.param))
+
+    def _end(self, client: int, event: Finished | Failed | Cancelled) -> None:
+        self._journal.outbox.append((client, event))
+        how = "failed" if isinstance(event, Failed) else "cancelled" if isinstance(event, Cancelled) else "stop"
+        if how != "stop":
+            self._journal.counters.count_end(how)
+
+    def spaces(self) -> Iterator[Space]:
+        """All open spaces."""
+        yield from self._spaces.values()
+
+
+def _dists(result: StepResult, first: int, count: int, k: int, first_score: int, num_targets: int) -> Dists:
+    ids = logprobs = targets = b""
+    if k and result.dist is not None:
+        ids = result.dist.ids[first : first + count, :k].tobytes()
+        logprobs = result.dist.logprobs[first : first + count, :k].tobytes()
+    if num_targets and result.score_logprobs is not None:
+        targets = result.score_logprobs[first_score : first_score + num_targets].tobytes()
+    return Dists(ids, logprobs, targets)
