@@ -56,6 +56,19 @@ def prompt() -> list[int]:
     return list(memoryview(load_tokenizer("weft-tiny").encode(PROMPT)).cast("i"))
 
 
+def test_a_loop_computes_each_token_once(run: Run, prompt: list[int]) -> None:
+    async def program(rt: Runtime) -> None:
+        async with rt.open(Caller(namespace="alone")) as seq:
+            before = (await rt.engine.stats()).prefill_tokens
+            dist = (await seq.append(pack_tokens(prompt), PromptOutputs(dist=1))).dist
+            for _ in range(20):
+                assert dist is not None
+                dist = (await seq.append(pack_tokens(dist.ids), PromptOutputs(dist=1))).dist
+            assert (await rt.engine.stats()).prefill_tokens - before == len(prompt) + 20
+
+    run(program)
+
+
 async def generated(seq: Sequence, count: int) -> list[int]:
     generation = seq.generate(SamplingParams(temperature=0), StopParams(max_tokens=count, ignore_eos=True))
     return [token.token async for tokens in generation for token in tokens]

@@ -24,13 +24,13 @@ def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
             _fork(scheduler, sequence, op.child, now)
         elif isinstance(op, Append):
             if op.outputs is None or not op.begun:
-                _begin_append(scheduler, sequence, op)
+                _begin_append(scheduler, sequence, op, now)
             if sequence.ops and sequence.ops[0] is op:
                 if sequence.num_written < sequence.target:
                     break
                 finish_append(scheduler, sequence, op, now)
                 return
-        elif _begin_generate(scheduler, sequence, op):
+        elif _begin_generate(scheduler, sequence, op, now):
             break
     if sequence.state in (State.IDLE, State.WAITING, State.PARKED):
         if sequence.state is not State.IDLE:
@@ -40,7 +40,7 @@ def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
         rest(scheduler, sequence, now)
 
 
-def _begin_append(scheduler: Scheduler, sequence: Sequence, op: Append) -> None:
+def _begin_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: float) -> None:
     op.begun = True
     length = len(sequence.tokens) + len(op.tokens)
     if length == 0:
@@ -56,20 +56,22 @@ def _begin_append(scheduler: Scheduler, sequence: Sequence, op: Append) -> None:
         sequence.ops.popleft()
         fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
         return
+    if op.outputs is not None and (op.outputs.logprobs is not None or not op.tokens):
+        # A token's score comes from the row of the token before it, so that one has to be computed as well.
+        scheduler.roster.rewind(sequence, now)
     op.start = len(sequence.tokens)
     sequence.tokens.extend(op.tokens)
     sequence.total = len(sequence.tokens)
     if op.outputs is None:
         sequence.ops.popleft()
         return
-    # A token's score comes from the row of the token before it, so that one has to be computed as well.
     if op.outputs.logprobs is not None:
         sequence.reuse_limit = max(op.start - 1, 0)
     elif op.outputs.hidden is not None:
         sequence.reuse_limit = op.start
 
 
-def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate) -> bool:
+def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate, now: float) -> bool:
     """Whether it began; otherwise it has failed and the next operation is first."""
     if op.num_prompt:
         return True
@@ -86,6 +88,7 @@ def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate) -> b
         sequence.ops.popleft()
         fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
         return False
+    scheduler.roster.rewind(sequence, now)
     op.num_prompt = length
     op.max_tokens = min(op.max_tokens, scheduler.config.max_context - length)
     scheduler.journal.counters.prompt_tokens += length

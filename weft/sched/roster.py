@@ -100,8 +100,17 @@ class Roster:
         parent.followers = []
 
     def trim(self, sequence: Sequence, now: float) -> None:
-        """Leave the last token of a sequence without KV, as of one at rest, and drop pages past it."""
-        keep = max(0, min(sequence.num_computed, len(sequence.tokens) - 1))
+        """Drop what a sequence at rest has beyond its known tokens."""
+        if sequence.num_computed <= len(sequence.tokens):
+            self._cut(sequence, sequence.num_computed, now)
+        else:
+            self.rewind(sequence, now)
+
+    def rewind(self, sequence: Sequence, now: float) -> None:
+        """Leave the last token of a sequence without KV: somebody needs what only computing it gives."""
+        self._cut(sequence, max(0, min(sequence.num_computed, len(sequence.tokens) - 1)), now)
+
+    def _cut(self, sequence: Sequence, keep: int, now: float) -> None:
         if keep < sequence.num_computed:
             sequence.kv_epoch += 1
         sequence.num_computed = keep

@@ -214,7 +214,7 @@ class Scheduler:
                 self.roster.run(child, now)
                 sampling.append(child)
             else:
-                self.roster.trim(child, now)
+                self.roster.rewind(child, now)
                 self.roster.enqueue_or_rest(child, now)
         parent.followers = staying
         return sampling

@@ -4,8 +4,8 @@ Owns the states and the one table of transitions between them. Counters obey, at
 
     num_written <= num_computed <= total        total == len(tokens) + (sampled tokens still on the device)
 
-`num_computed` counts tokens whose KV some launched step writes, `num_written` those whose step is done. A sequence at
-rest leaves its last token uncomputed, because whatever continues it needs that token's logits.
+`num_computed` counts tokens whose KV some launched step writes, `num_written` those whose step is done. An operation
+that needs the logits of the sequence's last token first takes its KV back (`Roster.rewind`), so as to compute it.
 """
 
 from __future__ import annotations
