@@ -76,6 +76,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of the device pages, what programs may hold explicitly, reservations and exports included."""
     program_pages_wait_s: float = 5.0
     """How long a program waits for a page or an embedding before it is told that there is none."""
+    batching: Literal["adaptive", "eager", "k", "t"] = "adaptive"
+    """When a step begins that has nothing but single commands of programs: when nobody is worth waiting for; at once,
+    each command alone; with so many; or after so long. All but the first are for comparisons."""
+    batching_k: int = 32
+    batching_wait_s: float = 0.01
     overlap: bool = True
     """Schedule the next step while the device runs this one."""
     threads: int | None = None

@@ -8,6 +8,7 @@ from functools import partial
 from weft.config import EngineConfig, cache_directory
 from weft.core.errors import ConfigError
 from weft.engine.engine import Engine, Publish
+from weft.engine.gather import policy_of
 from weft.engine.profiles import find_profile
 from weft.sched.scheduler import SchedulerConfig
 from weft.tokenizers.load import load_tokenizer
@@ -44,6 +45,7 @@ def build_engine(
         prefix_wait_steps=config.prefix_wait_steps,
         space_fraction=config.program_pages_fraction,
         alloc_wait_s=config.program_pages_wait_s,
+        max_rows=1 if config.batching == "eager" else None,
         vocab_size=vocab_size,
         eos_token_ids=sorted({*loaded.eos_ids, *tokenizer.eos_token_ids}),
         seed=config.seed,
@@ -59,5 +61,6 @@ def build_engine(
         special_ids=tokenizer.special_ids,
         encode=partial(tokenizer.encode, add_special_tokens=False),
         overlap=config.overlap,
+        policy=policy_of(config),
         cost_model=None if profile is None else profile.cost_model(),
     )

@@ -20,6 +20,7 @@ from weft.core.protocols import Worker
 from weft.core.step import LateInputs, StepHandle
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramPicture
 from weft.engine.costs import StepCosts
+from weft.engine.gather import Adaptive, Gather, Policy
 from weft.engine.grammar import Compiling, Encode, Grammars
 from weft.engine.stop import StopMatcher
 from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
@@ -48,8 +49,10 @@ class Engine:
         overlap: bool = True,
         clock: Clock | None = None,
         cost_model: CostModel | None = None,
+        policy: Policy | None = None,
     ):
-        """`cost_model` predicts the worker's steps; it is corrected by what they take. `token_bytes` has an entry for
+        """`cost_model` predicts the worker's steps; it is corrected by what they take. `policy` says when a step of
+        programs' commands begins. `token_bytes` has an entry for
         every row of the vocabulary, and `encode` makes tokens of a text; without them there are no stop strings and no
         grammars."""
         spec = worker.spec
@@ -66,6 +69,7 @@ class Engine:
         self.costs = StepCosts(cost_model)
         self._publish = publish
         self._overlap = overlap
+        self._gather = Gather(policy or Adaptive())
         self._previous: tuple[StepHandle, InFlight] | None = None
         self._step_host_s = 0.0
         self._step_time = Histogram(TOKEN_GAP_BUCKETS_S)
@@ -93,12 +97,15 @@ class Engine:
 
     def submit(self, client: int, commands: Iterable[Command]) -> None:
         """Take in commands, between steps. Nothing is computed yet."""
+        now = self.clock.now()
         for command in commands:
+            self._gather.returned((client, getattr(command, "seq", 0) or getattr(command, "space", 0)), now)
             self._compiling.take(client, command)
 
     def drop_client(self, client: int) -> None:
         """Release everything a client holds."""
         self._compiling.drop_client(client)
+        self._gather.gone(client)
         self.intake.drop_client(client, self.clock.now())
 
     @property
@@ -127,12 +134,24 @@ class Engine:
         """Whether `step` has something to do."""
         return self._previous is not None or self.scheduler.has_work
 
+    def gather_s(self) -> float:
+        """How many seconds to listen for more commands before the next step; 0: it may begin."""
+        if self._previous is not None or not self.scheduler.is_turn_based:
+            return 0.0
+        return self._gather.wait_s(self.scheduler.num_ready, self.clock.now())
+
     def step(self) -> bool:
         """One turn of the loop: launch the next step, then take in the one before. False when there was nothing to do.
 
         Raises what the worker raised; the engine is then of no more use.
         """
         began = time.perf_counter()
+        if self._previous is not None and self.scheduler.is_turn_based:
+            waited = self._take_in(*self._previous)
+            step_id, self._previous = self._previous[1].step_id, None
+            self.publish(step_id)
+            self._step_host_s += time.perf_counter() - began - waited
+            return True
         step, flight = self.scheduler.schedule(self.clock.now())
         launched: tuple[StepHandle, InFlight] | None = None
         guided = False
@@ -206,11 +225,17 @@ class Engine:
         result = handle.wait()
         waited = time.perf_counter() - began
         self._step_time.observe(result.device_s)
+        self._gather.stepped(result.device_s)
         self.costs.finished(result)
         if flight.num_tokens:
             self._batch_size.observe(flight.num_rows)
             self._batch_tokens.observe(flight.num_tokens)
-        update(self.scheduler, flight, result, self.clock.now())
+        now = self.clock.now()
+        update(self.scheduler, flight, result, now)
+        answered = self.scheduler.journal.answered
+        for who in answered:
+            self._gather.answered(who, now)
+        answered.clear()
         return waited
 
 

@@ -53,12 +53,12 @@ class EngineLoop:
         engine, mailbox = self._engine, self._mailbox
         while not mailbox.stopped:
             wait_s = COMPILING_WAIT_S if engine.compiling else ROOM_WAIT_S if engine.waiting_for_room else IDLE_WAIT_S
-            messages = mailbox.receive(0.0 if engine.busy else wait_s)
+            messages = mailbox.receive(engine.gather_s() if engine.busy else wait_s)
             for client, commands in messages:
                 self._take(client, commands)
             engine.advance()
             engine.publish(0)
-            if engine.busy:
+            if engine.busy and engine.gather_s() == 0:
                 engine.step()
             self._end_leases()
             self._answer_drains()

@@ -29,6 +29,8 @@ EXIT_LOAD_FAILED = 3
 _ORPHAN_GRACE_S = 5.0
 """How long an engine whose parent is gone may take to finish its step."""
 _PROGRESS_EVERY_S = 0.1
+_COARSE_S, _FINE_S = 0.002, 0.00003
+"""What zmq can wait, and how often to look where it cannot."""
 
 _log = logging.getLogger("weft.engine")
 
@@ -70,7 +72,7 @@ class ZmqMailbox:
 
     def receive(self, wait_s: float) -> list[tuple[int, list[Command]]]:
         """Messages that have come; waits up to `wait_s` seconds for the first."""
-        if wait_s > 0 and not self._socket.poll(int(wait_s * 1000)):
+        if wait_s > 0 and not self._wait(wait_s):
             return []
         messages: list[tuple[int, list[Command]]] = []
         while True:
@@ -83,6 +85,17 @@ class ZmqMailbox:
                 messages.append((client, decode_commands(data)))
             except msgspec.MsgspecError as error:
                 _log.error("client %d sent a message that cannot be read: %s", client, error)
+
+    def _wait(self, wait_s: float) -> bool:
+        """Whether a message has come. zmq waits for whole milliseconds; shorter waits look again and again."""
+        if wait_s >= _COARSE_S:
+            return bool(self._socket.poll(int(wait_s * 1000)))
+        until = time.monotonic() + wait_s
+        while not self._socket.poll(0):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_FINE_S)
+        return True
 
     def send(self, client: int, envelope: Envelope) -> None:
         """Send to a client; zmq drops what is for one that is gone."""

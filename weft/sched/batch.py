@@ -239,15 +239,15 @@ class StepBuilder:
         self._parts().store(row, slots)
 
     def add_space_sample(
-        self, row: SpaceRow, slot: int, sampling: SamplingParams, index: int, who: tuple[int, int]
+        self, row: SpaceRow, slot: int, sampling: SamplingParams, index: int, who: tuple[int, int, int]
     ) -> None:
-        """Sample what follows a row's last query token, for (client, operation) `who`."""
+        """Sample what follows a row's last query token, for (client, space, operation) `who`."""
         output = self._add_output(row.first + row.num_tokens - 1)
-        self._parts().sample(output, slot, sampling, index, who[1])
+        self._parts().sample(output, slot, sampling, index, who[2])
         self.in_flight.space_samples.append(SpaceSample(*who, self.num_space_samples))
 
-    def add_space_dist(self, slots: I32, k: int, targets: I32, who: tuple[int, int]) -> None:
-        """Distributions of stored vectors, for (client, operation) `who`."""
+    def add_space_dist(self, slots: I32, k: int, targets: I32, who: tuple[int, int, int]) -> None:
+        """Distributions of stored vectors, for (client, space, operation) `who`."""
         self._parts().distribute(slots, k, targets)
         self.in_flight.space_dists.append(SpaceDist(*who, len(slots), k, len(targets)))
 

@@ -37,6 +37,8 @@ class Journal:
         self.counters = Counters()
         self.outbox: list[tuple[int, Event]] = []
         """(client, event), in order; the engine takes them."""
+        self.answered: list[tuple[int, int]] = []
+        """(client, sequence or space) that were given what they asked for and have nothing more under way."""
         self._traces = traces
 
     def trace(self, sequence: Sequence, what: str, now: float, detail: int = 0) -> None:

@@ -141,6 +141,8 @@ def finish_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: flo
     sequence.reuse_limit = None
     event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden, dist=op.dist)
     end_operation(scheduler, sequence, event, now)
+    if not sequence.ops:
+        scheduler.journal.answered.append((sequence.client, sequence.handle))
 
 
 def end_operation(scheduler: Scheduler, sequence: Sequence, event: OpEvent, now: float) -> None:

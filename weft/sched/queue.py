@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 
 from weft.sched.sequence import Sequence, State
 
@@ -57,6 +58,12 @@ class WaitingQueue:
         if sequence.parked_on >= 0:
             sequence.parked_on = -1
             self._num_parked -= 1
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Waiting sequences, in no order; parked ones are not among them."""
+        for rank, _, sequence in self._heap:
+            if sequence.queued_rank == rank:
+                yield sequence
 
     def pop(self) -> Sequence | None:
         """Take the first waiting sequence out."""

@@ -47,6 +47,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of the device pages, how many may be in spaces."""
     alloc_wait_s: float = 5.0
     """How long a command waits for pages or embeddings."""
+    max_rows: int | None = None
+    """Sequences and commands that share a step. None: as many as fit."""
     num_device_slots: int | None = None
     """Device slots of the worker; those past `max_running` draw single tokens for spaces."""
     num_embeds: int = 0
@@ -98,6 +100,23 @@ class Scheduler:
         """Whether a step could compute something, now or once steps in flight are done."""
         return bool(self.roster.running) or len(self.roster.queue) > 0 or self.spaces.has_work
 
+    def _is_full(self, builder: StepBuilder) -> bool:
+        rows = self.config.max_rows
+        return builder.num_tokens >= self.config.max_step_tokens or (rows is not None and builder.num_rows >= rows)
+
+    @property
+    def num_ready(self) -> int:
+        """Sequences and queues that a step could serve."""
+        return len(self.roster.running) + len(self.roster.queue) + self.spaces.num_ready
+
+    @property
+    def is_turn_based(self) -> bool:
+        """Whether all there is to do are single commands of programs, which look at the answer before they go on:
+        then nothing is gained by building a step while another runs."""
+        if self.roster.decoding().sequences:
+            return False
+        return all(isinstance(s.head, Append) for s in (*self.roster.running.values(), *self.roster.queue))
+
     # Decoding
 
     def _add_decodes(self, builder: StepBuilder, now: float) -> None:
@@ -118,6 +137,9 @@ class Scheduler:
         if not ready.all():
             slots = slots[ready]
             sequences = [s for s, is_ready in zip(sequences, ready.tolist(), strict=True) if is_ready]
+        if self.config.max_rows is not None and len(sequences) > self.config.max_rows:
+            turn = (np.arange(self.config.max_rows) + builder.in_flight.step_id) % len(sequences)
+            slots, sequences = slots[turn], [sequences[index] for index in turn]
         if sequences:
             builder.add_decodes(slots, sequences)
 
@@ -137,9 +159,11 @@ class Scheduler:
     # Explicit pages
 
     def _add_spaces(self, builder: StepBuilder, now: float) -> None:
+        if self._is_full(builder):
+            return
         begun = builder.num_tokens
         others_wait = len(self.roster.queue) > 0 or any(not s.decoding for s in self.roster.running.values())
-        self.spaces.fill(builder, self.config.max_step_tokens - begun, others_wait, now)
+        self.spaces.fill(builder, self.config.max_step_tokens - begun, others_wait, now, self.config.max_rows)
         self.journal.counters.space_tokens += builder.num_tokens - begun
 
     # Prompts
@@ -148,7 +172,7 @@ class Scheduler:
         prefilling = [s for s in self.roster.running.values() if not s.decoding and s.has_work]
         prefilling.sort(key=self.roster.queue.rank)
         for sequence in prefilling:
-            if builder.num_tokens >= self.config.max_step_tokens:
+            if self._is_full(builder):
                 break
             if sequence.state is State.RUNNING:
                 self._add_chunk(builder, sequence, now)
@@ -233,7 +257,7 @@ class Scheduler:
 
     def _admit(self, builder: StepBuilder, now: float) -> None:
         later: list[Sequence] = []
-        while builder.num_tokens < self.config.max_step_tokens:
+        while not self._is_full(builder):
             sequence = self.roster.queue.pop()
             if sequence is None:
                 break

@@ -30,6 +30,7 @@ class SpaceSample(NamedTuple):
     """One of a step's one-off samplers."""
 
     client: int
+    space: int
     op: int
     number: int
     """Among the step's one-off samplers."""
@@ -39,6 +40,7 @@ class SpaceDist(NamedTuple):
     """Distributions of the `k` most probable tokens each, and scores of given tokens."""
 
     client: int
+    space: int
     op: int
     num_rows: int
     k: int

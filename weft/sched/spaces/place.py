@@ -203,7 +203,7 @@ class Placer:
         if end < len(tokens):
             return Placement.PART
         slot = self._slots[builder.num_space_samples]
-        builder.add_space_sample(row, slot, command.sampling, command.index, (space.client, command.op))
+        builder.add_space_sample(row, slot, command.sampling, command.index, (space.client, space.number, command.op))
         return Placement.DONE
 
     def _resolve(
@@ -328,7 +328,7 @@ class Placer:
         self._conflicts.add(Stage.HEAD, keys, ())
         self._head_rows -= len(embeds)
         slots = np.array([embed.slot for embed in embeds], np.int32)
-        builder.add_space_dist(slots, command.k, targets, (space.client, command.op))
+        builder.add_space_dist(slots, command.k, targets, (space.client, space.number, command.op))
         return Placement.DONE
 
     # Checks

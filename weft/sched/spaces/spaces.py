@@ -109,6 +109,11 @@ class Spaces:
         )
 
     @property
+    def num_ready(self) -> int:
+        """Queues with something for a step."""
+        return len(self._ready)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether a command waits for room; `expire` ends what has waited too long."""
         return any(queue.blocked_since_s is not None for _, queue in self._ready.values())
@@ -182,24 +187,30 @@ class Spaces:
 
     # Steps
 
-    def fill(self, builder: StepBuilder, num_tokens: int, others_wait: bool, now: float) -> None:
+    def fill(
+        self, builder: StepBuilder, num_tokens: int, others_wait: bool, now: float, max_rows: int | None = None
+    ) -> None:
         """Put commands into the step being built: at most `num_tokens` inputs; of prompts, at most half of those where
         others wait for them too."""
         if not self._ready:
             return
         self._placer.begin(Conflicts(), num_tokens, others_wait)
         for space, queue in sorted(self._ready.values(), key=self._rank):
+            if max_rows is not None and builder.num_rows >= max_rows:
+                return
             self._fill_from(builder, space, queue, now)
 
     def take_in(self, flight: InFlight, result: StepResult, now: float) -> None:
         """The step is done: answer what it carried, and go on with what waited for it."""
         scores = sum(scored.num for scored in flight.scored)
-        for client, op, index in flight.space_samples:
+        for client, space, op, index in flight.space_samples:
             token = result.tokens[len(flight.sampled) + index]
             self._end(client, Finished(op=op, tokens=np.int32(token).tobytes()))
+            self._journal.answered.append((client, space))
         dists = len(flight.distributed)
-        for client, op, count, k, num_targets in flight.space_dists:
+        for client, space, op, count, k, num_targets in flight.space_dists:
             self._end(client, Finished(op=op, dists=_dists(result, dists, count, k, scores, num_targets)))
+            self._journal.answered.append((client, space))
             dists += count if k else 0
             scores += num_targets
         self._placer.completed = flight.step_id
