@@ -137,7 +137,7 @@ class Clients:
                     loop.pages = []
                 elif event.dists is not None:
                     self.compared += 1
-                    first = struct.unpack_from("<i", event.dists.ids)[0]
+                    first = event.dists.ids[0]
                     assert first == most_likely(loop.tokens, driver.vocab)
         driver.others.clear()
 

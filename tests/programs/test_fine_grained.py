@@ -13,7 +13,7 @@ from weft.config import EngineConfig
 from weft.core.errors import InvalidRequest
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import MAX_DIST, PromptOutputs, TokenDist
+from weft.core.wire import MAX_DIST, Dists, PromptOutputs
 from weft.engine.inline import InlineEngine
 from weft.programs.runtime import Runtime, Sequence
 from weft.programs.types import Caller
@@ -60,10 +60,10 @@ def test_a_loop_computes_each_token_once(run: Run, prompt: list[int]) -> None:
     async def program(rt: Runtime) -> None:
         async with rt.open(Caller(namespace="alone")) as seq:
             before = (await rt.engine.stats()).prefill_tokens
-            dist = (await seq.append(pack_tokens(prompt), PromptOutputs(dist=1))).dist
+            dist = (await seq.append(pack_tokens(prompt), PromptOutputs(dist=1))).dists
             for _ in range(20):
                 assert dist is not None
-                dist = (await seq.append(pack_tokens(dist.ids), PromptOutputs(dist=1))).dist
+                dist = (await seq.append(pack_tokens(dist.ids), PromptOutputs(dist=1))).dists
             assert (await rt.engine.stats()).prefill_tokens - before == len(prompt) + 20
 
     run(program)
@@ -74,8 +74,8 @@ async def generated(seq: Sequence, count: int) -> list[int]:
     return [token.token async for tokens in generation for token in tokens]
 
 
-async def next_dist(seq: Sequence, k: int = 256, tokens: tuple[int, ...] = ()) -> TokenDist:
-    dist = (await seq.append(pack_tokens(tokens), PromptOutputs(dist=k))).dist
+async def next_dist(seq: Sequence, k: int = 256, tokens: tuple[int, ...] = ()) -> Dists:
+    dist = (await seq.append(pack_tokens(tokens), PromptOutputs(dist=k))).dists
     assert dist is not None
     return dist
 
@@ -93,7 +93,7 @@ def test_the_distribution_is_the_models(run: Run, prompt: list[int]) -> None:
                 values, ids = expected[cut - 1].topk(50)
                 assert dist.ids == ids.tolist()
                 assert torch.allclose(torch.tensor(dist.logprobs, dtype=torch.float64), values, atol=1e-5)
-                again = (await seq.next_tokens(3)).dist
+                again = (await seq.next_tokens(3)).dists
                 assert again is not None
                 assert again.ids == dist.ids[:3]
 
@@ -133,14 +133,14 @@ def test_speculative_decoding_gives_the_greedy_tokens_in_fewer_passes(run: Run, 
                 checked = await seq.append(pack_tokens([tokens[-1], *draft]), outputs)
                 passes += 1
                 assert checked.prompt_logprobs is not None
-                assert checked.dist is not None
+                assert checked.dists is not None
                 likeliest = [entry.top_ids[0] for entry in checked.prompt_logprobs[1:] if entry is not None]
                 right = 0
                 while right < len(draft) and draft[right] == likeliest[right]:
                     right += 1
                 seq.truncate(len(tokens) + right)
                 tokens += draft[:right]
-                tokens.append(likeliest[right] if right < len(draft) else checked.dist.ids[0])
+                tokens.append(likeliest[right] if right < len(draft) else checked.dists.ids[0])
             assert tokens[len(prompt) :][:40] == expected
             assert passes <= 20
 

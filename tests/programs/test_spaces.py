@@ -14,7 +14,7 @@ from weft.config import EngineConfig
 from weft.core.errors import InvalidRequest, OutOfPages, UnknownHandle, Unsupported, WeftError
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import PromptOutputs, TokenDist
+from weft.core.wire import Dists, PromptOutputs
 from weft.engine.inline import InlineEngine
 from weft.programs.runtime import Runtime
 from weft.programs.space import Space
@@ -79,9 +79,9 @@ async def generated(rt: Runtime, prompt: list[int], count: int, sampling: Sampli
         return tokens
 
 
-async def likely(rt: Runtime, tokens: list[int], k: int = 8) -> TokenDist:
+async def likely(rt: Runtime, tokens: list[int], k: int = 8) -> Dists:
     async with rt.open(Caller()) as seq:
-        dist = (await seq.append(pack_tokens(tokens), PromptOutputs(dist=k))).dist
+        dist = (await seq.append(pack_tokens(tokens), PromptOutputs(dist=k))).dists
         assert dist is not None
         return dist
 
@@ -114,7 +114,7 @@ def embed(space: Space, tokens: list[int], positions: list[int], first: int = 1)
 async def dist_of(space: Space, embeds: bytes, k: int = 8) -> tuple[list[int], np.ndarray]:
     dists = (await space.next_dist(1, k, embeds)).dists
     assert dists is not None
-    return ids(dists.ids), np.frombuffer(dists.logprobs, np.float32)
+    return dists.ids, np.array(dists.logprobs)
 
 
 def test_the_paper_s_loop_gives_what_generate_gives(run: Run, prompt: list[int]) -> None:
@@ -306,7 +306,7 @@ def test_given_tokens_are_scored(run: Run, prompt: list[int]) -> None:
         space.forward(1, b"", embed(space, prompt[:8], list(range(8))), b"", u32(1))
         report = await space.next_dist(1, 0, u32(1), i32(expected.ids[3:6]))
         assert report.dists is not None
-        assert np.allclose(np.frombuffer(report.dists.targets, np.float32), expected.logprobs[3:6], atol=1e-6)
+        assert np.allclose(report.dists.targets, expected.logprobs[3:6], atol=1e-6)
         space.release()
 
     run(program)

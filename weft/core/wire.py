@@ -14,6 +14,7 @@ Handles belong to (client, tenant) and die with the client's lease.
 
 from __future__ import annotations
 
+from array import array
 from typing import Literal
 
 import msgspec
@@ -397,20 +398,30 @@ class Token(_Event, frozen=True):
     logprobs: TokenLogprobs | None = None
 
 
-class TokenDist(msgspec.Struct, frozen=True, array_like=True):
-    """The most probable next tokens, most probable first, with their log-probabilities under the model itself."""
-
-    ids: list[int]
-    logprobs: list[float]
-
-
 class Dists(msgspec.Struct, frozen=True, array_like=True):
-    """Distributions of n next tokens, packed: `ids` int32 [n, k] and `logprobs` float32 [n, k], most probable first,
-    and the log-probabilities of t given tokens, `targets` float32 [n, t]."""
+    """Distributions of n next tokens under the model itself, packed, most probable tokens first."""
 
-    ids: bytes
-    logprobs: bytes
-    targets: bytes = b""
+    packed_ids: bytes
+    """int32 [n, k]"""
+    packed_logprobs: bytes
+    """float32 [n, k]"""
+    packed_targets: bytes = b""
+    """float32 [n, t]: log-probabilities of t given tokens each."""
+
+    @property
+    def ids(self) -> list[int]:
+        """[n * k]"""
+        return array("i", self.packed_ids).tolist()
+
+    @property
+    def logprobs(self) -> list[float]:
+        """[n * k]"""
+        return array("f", self.packed_logprobs).tolist()
+
+    @property
+    def targets(self) -> list[float]:
+        """[n * t]"""
+        return array("f", self.packed_targets).tolist()
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
@@ -444,11 +455,10 @@ class Finished(_Event, frozen=True, kw_only=True):
     """One per appended token; None for the first token of a sequence, which nothing predicts."""
     hidden: list[float] | None = None
     """[hidden size]"""
-    dist: TokenDist | None = None
+    dists: Dists | None = None
+    """Of a `NextDist`, or of an `Append` that asked for one."""
     tokens: bytes = b""
     """Packed int32: what a `ForwardSample` drew."""
-    dists: Dists | None = None
-    """Of a `NextDist`."""
     count: int = 0
     """Pages of an `ImportPages`."""
 

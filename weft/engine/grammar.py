@@ -91,6 +91,10 @@ class Grammars:
         """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it."""
         return Guide(self._future(grammar).result().deep_copy())
 
+    def compiled(self, grammar: Grammar) -> Future[LLMatcher]:
+        """The matcher to copy, once it is made; begins to compile where it was not asked before."""
+        return self._future(grammar)
+
     def masks(self, step: Step, flight: InFlight) -> LateInputs:
         """The masks that the samplers of a launched step wait for, once the tokens of all steps before are known.
 

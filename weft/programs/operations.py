@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from weft.core.errors import WeftError
 from weft.core.wire import Finished, Token, Usage
@@ -22,6 +22,13 @@ class OperationCancelled(WeftError):
     """
 
     kind = "cancelled"
+
+
+class Wakes(Protocol):
+    """Hears that an operation has news."""
+
+    def wake(self) -> None:
+        """There is news. Must not wait."""
 
 
 class Mailbox:
@@ -64,7 +71,11 @@ class Operation:
         self.usage = Usage()
         """What it cost; known after the end."""
         self.cancelled_by_program = False
-        self._mailbox = Mailbox()
+        self._mailbox: Wakes = Mailbox()
+
+    def report_to(self, listener: Wakes) -> None:
+        """Wake this listener from now on, instead of whoever awaits the operation."""
+        self._mailbox = listener
 
     def put(self, token: Token) -> bool:
         """Take a token. Whether it is the first since the program last looked."""
@@ -91,6 +102,11 @@ class Operation:
         """Let the program look for news."""
         self._mailbox.wake()
 
+    def _own_mailbox(self) -> Mailbox:
+        if not isinstance(self._mailbox, Mailbox):
+            raise RuntimeError("this operation reports to somebody else; it cannot be awaited")
+        return self._mailbox
+
 
 class SilentAppend(Operation):
     """An append that reports nothing unless it fails."""
@@ -105,7 +121,7 @@ class Report(Operation):
 
     def __await__(self) -> Generator[None, None, Finished]:
         while not self.ended:
-            yield from self._mailbox.wait().__await__()
+            yield from self._own_mailbox().wait().__await__()
         if self.error is not None:
             raise self.error
         if self.finished is None:
@@ -140,16 +156,12 @@ class Generation(Operation):
         tokens, self._tokens = self._tokens, []
         return tokens
 
-    def report_to(self, mailbox: Mailbox) -> None:
-        """Wake this mailbox from now on."""
-        self._mailbox = mailbox
-
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Token]:
         while not self.has_news:
-            await self._mailbox.wait()
+            await self._own_mailbox().wait()
         tokens = self.take()
         if tokens:
             return tokens

@@ -139,7 +139,7 @@ def finish_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: flo
         num_prompt_tokens=len(sequence.tokens), num_cached_tokens=sequence.num_cached, total_s=now - op.arrival_s
     )
     sequence.reuse_limit = None
-    event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden, dist=op.dist)
+    event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden, dists=op.dist)
     end_operation(scheduler, sequence, event, now)
     if not sequence.ops:
         scheduler.journal.answered.append((sequence.client, sequence.handle))

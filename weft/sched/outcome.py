@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.core.errors import InvalidRequest
 from weft.core.step import StepResult, TopTokens
-from weft.core.wire import Failed, Finished, FinishReason, Token, TokenDist, TokenLogprobs
+from weft.core.wire import Dists, Failed, Finished, FinishReason, Token, TokenLogprobs
 from weft.sched.batch import InFlight
 from weft.sched.operations import end_operation, finish_append, rest, usage_of
 from weft.sched.scheduler import Scheduler
@@ -134,7 +134,13 @@ def _take_hidden(flight: InFlight, result: StepResult) -> None:
 def _take_distributions(flight: InFlight, result: StepResult) -> None:
     for index, (sequence, epoch, op) in enumerate(flight.distributed):
         if sequence.kv_epoch == epoch and op.outputs is not None and op.outputs.dist is not None:
-            op.dist = TokenDist(*_top(result.dist, index, op.outputs.dist))
+            op.dist = _dist(result, index, op.outputs.dist)
+
+
+def _dist(result: StepResult, index: int, count: int) -> Dists | None:
+    if result.dist is None:
+        return None
+    return Dists(result.dist.ids[index, :count].tobytes(), result.dist.logprobs[index, :count].tobytes())
 
 
 def _logprobs(result: StepResult, index: int, top: int) -> TokenLogprobs | None:

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from weft.cache.manager import PageTable
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import PromptOutputs, TokenDist, TokenLogprobs
+from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
 
 
 class State(Enum):
@@ -93,7 +93,7 @@ class Append:
     scores: dict[int, TokenLogprobs] = field(default_factory=dict)
     hidden: list[float] | None = None
     hidden_done: int = 0
-    dist: TokenDist | None = None
+    dist: Dists | None = None
 
 
 @dataclass(slots=True)

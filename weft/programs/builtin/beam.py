@@ -141,8 +141,8 @@ def _best(live: Sequence[_Live], reports: Sequence[Finished], count: int) -> lis
     grown = [
         (beam.logprob + logprob, token, beam)
         for beam, report in zip(live, reports, strict=True)
-        if report.dist is not None
-        for token, logprob in zip(report.dist.ids, report.dist.logprobs, strict=True)
+        if report.dists is not None
+        for token, logprob in zip(report.dists.ids, report.dists.logprobs, strict=True)
     ]
     return sorted(grown, key=lambda candidate: -candidate[0])[:count]
 

@@ -8,7 +8,7 @@ is on a space's pages and embeddings is watched for the whole space, so that its
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -21,29 +21,35 @@ class Stage(IntEnum):
     HEAD = 4
 
 
+Key = int
+"""A device page, or minus one minus an embedding slot."""
+
+
 class Conflicts:
     """What the step being built reads and writes."""
 
     def __init__(self) -> None:
-        self._read: dict[Hashable, Stage] = {}
-        self._written: dict[Hashable, Stage] = {}
+        self._read: dict[Key, Stage] = {}
+        self._written: dict[Key, Stage] = {}
 
-    def fits(
-        self, stage: Stage, reads: Iterable[Hashable], writes: Iterable[Hashable], kv: Iterable[Hashable] = ()
-    ) -> bool:
+    def fits(self, stage: Stage, reads: Iterable[Key], writes: Iterable[Key], kv: Iterable[Key] = ()) -> bool:
         """Whether a command of `stage` may still join. `kv` are pages of a forward, read and written alike."""
-        if any(self._written.get(key, 0) >= stage for key in reads):
-            return False
-        if any(self._written.get(key, 0) > stage for key in kv):
-            return False
-        # Inputs are read at the beginning of a forward and outputs written at its end.
-        return not any(self._written.get(key, 0) >= stage or self._read.get(key, 0) > stage for key in writes)
+        written, read = self._written, self._read
+        for key in reads:
+            if key in written and written[key] >= stage:
+                return False
+        for key in kv:
+            if key in written and written[key] > stage:
+                return False
+        for key in writes:
+            # Inputs are read at the beginning of a forward and outputs written at its end.
+            if (key in written and written[key] >= stage) or (key in read and read[key] > stage):
+                return False
+        return True
 
-    def add(
-        self, stage: Stage, reads: Iterable[Hashable], writes: Iterable[Hashable], kv: Iterable[Hashable] = ()
-    ) -> None:
+    def add(self, stage: Stage, reads: Iterable[Key], writes: Iterable[Key]) -> None:
         """It has joined."""
-        for key in (*reads, *kv):
-            self._read[key] = max(self._read.get(key, stage), stage)
-        for key in (*writes, *kv):
-            self._written[key] = max(self._written.get(key, stage), stage)
+        for keys, last in ((reads, self._read), (writes, self._written)):
+            for key in keys:
+                if key not in last or last[key] < stage:
+                    last[key] = stage

@@ -20,7 +20,7 @@ from weft.sched.spaces.conflicts import Conflicts, Stage
 from weft.sched.spaces.parts import SpaceRow
 from weft.sched.spaces.pool import SpacePool
 from weft.sched.spaces.resources import Embed, Page, Pending, Space, handles, int32s
-from weft.sched.spaces.rows import Place, explicit_mask, make_row
+from weft.sched.spaces.rows import Place, explicit_mask, is_rising, make_row
 
 MAX_HEAD_ROWS = 256
 """Rows of full logits that programs may ask of one step, which bounds their memory."""
@@ -46,15 +46,11 @@ class _Request(NamedTuple):
 
     read: list[Page]
     write: list[Page]
-    positions: I32
+    positions: Sequence[int]
     mask: bytes
     piece: int
     """How many of the last inputs stay together in one step."""
     pending: Pending
-
-    def keys(self) -> list[tuple[str, int]]:
-        """Its pages, as conflicts know them."""
-        return [("page", page.page) for page in (*self.read, *self.write)]
 
 
 class PlacerSizes(NamedTuple):
@@ -121,18 +117,16 @@ class Placer:
             raise InvalidRequest(f"page {command.source} has places without a token among those to be copied", "source")
         if target.filled >> command.target_offset & run:
             raise InvalidRequest(f"page {command.target} has tokens at the places to be copied to", "target")
-        keys = ("page", source.page), ("page", target.page)
-        if not self._conflicts.fits(Stage.COPY, keys[:1], keys[1:]):
+        if not self._conflicts.fits(Stage.COPY, (source.page,), (target.page,)):
             return Placement.LATER
         if self._pool.is_shared(target.page) and not self._pool.own_copy(space, target, now):
             return Placement.BLOCKED
-        self._conflicts.add(Stage.COPY, keys[:1], (keys[1], ("page", target.page)))
+        self._conflicts.add(Stage.COPY, (source.page,), (target.page,))
         builder.add_token_copies(
             source.page * size + command.source_offset, target.page * size + command.target_offset, command.count
         )
         for place in range(command.count):
             target.fill(command.target_offset + place, source.positions[command.source_offset + place])
-        self._pool.keep([source.page, target.page])
         return Placement.DONE
 
     def _embed(self, builder: StepBuilder, space: Space, command: EmbedText) -> Placement:
@@ -142,12 +136,12 @@ class Placer:
             raise InvalidRequest(
                 f"{len(tokens)} tokens, {len(positions)} positions and {len(embeds)} embeddings do not go together"
             )
-        keys = [("embed", embed.slot) for embed in embeds]
+        keys = [embed.key for embed in embeds]
         if not self._conflicts.fits(Stage.EMBED, (), keys):
             return Placement.LATER
         self._conflicts.add(Stage.EMBED, (), keys)
-        builder.add_embeds(tokens, np.array([embed.slot for embed in embeds], np.int32))
-        for embed, position in zip(embeds, positions.tolist(), strict=True):
+        builder.add_embeds(np.array(tokens, np.int32), _slots(embeds))
+        for embed, position in zip(embeds, positions, strict=True):
             embed.position = position
         return Placement.DONE
 
@@ -156,26 +150,25 @@ class Placer:
     def _forward(self, builder: StepBuilder, space: Space, pending: Pending, command: Forward, now: float) -> Placement:
         inputs = [space.written_embed(number) for number in handles(command.inputs, "inputs")]
         outputs = [space.embed(number) for number in handles(command.outputs, "outputs")]
-        positions = np.array([embed.position for embed in inputs], np.int32)
+        positions = [embed.position for embed in inputs]
         if len(outputs) > len(inputs):
             raise InvalidRequest(f"{len(inputs)} inputs have no {len(outputs)} outputs", "outputs")
         if not command.write and not outputs:
             raise InvalidRequest("a forward without pages to write and without outputs has no effect", "write")
         request = self._resolve(space, command, positions, len(outputs), pending)
-        reads = [("embed", embed.slot) for embed in inputs]
-        writes = [("embed", embed.slot) for embed in outputs]
+        reads = [embed.key for embed in inputs]
+        writes = [embed.key for embed in outputs]
         start = pending.done
         end, verdict = self._reach(builder, space, request, (reads, writes), now)
         if end <= start:
             return verdict
-        slots = np.array([embed.slot for embed in inputs[start:end]], np.int32)
-        row = self._add_row(builder, request, end, None, slots, now)
-        self._conflicts.add(Stage.FORWARD, reads, writes, request.keys())
+        row = self._add_row(builder, request, end, None, _slots(inputs[start:end]), now)
+        self._conflicts.add(Stage.FORWARD, reads, writes)
         if end < len(inputs):
             return Placement.PART
         if outputs:
-            builder.add_stores(row, np.array([embed.slot for embed in outputs], np.int32))
-            for embed, position in zip(outputs, positions[-len(outputs) :].tolist(), strict=True):
+            builder.add_stores(row, _slots(outputs))
+            for embed, position in zip(outputs, positions[-len(outputs) :], strict=True):
                 embed.position = position
         return Placement.DONE
 
@@ -198,8 +191,7 @@ class Placer:
         end, verdict = self._reach(builder, space, request, ((), ()), now)
         if end <= start:
             return verdict
-        row = self._add_row(builder, request, end, tokens[start:end], None, now)
-        self._conflicts.add(Stage.FORWARD, (), (), request.keys())
+        row = self._add_row(builder, request, end, np.array(tokens[start:end], np.int32), None, now)
         if end < len(tokens):
             return Placement.PART
         slot = self._slots[builder.num_space_samples]
@@ -207,7 +199,12 @@ class Placer:
         return Placement.DONE
 
     def _resolve(
-        self, space: Space, command: Forward | ForwardSample, positions: I32, num_outputs: int, pending: Pending
+        self,
+        space: Space,
+        command: Forward | ForwardSample,
+        positions: Sequence[int],
+        num_outputs: int,
+        pending: Pending,
     ) -> _Request:
         if not len(positions):
             raise InvalidRequest("a forward needs at least one input", "inputs")
@@ -218,7 +215,7 @@ class Placer:
         if write and room < left:
             raise InvalidRequest(f"the pages to write have room for {room} tokens, {left} are given", "write")
         # What no input sees of later ones, and what is kept of earlier ones, may be computed piece by piece.
-        can_be_split = bool(write) and not command.mask and bool((np.diff(positions) > 0).all())
+        can_be_split = bool(write) and not command.mask and is_rising(positions)
         piece = num_outputs if can_be_split else len(positions)
         if piece > self._sizes.max_inputs:
             what = "have outputs" if can_be_split else "see each other, or are not kept,"
@@ -234,18 +231,19 @@ class Placer:
         builder: StepBuilder,
         space: Space,
         request: _Request,
-        embeds: tuple[Sequence[tuple[str, int]], Sequence[tuple[str, int]]],
+        embeds: tuple[Sequence[int], Sequence[int]],
         now: float,
     ) -> tuple[int, Placement]:
         """Up to which input the step carries it, all its pages made writable; else why not."""
         start = request.pending.done
         end = self._end(builder, request)
-        if end <= start or not self._conflicts.fits(Stage.FORWARD, *embeds, request.keys()):
+        kv = [page.page for page in (*request.read, *request.write)]
+        if end <= start or not self._conflicts.fits(Stage.FORWARD, *embeds, kv):
             return start, Placement.LATER
         for page in request.write:
             if self._pool.is_shared(page.page):
                 # The copy is made when the step begins: nothing in it may write the page before.
-                if not self._conflicts.fits(Stage.COPY, [("page", page.page)], ()):
+                if not self._conflicts.fits(Stage.COPY, (page.page,), ()):
                     return start, Placement.LATER
                 if not self._pool.own_copy(space, page, now):
                     return start, Placement.BLOCKED
@@ -277,27 +275,29 @@ class Placer:
         write = request.write or [Page.empty(page, size) for page in scratch]
         pages = [*request.read, *(page for page in write if page not in request.read)]
         # Of a page that is only written to, a row sees what its own forward puts there.
-        words = [page.visible for page in request.read]
+        words = [page.filled & ~page.hidden for page in request.read]
         words += [request.pending.written.get(page, 0) for page in pages[len(words) :]]
         places = _free_places(pages, write, len(positions), size)
-        before = [(page, page.copy()) for page in pages]
-        for place, position in zip(places, positions.tolist(), strict=True):
+        last_positions = [page.last_position for page in write]
+        for place, position in zip(places, positions, strict=True):
             pages[place.page].fill(place.offset, position)
             words[place.page] |= 1 << place.offset
         try:
             mask = explicit_mask(request.mask, pages, len(request.read), places) if request.mask else None
             row = make_row(pages, words, places, positions, mask)
         except InvalidRequest:
-            for page, old in before:
-                page.filled, page.positions, page.last_position = old.filled, old.positions, old.last_position
+            for place in places:
+                pages[place.page].empty_again(place.offset)
+            for page, last_position in zip(write, last_positions, strict=True):
+                page.last_position = last_position
             self._pool.drop(scratch, now)
             raise
         written = request.pending.written
         for place in places:
             written[pages[place.page]] = written.get(pages[place.page], 0) | 1 << place.offset
+        self._conflicts.add(Stage.FORWARD, row.page_ids.tolist(), [page.page for page in write])
         write_slots = np.array([pages[p.page].page * size + p.offset for p in places], np.int32)
-        added = builder.add_space_row(row, positions, write_slots, tokens, slots)
-        self._pool.keep([page.page for page in pages])
+        added = builder.add_space_row(row, np.array(positions, np.int32), write_slots, tokens, slots)
         self._pool.drop(scratch, now)
         self._budget -= len(positions)
         self._prompt_budget -= len(positions)
@@ -308,7 +308,7 @@ class Placer:
 
     def _next_dist(self, builder: StepBuilder, space: Space, command: NextDist) -> Placement:
         embeds: list[Embed] = [space.written_embed(number) for number in handles(command.embeds, "embeds")]
-        targets = self._tokens(command.targets) if command.targets else np.empty(0, np.int32)
+        targets = self._tokens(command.targets)
         most = min(self._sizes.vocab_size, MAX_DIST)
         if not embeds:
             raise InvalidRequest("a distribution needs at least one embedding", "embeds")
@@ -322,31 +322,34 @@ class Placer:
                 f"{MAX_DIST}",
                 "targets",
             )
-        keys = [("embed", embed.slot) for embed in embeds]
+        keys = [embed.key for embed in embeds]
         if len(embeds) > self._head_rows or not self._conflicts.fits(Stage.HEAD, keys, ()):
             return Placement.LATER
         self._conflicts.add(Stage.HEAD, keys, ())
         self._head_rows -= len(embeds)
-        slots = np.array([embed.slot for embed in embeds], np.int32)
-        builder.add_space_dist(slots, command.k, targets, (space.client, space.number, command.op))
+        builder.add_space_dist(
+            _slots(embeds), command.k, np.array(targets, np.int32), (space.client, space.number, command.op)
+        )
         return Placement.DONE
 
     # Checks
 
-    def _tokens(self, packed: bytes) -> I32:
+    def _tokens(self, packed: bytes) -> tuple[int, ...]:
         tokens = int32s(packed, "tokens")
-        if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < self._sizes.vocab_size):
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self._sizes.vocab_size):
             raise InvalidRequest(f"token ids must be between 0 and {self._sizes.vocab_size - 1}", "tokens")
         return tokens
 
-    def _positions(self, packed: bytes) -> I32:
+    def _positions(self, packed: bytes) -> tuple[int, ...]:
         positions = int32s(packed, "positions")
         last = self._sizes.max_context - 1
-        if len(positions) and not (int(positions.min()) >= 0 and int(positions.max()) <= last):
-            raise InvalidRequest(
-                f"positions must be between 0 and {last}, as long as this model's context", "positions"
-            )
+        if positions and not (min(positions) >= 0 and max(positions) <= last):
+            raise InvalidRequest(f"positions must be between 0 and {last}, the end of the context", "positions")
         return positions
+
+
+def _slots(embeds: Sequence[Embed]) -> I32:
+    return np.array([embed.slot for embed in embeds], np.int32)
 
 
 def _free_places(pages: Sequence[Page], write: Sequence[Page], count: int, size: int) -> list[Place]:

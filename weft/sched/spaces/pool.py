@@ -6,7 +6,7 @@ Owns their number, the bound on it, and exports by name. Does not know handles o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from weft.cache.manager import KVCache
@@ -33,6 +33,8 @@ class SpacePool:
         self._make_room = make_room
         self._free_embeds = list(range(num_embeds - 1, -1, -1))
         self._exports: OrderedDict[tuple[str, str], Export] = OrderedDict()
+        self.in_step = False
+        """A step is being built: it may name whatever is given up meanwhile."""
         self.num_pages = 0
         """References on device pages that are held here."""
 
@@ -58,13 +60,8 @@ class SpacePool:
         return pages + more
 
     def take_scratch(self, count: int, now: float) -> list[int] | None:
-        """Pages that only the step being built uses: `drop` them once it names them. None: not now."""
+        """Pages that only the step being built uses: `drop` them in it. None: not now."""
         return self._take(count, now)
-
-    def keep(self, pages: Iterable[int]) -> None:
-        """The step being built names these: whoever gets them next has to wait for its end."""
-        for page in pages:
-            self._cache.tiers.keep_readable("device", page)
 
     def give_back(self, space: Space, pages: list[int], now: float) -> None:
         """A space no longer uses these; its reservation keeps what it lacks, unless somebody shares them."""
@@ -76,6 +73,10 @@ class SpacePool:
 
     def drop(self, pages: list[int], now: float) -> None:
         """Give references up."""
+        if self.in_step:
+            # The step being built may name them already.
+            for page in pages:
+                self._cache.tiers.keep_readable("device", page)
         for page in pages:
             self._cache.tiers.drop_ref(page, now)
         self.num_pages -= len(pages)

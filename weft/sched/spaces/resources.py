@@ -6,14 +6,12 @@ tokens of which positions, and which of them the holder has hidden. Knows no ste
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from weft.core.errors import InvalidRequest, UnknownHandle, WeftError
-from weft.core.step import I32
 from weft.core.wire import QueueCommand
 
 MAX_HANDLE = 2**32
@@ -48,10 +46,10 @@ class Page:
         self.positions[offset] = position
         self.last_position = max(self.last_position, position)
 
-    @property
-    def visible(self) -> int:
-        """Bit s: place s is seen through this handle."""
-        return self.filled & ~self.hidden
+    def empty_again(self, offset: int) -> None:
+        """Undo `fill`, but for `last_position`."""
+        self.filled &= ~(1 << offset)
+        self.positions[offset] = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +59,11 @@ class Embed:
     slot: int
     position: int = -1
     """Of the token that the vector stands for; -1: nothing was written yet."""
+
+    @property
+    def key(self) -> int:
+        """As `weft.sched.spaces.conflicts` tells embeddings from pages."""
+        return -1 - self.slot
 
 
 @dataclass(slots=True, eq=False)
@@ -148,18 +151,20 @@ class Space:
         return numbers
 
 
-def handles(packed: bytes, what: str) -> list[int]:
+def handles(packed: bytes, what: str) -> tuple[int, ...]:
     """Packed uint32 -> numbers, all different. Raises `InvalidRequest`."""
-    if len(packed) % 4:
-        raise InvalidRequest(f"{len(packed)} bytes are not a whole number of uint32 {what}", what)
-    numbers: list[int] = np.frombuffer(packed, "<u4").tolist()
-    if len(set(numbers)) != len(numbers):
+    numbers = _unpacked(packed, "I", what)
+    if len(numbers) > 1 and len(set(numbers)) != len(numbers):
         raise InvalidRequest(f"{what} are listed twice", what)
     return numbers
 
 
-def int32s(packed: bytes, what: str) -> I32:
-    """Packed int32 -> array. Raises `InvalidRequest`."""
+def int32s(packed: bytes, what: str) -> tuple[int, ...]:
+    """Packed int32 -> numbers. Raises `InvalidRequest`."""
+    return _unpacked(packed, "i", what)
+
+
+def _unpacked(packed: bytes, code: str, what: str) -> tuple[int, ...]:
     if len(packed) % 4:
-        raise InvalidRequest(f"{len(packed)} bytes are not a whole number of int32 {what}", what)
-    return np.frombuffer(packed, "<i4").astype(np.int32)
+        raise InvalidRequest(f"{len(packed)} bytes are not a whole number of 32-bit {what}", what)
+    return struct.unpack(f"<{len(packed) // 4}{code}", packed)

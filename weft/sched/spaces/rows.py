@@ -10,11 +10,11 @@ whom.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.core.errors import InvalidRequest
 from weft.core.step import I32, U32, Bool
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def make_row(
-    pages: Sequence[Page], words: Sequence[int], places: Sequence[Place], positions: I32, mask: Bool | None
+    pages: Sequence[Page], words: Sequence[int], places: Sequence[Place], positions: Sequence[int], mask: Bool | None
 ) -> Row:
     """One row.
 
@@ -53,9 +53,9 @@ def make_row(
     sees of those, instead of the positions. Raises `InvalidRequest` when an input sees nothing.
     """
     size = len(pages[0].positions)
-    own = np.array([place.page * size + place.offset for place in places], np.int64)
-    kv_len = int(own.max()) + 1
-    if mask is None and _is_tail(pages, words, own, positions, kv_len):
+    own = [place.page * size + place.offset for place in places]
+    if mask is None and _is_tail(pages, words, own, positions):
+        kv_len = own[-1] + 1
         count = -(-kv_len // size)
         filled_up = [_filled_up(word, kv_len - i * size, size) for i, word in enumerate(words[:count])]
         return Row(_page_ids(pages[:count]), kv_len, np.array(filled_up, np.uint32), True, b"")
@@ -64,14 +64,13 @@ def make_row(
     count = -(-kv_len // size)
     if mask is None:
         where = np.concatenate([np.array(page.positions, np.int64) for page in pages[:count]])[:kv_len]
-        mask = where[None, :] <= positions[:, None]
+        mask = where[None, :] <= np.array(positions, np.int64)[:, None]
     seen = mask[:, :kv_len] & shown[:kv_len]
     blind = np.flatnonzero(~seen.any(axis=1))
     if len(blind):
         raise InvalidRequest(f"input {int(blind[0])} of the forward sees no token at all", "mask")
     packed = np.packbits(seen, axis=1, bitorder="little").tobytes()
-    visibility = np.fromiter(words[:count], np.uint32, count)
-    return Row(_page_ids(pages[:count]), kv_len, visibility, False, packed)
+    return Row(_page_ids(pages[:count]), kv_len, np.array(words[:count], np.uint32), False, packed)
 
 
 def explicit_mask(packed: bytes, pages: Sequence[Page], num_read: int, places: Sequence[Place]) -> Bool:
@@ -103,24 +102,25 @@ def explicit_mask(packed: bytes, pages: Sequence[Page], num_read: int, places: S
     return mask
 
 
-def _is_tail(
-    pages: Sequence[Page], words: Sequence[int], own: npt.NDArray[np.int64], positions: I32, kv_len: int
-) -> bool:
+def _is_tail(pages: Sequence[Page], words: Sequence[int], own: Sequence[int], positions: Sequence[int]) -> bool:
     """Whether the inputs are the row's last tokens, in order, and come after all others."""
     size = len(pages[0].positions)
-    if int(own[0]) != kv_len - len(own) or bool((np.diff(own) != 1).any()) or bool((np.diff(positions) <= 0).any()):
+    begin, end, first = own[0], own[-1] + 1, positions[0]
+    if end - begin != len(own) or not is_rising(own) or not is_rising(positions):
         return False
-    first, begin = int(positions[0]), int(own[0])
-    for index, page in enumerate(pages):
-        word, start = words[index], index * size
-        if start + size <= begin and page.last_position < first:
-            continue
-        for offset in range(size):
-            entry = start + offset
-            late = entry >= kv_len or (entry < begin and page.positions[offset] >= first)
-            if late and word >> offset & 1:
-                return False
-    return True
+    whole = begin // size
+    if any(page.last_position >= first for page in pages[:whole]):
+        return False
+    # What stands before the first input on its own page.
+    if max(pages[whole].positions[: begin % size], default=-1) >= first:
+        return False
+    last = (end - 1) // size
+    return words[last] >> end - last * size == 0 and not any(words[last + 1 :])
+
+
+def is_rising(numbers: Sequence[int]) -> bool:
+    """Whether each is larger than the one before."""
+    return len(numbers) < 2 or all(a < b for a, b in itertools.pairwise(numbers))
 
 
 def _filled_up(word: int, entries: int, size: int) -> int:

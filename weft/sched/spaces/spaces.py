@@ -195,6 +195,13 @@ class Spaces:
         if not self._ready:
             return
         self._placer.begin(Conflicts(), num_tokens, others_wait)
+        self._pool.in_step = True
+        try:
+            self._fill(builder, now, max_rows)
+        finally:
+            self._pool.in_step = False
+
+    def _fill(self, builder: StepBuilder, now: float, max_rows: int | None) -> None:
         for space, queue in sorted(self._ready.values(), key=self._rank):
             if max_rows is not None and builder.num_rows >= max_rows:
                 return
