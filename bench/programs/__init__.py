@@ -1,0 +1,1 @@
+"""What programs cost and gain: `python -m bench.programs --help`."""

@@ -1,0 +1,68 @@
+"""A program host in this process, over an engine in another: what the costs of programs are measured on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from typing import Any
+
+from weft.config import ProgramsConfig
+from weft.engine.attached import AttachedEngine
+from weft.programs.guests import Guests
+from weft.programs.host import HostOptions, ProgramHost
+from weft.programs.host_process import host_parts
+from weft.programs.model import Model
+from weft.programs.registry import Quota, checked_code
+from weft.programs.runs import Run, RunSpec
+from weft.programs.runtime import Runtime
+from weft.programs.store import MemoryStore
+from weft.programs.types import Caller
+from weft.tokenizers.load import load_tokenizer
+
+
+class Rig:
+    """Launches programs and tells what they cost."""
+
+    def __init__(self, runtime: Runtime, host: ProgramHost):
+        self.runtime = runtime
+        self.host = host
+
+    def launch(self, source: str, args: Any = None, *, trusted: bool = True) -> Run:
+        """Start a program from its source."""
+        code = checked_code(source.encode(), "python", Quota(), "bench")
+        spec = RunSpec(code=code, args=json.dumps(args).encode(), trusted=trusted)
+        return self.host.launch(spec, Caller(tenant="bench", namespace="bench"))
+
+    async def all(self, source: str, args: Any, count: int, *, trusted: bool = True) -> list[Any]:
+        """What `count` runs of a program return, started together."""
+        runs = [self.launch(source, args, trusted=trusted) for _ in range(count)]
+        return [json.loads(await run.answer()) for run in runs]
+
+
+@contextlib.asynccontextmanager
+async def timed_rig(step_ms: float, batching: str = "adaptive") -> AsyncIterator[Rig]:
+    """A rig over an engine whose every step takes `step_ms`."""
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        address = f"ipc://{folder}/engine"
+        command = (sys.executable, "-m", "bench.programs.timed_engine", address, str(step_ms), batching)
+        process = await asyncio.create_subprocess_exec(*command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        engine = AttachedEngine()
+        try:
+            engine.attach(address)
+            await engine.wait_ready()
+            runtime = Runtime(engine, load_tokenizer("weft-tiny"))
+            limits = ProgramsConfig(max_runs=2048, max_runs_per_tenant=2048)
+            parts = host_parts([Model("timed", runtime)], limits, MemoryStore(), Guests())
+            host = ProgramHost(parts, HostOptions(allow_trusted=True))
+            yield Rig(runtime, host)
+            await host.close()
+            await parts.close()
+        finally:
+            await engine.close()
+            process.kill()
+            await process.wait()

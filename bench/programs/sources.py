@@ -1,0 +1,84 @@
+"""The programs that are measured. Each takes `{"tokens": n}` and makes n tokens after a prompt of four."""
+
+GENERATE = '''
+"""The fused loop: the scheduler decides, one message a step brings everybody's tokens."""
+from weft.sdk.sampling import Sampler, Stop
+from weft.sdk.sequence import Sequence
+
+async def main(args):
+    async with Sequence() as sequence:
+        sequence.append([1, 2, 3, 4])
+        count = 0
+        async for part in sequence.generate(Sampler(temperature=0), Stop(max_tokens=args["tokens"], ignore_eos=True)):
+            count += len(part.tokens)
+        return count
+'''
+
+LOOP = '''
+"""A fine-grained loop over a sequence: look at the 256 most probable tokens, take one, go on."""
+from weft.sdk.sequence import Sequence
+
+async def main(args):
+    async with Sequence() as sequence:
+        dist = await sequence.next_dist(256, append=[1, 2, 3, 4])
+        for _ in range(args["tokens"] - 1):
+            dist = await sequence.next_dist(256, append=[dist.max_index()])
+        return args["tokens"]
+'''
+
+PAGES = '''
+"""The paper's loop (section 4.2): embed, forward over explicit pages, look at the distribution."""
+from weft.sdk.queues import Queue
+
+async def main(args):
+    async with Queue() as queue:
+        pages = await queue.alloc_pages((args["tokens"] + 4) // 16 + 1)
+        embeds = await queue.alloc_embeds(4)
+        queue.embed_text([1, 2, 3, 4], [0, 1, 2, 3], embeds)
+        queue.forward(pages[:1], embeds, pages[:1], embeds[:1])
+        dist = await queue.next_dist(embeds[0])
+        for position in range(4, args["tokens"] + 3):
+            last = position // 16
+            queue.embed_text([dist.max_index()], [position], embeds[:1])
+            queue.forward(pages[: last + 1], embeds[:1], pages[last : last + 1], embeds[:1])
+            dist = await queue.next_dist(embeds[0])
+        return args["tokens"]
+'''
+
+ENQUEUE = '''
+"""Calls that only enqueue, in batches, as a program makes them that does not wait."""
+from weft.sdk import session
+from weft.sdk.sequence import Sequence
+
+async def main(args):
+    for _ in range(args["calls"] // 100):
+        sequence = Sequence()
+        for _ in range(100):
+            sequence.append([5])
+        sequence.release()
+        await session.sleep(0)
+'''
+
+ROUND_TRIPS = '''
+"""One call after the other to an idle engine, each timed."""
+from weft.sdk import session
+from weft.sdk.queues import Queue
+
+async def main(args):
+    times = []
+    async with Queue() as queue:
+        for _ in range(args["calls"]):
+            began = session.now()
+            await queue.synchronize()
+            times.append(session.now() - began)
+    return sorted(times)[len(times) // 2]
+'''
+
+ACKNOWLEDGE = '''
+"""Says that it has started, and waits to be told to end."""
+from weft.sdk import session
+
+async def main(args):
+    session.send("started")
+    await session.receive()
+'''
