@@ -115,8 +115,11 @@ class Gather:
 
     def answered(self, who: tuple[int, int], now: float) -> None:
         """A (client, sequence or space) has nothing more to do than what it will ask next."""
+        if now > self._since_s:
+            # Who has not come back while a whole step went by does something else.
+            self._out.clear()
+            self._since_s = now
         self._out.add(who)
-        self._since_s = now
 
     def returned(self, who: tuple[int, int], now: float) -> None:
         """It has asked for something."""
@@ -136,7 +139,6 @@ class Gather:
         """How many more seconds to wait before a step for `num_ready` programs begins; 0: begin."""
         waited_s = now - self._since_s
         if waited_s >= MOST_WAIT_S:
-            # Who has not come back by now does something else.
             self._out.clear()
             return 0.0
         ready = Ready(num_ready, len(self._out), self._step_s, waited_s, self._return_s)
