@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3 python3.12 python3.11 python
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet -c constraints.txt
 LIBRARY := weft/kernels/cpu/_weft_cpu.so
+SHIM := weft/programs/sandbox/_weft_shim.so
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -45,7 +46,7 @@ format: install ## rewrite the code as `make check` wants it
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) $(LIBRARY) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(LIBRARY) $(SHIM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone: a looser requirement beside others could choose another build of it.
@@ -56,9 +57,12 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py constraints.txt $(wild
 	@touch $@
 
 # Installing compiles the kernels, where there is a C++ compiler; so does a change of their sources.
-$(VENV)/.kernels: $(VENV)/.installed $(wildcard weft/kernels/cpu/src/*)
+$(VENV)/.kernels: $(VENV)/.installed $(wildcard weft/kernels/cpu/src/*) weft/programs/sandbox/src/shim.c
 	@if [ ! -e $(LIBRARY) ] || [ -n "$$(find $(dir $(LIBRARY))src -newer $(LIBRARY))" ]; then \
 	  $(BIN)/python -m weft.kernels.cpu.build || true; \
+	fi
+	@if [ ! -e $(SHIM) ] || [ weft/programs/sandbox/src/shim.c -nt $(SHIM) ]; then \
+	  $(BIN)/python -m weft.programs.sandbox.build_shim || true; \
 	fi
 	@touch $@
 

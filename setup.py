@@ -1,4 +1,4 @@
-"""Installation: what pyproject.toml cannot say, which is that the kernels in C++ are compiled if that is possible."""
+"""Installation: what pyproject.toml cannot say, which is that libraries in C and C++ are built if possible."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+_BUILDERS = {
+    "weft.kernels.cpu._weft_cpu": ("weft/kernels/cpu/build.py", "The kernels in C++ were not built, so slower ones"),
+    "weft.programs.sandbox._weft_shim": (
+        "weft/programs/sandbox/build_shim.py",
+        "The shim in C was not built, so threads",
+    ),
+}
 
-def _builder() -> ModuleType:
-    """`weft.kernels.cpu.build`, by its path: the package and what it needs are not installed yet."""
-    path = Path(__file__).parent / "weft" / "kernels" / "cpu" / "build.py"
-    spec = importlib.util.spec_from_file_location("weft_kernel_build", path)
+
+def _builder(place: str) -> ModuleType:
+    """A module that builds a library, by its path: the package and what it needs are not installed yet."""
+    path = Path(__file__).parent / place
+    spec = importlib.util.spec_from_file_location(f"weft_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {path}")
     module = importlib.util.module_from_spec(spec)
@@ -23,8 +31,8 @@ def _builder() -> ModuleType:
     return module
 
 
-class BuildKernels(build_ext):
-    """Builds one library with a plain C interface; without it the package works, slower."""
+class BuildLibraries(build_ext):
+    """Builds libraries with a plain C interface; without them the package works, slower."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Without the interpreter's tag: one library serves every Python."""
@@ -32,13 +40,14 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Compile, or say why not."""
-        builder, target = _builder(), Path(self.get_ext_fullpath(ext.name))
+        place, otherwise = _BUILDERS[ext.name]
+        builder, target = _builder(place), Path(self.get_ext_fullpath(ext.name))
         # What an earlier build left must not pass for this one's.
         target.unlink(missing_ok=True)
         try:
             builder.build(target)
         except builder.BuildError as error:
-            print(f"The kernels in C++ were not built, so slower ones will be used: {error}", file=sys.stderr)
+            print(f"{otherwise} will be used: {error}", file=sys.stderr)
 
 
 class PlatformWheel(bdist_wheel):
@@ -50,6 +59,6 @@ class PlatformWheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[Extension("weft.kernels.cpu._weft_cpu", sources=[], optional=True)],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+    ext_modules=[Extension(name, sources=[], optional=True) for name in _BUILDERS],
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel},
 )

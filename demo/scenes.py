@@ -1,6 +1,7 @@
 """The scenes of the demo, in order. Each drives the server, prints what it sees, and says what it expected.
 
-They use the official `openai` client, as any application would; only the metrics come from `/metrics`.
+They use the official `openai` client, as any application would, and Weft's own for programs; only the metrics come from
+`/metrics`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 
 from demo.server import ServerProcess
+from weft.client import AsyncClient, RunFailedError
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 CROWD = 64
 RULES = " ".join(
@@ -268,6 +273,39 @@ async def structured(stage: Stage) -> None:
     stage.report.expect("the age is a number", isinstance(found["age"], int))
 
 
+async def programs(stage: Stage) -> None:
+    """Programs beside the model, uploaded, in a sandbox"""
+    async with AsyncClient(stage.server.url) as client:
+        for name in ("agent", "loop", "spin"):
+            uploaded = await client.programs.upload(name, PROGRAMS / f"{name}.py")
+            print(f"  uploaded {uploaded.name}, version {uploaded.hash[:12]}")
+        question = "What is the weather in Rome?"
+        run = await client.programs.run("agent", {"question": question})
+        print(f"  agent: {question}\n    calls {run.result['calls']}\n    {run.result['answer']}")
+        stage.report.expect("it ran in the sandbox and finished", run.status == "finished" and not run.trusted)
+        stage.report.expect("the tool was asked, and its answer passed on", "21 degrees" in run.result["answer"])
+
+        prompt, count = "Once upon a time", 16
+        loop = await client.programs.run("loop", {"prompt": prompt, "tokens": count})
+        plain = await stage.client.completions.create(
+            model=stage.model, prompt=prompt, max_tokens=count, temperature=0, extra_body={"ignore_eos": True}
+        )
+        print(f"  loop: {prompt}{loop.result}")
+        stage.report.expect(
+            "a loop by hand over explicit pages gives the server's own words", loop.result == plain.choices[0].text
+        )
+
+        kind = ""
+        try:
+            await client.programs.run("spin", limits={"cpu_s": 0.5})
+        except RunFailedError as error:
+            print(f"  spin: {error}")
+            kind = error.run.error.kind if error.run.error else ""
+        stage.report.expect("a program that spins is ended by its limit", kind == "limit_exceeded")
+    metrics, _ = await stage.settled(lambda metrics: pages_in_use(metrics) == 0, 5)
+    stage.report.expect("no page is left", pages_in_use(metrics) == 0)
+
+
 async def embeddings(stage: Stage) -> None:
     """Embeddings"""
     texts = ["The cat sleeps on the mat.", "The cat sleeps on the mat.", "How much is the red lamp?"]
@@ -309,4 +347,4 @@ def _dot(left: list[float], right: list[float]) -> float:
     return math.fsum(map(operator.mul, left, right))
 
 
-SCENES = (streamed_chat, crowd, cancelled_stream, agent, structured, refused, embeddings, shutdown)
+SCENES = (streamed_chat, crowd, cancelled_stream, agent, structured, programs, refused, embeddings, shutdown)

@@ -6,6 +6,7 @@ Owns the process and its log file. Knows nothing of what is done with the server
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -35,9 +36,14 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{port}"
         self.command = ["weft", "serve", "--port", str(port)]
         self._log = tempfile.NamedTemporaryFile(mode="w+", prefix="weft-demo-", suffix=".log")  # noqa: SIM115
+        self._data = tempfile.TemporaryDirectory(prefix="weft-demo-")
         program = Path(sys.executable).with_name("weft")
         self._process = subprocess.Popen(
-            [str(program), *self.command[1:]], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+            [str(program), *self.command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=os.environ | {"WEFT_DATA": self._data.name},
         )
         self._http = httpx.AsyncClient(base_url=self.url, timeout=10, trust_env=False)
 

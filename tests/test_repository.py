@@ -218,7 +218,7 @@ class TestPackaging:
         shutil.copytree(ROOT / "weft", source / "weft", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
         # Without a compiler: what is left out then is the library alone.
-        without = os.environ | {"CXX": str(tmp_path / "no-compiler")}
+        without = os.environ | {"CXX": str(tmp_path / "no-compiler"), "CC": str(tmp_path / "no-compiler")}
         subprocess.run(
             [sys.executable, "-c", build], cwd=source, env=without, check=True, capture_output=True, timeout=120
         )

@@ -35,6 +35,12 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
     return Path(own) if own else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
 
 
+def data_directory(environment: Mapping[str, str]) -> Path:
+    """Where Weft keeps what its users gave it: `WEFT_DATA`, else `weft` under `XDG_DATA_HOME` or `~/.local/share`."""
+    own = environment.get("WEFT_DATA")
+    return Path(own) if own else Path(environment.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "weft"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine: one model on one device."""
 
@@ -149,8 +155,53 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
 
 
+class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Programs that users upload and run."""
+
+    start: Literal["lazy", "eager", "off"] = "lazy"
+    """When the process that runs programs starts: with the first run, with the server, or never."""
+    data_dir: str | None = None
+    """Where uploaded programs and what programs store are kept. None: `data_directory`."""
+    trusted_dir: str | None = None
+    """Python files here are programs that every client may run, without a sandbox. Whoever can write here owns the
+    server."""
+    network: list[str] = []
+    """Hosts that programs may talk to where their run asks for it too; `*` is every public one. Empty: none."""
+    max_runs: int = 1024
+    """Runs at once, children included; more wait."""
+    max_runs_per_tenant: int = 256
+    max_waiting: int = 4096
+    """Runs that wait before new ones are refused with 429."""
+    max_pages: int | None = None
+    """KV pages that all programs hold together. None: what the engine has."""
+    max_pages_per_tenant: int | None = None
+    max_cpu_s: float = 300.0
+    """What a run may ask for at most, as the following."""
+    max_memory_bytes: int = 512 << 20
+    max_wall_s: float = 86400.0
+    max_uploads: int = 1000
+    """Versions of programs that a tenant may keep."""
+    max_upload_bytes: int = 256 << 20
+    """Of all of them together."""
+    max_store_bytes: int = 64 << 20
+    """What a tenant's programs may store."""
+    max_kept_runs: int = 200
+    """Runs of each tenant that are remembered after their end."""
+    progress_deadline_s: float = 30.0
+    """A process that runs programs and says nothing for so long is killed and restarted."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_runs", "max_runs_per_tenant", "max_waiting", "max_kept_runs", "max_memory_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_cpu_s", "max_wall_s", "progress_deadline_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `weft serve` needs."""
 
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
+    programs: ProgramsConfig = ProgramsConfig()

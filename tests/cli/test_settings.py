@@ -137,7 +137,7 @@ def test_what_is_printed_can_be_read_again(file):
     printed = load(flags=flags)
     text = as_toml(printed)
     assert load(file=file(text)).config == printed.config
-    assert set(tomllib.loads(text)) == {"engine", "server"}
+    assert set(tomllib.loads(text)) == {"engine", "server", "programs"}
     assert "kv_cache_bytes = 2147483648  # flag --kv-cache-size" in text
     assert "page_size = 16  # default" in text
     assert "# num_pages is not set  # default" in text
@@ -145,7 +145,8 @@ def test_what_is_printed_can_be_read_again(file):
 
 def test_every_setting_has_a_variable():
     names = [variable(key) for key in keys()]
-    assert len(set(names)) == len(names) == len(EngineConfig.__struct_fields__) + len(Config().server.__struct_fields__)
+    sections = (Config().engine, Config().server, Config().programs)
+    assert len(set(names)) == len(names) == sum(len(section.__struct_fields__) for section in sections)
 
 
 def test_a_later_setting_is_checked_too():

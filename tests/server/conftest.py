@@ -13,8 +13,9 @@ import msgspec
 import openai
 import pytest
 
-from weft.config import ServerConfig
+from weft.config import ProgramsConfig, ServerConfig
 from weft.server.app import App, create_app
+from weft.server.programs import inline_programs
 from weft.server.run import Server
 from weft.server.state import ServedModel, Service
 from weft.server.timer import Timer
@@ -137,12 +138,14 @@ def running(
     tokenizer: Tokenizer | None = None,
     names: list[str] | None = None,
     timer: Timer | None = None,
+    programs: ProgramsConfig | None = None,
     **settings,
 ) -> Iterator[RunningServer]:
     config = msgspec.structs.replace(ServerConfig(port=0, drain_s=5.0), **settings)
     engine = engine or FakeEngine(auto=auto)
     served = ServedModel(names or [MODEL], engine, tokenizer or byte_tokenizer(), root="/somewhere/private/" + MODEL)
-    server = RunningServer(create_app(config, Service(config, [served], timer)), engine, config)
+    service = Service(config, [served], timer, programs=lambda service: inline_programs(service, programs))
+    server = RunningServer(create_app(config, service), engine, config)
     try:
         yield server
     finally:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.server.conftest import running
 from weft.config import ServerConfig
 from weft.core import sampling
+from weft.programs import runs
+from weft.programs.limits import Limits
 from weft.server import constraints, generate, limits, protocol, tools
 from weft.server.apidoc import filled
 from weft.server.errors import _MEANINGS
@@ -38,6 +45,24 @@ def test_every_operation_and_code_is_told() -> None:
         assert f"{op.method} {op.path}".replace("{model}", "{id}").replace("{request_id}", "{request id}") in PAGE
     for meaning in _MEANINGS.values():
         assert meaning.code is None or f"`{meaning.code}`" in PAGE
+
+
+def test_limits_of_runs_are_those_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\S+|not set) \| .+ \|$", PAGE.split("**Limits** of a run")[1].split("\n## ")[0], re.M
+    )
+    defaults = {name: getattr(Limits(), name) for name in Limits.__struct_fields__}
+    told = {name: "not set" if value is None else f"`{json.dumps(value)}`" for name, value in defaults.items()}
+    assert dict(rows) == told
+    assert f"the last {runs.KEPT_MESSAGES} or {runs.KEPT_MESSAGE_BYTES >> 20} MiB" in PAGE
+    assert f"the last {runs.KEPT_LOG_BYTES >> 10} KiB" in PAGE
+
+
+def test_the_example_of_programs_runs() -> None:
+    [example] = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "weft.client" in text]
+    with running() as server, contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(example.replace("http://localhost:8000", server.url), "api.md", "exec"), {})
+    assert out.getvalue() == "6\n"
 
 
 def test_limits_are_those_of_the_code() -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli import chat, doctor, generate, models, profile, serve, version
+from weft.cli import chat, doctor, generate, models, profile, programs, run, serve, version
 from weft.cli.bench import commands as bench
 from weft.core.errors import WeftError
 from weft.version import __version__
@@ -104,6 +104,8 @@ def root(
 serve.register(app)
 chat.register(app)
 generate.register(app)
+run.register(app)
+programs.register(app)
 bench.register(app)
 profile.register(app)
 models.register(app)

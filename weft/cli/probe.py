@@ -28,6 +28,7 @@ REQUIRED = (
     "uvicorn",
     "uvloop",
     "httptools",
+    "websockets",
     "httpx",
     "huggingface_hub",
     "prometheus_client",

@@ -21,15 +21,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.config import Config, EngineConfig, ServerConfig
+from weft.config import Config, EngineConfig, ProgramsConfig, ServerConfig
 from weft.core.errors import ConfigError
 
-SECTIONS: Mapping[str, type[EngineConfig] | type[ServerConfig]] = {"engine": EngineConfig, "server": ServerConfig}
+SECTIONS: Mapping[str, type[EngineConfig] | type[ServerConfig] | type[ProgramsConfig]] = {
+    "engine": EngineConfig,
+    "server": ServerConfig,
+    "programs": ProgramsConfig,
+}
 SECRET = frozenset({"server.api_keys"})
 """Never printed, in errors neither."""
 PREFIX = "WEFT_"
-OTHER_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_DEBUG", "WEFT_URL", "WEFT_API_KEY", "WEFT_CACHE"})
-"""Variables that are no settings: they stand for `--config`, `--debug`, `--url`, `--api-key`, and a folder."""
+OTHER_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_DEBUG", "WEFT_URL", "WEFT_API_KEY", "WEFT_CACHE", "WEFT_DATA"})
+"""Variables that are no settings: they stand for `--config`, `--debug`, `--url`, `--api-key`, and folders."""
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power
@@ -149,7 +153,11 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
             continue
         if name not in by_variable:
             near = difflib.get_close_matches(name, [*by_variable, *sorted(OTHER_VARIABLES)], 1)
-            hint = f"did you mean {near[0]}?" if near else "variables are named WEFT_ENGINE_… and WEFT_SERVER_…"
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else "variables are named WEFT_ENGINE_…, WEFT_SERVER_… and WEFT_PROGRAMS_…"
+            )
             raise ConfigError(f"the environment sets {name}, which is no setting; {hint}")
         key = by_variable[name]
         yield key, Setting(_from_text(key, value, f"environment {name}"), f"environment {name}")

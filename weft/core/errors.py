@@ -9,6 +9,10 @@ WeftError
 ├── Overloaded                the queue is full; retry after `retry_after_s`
 ├── UnknownHandle             a sequence, page or operation that the caller does not own (freed, forged, foreign)
 ├── OutOfPages                a bounded wait for KV pages ended without any
+├── ProgramFailed             a program's own error: what its code raised, with the traceback
+├── LimitExceeded             a program went over a limit; `param` names it
+├── NetworkDenied             a program's request to a host or an address that it may not reach
+├── NetworkFailed             a program's request that was allowed and did not succeed
 ├── EngineDead                the engine crashed or stopped answering; it is being restarted
 └── Draining                  the server is shutting down and takes no new work
 """
@@ -87,6 +91,38 @@ class OutOfPages(WeftError):
     kind = "out_of_pages"
 
 
+class ProgramFailed(WeftError):
+    """A program's own code failed. `traceback` is its text, of the program's own lines; it may be empty."""
+
+    kind = "program_failed"
+
+    def __init__(self, message: str, traceback: str = ""):
+        super().__init__(message)
+        self.traceback = traceback
+
+
+class LimitExceeded(WeftError):
+    """A program went over one of its limits and was ended. `param` names the limit, such as `cpu_s`."""
+
+    kind = "limit_exceeded"
+
+    def __init__(self, limit: str, message: str):
+        super().__init__(message)
+        self.param = limit
+
+
+class NetworkDenied(WeftError):
+    """A program's request to somewhere it may not reach."""
+
+    kind = "network_denied"
+
+
+class NetworkFailed(WeftError):
+    """A program's request that was allowed: no connection, no complete answer in time, or too long an answer."""
+
+    kind = "network_failed"
+
+
 class EngineDead(WeftError):
     """The engine process crashed, or missed its progress deadline and was killed."""
 
@@ -100,7 +136,18 @@ class Draining(WeftError):
 
 
 _SIMPLE: dict[str, type[WeftError]] = {
-    cls.kind: cls for cls in (ModelLoadError, ConfigError, UnknownHandle, OutOfPages, EngineDead, Draining)
+    cls.kind: cls
+    for cls in (
+        ModelLoadError,
+        ConfigError,
+        UnknownHandle,
+        OutOfPages,
+        ProgramFailed,
+        NetworkDenied,
+        NetworkFailed,
+        EngineDead,
+        Draining,
+    )
 }
 _WITH_PARAM: dict[str, type[InvalidRequest]] = {cls.kind: cls for cls in (InvalidRequest, ContextTooLong, Unsupported)}
 
@@ -111,4 +158,6 @@ def from_kind(kind: str, message: str, *, param: str | None = None, retry_after_
         return _WITH_PARAM[kind](message, param)
     if kind == Overloaded.kind:
         return Overloaded(message) if retry_after_s is None else Overloaded(message, retry_after_s)
+    if kind == LimitExceeded.kind:
+        return LimitExceeded(param or "", message)
     return _SIMPLE.get(kind, WeftError)(message)

@@ -61,6 +61,7 @@ class ProcessEngine(ConversingClient):
         self._started: asyncio.Future[EngineInfo] | None = None
         self._welcome: asyncio.Future[EngineInfo] | None = None
         self._folder: Path | None = None
+        self._address: str | None = None
         self._closing = False
         self.num_restarts = 0
         self.on_ready_change: Callable[[bool], None] | None = None
@@ -69,6 +70,11 @@ class ProcessEngine(ConversingClient):
     def pid(self) -> int | None:
         """The process, while there is one."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def address(self) -> str | None:
+        """Where the engine listens, for further clients (`weft.engine.attached`); None while it is not ready."""
+        return self._address if self.ready else None
 
     async def wait_ready(self) -> EngineInfo:
         """Start the process and wait until it has loaded its model. Raises what loading raised."""
@@ -133,7 +139,7 @@ class ProcessEngine(ConversingClient):
             address, process = await self._spawn()
         except OSError as error:
             raise EngineDead(f"the engine process cannot be started: {error}") from error
-        self._process = process
+        self._process, self._address = process, address
         self._welcome = asyncio.get_running_loop().create_future()
         if process.stdin is None:
             raise EngineDead("the engine process has no stdin")

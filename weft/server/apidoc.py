@@ -16,6 +16,7 @@ from weft.server.schemas.chat import ChatRequest
 from weft.server.schemas.common import GenerationRequest
 from weft.server.schemas.completion import CompletionRequest
 from weft.server.schemas.embedding import EmbeddingRequest
+from weft.server.schemas.programs import MessageRequest, ProgramUpload, RunRequest, SourceRunRequest
 from weft.server.schemas.service import DetokenizeRequest, TokenizeRequest
 
 BEGIN = "<!-- fields: begin (written by python -m weft.server.apidoc docs/api.md) -->"
@@ -25,6 +26,10 @@ _PAGES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("/v1/chat/completions", ChatRequest),
     ("/v1/completions", CompletionRequest),
     ("/v1/embeddings", EmbeddingRequest),
+    ("/v1/programs", ProgramUpload),
+    ("/v1/programs/{program}/runs", RunRequest),
+    ("/v1/runs", SourceRunRequest),
+    ("/v1/runs/{run}/messages", MessageRequest),
     ("/tokenize", TokenizeRequest),
     ("/detokenize", DetokenizeRequest),
 )

@@ -8,25 +8,54 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router
+from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.config import ServerConfig
 from weft.server.auth import AuthMiddleware, parse_keys
 from weft.server.limits import AdmissionMiddleware
 from weft.server.logs import RequestMiddleware
-from weft.server.routes import chat, completions, documentation, embeddings, models, operations, tokens
+from weft.server.routes import (
+    chat,
+    completions,
+    documentation,
+    embeddings,
+    models,
+    operations,
+    programs,
+    runs,
+    tokens,
+)
 from weft.server.state import Service
 
-FAMILIES = (chat, completions, embeddings, models, tokens, operations, documentation)
+
+class Family(Protocol):
+    """A module of routes."""
+
+    def routes(self, service: Service) -> Sequence[Route | WebSocketRoute]:
+        """The routes of this family."""
+
+
+FAMILIES: tuple[Family, ...] = (
+    chat,
+    completions,
+    embeddings,
+    models,
+    tokens,
+    programs,
+    runs,
+    operations,
+    documentation,
+)
 
 
 class App:
     """The application. `routes` are all there are, for documentation and tests."""
 
-    def __init__(self, routes: Sequence[Route], outermost: ASGIApp, service: Service):
+    def __init__(self, routes: Sequence[Route | WebSocketRoute], outermost: ASGIApp, service: Service):
         self.routes = routes
         self.service = service
         self._outermost = outermost
@@ -58,7 +87,7 @@ def create_app(config: ServerConfig, service: Service) -> App:
         app = CORSMiddleware(
             app,
             allow_origins=config.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
         )

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import re
 from typing import NamedTuple
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -93,6 +94,10 @@ class AuthMiddleware:
 
 def _presented(scope: Scope) -> bytes:
     values = [value for name, value in scope["headers"] if name == b"authorization"]
+    if not values and scope["type"] == "websocket":
+        # A browser's WebSocket can send no header of its own.
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("api_key", [])
+        return given[0].encode() if len(given) == 1 else b""
     if len(values) != 1:
         return b""
     scheme, _, key = values[0].partition(b" ")

@@ -17,10 +17,20 @@ from weft.core.errors import (
     Draining,
     EngineDead,
     InvalidRequest,
+    LimitExceeded,
     OutOfPages,
     Overloaded,
     Unsupported,
     WeftError,
+)
+from weft.programs.errors import (
+    HostDead,
+    QuotaExceeded,
+    RunEnded,
+    SlowListener,
+    StorageFailed,
+    UnknownProgram,
+    UnknownRun,
 )
 from weft.programs.operations import OperationCancelled
 
@@ -85,6 +95,14 @@ _MEANINGS: dict[str, _Meaning] = {
     ),
     Draining.kind: _Meaning(503, "shutting_down", 5.0),
     OperationCancelled.kind: _Meaning(503, "interrupted", 1.0),
+    UnknownProgram.kind: _Meaning(404, "program_not_found"),
+    UnknownRun.kind: _Meaning(404, "run_not_found"),
+    RunEnded.kind: _Meaning(409, "run_ended"),
+    QuotaExceeded.kind: _Meaning(403, "quota_exceeded"),
+    StorageFailed.kind: _Meaning(507, "storage_failed"),
+    SlowListener.kind: _Meaning(429, "slow_listener"),
+    HostDead.kind: _Meaning(503, "program_host_unavailable", 2.0),
+    LimitExceeded.kind: _Meaning(400, "limit_exceeded"),
 }
 """Every kind that is not here is our own fault and is told as an internal error."""
 

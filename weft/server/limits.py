@@ -6,6 +6,7 @@ Owns admission by count, draining, and the way from a body to a decoded JSON val
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -29,6 +30,9 @@ BODY_TIMEOUT_S = 30.0
 """Between two parts of a body: a client that stops sending does not keep its place."""
 
 
+_RUN_CONTROL = re.compile(r"/v1/runs/[^/]+(/messages|/cancel)?\Z")
+
+
 class AdmissionMiddleware:
     """Refuses work while the server drains or runs as many requests as it may; operators are always answered."""
 
@@ -38,10 +42,12 @@ class AdmissionMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `Draining` or `Overloaded`."""
-        if scope["type"] != "http" or scope["method"] != "POST":
+        service = self._service
+        takes_work = scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] == "POST")
+        # What a run needs in order to end is answered until the last one has.
+        if not takes_work or (service.draining and _RUN_CONTROL.match(scope["path"])):
             await self._app(scope, receive, send)
             return
-        service = self._service
         if service.draining:
             raise Draining("The server is shutting down and takes no new requests; send it to another one, or later.")
         limit = service.config.max_concurrent_requests
@@ -56,16 +62,26 @@ async def read_request(request: Request, max_bytes: int, convert: Callable[[Any]
 
     Raises `HttpProblem` 408, 413 or 415, `InvalidRequest`, `ClientGone`, and what `convert` raises.
     """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
+    if content_type_of(request) != "application/json":
         raise HttpProblem(415, "The body must be JSON: send the header 'Content-Type: application/json'.")
+    body = await read_bytes(request, max_bytes)
+    if len(body) <= INLINE_DECODE_BYTES:
+        return convert(decode(body))
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: convert(decode(body)))
+
+
+def content_type_of(request: Request) -> str:
+    """What the body is said to be, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """The body of a request as it is. Raises `HttpProblem` 408, 413 or 415, and `ClientGone`."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpProblem(415, "Compressed bodies are not accepted: send the body without Content-Encoding.")
     body = await _read_body(request, max_bytes)
     record_of(request).body_bytes = len(body)
-    if len(body) <= INLINE_DECODE_BYTES:
-        return convert(decode(body))
-    return await asyncio.get_running_loop().run_in_executor(None, lambda: convert(decode(body)))
+    return body
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:

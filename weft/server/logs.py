@@ -37,6 +37,9 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Never raises what a handler raised; cancellation passes."""
+        if scope["type"] == "websocket":
+            await self._answer_socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -68,6 +71,35 @@ class RequestMiddleware:
             self._service.metrics.http_in_flight -= 1
             self._finish(scope, record, status)
 
+    async def _answer_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket; what fails before it is accepted is answered as a request is, and after that closes it."""
+        record = new_record(scope, tracing=self._service.config.trace)
+        status = 0
+
+        async def send_noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "websocket.accept":
+                status = 101
+            await send(message)
+
+        self._service.metrics.http_in_flight += 1
+        try:
+            await self._app(scope, receive, send_noting)
+        except Exception as error:
+            record.outcome = "error"
+            problem = _problem(error, scope, record.request_id)
+            if is_internal(error) and not isinstance(error, HTTPException):
+                logger.exception("WebSocket %s failed", record.request_id, exc_info=error)
+            if status:
+                code = 1012 if problem.status == 503 else 1011 if problem.status >= 500 else 1008
+                await send({"type": "websocket.close", "code": code, "reason": problem.body.message[:100]})
+            else:
+                status = problem.status
+                await error_response(problem)(scope, receive, send)
+        finally:
+            self._service.metrics.http_in_flight -= 1
+            self._finish(scope, record, status)
+
     def _finish(self, scope: Scope, record: Record, status: int) -> None:
         record.mark("answered")
         self._service.traces.finish(record)
@@ -84,6 +116,8 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"
 
 
 def _method(scope: Scope) -> str:
+    if scope["type"] == "websocket":
+        return "WS"
     method: str = scope["method"]
     return method if method in _METHODS else "OTHER"
 

@@ -163,6 +163,19 @@ class _Families:
         yield requests
         yield GaugeMetricFamily("weft:http_requests_in_flight", "Requests being answered.", metrics.http_in_flight)
         yield CounterMetricFamily("weft:http_stream_writes", "Writes of streams.", metrics.stream_writes)
+        yield from self._programs()
+
+    def _programs(self) -> Iterator[Metric]:
+        programs = self._service.programs
+        states = [run.status for run in programs.history.active()]
+        yield GaugeMetricFamily("weft:program_runs_running", "Programs that run.", states.count("running"))
+        yield GaugeMetricFamily("weft:program_runs_waiting", "Runs that wait for a place.", states.count("queued"))
+        endings = CounterMetricFamily("weft:program_runs", "Runs of programs by how they ended.", labels=["status"])
+        for status, count in sorted(programs.history.endings.items()):
+            endings.add_metric([status], count)
+        yield endings
+        restarts = "Times that the process that runs programs was started again."
+        yield CounterMetricFamily("weft:program_host_restarts", restarts, programs.num_restarts)
 
 
 def _kv_usage(stats: EngineStats) -> float:

@@ -16,6 +16,20 @@ from weft.server.errors import ErrorResponse
 from weft.server.schemas.chat import ChatChunk, ChatRequest, ChatResponse
 from weft.server.schemas.completion import CompletionRequest, CompletionResponse
 from weft.server.schemas.embedding import EmbeddingRequest, EmbeddingResponse
+from weft.server.schemas.programs import (
+    LogList,
+    MessageRequest,
+    ProgramCard,
+    ProgramDeleted,
+    ProgramList,
+    ProgramUpload,
+    RunCard,
+    RunDeleted,
+    RunEvent,
+    RunList,
+    RunRequest,
+    SourceRunRequest,
+)
 from weft.server.schemas.service import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -77,6 +91,34 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", "/tokenize", "Token ids of a text or a conversation.", TokenizeRequest, TokenizeResponse, errors=_WORK
     ),
     Operation("POST", "/detokenize", "The text of token ids.", DetokenizeRequest, DetokenizeResponse, errors=_WORK),
+    Operation("POST", "/v1/programs", "Upload a program.", ProgramUpload, ProgramCard, errors=(*_WORK, 403, 507)),
+    Operation("GET", "/v1/programs", "List your programs.", None, ProgramList, errors=_ASK),
+    Operation("GET", "/v1/programs/{program}", "Describe a program.", None, ProgramCard, errors=(401, 404)),
+    Operation(
+        "DELETE", "/v1/programs/{program}", "Delete a program.", None, ProgramDeleted, errors=(400, 401, 404, 507)
+    ),
+    Operation("POST", "/v1/programs/{program}/runs", "Run a program.", RunRequest, RunCard, RunEvent, errors=_WORK),
+    Operation(
+        "POST", "/v1/runs", "Run a source, or a program by name.", SourceRunRequest, RunCard, RunEvent, errors=_WORK
+    ),
+    Operation("GET", "/v1/runs", "List your runs, newest first.", None, RunList, errors=_ASK),
+    Operation("GET", "/v1/runs/{run}", "Describe a run.", None, RunCard, errors=(401, 404, 503)),
+    Operation("DELETE", "/v1/runs/{run}", "Forget a run that is over.", None, RunDeleted, errors=(400, 401, 404)),
+    Operation("GET", "/v1/runs/{run}/logs", "What a run noted.", None, LogList, errors=(401, 404)),
+    Operation(
+        "GET",
+        "/v1/runs/{run}/messages",
+        "What a run says, from what is kept until its end.",
+        None,
+        None,
+        RunEvent,
+        media="text/event-stream",
+        errors=(401, 404),
+    ),
+    Operation(
+        "POST", "/v1/runs/{run}/messages", "Say something to a run.", MessageRequest, RunCard, errors=(*_WORK, 409)
+    ),
+    Operation("POST", "/v1/runs/{run}/cancel", "End a run.", None, RunCard, errors=(401, 404, 429, 503)),
     Operation("GET", "/health", "Whether the process answers.", None, Status),
     Operation("GET", "/ready", "Whether new requests are answered now.", None, Status),
     Operation("GET", "/version", "What is running.", None, Version),
@@ -89,13 +131,16 @@ OPERATIONS: tuple[Operation, ...] = (
 _STATUS_TEXT = {
     400: "A field is wrong, unknown or unsupported, or the prompt is too long; `param` names the field.",
     401: "No valid API key.",
+    403: "You have uploaded as much as you may.",
     404: "No such model or thing.",
     408: "The body stopped coming.",
+    409: "The run has ended.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "The queue is full; `Retry-After` says when to come back.",
     500: "The server failed; the log has the cause under the request id.",
     503: "Starting, restarting or shutting down; `Retry-After` says when to come back.",
+    507: "The server's disk is full.",
 }
 
 

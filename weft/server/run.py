@@ -21,6 +21,7 @@ from weft.core.errors import ConfigError
 from weft.engine.supervisor import ProcessEngine, Progress
 from weft.server.app import App, create_app
 from weft.server.logs import configure_logging
+from weft.server.programs import process_programs
 from weft.server.protocol import BoundedHttpProtocol
 from weft.server.state import ServedModel, Service
 from weft.tokenizers.load import load_tokenizer
@@ -44,7 +45,12 @@ def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None
     shared = configs[0].server
     configure_logging(shared)
     check_tls(shared)
-    service = Service(shared, [load_model(config, progress) for config in configs])
+    engines = [config.engine for config in configs]
+    service = Service(
+        shared,
+        [load_model(config, progress) for config in configs],
+        programs=lambda service: process_programs(service, configs[0].programs, engines),
+    )
     server = Server(create_app(shared, service), shared)
     server.run()
     if service.failure is not None:
@@ -122,7 +128,9 @@ def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
         port=config.port,
         loop="uvloop",
         http=BoundedHttpProtocol,
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=config.max_body_bytes,
+        ws_per_message_deflate=False,
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -52,36 +52,33 @@ class Writer(Protocol):
         ...
 
 
-class EventStream:
-    """A response that streams. Closes the program however it ends."""
+class Stream:
+    """A response of server-sent events. Owns the head, the comments while nothing is said, and how an error is told.
 
-    def __init__(
-        self,
-        request: Request,
-        service: Service,
-        chunks: AsyncGenerator[Chunk, None],
-        writer: Writer,
-        observer: Observer,
-    ):
+    Subclasses say what is written (`_produce`) and what follows the end, however it came (`_close`).
+    """
+
+    def __init__(self, request: Request, service: Service):
         self._request = request
         self._service = service
-        self._chunks = chunks
-        self._writer = writer
-        self._observer = observer
         self._started = False
         self._writing = asyncio.Lock()
         self._written_s = service.timer.now()
+
+    async def _produce(self, send: Send) -> None:
+        """Write every event."""
+        raise NotImplementedError
+
+    def _close(self, failure: BaseException | None) -> None:
+        """The response is over."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what fails before the head is sent, and `ClientGone`."""
         failure: BaseException | None = None
         try:
-            async with Guard(self._request, self._service), aclosing(self._chunks):
+            async with Guard(self._request, self._service):
                 with self._kept_alive(send):
-                    async for chunk in self._chunks:
-                        self._observer.see(chunk)
-                        await self._send(send, await self._events(chunk))
-                    await self._send(send, self._writer.last_events() + DONE)
+                    await self._produce(send)
         except Exception as error:
             failure = error
             if not self._started or isinstance(error, ClientGone):
@@ -91,14 +88,8 @@ class EventStream:
             failure = error
             raise
         finally:
-            self._observer.close(failure)
+            self._close(failure)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _events(self, chunk: Chunk) -> bytes:
-        # A long prompt's log-probabilities come at once, and are the one thing that takes long to write.
-        if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_TOKENS:
-            return self._writer.events(chunk)
-        return await off_loop(functools.partial(self._writer.events, chunk))
 
     async def _send(self, send: Send, events: bytes) -> None:
         if not events:
@@ -144,3 +135,36 @@ class EventStream:
             logger.exception("request %s failed while streaming", record.request_id, exc_info=error)
         body = error_json(problem_of(error, record.request_id))
         await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True})
+
+
+class EventStream(Stream):
+    """A program's chunks as they come. Closes the program however it ends."""
+
+    def __init__(
+        self,
+        request: Request,
+        service: Service,
+        chunks: AsyncGenerator[Chunk, None],
+        writer: Writer,
+        observer: Observer,
+    ):
+        super().__init__(request, service)
+        self._chunks = chunks
+        self._writer = writer
+        self._observer = observer
+
+    async def _produce(self, send: Send) -> None:
+        async with aclosing(self._chunks):
+            async for chunk in self._chunks:
+                self._observer.see(chunk)
+                await self._send(send, await self._events(chunk))
+            await self._send(send, self._writer.last_events() + DONE)
+
+    def _close(self, failure: BaseException | None) -> None:
+        self._observer.close(failure)
+
+    async def _events(self, chunk: Chunk) -> bytes:
+        # A long prompt's log-probabilities come at once, and are the one thing that takes long to write.
+        if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_TOKENS:
+            return self._writer.events(chunk)
+        return await off_loop(functools.partial(self._writer.events, chunk))

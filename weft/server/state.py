@@ -19,6 +19,7 @@ from weft.metrics import FrontMetrics, ModelMetrics
 from weft.programs.runtime import Runtime
 from weft.server.dialect import Dialect, dialect_of
 from weft.server.errors import HttpProblem
+from weft.server.programs import Programs, inline_programs
 from weft.server.timer import Timer
 from weft.server.traces import Traces
 from weft.tokenizers.tokenizer import Tokenizer
@@ -68,7 +69,13 @@ class Model:
 class Service:
     """Everything a route needs."""
 
-    def __init__(self, config: ServerConfig, models: list[ServedModel], timer: Timer | None = None):
+    def __init__(
+        self,
+        config: ServerConfig,
+        models: list[ServedModel],
+        timer: Timer | None = None,
+        programs: Callable[[Service], Programs] = inline_programs,
+    ):
         self.config = config
         self.timer = timer or Timer()
         self.metrics = FrontMetrics()
@@ -80,6 +87,7 @@ class Service:
         self.by_name = {name: model for model in self.models for name in model.names}
         if len(self.by_name) != sum(len(model.names) for model in self.models):
             raise ValueError("two models are served under the same name")
+        self.programs = programs(self)
         self.draining = False
         self.failure: WeftError | None = None
         """Why an engine could not start at all."""
@@ -100,6 +108,15 @@ class Service:
             task = asyncio.create_task(self._wait_ready(model))
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
+        task = asyncio.create_task(self._start_programs())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_programs(self) -> None:
+        try:
+            await self.programs.begin()
+        except WeftError as error:
+            logger.error("programs cannot be run: %s", error.message)
 
     async def _wait_ready(self, model: Model) -> None:
         try:
@@ -117,6 +134,7 @@ class Service:
         for task in list(self._starting):
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
+        await self.programs.close()
         for model in self.models:
             await model.engine.close()
 
@@ -180,12 +198,14 @@ class Service:
         logger.info("draining: %d requests under way, at most %g s", self.num_active, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
+                await self.programs.idle()
                 await self._idle.wait()
         except TimeoutError:
             self.interrupt_all()
 
     def interrupt_all(self) -> None:
-        """End every running request with an error that says so."""
+        """End every running request with an error that says so, and every run."""
+        self.programs.cancel_all("the server shut down before this run was done")
         if self._interrupts:
             logger.warning("interrupting %d requests that outlasted the drain", len(self._interrupts))
         for interrupt in list(self._interrupts):

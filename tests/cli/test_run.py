@@ -1,0 +1,147 @@
+"""`weft run`: a program from a file on the model in the package, and on a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Weft
+from tests.server.conftest import running
+
+HELLO = """
+from weft.sdk import session
+
+async def main(args):
+    session.log("noted")
+    session.send("first")
+    session.send({"got": args})
+    return args if args == "nothing" else {"args": args}
+"""
+WRITE = """
+from weft.sdk import Context
+
+async def main(args):
+    ctx = Context()
+    ctx.user("Hello")
+    reply = await ctx.generate(max_tokens=4)
+    return len(reply.tokens)
+"""
+BAD = """def helper():
+    raise ValueError("no luck")
+
+async def main(args):
+    helper()
+"""
+CHATS = (
+    "from weft.sdk import session\nasync def main():\n    return [await session.receive(), await session.receive()]\n"
+)
+PARENT = (
+    "from weft.sdk import messaging\nasync def main(args):\n    return await messaging.launch('hello', args=1).join()\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, text in {"hello": HELLO, "write": WRITE, "bad": BAD, "chats": CHATS, "parent": PARENT}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_what_it_says_and_returns(weft: Weft, files: Path) -> None:
+    result = weft("run", str(files / "hello.py"), "--arg", "a=1", "--arg", "b=two words", "--arg", 'c={"d": null}')
+    assert result.exit_code == 0, result.output
+    args = {"a": 1, "b": "two words", "c": {"d": None}}
+    lines = result.stdout.splitlines()
+    assert lines[0] == "first"
+    assert [json.loads(line) for line in lines[1:]] == [{"got": args}, {"args": args}]
+    assert "info: noted" in result.stderr
+
+    result = weft("run", str(files / "hello.py"), "--json", "--", "1", "x")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == ["first", {"got": [1, "x"]}, {"args": [1, "x"]}]
+    assert weft("run", str(files / "write.py"), "--model", "weft-tiny").stdout == "4\n"
+    result = weft("run", str(files / "chats.py"), "--send", "1", "--send", "two")
+    assert json.loads(result.stdout) == [1, "two"]
+    result = weft("run", str(files / "parent.py"))
+    assert json.loads(result.stdout) == {"args": 1}, result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--sandbox",)])
+def test_a_failure_shows_the_programs_own_lines(weft: Weft, files: Path, flags: tuple[str, ...]) -> None:
+    result = weft("run", str(files / "bad.py"), *flags)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.search(r'bad\.py", line 2, in helper', result.stderr)
+    assert "no luck" in result.stderr
+    assert "weft/programs" not in result.stderr
+
+
+@pytest.mark.slow
+def test_in_the_sandbox_limits_hold(weft: Weft, files: Path) -> None:
+    (files / "spin.py").write_text("def main():\n    while True: pass\n")
+    result = weft("run", str(files / "spin.py"), "--sandbox", "--limit", "cpu_s=0.1")
+    assert result.exit_code == 1
+    assert "limit_exceeded" in result.stderr
+    assert "cpu_s" in result.stderr
+
+
+def test_what_cannot_be_run(weft: Weft, files: Path) -> None:
+    (files / "none.py").write_text("x = 1\n")
+    for arguments, message in [
+        (["missing.py"], "cannot be read: No such file"),
+        ([str(files / "none.py")], "no `main`"),
+        ([str(files / "hello.py"), "--limit", "cpu=1"], "unknown field"),
+        ([str(files / "hello.py"), "--url", "http://127.0.0.1:1"], "is `weft serve` running there"),
+    ]:
+        result = weft("run", *arguments)
+        assert result.exit_code == 1, result.output
+        assert message in result.stderr
+    for arguments in (["--arg", "novalue"], ["--limit", "=1"], ["--arg", "a=1", "--", "2"]):
+        assert weft("run", str(files / "hello.py"), *arguments).exit_code == 2
+
+
+def test_on_a_server(weft: Weft, files: Path) -> None:
+    with running(api_keys=["alice=key"]) as server:
+        there = ("--url", server.url, "--api-key", "key")
+        result = weft("run", str(files / "hello.py"), *there, "--", '{"x": 1}')
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.splitlines()[-1] == '{"args": {"x": 1}}'
+        result = weft("run", str(files / "bad.py"), *there)
+        assert result.exit_code == 1
+        assert "in helper" in result.stderr
+        result = weft("run", str(files / "hello.py"), "--url", server.url)
+        assert result.exit_code == 1
+        assert "No valid API key" in result.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels(files: Path) -> None:
+    waits = (
+        "from weft.sdk import session\nasync def main():\n    session.send('waiting')\n    await session.receive()\n"
+    )
+    (files / "waits.py").write_text(waits)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "weft.cli.main", "run", str(files / "waits.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"WEFT_DATA": str(files / "data")},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in errors

@@ -1,0 +1,456 @@
+"""Runs from their launch to their one end: results, messages, caps, queues, children, cancellation in every state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.programs.help import settle
+from tests.programs.host_help import TENANT, Bench, spec, with_host
+from weft.config import ProgramsConfig
+from weft.core.errors import (
+    Draining,
+    InvalidRequest,
+    LimitExceeded,
+    Overloaded,
+    ProgramFailed,
+    Unsupported,
+    WeftError,
+)
+from weft.programs.errors import RunCancelled, RunEnded, SlowListener, UnknownRun
+from weft.programs.history import History
+from weft.programs.host import HostOptions, ProgramHost
+from weft.programs.listeners import LISTENER_BYTES, Listener
+from weft.programs.runs import KEPT_MESSAGES, TRANSITIONS, Run, RunUsage
+from weft.programs.types import Caller
+
+ECHO = """
+    from weft.sdk import session
+    async def main(args):
+        session.send({"got": args})
+        session.log("noted")
+        return [args, await session.receive()]
+"""
+WAIT = """
+    from weft.sdk import session
+    async def main(args):
+        session.send("waiting")
+        return await session.receive()
+"""
+
+
+def test_a_run_from_launch_to_end():
+    async def test(bench: Bench) -> None:
+        run = bench.launch(ECHO, b'{"a":1}')
+        assert run.status == "running"
+        listener = run.messages()
+        await run.deliver(b'"hi"')
+        assert json.loads(await run.answer()) == [{"a": 1}, "hi"]
+        assert [json.loads(message) async for message in listener] == [{"got": {"a": 1}}]
+        record = run.record()
+        assert (record.status, record.tenant, record.program, record.model) == ("finished", "t", "program", "fake")
+        assert record.created_s <= (record.started_s or 0) <= (record.finished_s or 0)
+        assert (record.usage.messages_sent, record.usage.messages_received) == (1, 1)
+        assert record.usage.host_calls > 0
+        assert [(line.level, line.text) for line in run.logs()] == [("info", "noted")]
+        with pytest.raises(RunEnded):
+            run.send(b"1")
+        run.cancel()
+        assert run.status == "finished"
+        assert bench.host.history.find("t", run.id) is run
+
+    with_host(test)
+
+
+def test_what_a_program_raises_is_told_with_its_own_lines():
+    async def test(bench: Bench) -> None:
+        run = bench.launch("def main(args):\n    raise ValueError('no such luck')\n")
+        record = await run.wait()
+        assert record.status == "failed"
+        assert record.error is not None
+        assert record.error.kind == "program_failed"
+        assert "no such luck" in record.error.message
+        assert "line 2, in main" in record.error.traceback
+        with pytest.raises(ProgramFailed, match="no such luck"):
+            await run.answer()
+
+    with_host(test)
+
+
+def test_tokens_are_counted():
+    async def test(bench: Bench) -> None:
+        run = bench.launch("""
+            from weft.sdk.sampling import Stop
+            from weft.sdk.sequence import Sequence
+            async def main(args):
+                seq = Sequence()
+                seq.append([1, 2, 3])
+                tokens = []
+                async for step in seq.generate(stop=Stop(max_tokens=4)):
+                    tokens += step.tokens
+                return len(tokens)
+        """)
+        record = await run.wait()
+        assert record.error is None, record.error
+        assert run.result == b"4"
+        assert (record.usage.prompt_tokens, record.usage.generated_tokens) == (3, 4)
+
+    with_host(test)
+
+
+def test_untrusted_and_unknown():
+    async def test(bench: Bench) -> None:
+        closed = ProgramHost(bench.parts, HostOptions())
+        with pytest.raises(Unsupported, match="sandbox"):
+            closed.launch(spec(ECHO), TENANT)
+        with pytest.raises(InvalidRequest, match="there are fake"):
+            bench.launch(ECHO, model="other")
+        with pytest.raises(UnknownRun):
+            bench.host.history.find("t", "run-0")
+        run = bench.launch(WAIT)
+        with pytest.raises(UnknownRun):
+            bench.host.history.find("somebody else", run.id)
+        with pytest.raises(InvalidRequest, match="cancel it first"):
+            bench.host.history.forget("t", run.id)
+
+    with_host(test)
+
+
+def test_cancel_while_it_waits_for_its_place():
+    async def test(bench: Bench) -> None:
+        first, second, third = (bench.launch(WAIT) for _ in range(3))
+        assert [run.status for run in (first, second, third)] == ["running", "queued", "queued"]
+        second.cancel("not wanted")
+        assert second.status == "cancelled"
+        assert second.record().started_s is None
+        with pytest.raises(RunCancelled, match="not wanted"):
+            await second.answer()
+        first.send(b"1")
+        await first.wait()
+        await settle()
+        assert third.status == "running"
+        third.send(b"3")
+        assert await third.answer() == b"3"
+
+    with_host(test, ProgramsConfig(max_runs=1))
+
+
+def test_cancel_at_every_await():
+    """However many turns of the loop a run has had, cancelling it ends it at once, and leaves nothing."""
+
+    async def test(bench: Bench) -> None:
+        ended = set()
+        for turns in range(40):
+            run = bench.launch("""
+                from weft.sdk import session
+                from weft.sdk.sampling import Stop
+                from weft.sdk.sequence import Sequence
+                async def main(args):
+                    session.send("begun")
+                    seq = Sequence()
+                    seq.append([1, 2, 3])
+                    async for step in seq.generate(stop=Stop(max_tokens=3)):
+                        session.send(step.tokens)
+                    child = seq.fork()
+                    return await session.receive()
+            """)
+            await settle(turns)
+            run.cancel()
+            record = await run.wait()
+            ended.add(record.status)
+            await settle()
+            assert bench.runtime.num_sequences == 0
+            assert bench.host.num_active == 0
+        assert ended == {"cancelled"}
+
+    with_host(test)
+
+
+@pytest.mark.slow
+def test_cancel_at_every_await_in_the_sandbox():
+    source = """
+        from weft.sdk import session
+        from weft.sdk.sampling import Stop
+        from weft.sdk.sequence import Sequence
+        async def main(args):
+            session.send("begun")
+            seq = Sequence()
+            seq.append([1, 2, 3])
+            async for step in seq.generate(stop=Stop(max_tokens=3)):
+                session.send(step.tokens)
+            while args:
+                pass
+            return await session.receive()
+    """
+
+    async def test(bench: Bench) -> None:
+        warm = bench.launch(source, trusted=False)
+        warm.send(b"1")
+        await warm.wait()
+        for turns in range(30):
+            run = bench.launch(source, str(turns % 2).encode(), trusted=False)
+            await settle(turns)
+            run.cancel()
+            assert (await run.wait()).status == "cancelled"
+            await settle()
+            assert bench.runtime.num_sequences == 0
+            assert bench.host.num_active == 0
+
+    with_host(test)
+
+
+def test_a_program_that_ignores_its_cancellation_ends():
+    async def test(bench: Bench) -> None:
+        run = bench.launch("""
+            import asyncio
+            async def main(args):
+                while True:
+                    try:
+                        await asyncio.Event().wait()
+                    except asyncio.CancelledError:
+                        if args:
+                            raise
+                        args = 1
+        """)
+        await settle()
+        run.cancel()
+        assert (await run.wait()).status == "cancelled"
+
+    with_host(test)
+
+
+def test_caps_and_order():
+    async def test(bench: Bench) -> None:
+        mine = [bench.launch(WAIT) for _ in range(4)]
+        other = bench.launch(WAIT, caller=Caller(tenant="u"))
+        assert [run.status for run in mine] == ["running", "running", "queued", "queued"]
+        assert other.status == "running"  # one tenant's queue keeps no other waiting
+        mine += [bench.launch(WAIT) for _ in range(3)]
+        with pytest.raises(Overloaded, match="wait for a place"):
+            bench.launch(WAIT)
+        order = []
+        for run in mine:
+            if run.status == "queued":
+                await settle()
+            run.send(b"null")
+            await run.wait()
+            order.append(run.id)
+        assert order == [run.id for run in mine]
+
+    with_host(test, ProgramsConfig(max_runs=3, max_runs_per_tenant=2, max_waiting=5))
+
+
+def test_a_hundred_at_once():
+    async def test(bench: Bench) -> None:
+        runs = [bench.launch(ECHO, str(number).encode()) for number in range(100)]
+        for number, run in enumerate(runs):
+            await run.deliver(str(number * 2).encode())
+        answers = await asyncio.gather(*(run.answer() for run in runs))
+        assert [json.loads(answer) for answer in answers] == [[number, number * 2] for number in range(100)]
+
+    with_host(test, ProgramsConfig(max_runs=30, max_runs_per_tenant=30))
+
+
+def test_messages_before_it_starts_and_too_many_of_them():
+    async def test(bench: Bench) -> None:
+        first, second = bench.launch(WAIT), bench.launch(WAIT)
+        await second.deliver(b'"early"')
+        for _ in range(99):
+            second.send(b"1")
+        with pytest.raises(Overloaded):
+            second.send(b"1")
+        with pytest.raises(LimitExceeded):
+            second.send(b" " * (2 << 20))
+        first.cancel()
+        assert await second.answer() == b'"early"'
+
+    with_host(test, ProgramsConfig(max_runs=1))
+
+
+def test_children_end_with_their_parent():
+    async def test(bench: Bench) -> None:
+        run = bench.launch("""
+            from weft.sdk import messaging, session
+            async def main(args):
+                child = messaging.launch(source="async def main(args):\\n    return args", args=3)
+                return await child.join()
+        """)
+        record = await run.wait()
+        assert record.error is None, record.error
+        assert run.result == b"3"
+        children = [one for one in bench.host.history.runs("t") if one.record().parent == run.id]
+        assert [one.status for one in children] == ["finished"]
+        assert not children[0].record().trusted  # what a program makes up runs in the sandbox
+
+        parent = bench.launch("""
+            from weft.sdk import messaging, session
+            async def main(args):
+                source = "from weft.sdk import session\\nasync def main():\\n    return await session.receive()"
+                children = [messaging.launch(source=source) for _ in range(3)]
+                for child in children:
+                    await child.started()
+                session.send("launched")
+                await session.receive()
+        """)
+        await anext(parent.messages())
+        children = [one for one in bench.host.history.runs("t") if one.record().parent == parent.id]
+        assert [one.status for one in children] == ["running"] * 3
+        parent.cancel()
+        await parent.wait()
+        assert {(await one.wait()).status for one in children} == {"cancelled"}
+
+    with_host(test)
+
+
+def test_an_engine_that_dies():
+    source = """
+        from weft.sdk import session
+        from weft.sdk.sampling import Stop
+        from weft.sdk.sequence import Sequence
+        from weft.sdk.errors import EngineDead
+        async def main(args):
+            seq = Sequence()
+            seq.append([1, 2, 3])
+            try:
+                async for step in seq.generate(stop=Stop(max_tokens=1000)):
+                    session.send("a token")
+            except EngineDead:
+                if not args:
+                    raise
+                await session.receive()
+                again = Sequence()
+                again.append([1, 2, 3])
+                async for step in again.generate(stop=Stop(max_tokens=1)):
+                    return "resumed"
+    """
+
+    async def test(bench: Bench) -> None:
+        careless, careful = bench.launch(source), bench.launch(source, b"true")
+        for run in (careless, careful):
+            await anext(run.messages())
+        bench.engine.die()
+        with pytest.raises(ProgramFailed, match="engine_dead"):
+            await careless.answer()
+        bench.engine.restart()
+        careful.send(b"null")
+        assert await careful.answer() == b'"resumed"'
+
+    with_host(test)
+
+
+def test_closing_ends_everything():
+    async def test(bench: Bench) -> None:
+        runs = [bench.launch(WAIT) for _ in range(3)]
+        await bench.host.close()
+        assert [run.status for run in runs] == ["cancelled"] * 3
+        with pytest.raises(Draining):
+            bench.launch(WAIT)
+
+    with_host(test, ProgramsConfig(max_runs=2))
+
+
+class _Idle:
+    """Carries nothing out."""
+
+    def deliver(self, message: bytes) -> None: ...
+
+    def cancel(self, error: WeftError) -> None: ...
+
+    async def confirm(self) -> None: ...
+
+    def usage(self) -> RunUsage:
+        return RunUsage()
+
+
+def a_run(tenant: str = "t") -> Run:
+    run = Run(spec(ECHO), tenant)
+    run.control = _Idle()
+    return run
+
+
+def test_one_table_of_states():
+    async def test() -> None:
+        run = a_run()
+        with pytest.raises(RuntimeError, match="queued to finished"):
+            run.finish(b"1")
+        run.start()
+        with pytest.raises(RuntimeError):
+            run.start()
+        run.finish(b"1")
+        run.fail(RunCancelled("too late"))
+        assert run.status == "finished"
+        assert all(not TRANSITIONS[status] for status in ("finished", "failed", "cancelled"))
+
+    asyncio.run(test())
+
+
+def test_a_listener_that_never_reads_is_given_up_and_nobody_else_notices():
+    async def test() -> None:
+        run = a_run()
+        run.start()
+        deaf, keen = run.messages(), run.messages()
+        for number in range(3 * KEPT_MESSAGES):
+            run.emit(str(number).encode())
+            assert keen.take() == str(number).encode()
+        assert keen.take() is None
+        with pytest.raises(SlowListener):
+            await anext(deaf)
+        late = run.messages()
+        assert late.missed == 2 * KEPT_MESSAGES
+        run.finish(b"1")
+        assert len([message async for message in late]) == KEPT_MESSAGES
+        assert [message async for message in keen] == []
+
+    asyncio.run(test())
+
+
+def test_large_messages_count_by_their_size():
+    async def test() -> None:
+        run = a_run()
+        run.start()
+        deaf = run.messages()
+        for _ in range(LISTENER_BYTES // (1 << 20) + 2):
+            run.emit(bytes(1 << 20))
+        assert run.kept_bytes <= 2 << 20
+        with pytest.raises(SlowListener):
+            await anext(deaf)
+
+    asyncio.run(test())
+
+
+def test_history_is_bounded():
+    async def test() -> None:
+        history = History(max_ended=3, max_bytes=1000)
+        runs = []
+        for _ in range(5):
+            run = a_run()
+            history.add(run)
+            run.start()
+            runs.append(run)
+        for run in runs:
+            run.finish(bytes(400))
+            history.ended(run)
+        assert history.runs("t") == list(reversed(runs[2:]))
+        assert [run.result is None for run in runs[2:]] == [True, False, False]
+        alive = a_run()
+        history.add(alive)
+        assert list(history.active()) == [alive]
+        for run in runs[2:]:
+            history.forget("t", run.id)
+        assert history.runs("t") == [alive]
+
+    asyncio.run(test())
+
+
+def test_a_closed_listener_hears_nothing():
+    async def test() -> None:
+        run = a_run()
+        run.start()
+        listener: Listener = run.messages()
+        listener.close()
+        run.emit(b"1")
+        assert [message async for message in listener] == []
+
+    asyncio.run(test())

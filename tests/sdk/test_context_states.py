@@ -1,0 +1,240 @@
+"""Contexts across branches, ways back, runs and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.sdk.contexts import held, turns
+from tests.sdk.fake_host import FakeHost
+from weft.sdk import (
+    Context,
+    EngineDead,
+    InvalidRequest,
+    Snapshot,
+    UnknownHandle,
+    Unsupported,
+    context_store,
+)
+from weft.sdk.context_store import delete, names
+from weft.sdk.wire import Op
+
+
+def test_forks_share_the_past_and_joining_takes_one_over() -> None:
+    host = FakeHost("left", "right", "more")
+
+    async def main() -> None:
+        ctx = Context()
+        ctx.user("Which?")
+        left, right = ctx.fork(), ctx.fork()
+        await left.generate()
+        await right.generate()
+        left.drop()
+        await ctx.join(right)
+        with pytest.raises(UnknownHandle):
+            right.fill("x")
+        ctx.user("Why?")
+        await ctx.generate()
+        await ctx.flush()
+        assert held(host, ctx) == turns("Which?", "right", "Why?", "more").removesuffix("\n")
+
+    host.run(main)
+    # Tokenized once for all, and once for each cue and question.
+    assert len(host.sequences) == 1
+
+
+def test_a_fork_is_of_the_moment_it_was_made() -> None:
+    host = FakeHost("one", "two")
+
+    async def main() -> None:
+        ctx = Context().fill("a")
+        early = ctx.fork()
+        grandchild = early.fill("g").fork()
+        never = early.fork()
+        never.drop()
+        ctx.fill("b")
+        await ctx.generate()
+        early.fill("c")
+        await early.flush()
+        assert (held(host, ctx), held(host, early)) == ("<|bos|>abone", "<|bos|>agc")
+        grandchild.fill("!")
+        await asyncio.gather(grandchild.flush(), grandchild.flush())
+        assert held(host, grandchild) == "<|bos|>ag!"
+        late = ctx.fork()
+        assert held(host, late) == held(host, ctx)
+        assert set(host.sequences) == {each.sequence.number for each in (ctx, early, grandchild, late)}
+        with pytest.raises(UnknownHandle):
+            never.fill("x")
+
+    host.run(main)
+    assert [command.op for command in host.log].count(Op.SEQ_RELEASE) == 0
+
+
+def test_a_fork_of_a_context_that_was_rewound_is_still_of_its_moment() -> None:
+    host = FakeHost()
+
+    async def main() -> None:
+        ctx = Context().fill("a")
+        start = await ctx.snapshot()
+        twin = ctx.fill("b").fork()
+        await ctx.rewind(start)
+        assert (held(host, ctx), held(host, twin)) == ("<|bos|>a", "<|bos|>ab")
+
+    host.run(main)
+
+
+def test_back_to_a_snapshot_and_forward_again() -> None:
+    host = FakeHost("one", "two", "three")
+
+    async def main() -> None:
+        ctx = Context()
+        ctx.user("a")
+        early = await ctx.snapshot()
+        await ctx.generate()
+        late = await ctx.snapshot()
+        await ctx.rewind(early)
+        await ctx.generate()
+        await ctx.flush()
+        assert held(host, ctx) == turns("a", "two").removesuffix("\n")
+        await ctx.rewind(late)
+        assert held(host, ctx) == turns("a", "one").removesuffix("\n")
+        assert ctx.chat.messages == late.chat.messages
+
+    host.run(main)
+
+
+def test_forgetting_turns() -> None:
+    host = FakeHost("one", "two", "three")
+
+    async def main() -> None:
+        ctx = Context()
+        for question in "ab":
+            ctx.user(question)
+            await ctx.generate()
+        await ctx.rewind_turns()
+        ctx.user("c")
+        await ctx.generate()
+        await ctx.flush()
+        assert held(host, ctx) == turns("a", "one", "c", "three").removesuffix("\n")
+        with pytest.raises(InvalidRequest):
+            await ctx.rewind_turns(3)
+        await ctx.rewind_turns(2)
+        assert held(host, ctx) == ""
+
+    host.run(main)
+
+
+def test_truncating() -> None:
+    host = FakeHost()
+
+    async def main() -> None:
+        ctx = Context().fill("abcdef")
+        await ctx.truncate(4)
+        ctx.fill("!")
+        await ctx.flush()
+        assert held(host, ctx) == "<|bos|>abc!"
+        ctx.user("now a chat")
+        await ctx.flush()
+        assert held(host, ctx) == "<|bos|>abc!" + turns("now a chat")
+        with pytest.raises(InvalidRequest):
+            await ctx.truncate(1000)
+        with pytest.raises(Unsupported, match="mask_page"):
+            ctx.mask((0, 3))
+
+    host.run(main)
+
+
+def test_saved_contexts_are_bound_to_their_model() -> None:
+    host = FakeHost("one", "two")
+
+    async def save() -> None:
+        async with Context(system="s", tools=[{"name": "f", "parameters": {}}]) as ctx:
+            ctx.user("a")
+            await ctx.generate()
+            await ctx.save("mine")
+
+    async def reopen() -> None:
+        assert await names() == ["broken", "mine"]
+        async with await Context.open("mine", priority=1) as ctx:
+            ctx.user("b")
+            await ctx.generate()
+            await ctx.flush()
+            assert held(host, ctx).endswith(turns("a", "one", "b", "two").removesuffix("\n"))
+            assert "tools" in held(host, ctx)
+        with pytest.raises(UnknownHandle, match="no context was saved as other"):
+            await Context.open("other")
+        await delete("mine")
+        assert await names() == ["broken"]
+
+    host.run(save)
+    other = FakeHost()
+    other.info["name"] = "bigger"
+    other.store = host.store
+
+    async def wrong() -> None:
+        with pytest.raises(InvalidRequest, match="belongs to the model fake; this program runs beside bigger"):
+            await Context.open("mine")
+        other.store["context:broken"] = b"{}"
+        with pytest.raises(InvalidRequest, match="no snapshot"):
+            await Context.open("broken")
+
+    other.run(wrong)
+    host.channel.values.clear()
+    host.run(reopen)
+
+
+def test_a_snapshot_is_json() -> None:
+    async def main() -> None:
+        ctx = Context(system="s")
+        await ctx.generate()
+        snapshot = await ctx.snapshot()
+        assert Snapshot.from_json(json.loads(json.dumps(snapshot.to_json()))) == snapshot
+
+    FakeHost().run(main)
+
+
+def test_an_engines_death_can_be_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_store, "RETRY_S", 0)
+    host = FakeHost("abcdefghi" * 5, "and on")
+
+    async def main() -> None:
+        ctx = Context()
+        ctx.user("go")
+        generation = ctx.generate()
+
+        async def read_until_it_dies() -> None:
+            async for _ in generation:
+                if len(generation.text) == 6:
+                    host.die()
+
+        with pytest.raises(EngineDead):
+            await read_until_it_dies()
+        assert generation.reason == "engine_dead"
+        with pytest.raises(EngineDead):
+            await ctx.restore(timeout_s=0)
+        host.fail(Op.SEQ_DIST, "engine_dead")
+        host.is_dead = False
+        await ctx.restore()
+        await ctx.generate()
+        await ctx.flush()
+        assert held(host, ctx) == turns("go", generation.text + "and on").removesuffix("\n")
+
+    host.run(main)
+
+
+def test_a_stream_that_was_left_before_the_engine_died() -> None:
+    host = FakeHost("abcdefghi" * 5, "!")
+
+    async def main() -> None:
+        ctx = Context().fill("x")
+        async for _ in ctx.generate():
+            break
+        host.die()
+        host.is_dead = False
+        await ctx.restore()
+        await ctx.generate()
+        assert held(host, ctx) == "<|bos|>xabc!"
+
+    host.run(main)

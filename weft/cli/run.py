@@ -1,0 +1,112 @@
+"""`weft run`: a program from a file, on an engine in this process or on a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.options import ENGINE_KEYS, takes_settings
+from weft.cli.run_values import EXIT_FAILED, ApiKey, Arg, AsJson, Limit, Network, Screen, Send, arguments, limits
+from weft.cli.run_values import value_of as value
+from weft.cli.settings import Settings, with_setting
+from weft.core.errors import WeftError
+
+EXAMPLES = """A program is a Python file with a function main:
+
+  from weft.sdk import Context
+
+  async def main(args):
+
+  \u00a0\u00a0\u00a0\u00a0ctx = Context()
+
+  \u00a0\u00a0\u00a0\u00a0ctx.user(args["question"])
+
+  \u00a0\u00a0\u00a0\u00a0return (await ctx.generate(max_tokens=50)).text
+
+Examples:
+
+  weft run agent.py --arg question='What is a weft?'
+
+  weft run sum.py -- '[1, 2, 3]'
+
+  weft run agent.py --model Qwen/Qwen3-0.6B --sandbox --limit cpu_s=10 --network api.example.com
+
+  weft run agent.py --url http://127.0.0.1:8000
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run", epilog=EXAMPLES)(run)
+
+
+@takes_settings(*ENGINE_KEYS)
+def run(
+    settings: Settings,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python program, or a Wasm module.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- ARGS...]",
+            help="What main receives: JSON, or else a text; several are a list.",
+            show_default=False,
+        ),
+    ] = None,
+    arg: Arg = None,
+    send: Send = None,
+    named_model: Annotated[
+        str | None, typer.Option("--model", "-m", help="weft-tiny, a directory, or a hub id.", show_default=False)
+    ] = None,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="Run it as a server would, instead of trusting it with this process.")
+    ] = False,
+    limit: Limit = None,
+    network: Network = None,
+    as_json: AsJson = False,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", envvar="WEFT_URL", help="Run it on this server instead.", show_default=False),
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Run a program beside a model, and write what it says and returns.
+
+    Without --url the model is loaded into this process and the program is trusted: it may do whatever you may.
+
+    Messages of the program and its result go to standard output, its log and a failure's traceback to standard error.
+    Ctrl-C cancels it. The exit status is 1 where it fails.
+    """
+    args = arguments(words or [], arg or [])
+    messages = [value(text) for text in send or []]
+    asked = limits(limit or [], network or [])
+    content = read_program(file)
+    screen = Screen(as_json=as_json)
+    if url is not None:
+        from weft.cli.run_remote import run_on_server
+
+        finished = run_on_server(
+            url,
+            api_key,
+            file,
+            content,
+            {"args": args, "messages": messages, "limits": asked, "model": named_model},
+            screen,
+        )
+    else:
+        from weft.cli.run_local import LocalRun, run_here
+
+        if named_model is not None:
+            settings = with_setting(settings, "engine.model", named_model, "flag --model")
+        finished = run_here(settings.config, LocalRun(file, content, args, messages, asked, sandbox=sandbox), screen)
+    if not finished:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def read_program(file: Path) -> bytes:
+    """The file. Raises `WeftError`."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise WeftError(f"{file} cannot be read: {error.strerror}") from error

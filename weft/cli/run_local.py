@@ -1,0 +1,179 @@
+"""A program on an engine in this process, for `weft run`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weft.cli.loading import loading_progress
+from weft.cli.run_values import Screen
+from weft.client.values import LogEntry, RunError
+from weft.config import Config, ProgramsConfig, data_directory
+from weft.core.errors import InvalidRequest, WeftError
+from weft.engine.inline import InlineEngine
+from weft.programs.errors import RunCancelled, UnknownProgram
+from weft.programs.guests import Guests
+from weft.programs.host import HostOptions, HostParts, ProgramHost
+from weft.programs.host_process import host_parts, open_store
+from weft.programs.limits import Limits
+from weft.programs.model import Model
+from weft.programs.registry import Code, Quota, checked_code
+from weft.programs.runs import News, Run, RunSpec
+from weft.programs.runtime import Runtime
+from weft.programs.types import Caller
+from weft.server.dialect import dialect_of
+from weft.tokenizers.load import load_tokenizer
+
+FOREVER_S = 10.0 * 365 * 86400
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """What to run."""
+
+    file: Path
+    content: bytes
+    args: Any
+    messages: Sequence[Any]
+    limits: dict[str, Any]
+    sandbox: bool = False
+
+    def spec(self) -> RunSpec:
+        """Raises `InvalidRequest` for a file that is no program, or a limit that is none."""
+        code = checked_code(self.content, None, Quota(), str(self.file))
+        trusted = not self.sandbox and code.kind == "python"
+        # Nobody else waits for this process: time is not limited unless that is asked for.
+        free: dict[str, Any] = {"wall_s": FOREVER_S, "cpu_s": FOREVER_S, **({"network": ["*"]} if trusted else {})}
+        try:
+            limits = msgspec.convert(free | self.limits, Limits)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"--limit: {error}") from None
+        return RunSpec(code=code, args=msgspec.json.encode(self.args), limits=limits, trusted=trusted)
+
+
+def run_here(config: Config, run: LocalRun, screen: Screen) -> bool:
+    """Load the model and run the program; whether it finished. Raises `KeyboardInterrupt` where Ctrl-C cancelled it,
+    and what keeps the model from loading."""
+    spec = run.spec()
+    return asyncio.run(_run(config, run, spec, screen))
+
+
+async def _run(config: Config, local: LocalRun, spec: RunSpec, screen: Screen) -> bool:
+    engine = InlineEngine.from_config(config.engine, loading_progress(config.engine.model))
+    tokenizer = await asyncio.to_thread(
+        load_tokenizer, config.engine.model, config.engine.revision, config.engine.offline
+    )
+    try:
+        await engine.wait_ready()
+        dialect = dialect_of(tokenizer, config.server)
+        model = Model(
+            config.engine.model,
+            Runtime(engine, tokenizer),
+            tool_call_parser=dialect.tool_form,
+            reasoning_parser="think" if dialect.reasoning else None,
+        )
+        parts = _parts(model, config.programs, spec, local.file.parent)
+        host = ProgramHost(parts, HostOptions(allow_trusted=True))
+        try:
+            return await _carry_out(host, local, spec, screen)
+        finally:
+            await host.close()
+            await parts.close()
+    finally:
+        await engine.close()
+
+
+async def _carry_out(host: ProgramHost, local: LocalRun, spec: RunSpec, screen: Screen) -> bool:
+    told = _Teller(screen)
+    host.on_run = told.watch
+    run = host.launch(spec, Caller(request_id="weft-run"))
+    for message in local.messages:
+        run.send(msgspec.json.encode(message))
+    with _interruptible(run):
+        record = await run.wait()
+    error = record.error
+    if error is None:
+        screen.result(msgspec.json.decode(run.result or b"null"))
+        return True
+    if told.interrupted:
+        raise KeyboardInterrupt
+    screen.failure(
+        record.status,
+        RunError(kind=error.kind, message=error.message, param=error.param, traceback=error.traceback),
+    )
+    return False
+
+
+class _Teller:
+    """Writes what the first run says and all runs note, as it happens."""
+
+    def __init__(self, screen: Screen):
+        self._screen = screen
+        self._first: Run | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        error = self._first.record().error if self._first is not None else None
+        return error is not None and error.kind == RunCancelled.kind and error.message == _INTERRUPTED
+
+    def watch(self, run: Run) -> None:
+        self._first = self._first or run
+        run.watcher = self._news
+
+    def _news(self, run: Run, news: News) -> None:
+        if news.message is not None and run is self._first:
+            self._screen.message(msgspec.json.decode(news.message))
+        elif news.line is not None:
+            self._screen.log(LogEntry(at=news.line.at_s, level=news.line.level, text=news.line.text))
+
+
+_INTERRUPTED = "interrupted by Ctrl-C"
+
+
+class _interruptible:
+    """The first Ctrl-C cancels the run; the second is Python's own."""
+
+    def __init__(self, run: Run):
+        self._run = run
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            loop.remove_signal_handler(signal.SIGINT)
+            self._run.cancel(_INTERRUPTED)
+
+        loop.add_signal_handler(signal.SIGINT, cancel)
+
+    def __exit__(self, *error: object) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+
+def _parts(model: Model, config: ProgramsConfig, spec: RunSpec, folder: Path) -> HostParts:
+    """What the host stands on: the hosts that were named, the user's own store, and the files beside the program."""
+    data = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
+    allowed = msgspec.structs.replace(config, network=[*config.network, *spec.limits.network])
+    parts = host_parts([model], allowed, open_store(data / "store.sqlite", config), Guests())
+
+    async def resolve(tenant: str, reference: str) -> Code:
+        file = folder / f"{reference}.py"
+        if not reference.isidentifier() or not file.is_file():
+            raise UnknownProgram(
+                f"there is no program {reference[:80]!r}: no file {file.name} beside this one", "program"
+            )
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise WeftError(f"{file} cannot be read: {error.strerror}") from error
+        code = checked_code(content, "python", Quota(), str(file))
+        return msgspec.structs.replace(code, trusted=spec.trusted)
+
+    return replace(parts, resolve=resolve)

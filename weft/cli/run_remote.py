@@ -1,0 +1,35 @@
+"""A program on a server, for `weft run --url`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from weft.cli.run_values import Screen
+from weft.client import Client
+from weft.core.errors import InvalidRequest
+
+
+def run_on_server(
+    url: str, api_key: str | None, file: Path, content: bytes, options: Mapping[str, Any], screen: Screen
+) -> bool:
+    """Whether it finished. A Python file is sent along with the request; a module is uploaded under the file's name.
+
+    Raises `ClientError`, and `InvalidRequest` for a file that is no program.
+    """
+    source: str | None = None
+    program: str | None = None
+    with Client(url, api_key=api_key) as client:
+        if content.startswith(b"\0asm"):
+            program = client.programs.upload(file.stem, content).name
+        else:
+            try:
+                source = content.decode()
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(f"{file} is not UTF-8 text: {error}") from error
+        args, rest = options["args"], {name: value for name, value in options.items() if name != "args"}
+        # Closing the stream, as Ctrl-C does too, ends the run.
+        with closing(client.programs.stream(program, args, source=source, **rest)) as events:
+            return screen.follow(events)

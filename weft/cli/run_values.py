@@ -1,0 +1,139 @@
+"""What `weft run` and `weft programs` share: arguments from the command line, and a run's news on the terminal.
+
+Messages and the result go to standard output, a line each (texts as they are, everything else as JSON); what a program
+notes, and why it failed, to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from weft.client.values import LogEntry, Run, RunError, RunEvent
+from weft.core.errors import WeftError
+
+EXIT_FAILED = 1
+
+Arg = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg", "-a", metavar="NAME=VALUE", help="A field of the arguments; repeat. VALUE is JSON, or else a text."
+    ),
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit", metavar="NAME=VALUE", help="Such as cpu_s=10 or tokens=5000; repeat. docs/api.md lists them."
+    ),
+]
+Send = Annotated[
+    list[str] | None,
+    typer.Option("--send", metavar="VALUE", help="A message that waits for it when it starts; repeat."),
+]
+Network = Annotated[
+    list[str] | None,
+    typer.Option("--network", metavar="HOST", help="A host that it may talk to; repeat. '*': every public one."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write texts as JSON too, each on its line.")]
+Url = Annotated[str | None, typer.Option("--url", envvar="WEFT_URL", help="Of the server.", show_default=False)]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="For the server.", show_default=False)
+]
+
+
+def value_of(text: str) -> Any:
+    """JSON, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def arguments(words: Sequence[str], fields: Iterable[str]) -> Any:
+    """The arguments of a program: one word is a value, several are a list, fields are an object, nothing is null.
+
+    Raises `typer.BadParameter`.
+    """
+    named = dict(_pair(field, "--arg") for field in fields)
+    if named and words:
+        raise typer.BadParameter("arguments after -- and --arg: give one kind of them")
+    if named:
+        return named
+    values = [value_of(word) for word in words]
+    return values[0] if len(values) == 1 else values or None
+
+
+def limits(pairs: Iterable[str], network: Sequence[str]) -> dict[str, Any]:
+    """Limits as the API takes them. Raises `typer.BadParameter`."""
+    given = dict(_pair(pair, "--limit") for pair in pairs)
+    return given | ({"network": list(network)} if network else {})
+
+
+def _pair(text: str, flag: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{flag} {text}: write NAME=VALUE")
+    return name, value_of(value)
+
+
+class Screen:
+    """Writes a run's news."""
+
+    def __init__(self, *, as_json: bool = False):
+        self._as_json = as_json
+
+    def message(self, value: Any) -> None:
+        """Something that it said."""
+        self._line(value)
+
+    def log(self, line: LogEntry) -> None:
+        """Something that it noted."""
+        print(f"{line.level}: {line.text}", file=sys.stderr, flush=True)
+
+    def result(self, value: Any) -> None:
+        """What it returned; nothing for null, unless everything is to be JSON."""
+        if value is not None or self._as_json:
+            self._line(value)
+
+    def failure(self, status: str, error: RunError) -> None:
+        """Why it did not finish."""
+        if error.traceback:
+            print(error.traceback, file=sys.stderr)
+        if not error.traceback or error.message not in error.traceback:
+            blamed = error.kind if error.param is None else f"{error.kind} ({error.param})"
+            told = error.message if error.kind in ("program_failed", "run_cancelled") else f"{blamed}: {error.message}"
+            print(f"weft: the program {'was ' if status == 'cancelled' else ''}{status}: {told}", file=sys.stderr)
+
+    def follow(self, events: Iterable[RunEvent], *, on_start: Callable[[Run], None] | None = None) -> bool:
+        """Write events as they come. Whether the run finished. Raises `WeftError` for a stream without an end."""
+        for event in events:
+            if event.type == "run" and event.run is not None:
+                if event.missed:
+                    print(f"weft: {event.missed} earlier messages are no longer kept", file=sys.stderr)
+                if on_start is not None:
+                    on_start(event.run)
+            elif event.type == "message":
+                self.message(event.message)
+            elif event.type == "error" and event.error is not None:
+                print(f"weft: {event.error.message}", file=sys.stderr)
+            elif event.type == "end" and event.run is not None:
+                return self.end(event.run)
+        raise WeftError("the server ended the stream before the run's end; see `weft programs runs`")
+
+    def end(self, run: Run) -> bool:
+        """Write how it ended. Whether it finished."""
+        if run.error is not None:
+            self.failure(run.status, run.error)
+            return False
+        self.result(run.result)
+        return True
+
+    def _line(self, value: Any) -> None:
+        if isinstance(value, str) and not self._as_json:
+            print(value, flush=True)
+        else:
+            print(json.dumps(value, ensure_ascii=False), flush=True)

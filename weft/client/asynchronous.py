@@ -1,0 +1,191 @@
+"""`AsyncClient`: the one for asyncio. See `weft.client.protocol` for what is sent and how answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from weft.client import protocol
+from weft.client.protocol import Call
+from weft.client.values import Program, Run, RunEvent
+
+
+class AsyncClient:
+    """A server of Weft. `programs` and `runs` have the methods. Used from one event loop."""
+
+    def __init__(self, url: str = protocol.DEFAULT_URL, *, api_key: str | None = None, timeout_s: float | None = None):
+        """`timeout_s` bounds the wait for each answer; None: a run may take as long as it takes."""
+        self.url = url
+        self.api_key = api_key
+        self._http = httpx.AsyncClient(**protocol.client_options(url, api_key, timeout_s))
+        self.programs = AsyncPrograms(self)
+        self.runs = AsyncRuns(self)
+
+    async def call(self, call: Call) -> bytes:
+        """Make a request; the body of its answer. Raises `ClientError` and `ServerError`."""
+        try:
+            response = await self._http.request(
+                call.method, call.path, json=call.json, content=call.content, headers=dict(call.headers)
+            )
+        except httpx.HTTPError as error:
+            raise protocol.unreachable(self.url, error) from error
+        return protocol.checked(response)
+
+    async def events(self, call: Call) -> AsyncGenerator[RunEvent, None]:
+        """Make a request whose answer is a stream. Closing the generator closes the connection."""
+        try:
+            async with self._http.stream(call.method, call.path, json=call.json) as response:
+                if not response.is_success:
+                    await response.aread()
+                    protocol.checked(response)
+                async for line in response.aiter_lines():
+                    event = protocol.event_of(line)
+                    if event is not None:
+                        yield event
+        except httpx.HTTPError as error:
+            raise protocol.unreachable(self.url, error) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncPrograms:
+    """As `weft.client.synchronous.Programs`."""
+
+    def __init__(self, client: AsyncClient):
+        self._client = client
+
+    async def upload(self, name: str, source: str | bytes | Path) -> Program:
+        """A new version: a path is read, text is Python, bytes may be a Wasm module."""
+        return protocol.parsed(await self._client.call(protocol.upload(name, source)), Program)
+
+    async def list(self) -> protocol.Programs:
+        """All programs, in alphabetical order."""
+        return protocol.programs_in(await self._client.call(protocol.program_call("GET")))
+
+    async def get(self, program: str) -> Program:
+        """By name, `name@hash` or hash."""
+        return protocol.parsed(await self._client.call(protocol.program_call("GET", program)), Program)
+
+    async def delete(self, program: str) -> None:
+        """A name with all its versions, or one version."""
+        await self._client.call(protocol.program_call("DELETE", program))
+
+    async def run(
+        self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
+    ) -> Run:
+        """Run to the end. Raises `RunFailedError` where it fails; cancelling the task ends the run."""
+        call = protocol.launch(program, args, source=source, options=options)
+        return protocol.finished(protocol.parsed(await self._client.call(call), Run))
+
+    def stream(
+        self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
+    ) -> AsyncGenerator[RunEvent, None]:
+        """Run, and tell what it says as it says it; the last event is `end`. Closing the generator ends the run."""
+        return self._client.events(protocol.launch(program, args, source=source, options=options, stream=True))
+
+    async def start(
+        self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
+    ) -> Run:
+        """Run in the background: it goes on whatever becomes of this client."""
+        call = protocol.launch(program, args, source=source, options=options, background=True)
+        return protocol.parsed(await self._client.call(call), Run)
+
+
+class AsyncRuns:
+    """As `weft.client.synchronous.Runs`."""
+
+    def __init__(self, client: AsyncClient):
+        self._client = client
+
+    async def list(self) -> protocol.Runs:
+        """Newest first, without results."""
+        return protocol.runs_in(await self._client.call(protocol.run_call("GET")))
+
+    async def get(self, run_id: str) -> Run:
+        """One run, with its result where it has finished."""
+        return protocol.parsed(await self._client.call(protocol.run_call("GET", run_id)), Run)
+
+    async def cancel(self, run_id: str) -> Run:
+        """End it, and wait until it has."""
+        return protocol.parsed(await self._client.call(protocol.run_call("POST", run_id, "cancel")), Run)
+
+    async def delete(self, run_id: str) -> None:
+        """Forget a run that is over."""
+        await self._client.call(protocol.run_call("DELETE", run_id))
+
+    async def logs(self, run_id: str) -> protocol.LogEntries:
+        """What it noted."""
+        return protocol.logs_in(await self._client.call(protocol.run_call("GET", run_id, "logs")))
+
+    async def send(self, run_id: str, message: Any) -> Run:
+        """Say something to it."""
+        call = protocol.run_call("POST", run_id, "messages", {"message": message})
+        return protocol.parsed(await self._client.call(call), Run)
+
+    def messages(self, run_id: str) -> AsyncGenerator[RunEvent, None]:
+        """What it says, from what is kept until its end."""
+        return self._client.events(protocol.run_call("GET", run_id, "messages"))
+
+    async def wait(self, run_id: str) -> Run:
+        """Wait for its end. Raises `RunFailedError` where it failed."""
+        run = None
+        async with aclosing(self.messages(run_id)) as events:
+            async for event in events:
+                run = event.run if event.type == "end" else run
+        return protocol.finished(run or await self.get(run_id))
+
+    @asynccontextmanager
+    async def attach(self, run_id: str) -> AsyncIterator[AsyncAttached]:
+        """A WebSocket to a run: say and hear things while it runs. Leaving does not end the run."""
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidHandshake, WebSocketException
+
+        headers = {"authorization": f"Bearer {self._client.api_key}"} if self._client.api_key else None
+        try:
+            socket = await connect(
+                protocol.socket_address(self._client.url, run_id),
+                additional_headers=headers,
+                max_size=protocol.MAX_EVENT_BYTES,
+                open_timeout=protocol.CONNECT_S,
+            )
+        except InvalidHandshake as error:
+            raise protocol.refused(error) from error
+        except (OSError, WebSocketException) as error:
+            raise protocol.unreachable(self._client.url, error) from error
+        async with socket:
+            yield AsyncAttached(socket)
+
+
+class AsyncAttached:
+    """A run that one is attached to: iterate for its events, the last of which is `end`."""
+
+    def __init__(self, socket: Any):
+        self._socket = socket
+
+    async def send(self, message: Any) -> None:
+        """Say something to it. A refusal comes as an event of type `error`."""
+        await self._socket.send(protocol.command("message", message))
+
+    async def cancel(self) -> None:
+        """End it."""
+        await self._socket.send(protocol.command("cancel"))
+
+    async def __aiter__(self) -> AsyncIterator[RunEvent]:
+        with protocol.closing_told():
+            async for frame in self._socket:
+                yield protocol.event_in(frame)

@@ -1,0 +1,187 @@
+"""`Client`: the blocking one. See `weft.client.protocol` for what is sent and how answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from weft.client import protocol
+from weft.client.protocol import Call
+from weft.client.values import Program, Run, RunEvent
+
+
+class Client:
+    """A server of Weft. `programs` and `runs` have the methods. May be used from several threads."""
+
+    def __init__(self, url: str = protocol.DEFAULT_URL, *, api_key: str | None = None, timeout_s: float | None = None):
+        """`timeout_s` bounds the wait for each answer; None: a run may take as long as it takes."""
+        self.url = url
+        self.api_key = api_key
+        self._http = httpx.Client(**protocol.client_options(url, api_key, timeout_s))
+        self.programs = Programs(self)
+        self.runs = Runs(self)
+
+    def call(self, call: Call) -> bytes:
+        """Make a request; the body of its answer. Raises `ClientError` and `ServerError`."""
+        try:
+            response = self._http.request(
+                call.method, call.path, json=call.json, content=call.content, headers=dict(call.headers)
+            )
+        except httpx.HTTPError as error:
+            raise protocol.unreachable(self.url, error) from error
+        return protocol.checked(response)
+
+    def events(self, call: Call) -> Generator[RunEvent, None, None]:
+        """Make a request whose answer is a stream. Closing the generator closes the connection."""
+        try:
+            with self._http.stream(call.method, call.path, json=call.json) as response:
+                if not response.is_success:
+                    response.read()
+                    protocol.checked(response)
+                for line in response.iter_lines():
+                    event = protocol.event_of(line)
+                    if event is not None:
+                        yield event
+        except httpx.HTTPError as error:
+            raise protocol.unreachable(self.url, error) from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Programs:
+    """Uploaded programs, and running them. `options` of a run: `limits`, `messages`, `model`, `priority`,
+    `reserve_pages`, `cache_salt`, as in the HTTP API."""
+
+    def __init__(self, client: Client):
+        self._client = client
+
+    def upload(self, name: str, source: str | bytes | Path) -> Program:
+        """A new version: a path is read, text is Python, bytes may be a Wasm module."""
+        return protocol.parsed(self._client.call(protocol.upload(name, source)), Program)
+
+    def list(self) -> protocol.Programs:
+        """All programs, in alphabetical order."""
+        return protocol.programs_in(self._client.call(protocol.program_call("GET")))
+
+    def get(self, program: str) -> Program:
+        """By name, `name@hash` or hash."""
+        return protocol.parsed(self._client.call(protocol.program_call("GET", program)), Program)
+
+    def delete(self, program: str) -> None:
+        """A name with all its versions, or one version."""
+        self._client.call(protocol.program_call("DELETE", program))
+
+    def run(self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any) -> Run:
+        """Run to the end. Raises `RunFailedError` where it fails; leaving ends the run."""
+        call = protocol.launch(program, args, source=source, options=options)
+        return protocol.finished(protocol.parsed(self._client.call(call), Run))
+
+    def stream(
+        self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
+    ) -> Generator[RunEvent, None, None]:
+        """Run, and tell what it says as it says it; the last event is `end`. Closing the generator ends the run."""
+        return self._client.events(protocol.launch(program, args, source=source, options=options, stream=True))
+
+    def start(self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any) -> Run:
+        """Run in the background: it goes on whatever becomes of this client."""
+        call = protocol.launch(program, args, source=source, options=options, background=True)
+        return protocol.parsed(self._client.call(call), Run)
+
+
+class Runs:
+    """Runs that were started."""
+
+    def __init__(self, client: Client):
+        self._client = client
+
+    def list(self) -> protocol.Runs:
+        """Newest first, without results."""
+        return protocol.runs_in(self._client.call(protocol.run_call("GET")))
+
+    def get(self, run_id: str) -> Run:
+        """One run, with its result where it has finished."""
+        return protocol.parsed(self._client.call(protocol.run_call("GET", run_id)), Run)
+
+    def cancel(self, run_id: str) -> Run:
+        """End it, and wait until it has."""
+        return protocol.parsed(self._client.call(protocol.run_call("POST", run_id, "cancel")), Run)
+
+    def delete(self, run_id: str) -> None:
+        """Forget a run that is over."""
+        self._client.call(protocol.run_call("DELETE", run_id))
+
+    def logs(self, run_id: str) -> protocol.LogEntries:
+        """What it noted."""
+        return protocol.logs_in(self._client.call(protocol.run_call("GET", run_id, "logs")))
+
+    def send(self, run_id: str, message: Any) -> Run:
+        """Say something to it."""
+        call = protocol.run_call("POST", run_id, "messages", {"message": message})
+        return protocol.parsed(self._client.call(call), Run)
+
+    def messages(self, run_id: str) -> Generator[RunEvent, None, None]:
+        """What it says, from what is kept until its end."""
+        return self._client.events(protocol.run_call("GET", run_id, "messages"))
+
+    def wait(self, run_id: str) -> Run:
+        """Wait for its end. Raises `RunFailedError` where it failed."""
+        run = None
+        for event in self.messages(run_id):
+            run = event.run if event.type == "end" else run
+        return protocol.finished(run or self.get(run_id))
+
+    @contextmanager
+    def attach(self, run_id: str) -> Iterator[Attached]:
+        """A WebSocket to a run: say and hear things while it runs. Leaving does not end the run."""
+        from websockets.exceptions import InvalidHandshake, WebSocketException
+        from websockets.sync.client import connect
+
+        headers = {"authorization": f"Bearer {self._client.api_key}"} if self._client.api_key else None
+        try:
+            socket = connect(
+                protocol.socket_address(self._client.url, run_id),
+                additional_headers=headers,
+                max_size=protocol.MAX_EVENT_BYTES,
+                open_timeout=protocol.CONNECT_S,
+            )
+        except InvalidHandshake as error:
+            raise protocol.refused(error) from error
+        except (OSError, WebSocketException) as error:
+            raise protocol.unreachable(self._client.url, error) from error
+        with socket:
+            yield Attached(socket)
+
+
+class Attached:
+    """A run that one is attached to: iterate for its events, the last of which is `end`."""
+
+    def __init__(self, socket: Any):
+        self._socket = socket
+
+    def send(self, message: Any) -> None:
+        """Say something to it. A refusal comes as an event of type `error`."""
+        self._socket.send(protocol.command("message", message))
+
+    def cancel(self) -> None:
+        """End it."""
+        self._socket.send(protocol.command("cancel"))
+
+    def __iter__(self) -> Iterator[RunEvent]:
+        with protocol.closing_told():
+            for frame in self._socket:
+                yield protocol.event_in(frame)

@@ -1,0 +1,81 @@
+"""What a server tells of programs and runs. The same as in the HTTP API, as Python values."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a program."""
+
+    hash: str
+    kind: Literal["python", "wasm"]
+    size_bytes: int
+    created: float
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """A program, and the version that was asked for."""
+
+    name: str
+    hash: str
+    kind: Literal["python", "wasm"]
+    size_bytes: int
+    created: float
+    versions: list[Version] = []
+    trusted: bool = False
+
+
+class RunError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run did not finish, or what could not be taken from us."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    traceback: str = ""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. Times are seconds since 1970."""
+
+    id: str
+    program: str
+    hash: str
+    kind: Literal["python", "wasm"]
+    trusted: bool
+    model: str
+    status: Literal["queued", "running", "finished", "failed", "cancelled"]
+    result: Any = None
+    error: RunError | None = None
+    created: float
+    started: float | None = None
+    finished: float | None = None
+    usage: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    parent: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status not in ("queued", "running")
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a run's log."""
+
+    at: float
+    level: Literal["debug", "info", "warning", "error"]
+    text: str
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """News of a run: `run` first, `message` each time it says something, `end` with its result; `error` where a message
+    of ours was refused."""
+
+    type: Literal["run", "message", "end", "error"]
+    run: Run | None = None
+    message: Any = None
+    missed: int = 0
+    error: RunError | None = None

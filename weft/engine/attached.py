@@ -1,0 +1,101 @@
+"""`AttachedEngine`: a client of an engine process that somebody else started and watches.
+
+Owns its connection and its lease, which pings renew. It does not know where engines are: whoever does (the program
+host, which hears it from the front) attaches it to an address, and detaches it when the engine there is gone; then
+every open operation fails with `EngineDead`, as with any client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from weft.core.errors import EngineDead, WeftError, from_kind
+from weft.core.wire import Command, EngineInfo, Envelope, Failed, Hello, Welcome
+from weft.engine.connection import Connection
+from weft.engine.conversation import ConversingClient
+
+PING_EVERY_S = 1.0
+
+
+class AttachedEngine(ConversingClient):
+    """Implements `weft.engine.client.EngineClient`. Used from one event loop."""
+
+    def __init__(self, *, ping_every_s: float = PING_EVERY_S):
+        """`ping_every_s` must be well below the engine's lease."""
+        super().__init__(self._deliver)
+        self._ping_every_s = ping_every_s
+        self._connection: Connection | None = None
+        self._pinging: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._refused: WeftError | None = None
+        self._closed = False
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is an address; the engine there may not have answered yet."""
+        return self._connection is not None
+
+    def attach(self, address: str) -> None:
+        """Talk to the engine at this address from now on; what was open on another one fails."""
+        self.detach(EngineDead("the engine was replaced by another one; start again"))
+        if self._closed:
+            return
+        self._refused = None
+        self._connection = Connection(address, self._receive)
+        self._connection.send([Hello()])
+
+    def detach(self, error: WeftError) -> None:
+        """The engine is gone. Idempotent."""
+        self._ready.clear()
+        if self._pinging is not None:
+            self._pinging.cancel()
+            self._pinging = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._conversation.fail(error)
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait until it is attached and the engine has answered. Raises what the engine refused with."""
+        await self._ready.wait()
+        if self._refused is not None:
+            raise self._refused
+        return self.info
+
+    async def close(self) -> None:
+        """Let go of the engine, which goes on. Idempotent."""
+        self._closed = True
+        self.detach(EngineDead("the client was closed"))
+        self._refused = self._refused or EngineDead("the client was closed")
+        self._ready.set()
+
+    # ---- inside
+
+    def _deliver(self, commands: list[Command]) -> None:
+        if self._connection is not None:
+            self._connection.send(commands)
+
+    def _receive(self, envelope: Envelope) -> None:
+        if self.ready:
+            self._conversation.receive(envelope)
+            return
+        for event in envelope.events:
+            if isinstance(event, Welcome):
+                self._conversation.begin(event.info)
+                self._ready.set()
+                self._pinging = asyncio.create_task(self._ping(), name="weft-lease")
+            elif isinstance(event, Failed) and event.op == 0:
+                self._refused = from_kind(event.kind, event.message)
+                self._ready.set()
+
+    async def _ping(self) -> None:
+        """Renew the lease, whatever else is said. An engine in a long step answers late; that is no reason to stop."""
+        waiting: set[asyncio.Future[object]] = set()
+        while True:
+            with contextlib.suppress(EngineDead):
+                ping: asyncio.Future[object] = asyncio.ensure_future(self.stats())
+                waiting.add(ping)
+                ping.add_done_callback(waiting.discard)
+                ping.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.sleep(self._ping_every_s)

@@ -1,0 +1,115 @@
+"""From a program to a guest that runs it: the sandbox, or plain asyncio for what is trusted.
+
+Owns the choice, and the sandbox, which is opened when the first program needs it: on a thread, because the first time
+on a machine takes seconds. `weft.programs.hosted` calls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from weft.core.errors import InvalidRequest, WeftError
+from weft.programs.guest import Guest, GuestHost, GuestUsage
+from weft.programs.limits import Limits
+from weft.programs.runs import RunSpec
+from weft.programs.sandbox.machine import GuestLimits
+from weft.programs.sandbox.sandbox import Module, Sandbox, SandboxConfig
+from weft.programs.trusted import TrustedGuest
+
+T = TypeVar("T")
+
+
+class Guests:
+    """Makes guests. Used from one event loop."""
+
+    def __init__(self, config: SandboxConfig | None = None):
+        self._config = config
+        self._sandbox: asyncio.Future[Sandbox] | None = None
+
+    def make(self, host: GuestHost, spec: RunSpec, limits: Limits) -> Guest:
+        """A guest that has not begun. Raises `InvalidRequest`."""
+        code = spec.code
+        name = _file_name(code.name)
+        if not spec.trusted:
+            return _SandboxedLater(self, host, spec, limits)
+        if code.kind != "python":
+            raise InvalidRequest("Only Python can be trusted; a Wasm module runs in the sandbox.", "trusted")
+        return TrustedGuest(host, args=spec.args, source=code.content.decode(), name=name)
+
+    async def open(self) -> Sandbox:
+        """The sandbox. Raises `ConfigError` where it cannot work; then it is tried again the next time."""
+        if self._sandbox is None or (self._sandbox.done() and self._sandbox.exception() is not None):
+            self._sandbox = asyncio.ensure_future(asyncio.to_thread(Sandbox.open, self._config))
+        # Whoever asked first may be cancelled; the others wait for the same.
+        return await asyncio.shield(self._sandbox)
+
+    async def close(self) -> None:
+        """Close the sandbox. Its guests must have ended."""
+        if self._sandbox is not None:
+            await asyncio.wait([self._sandbox])
+            if self._sandbox.exception() is None:
+                self._sandbox.result().close()
+            self._sandbox = None
+
+
+class _SandboxedLater:
+    """A guest in the sandbox, which may have to be opened, as a module may have to be compiled, before it runs."""
+
+    def __init__(self, guests: Guests, host: GuestHost, spec: RunSpec, limits: Limits):
+        self._guests, self._host = guests, host
+        self._code, self._args = spec.code, spec.args
+        self._limits = GuestLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_bytes, host_calls=limits.host_calls)
+        self._guest: Guest | None = None
+        self._waiting: asyncio.Future[Any] | None = None
+        self._killed: WeftError | None = None
+
+    async def run(self) -> bytes:
+        """See `Guest`."""
+        sandbox = await self._unless_killed(self._guests.open())
+        if self._code.kind == "python":
+            name = _file_name(self._code.name)
+            source = self._code.content.decode()
+            self._guest = sandbox.python(source, self._args, self._host, self._limits, name=name)
+        else:
+            compiling: Callable[[], Module] = lambda: sandbox.compile(self._code.content)  # noqa: E731
+            module = await self._unless_killed(asyncio.to_thread(compiling))
+            self._guest = sandbox.module(module, self._args, self._host, self._limits)
+        return await self._guest.run()
+
+    def kill(self, error: WeftError) -> None:
+        """See `Guest`."""
+        if self._guest is not None:
+            self._guest.kill(error)
+            return
+        self._killed = self._killed or error
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def usage(self) -> GuestUsage:
+        """See `Guest`."""
+        return self._guest.usage() if self._guest is not None else GuestUsage()
+
+    async def _unless_killed(self, work: Any) -> Any:
+        if self._killed is not None:
+            work.close()
+            raise self._killed
+        self._waiting = asyncio.ensure_future(work)
+        try:
+            done = await self._waiting
+        except asyncio.CancelledError:
+            if self._killed is not None:
+                raise self._killed from None
+            raise
+        finally:
+            self._waiting = None
+        # It may have been done already when it was cancelled, and heard nothing of it.
+        if self._killed is not None:
+            raise self._killed
+        return done
+
+
+def _file_name(name: str) -> str:
+    """What tracebacks call a program."""
+    return name if name.endswith(".py") else f"{name or 'program'}.py"

@@ -1,0 +1,280 @@
+"""`ProgramHost`: runs programs in this process, on the event loop it is used from.
+
+Owns which runs there are and when each may start: caps per tenant and server, an orderly bounded queue beyond them,
+children within their parents. How one run is carried out is `weft.programs.hosted`; what it may reach is its session.
+Used in the program host's process (`weft.programs.host_process`), and inline by tests, `weft run` and `weft.LLM`.
+
+Children do not wait in the queue: a parent that waits for a child that waits for its parent's place would never end.
+Their number is bounded by the limits of the run that they belong to, and by the caps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from weft.core.errors import Draining, InvalidRequest, Overloaded, Unsupported
+from weft.programs.errors import UnknownProgram
+from weft.programs.guests import Guests
+from weft.programs.history import History
+from weft.programs.hosted import Hosted
+from weft.programs.limits import Accounts, Budget
+from weft.programs.messages import Hub
+from weft.programs.model import Model
+from weft.programs.network import Network
+from weft.programs.registry import Code, Quota, checked_code
+from weft.programs.runs import Run, RunSpec
+from weft.programs.services import Child, ChildSpec, Services
+from weft.programs.store import Store
+from weft.programs.types import Caller
+
+CHARGE_EVERY_S = 1.0
+Resolve = Callable[[str, str], Awaitable[Code]]
+"""(tenant, reference) -> the program. Raises `UnknownProgram`."""
+
+
+class RunHost(Protocol):
+    """Who runs programs, here or in another process: what routes, the offline API and the command line see."""
+
+    @property
+    def history(self) -> History:
+        """The runs there are and were."""
+
+    async def start(self, spec: RunSpec, caller: Caller) -> Run:
+        """Launch a run. Raises `Overloaded`, `Unsupported`, `HostDead`."""
+
+    async def close(self) -> None:
+        """Cancel what runs and stop."""
+
+
+class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host allows."""
+
+    max_waiting: int = 4096
+    """Runs that wait for a place."""
+    tenant_max_waiting: int = 1024
+    allow_trusted: bool = False
+    max_ended: int = 200
+    """Runs of each tenant that are remembered after their end."""
+
+
+async def _nothing_uploaded(tenant: str, reference: str) -> Code:
+    raise UnknownProgram(f"There is no program {reference[:80]!r}: nothing is uploaded here.", "program")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostParts:
+    """What a host stands on. `close` closes what it has."""
+
+    models: Sequence[Model]
+    """At least one; the first is the default."""
+    store: Store
+    network: Network
+    guests: Guests
+    hub: Hub = field(default_factory=Hub)
+    accounts: Accounts = field(default_factory=Accounts)
+    resolve: Resolve = _nothing_uploaded
+    quota: Quota = field(default_factory=Quota)
+    """Sizes of sources that programs launch."""
+
+    async def close(self) -> None:
+        """Close everything."""
+        await self.guests.close()
+        await self.network.close()
+        await self.store.close()
+        for model in self.models:
+            model.close()
+
+
+class ProgramHost:
+    """See the module's docstring."""
+
+    def __init__(self, parts: HostParts, options: HostOptions | None = None, history: History | None = None):
+        self.options = options or HostOptions()
+        self.history = history or History(max_ended=self.options.max_ended)
+        self._parts = parts
+        self._by_name = {model.name: model for model in parts.models}
+        self._waiting: dict[str, deque[tuple[int, Hosted]]] = {}
+        """By tenant, in order of arrival; no tenant has an empty one."""
+        self._num_waiting = 0
+        self._arrivals = itertools.count()
+        self._active: set[Hosted] = set()
+        self._charging: asyncio.Task[None] | None = None
+        self._closed = False
+        self.on_run: Callable[[Run], None] | None = None
+        """Called with every run before anything comes of it, children included."""
+
+    @property
+    def num_active(self) -> int:
+        """Runs under way, children included."""
+        return len(self._active)
+
+    @property
+    def num_waiting(self) -> int:
+        """Runs that wait for a place."""
+        return self._num_waiting
+
+    async def start(self, spec: RunSpec, caller: Caller) -> Run:
+        """As `launch`."""
+        return self.launch(spec, caller)
+
+    def launch(self, spec: RunSpec, caller: Caller, *, id: str = "") -> Run:
+        """A run that starts now, or when there is a place for it.
+
+        Raises `Overloaded` where too many wait, `Unsupported` for a trusted program where none is allowed,
+        `InvalidRequest` for a model that is not here.
+        """
+        model = self._model(spec.model)
+        if spec.trusted and not self.options.allow_trusted:
+            raise Unsupported("Programs run in the sandbox here; trusted ones are not allowed.", "trusted")
+        self._check_room(caller.tenant)
+        run = Run(spec, caller.tenant, id=id, model=model.name)
+        hosted = Hosted(run, caller, on_withdrawn=self._withdrawn)
+        self._add(run)
+        self._waiting.setdefault(caller.tenant, deque()).append((next(self._arrivals), hosted))
+        self._num_waiting += 1
+        self._start_waiting()
+        return run
+
+    async def close(self) -> None:
+        """End every run and wait until all have given back what they held. Idempotent."""
+        self._closed = True
+        for waiting in list(self._waiting.values()):
+            for _, hosted in list(waiting):
+                hosted.run.cancel("the program host was stopped")
+        for hosted in list(self._active):
+            hosted.run.cancel("the program host was stopped")
+        tasks = [hosted.task for hosted in self._active if hosted.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=5.0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._charging is not None:
+            self._charging.cancel()
+
+    # ---- children
+
+    async def launch_child(self, parent: Hosted, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:
+        """A run within its parent's budget. Raises `InvalidRequest` for a program that is none."""
+        try:
+            if spec.source is not None:
+                code = checked_code(spec.source.encode(), "python", self._parts.quota)
+            else:
+                code = await self._parts.resolve(caller.tenant, spec.program or "")
+            if self._closed or parent.run.ended:
+                raise Draining("the program that launches is over, or the host is stopping")
+        except BaseException:
+            budget.close()
+            raise
+        # Source that a program launches is in the sandbox, whoever launches it: often a model wrote it.
+        trusted = code.trusted and self.options.allow_trusted
+        own = RunSpec(code=code, args=spec.args, limits=budget.limits, trusted=trusted, model=parent.run.spec.model)
+        run = Run(own, caller.tenant, parent=parent.id, model=self._model(own.model).name)
+        child = Hosted(run, caller, on_withdrawn=self._withdrawn)
+        self._add(run)
+        self._begin(child, budget)
+        return child
+
+    # ---- inside
+
+    def _add(self, run: Run) -> None:
+        self.history.add(run)
+        if self.on_run is not None:
+            self.on_run(run)
+
+    def _model(self, name: str) -> Model:
+        if not name:
+            return self._parts.models[0]
+        model = self._by_name.get(name)
+        if model is None:
+            raise InvalidRequest(f"No model {name[:80]!r} is here; there are {', '.join(self._by_name)}.", "model")
+        return model
+
+    def _check_room(self, tenant: str) -> None:
+        if self._closed:
+            raise Draining("The program host is stopping and takes no new runs.")
+        if self._num_waiting >= self.options.max_waiting:
+            raise Overloaded(f"{self._num_waiting} runs wait for a place, as many as may; try again shortly.")
+        if len(self._waiting.get(tenant, ())) >= self.options.tenant_max_waiting:
+            raise Overloaded(f"{self.options.tenant_max_waiting} of your runs wait for a place; try again shortly.")
+
+    def _start_waiting(self) -> None:
+        """Start what has a place, in order of arrival; a tenant without one does not keep the others waiting."""
+        full: set[str] = set()
+        while not self._closed:
+            heads = [(waiting[0][0], tenant) for tenant, waiting in self._waiting.items() if tenant not in full]
+            if not heads:
+                return
+            tenant = min(heads)[1]
+            hosted = self._waiting[tenant][0][1]
+            try:
+                budget = self._parts.accounts.open(tenant, hosted.run.spec.limits)
+            except Overloaded:
+                full.add(tenant)
+                continue
+            self._withdraw(hosted)
+            self._begin(hosted, budget)
+
+    def _withdraw(self, hosted: Hosted) -> None:
+        """It waits no longer."""
+        waiting = self._waiting.get(hosted.run.tenant, deque())
+        for entry in waiting:
+            if entry[1] is hosted:
+                waiting.remove(entry)
+                self._num_waiting -= 1
+                break
+        if not waiting:
+            self._waiting.pop(hosted.run.tenant, None)
+
+    def _withdrawn(self, hosted: Hosted) -> None:
+        """It was ended while it waited."""
+        self._withdraw(hosted)
+        self.history.ended(hosted.run)
+
+    def _begin(self, hosted: Hosted, budget: Budget) -> None:
+        parts = self._parts
+        launcher = _ChildLauncher(self, hosted)
+        services = Services(
+            model=self._model(hosted.run.spec.model),
+            models=lambda: parts.models,
+            hub=parts.hub,
+            store=parts.store,
+            network=parts.network,
+            launcher=launcher,
+        )
+        self._active.add(hosted)
+        hosted.begin(services, launcher, parts.guests, budget)
+        if hosted.task is None:
+            self._over(hosted)
+            return
+        hosted.task.add_done_callback(lambda _: self._over(hosted))
+        if self._charging is None or self._charging.done():
+            self._charging = asyncio.create_task(self._charge(), name="weft-charge")
+
+    def _over(self, hosted: Hosted) -> None:
+        self._active.discard(hosted)
+        self.history.ended(hosted.run)
+        self._start_waiting()
+
+    async def _charge(self) -> None:
+        while self._active:
+            await asyncio.sleep(CHARGE_EVERY_S)
+            for hosted in list(self._active):
+                hosted.charge()
+
+
+class _ChildLauncher:
+    """Launches what one run launches."""
+
+    def __init__(self, host: ProgramHost, parent: Hosted):
+        self._host, self._parent = host, parent
+
+    async def launch(self, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:
+        return await self._host.launch_child(self._parent, spec, caller, budget)

@@ -1,0 +1,290 @@
+"""The program host's process: `python -m weft.programs.host_process ADDRESS`, its arguments as a line of JSON on stdin.
+
+It loads the models' tokenizers, connects to the front at the address and to the engines that the front names, and runs
+programs until SIGTERM, or until its stdin closes: then the process that started it is gone. `weft.programs.host_client`
+starts and watches it. What a sandbox does wrong here ends here; the front and the engines go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from weft.config import ProgramsConfig
+from weft.core.errors import EngineDead, InvalidRequest, WeftError
+from weft.engine.attached import AttachedEngine
+from weft.programs import host_wire as wire
+from weft.programs.errors import HostDead, RunCancelled
+from weft.programs.guests import Guests
+from weft.programs.host import HostOptions, HostParts, ProgramHost
+from weft.programs.limits import Accounts, Caps
+from weft.programs.model import Model
+from weft.programs.network import Network
+from weft.programs.pipe import Pipe
+from weft.programs.registry import Code
+from weft.programs.runs import News, Run
+from weft.programs.runtime import Runtime
+from weft.programs.store import MemoryStore, SqliteStore, Store
+from weft.programs.types import Caller
+from weft.tokenizers.load import load_tokenizer
+
+EXIT_UNUSABLE = 3
+ENGINE_PATIENCE_S = 5.0
+"""How long a launch waits for engines that are being attached."""
+_ORPHAN_GRACE_S = 5.0
+
+_log = logging.getLogger("weft.programs")
+
+
+def host_parts(models: list[Model], config: ProgramsConfig, store: Store, guests: Guests) -> HostParts:
+    """What a host with this configuration stands on."""
+    caps = Caps(
+        programs=config.max_runs,
+        tenant_programs=config.max_runs_per_tenant,
+        pages=config.max_pages,
+        tenant_pages=config.max_pages_per_tenant,
+        store_bytes=config.max_store_bytes,
+    )
+    return HostParts(
+        models=models, store=store, network=Network(allow=config.network), guests=guests, accounts=Accounts(caps)
+    )
+
+
+def open_store(path: Path | None, config: ProgramsConfig) -> Store:
+    """What programs store: in a file, or in memory."""
+    if path is None:
+        return MemoryStore(config.max_store_bytes)
+    return SqliteStore(path, config.max_store_bytes)
+
+
+class HostServer:
+    """The host's side of the wire: messages in, runs' news out."""
+
+    def __init__(self, engines: list[AttachedEngine], address: str):
+        self._engines = engines
+        self._pipe = Pipe(address, self._receive, bind=True)
+        self.heard = asyncio.Event()
+        """The front is there. Nothing may be sent before: there is nobody whom it would wait for."""
+        self._host: ProgramHost | None = None
+        self._runs: dict[str, Run] = {}
+        self._unread: dict[str, int] = {}
+        """Bytes of each run's messages that the front has not taken."""
+        self._refused: dict[str, WeftError] = {}
+        """The first refusal of a delivery since the front last asked."""
+        self._calls = itertools.count(1)
+        self._finding: dict[int, asyncio.Future[Code]] = {}
+        self._given_up: set[str] = set()
+        """Runs that were cancelled before they were launched."""
+        self._launching: set[asyncio.Task[None]] = set()
+
+    def tell(self, message: wire.FromHost) -> None:
+        """Send to the front."""
+        self._pipe.send(wire.encode(message))
+
+    def serve(self, host: ProgramHost) -> None:
+        """Take runs from now on."""
+        self._host = host
+        host.on_run = self._watch
+        self.tell(wire.Ready())
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        self._pipe.close()
+
+    async def resolve(self, tenant: str, reference: str) -> Code:
+        """Ask the front for a program. Raises `UnknownProgram`."""
+        call = next(self._calls)
+        self._finding[call] = asyncio.get_running_loop().create_future()
+        self.tell(wire.Find(call, tenant, reference))
+        try:
+            return await self._finding[call]
+        finally:
+            del self._finding[call]
+
+    # ---- from the front
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            message = wire.decode_from_front(data)
+        except msgspec.MsgspecError as error:
+            _log.error("the front sent a message that cannot be read: %s", error)
+            return
+        self.heard.set()
+        match message:
+            case wire.Ping():
+                self.tell(wire.Pong(len(self._runs)))
+            case wire.Attach(model, address):
+                self._engines[model].attach(address)
+            case wire.Detach(model, text):
+                self._engines[model].detach(EngineDead(text))
+            case wire.Launch():
+                task = asyncio.create_task(self._launch(message))
+                self._launching.add(task)
+                task.add_done_callback(self._launching.discard)
+            case wire.Found(call, found, refusal):
+                self._found(call, found, refusal)
+            case wire.Deliver(run_id, body):
+                self._deliver(run_id, body)
+            case wire.Confirm(call, run_id):
+                self._confirm(call, run_id)
+            case wire.CancelRun(run_id, why):
+                self._cancel(run_id, why.error())
+            case wire.Read(run_id, num_bytes):
+                if run_id in self._unread:
+                    self._unread[run_id] -= num_bytes
+
+    async def _launch(self, message: wire.Launch) -> None:
+        # An engine that was named a moment ago has yet to answer; a program should not hear that it is down.
+        with contextlib.suppress(TimeoutError, WeftError):
+            async with asyncio.timeout(ENGINE_PATIENCE_S):
+                for engine in self._engines:
+                    if engine.attached:
+                        await engine.wait_ready()
+        caller = Caller(
+            request_id=message.request_id,
+            tenant=message.tenant,
+            namespace=message.namespace,
+            priority=message.priority,
+        )
+        error: WeftError | None = None
+        try:
+            if self._host is None:
+                raise HostDead("the program host is still starting")
+            if message.run in self._given_up:
+                self._given_up.discard(message.run)
+                raise RunCancelled("the run was cancelled before it was launched")
+            self._host.launch(message.spec, caller, id=message.run)
+        except WeftError as refused:
+            error = refused
+        except ValueError as wrong:
+            error = InvalidRequest(str(wrong))
+        self.tell(wire.Answer(message.call, wire.ErrorTold.of(error) if error is not None else None))
+
+    def _cancel(self, run_id: str, error: WeftError) -> None:
+        run = self._runs.get(run_id)
+        if run is None and self._launching:
+            self._given_up.add(run_id)
+        elif run is not None and run.control is not None:
+            run.control.cancel(error)
+
+    def _deliver(self, run_id: str, body: bytes) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            return  # it has ended, and the front is about to hear it
+        try:
+            run.send(body)
+        except WeftError as error:
+            self._refused.setdefault(run_id, error)
+
+    def _confirm(self, call: int, run_id: str) -> None:
+        refused = self._refused.pop(run_id, None)
+        run = self._runs.get(run_id)
+        usage = run.record().usage if run is not None else None
+        self.tell(wire.Answer(call, wire.ErrorTold.of(refused) if refused is not None else None, usage))
+
+    def _found(self, call: int, found: Code | None, error: wire.ErrorTold | None) -> None:
+        waiting = self._finding.get(call)
+        if waiting is None or waiting.done():
+            return
+        if found is not None:
+            waiting.set_result(found)
+        elif error is not None:
+            waiting.set_exception(error.error())
+
+    # ---- to the front
+
+    def _watch(self, run: Run) -> None:
+        self._runs[run.id] = run
+        self._unread[run.id] = 0
+        run.watcher = self._on_news
+        run.has_room = lambda: self._unread.get(run.id, 0) < wire.WINDOW_BYTES
+        if run.record().parent is not None:
+            self.tell(wire.Began(run.record()))
+
+    def _on_news(self, run: Run, news: News) -> None:
+        if news.message is not None:
+            self._unread[run.id] += len(news.message)
+            self.tell(wire.Said(run.id, news.message))
+        elif news.line is not None:
+            self.tell(wire.Logged(run.id, news.line))
+        elif news.status == "running":
+            self.tell(wire.Running(run.id))
+        elif run.ended:
+            self._runs.pop(run.id, None)
+            self._unread.pop(run.id, None)
+            self._refused.pop(run.id, None)
+            self.tell(wire.Ended(run.record(), run.result))
+
+
+async def serve(args: wire.HostArgs, address: str, stopping: asyncio.Event) -> int:
+    """Run programs until told to stop; the exit status of the process."""
+    engines = [AttachedEngine() for _ in args.models]
+    server = HostServer(engines, address)
+    await server.heard.wait()
+    try:
+        models = []
+        for spec, engine in zip(args.models, engines, strict=True):
+            tokenizer = await asyncio.to_thread(load_tokenizer, spec.model, spec.revision, spec.offline)
+            models.append(
+                Model(
+                    spec.name,
+                    Runtime(engine, tokenizer),
+                    tool_call_parser=spec.tool_call_parser,
+                    reasoning_parser=spec.reasoning_parser,
+                )
+            )
+        store = open_store(Path(args.store_path) if args.store_path is not None else None, args.config)
+        parts = host_parts(models, args.config, store, Guests())
+    except (WeftError, OSError) as error:
+        known = error if isinstance(error, WeftError) else WeftError(str(error))
+        server.tell(wire.Unusable(wire.ErrorTold.of(known)))
+        server.close()
+        return EXIT_UNUSABLE
+    parts = dataclasses.replace(parts, resolve=server.resolve)
+    host = ProgramHost(parts, HostOptions(max_waiting=args.config.max_waiting, allow_trusted=True, max_ended=0))
+    server.serve(host)
+    await stopping.wait()
+    await host.close()
+    await parts.close()
+    for engine in engines:
+        await engine.close()
+    server.close()
+    return 0
+
+
+def main(address: str) -> int:
+    """Run a program host until told to stop; the exit status of the process."""
+    args = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.HostArgs)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the front drains, then stops us
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stopping.set)
+        threading.Thread(target=_watch_parent, args=(loop, stopping), daemon=True).start()
+        return await serve(args, address, stopping)
+
+    return asyncio.run(run())
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    loop.call_soon_threadsafe(stopping.set)
+    threading.Event().wait(_ORPHAN_GRACE_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

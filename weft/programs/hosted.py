@@ -1,0 +1,225 @@
+"""One run while this process carries it out: its session, its guest, and the way in and out of both.
+
+Owns the moment of its end: whatever ends it, the session gives everything back, the budget is closed, and the run is
+told once. It does not know which runs there are or when one may start; `weft.programs.host` does, and calls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from weft.core.errors import LimitExceeded, Overloaded, ProgramFailed, WeftError
+from weft.programs.errors import RunCancelled
+from weft.programs.guest import Guest, GuestUsage
+from weft.programs.guests import Guests
+from weft.programs.limits import Budget
+from weft.programs.runs import Run, RunUsage, log_line
+from weft.programs.services import Launcher, Services
+from weft.programs.session import Session
+from weft.programs.types import Caller
+from weft.sdk.wire import WireError
+
+MAX_RESULT_BYTES = 16 << 20
+
+logger = logging.getLogger("weft.programs")
+
+
+class Hosted:
+    """The `Control` of a run, the `Outlet` of its session, and, where a program launched it, its `Child`."""
+
+    def __init__(self, run: Run, caller: Caller, *, on_withdrawn: Callable[[Hosted], None]):
+        """`on_withdrawn` is told where it ends before it began."""
+        self.run = run
+        self.caller = caller
+        self.task: asyncio.Task[None] | None = None
+        self._on_withdrawn = on_withdrawn
+        self._early: list[bytes] = []
+        self._session: Session | None = None
+        self._guest: Guest | None = None
+        self._budget: Budget | None = None
+        self._charged_s = 0.0
+        run.control = self
+
+    @property
+    def id(self) -> str:
+        """The run's."""
+        return self.run.id
+
+    # ---- Control
+
+    def deliver(self, message: bytes) -> None:
+        """Raises `Overloaded` or `LimitExceeded`."""
+        if self._session is not None:
+            self._session.deliver(message)
+            return
+        limits = self.run.spec.limits
+        if len(message) > limits.message_bytes:
+            raise LimitExceeded("message_bytes", f"A message of {len(message)} bytes exceeds {limits.message_bytes}.")
+        if len(self._early) >= min(limits.pending_messages, 100):
+            raise Overloaded("The run has not started and takes no more messages; send them when it runs.")
+        self._early.append(message)
+
+    def cancel(self, error: WeftError) -> None:
+        """End it, whatever it is doing; it may be over only a few turns of the loop later."""
+        if self._guest is not None:
+            self._guest.kill(error)
+        elif not self.run.ended:
+            self.run.fail(error)
+            self._on_withdrawn(self)
+
+    def usage(self) -> RunUsage:
+        """So far."""
+        guest = self._guest.usage() if self._guest is not None else GuestUsage()
+        if self._session is None or self._budget is None:
+            return RunUsage()
+        used, spent = self._session.usage(), self._budget.used
+        return RunUsage(
+            cpu_s=max(guest.cpu_s, spent.cpu_s),
+            memory_bytes=guest.memory_bytes,
+            host_calls=used.host_calls,
+            prompt_tokens=used.prompt_tokens,
+            cached_tokens=used.cached_tokens,
+            generated_tokens=used.generated_tokens,
+            waited_s=used.waited_s,
+            http_requests=used.http_requests,
+            children=used.children,
+            pages_peak=spent.pages_peak,
+        )
+
+    async def confirm(self) -> None:
+        """Nothing is on its way: this is where it is carried out."""
+
+    # ---- Outlet
+
+    def message(self, data: bytes) -> None:
+        """The program said something. Raises `Overloaded` where it says more than can be passed on."""
+        if not self.run.has_room():
+            raise Overloaded("messages are sent faster than they are passed on; send fewer, or wait a moment")
+        if not self.run.ended:
+            self.run.emit(data)
+
+    def log(self, level: int, text: str) -> None:
+        """The program noted something."""
+        if not self.run.ended:
+            self.run.log(log_line(level, text))
+
+    def end(self, error: WeftError) -> None:
+        """It broke a limit while it was not calling."""
+        if self._guest is not None:
+            self._guest.kill(error)
+
+    # ---- Child
+
+    async def join(self) -> bytes:
+        """JSON of what its main returned. Raises what it failed with."""
+        return await self.run.answer()
+
+    def kill(self) -> None:
+        """Cancel it. Idempotent."""
+        self.run.cancel("the program that launched it ended it, or has ended itself")
+
+    # ---- for the host
+
+    def begin(self, services: Services, launcher: Launcher, guests: Guests, budget: Budget) -> None:
+        """Start it; the run says how that went. Takes the budget over, also where it cannot be started."""
+        self._budget = budget
+        try:
+            self._session = Session(
+                replace(services, launcher=launcher),
+                caller=self.caller,
+                budget=budget,
+                outlet=self,
+                reserve_pages=self.run.spec.reserve_pages,
+            )
+            self._guest = guests.make(self._session, self.run.spec, budget.limits)
+            for message in self._early:
+                self._session.deliver(message)
+        except WeftError as error:
+            self._close(error)
+            return
+        except Exception:
+            logger.exception("run %s could not be started", self.id)
+            self._close(_our_fault())
+            return
+        self.run.start()
+        self.task = asyncio.create_task(self._carry_out(self._guest), name=self.id)
+
+    def charge(self) -> None:
+        """Count the processor time since the last call against its budget and those above; end it where none is left.
+
+        Trusted programs are not held to theirs: their time cannot be told from that of others.
+        """
+        if self._guest is None or self._budget is None or self.run.ended:
+            return
+        total_s = self._guest.usage().cpu_s
+        spent_s, self._charged_s = total_s - self._charged_s, total_s
+        try:
+            self._budget.spend_cpu(spent_s)
+        except LimitExceeded as error:
+            if not self.run.spec.trusted:
+                self._guest.kill(error)
+
+    # ---- inside
+
+    async def _carry_out(self, guest: Guest) -> None:
+        outcome: bytes | WeftError
+        try:
+            outcome = await guest.run()
+            if len(outcome) > MAX_RESULT_BYTES:
+                size = len(outcome)
+                outcome = ProgramFailed(f"main returned {size} bytes of JSON; {MAX_RESULT_BYTES} is the most")
+        except WeftError as error:
+            outcome = error
+        except WireError as error:
+            outcome = ProgramFailed(f"the program sent its host what is no command: {error}")
+        except asyncio.CancelledError:
+            outcome = RunCancelled("the program host was stopped")
+            guest.kill(outcome)
+        except Exception:
+            logger.exception("run %s failed in its host", self.id)
+            outcome = _our_fault()
+        self._close(outcome)
+
+    def _close(self, outcome: bytes | WeftError) -> None:
+        self.charge()
+        usage = self.usage()
+        if self._session is not None:
+            try:
+                self._session.close()
+            except Exception:
+                logger.exception("the session of run %s could not be closed", self.id)
+        if self._budget is not None:
+            self._budget.close()
+        self.run.control = _Over(usage)
+        if isinstance(outcome, WeftError):
+            self.run.fail(outcome)
+        else:
+            with contextlib.suppress(RuntimeError):
+                self.run.finish(outcome)
+
+
+class _Over:
+    """The control of a run in the moment of its end."""
+
+    def __init__(self, usage: RunUsage):
+        self._usage = usage
+
+    def deliver(self, message: bytes) -> None:
+        raise Overloaded("the run is ending")
+
+    def cancel(self, error: WeftError) -> None:
+        pass
+
+    def usage(self) -> RunUsage:
+        return self._usage
+
+    async def confirm(self) -> None:
+        pass
+
+
+def _our_fault() -> WeftError:
+    return WeftError("The program host failed while it ran this program; its log has the cause.")

@@ -1,0 +1,356 @@
+"""What a run may use: `Limits` as a value, and `Budget`, what is left of them while it runs.
+
+Owns the counting. Budgets are a tree: server, tenant, run, its children; what one spends counts against all above it,
+so a child can never get more than its parent has left. It does not know what is counted (sessions do) nor how a run
+is ended. Used from one event loop.
+
+A limit that is *used up* (`cpu_s`, `wall_s`, `host_calls`, `tokens`, `log_bytes`) ends its run. One that something
+would go beyond (`pages`, `children`, `depth`, `message_bytes`, `pending_messages`) refuses that one call: nothing was
+taken, and the program may give something back and try again.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from weft.core.clock import Clock, SystemClock
+from weft.core.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloaded
+from weft.programs.allowed import covered
+
+REFUSED = frozenset({"pages", "children", "depth", "message_bytes", "pending_messages"})
+"""Limits that refuse a call instead of ending the run."""
+_SMALLER = (
+    "cpu_s",
+    "memory_bytes",
+    "host_calls",
+    "pages",
+    "tokens",
+    "wall_s",
+    "children",
+    "depth",
+    "message_bytes",
+    "pending_messages",
+    "log_bytes",
+)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of one run, its children included. Where None is allowed, only the server's own bounds hold."""
+
+    cpu_s: float = 30.0
+    """Processor time of its own code (not of the model). Not enforced for trusted programs."""
+    memory_bytes: int = 64 << 20
+    """Of the sandbox. Not enforced for trusted programs."""
+    host_calls: int = 1_000_000
+    """Commands sent to the host."""
+    pages: int | None = None
+    """KV pages held at once: those allocated, and those that the tokens of its sequences fill."""
+    tokens: int | None = None
+    """Tokens put on sequences and forwards, and generated."""
+    wall_s: float = 3600.0
+    children: int = 64
+    """Programs launched by it, and by those, alive at once."""
+    depth: int = 8
+    """Generations of children below it."""
+    message_bytes: int = 1 << 20
+    """Of one message, sent, received or broadcast, and of the arguments of a child."""
+    pending_messages: int = 1000
+    """Messages that wait to be read, of each sender and subscription."""
+    log_bytes: int = 1 << 20
+    network: list[str] = []
+    """Hosts that it may talk to, as in `weft.programs.allowed`; the server's own list holds besides."""
+
+    def __post_init__(self) -> None:
+        for name in _SMALLER:
+            value = getattr(self, name)
+            # Written so that NaN is refused too.
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidRequest(f"limits.{name} must be a number from 0, got {value}", f"limits.{name}")
+
+    def within(self, remaining: Limits) -> Limits:
+        """The smaller of both, limit by limit; of the network, what both allow."""
+        smaller = {name: _min(getattr(self, name), getattr(remaining, name)) for name in _SMALLER}
+        network = [entry for entry in self.network if any(covered(entry, by) for by in remaining.network)]
+        return msgspec.structs.replace(self, **smaller, network=network)
+
+
+def limits_from_json(data: bytes, remaining: Limits) -> Limits:
+    """Limits of a child from the JSON object that its parent gave: what is not said is what the parent has left.
+
+    Raises `InvalidRequest` for unknown names and values that cannot be.
+    """
+    try:
+        asked = msgspec.json.decode(data, type=dict[str, object])
+        return msgspec.convert({**msgspec.structs.asdict(remaining), **asked}, Limits).within(remaining)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the limits cannot be used: {error}", "limits") from error
+
+
+class Caps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all programs of a server, and those of each tenant, may hold at once."""
+
+    programs: int = 4096
+    pages: int | None = None
+    """KV pages, counted as in `Limits`. None: whatever the engine has."""
+    tenant_programs: int = 1024
+    tenant_pages: int | None = None
+    store_bytes: int = 64 << 20
+    """Names and values that a tenant may store."""
+
+
+class Used(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run, its children included, has used so far."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    host_calls: int = 0
+    tokens: int = 0
+    pages: int = 0
+    """Held now."""
+    pages_peak: int = 0
+    log_bytes: int = 0
+    children: int = 0
+    """Alive now."""
+
+
+class Budget:
+    """What is left to a run. Opened by `Accounts.open` and, for children, by `child`."""
+
+    def __init__(self, limits: Limits, parent: Budget | _Account, clock: Clock):
+        self.limits = limits
+        self._clock = clock
+        self._began_s = clock.now()
+        self._parent = parent
+        self._above: tuple[Budget, ...] = (parent, *parent._above) if isinstance(parent, Budget) else ()
+        self._accounts: tuple[_Account, ...] = parent._accounts if isinstance(parent, Budget) else parent.chain
+        self._cpu_s = 0.0
+        self._host_calls = 0
+        self._tokens = 0
+        self._pages = 0
+        self._own_pages = 0
+        self._pages_peak = 0
+        self._log_bytes = 0
+        self._children = 0
+        self._closed = False
+
+    @property
+    def used(self) -> Used:
+        """A frozen picture."""
+        return Used(
+            cpu_s=self._cpu_s,
+            wall_s=self._clock.now() - self._began_s,
+            host_calls=self._host_calls,
+            tokens=self._tokens,
+            pages=self._pages,
+            pages_peak=self._pages_peak,
+            log_bytes=self._log_bytes,
+            children=self._children,
+        )
+
+    def remaining(self) -> Limits:
+        """What may still be used here, and so by a child that is launched now: its ancestors' remainders count too."""
+        limits, used = self.limits, self.used
+        own = Limits(
+            cpu_s=max(0.0, limits.cpu_s - used.cpu_s),
+            memory_bytes=limits.memory_bytes,
+            host_calls=max(0, limits.host_calls - used.host_calls),
+            pages=_less(limits.pages, used.pages),
+            tokens=_less(limits.tokens, used.tokens),
+            wall_s=max(0.0, limits.wall_s - used.wall_s),
+            children=max(0, limits.children - used.children),
+            depth=limits.depth,
+            message_bytes=limits.message_bytes,
+            pending_messages=limits.pending_messages,
+            log_bytes=max(0, limits.log_bytes - used.log_bytes),
+            network=limits.network,
+        )
+        if not self._above:
+            return own
+        # Depth counts down from generation to generation; an ancestor's is larger by nature.
+        return own.within(self._above[0].remaining())
+
+    def child(self, limits: Limits) -> Budget:
+        """The budget of a child that is being launched. Raises `LimitExceeded` for `children` and `depth`, and
+        `Overloaded` where server or tenant run as many programs as they may."""
+        if self.limits.depth < 1:
+            raise LimitExceeded("depth", "programs are launched by programs too deep here; the limit is depth")
+        for budget in (self, *self._above):
+            if budget._children >= budget.limits.children:
+                most = budget.limits.children
+                raise LimitExceeded("children", f"{most} children are alive, as many as the limit children allows")
+        for account in self._accounts:
+            account.check_programs()
+        remaining = self.remaining()
+        limits = limits.within(remaining)
+        limits = msgspec.structs.replace(limits, depth=min(limits.depth, self.limits.depth - 1))
+        child = Budget(limits, self, self._clock)
+        for budget in child._above:
+            budget._children += 1
+        for account in self._accounts:
+            account.programs += 1
+        return child
+
+    def spend_host_calls(self, count: int) -> None:
+        """Raises `LimitExceeded`."""
+        over = False
+        for budget in (self, *self._above):
+            budget._host_calls += count
+            over = over or budget._host_calls > budget.limits.host_calls
+        if over:
+            raise _used_up("host_calls", self._smallest("host_calls"), "calls of its host")
+
+    @property
+    def host_calls_left(self) -> int:
+        """How many more there may be, here and above."""
+        return min(budget.limits.host_calls - budget._host_calls for budget in (self, *self._above))
+
+    @property
+    def wall_left_s(self) -> float:
+        """How much longer it may run: no longer than anybody above."""
+        now = self._clock.now()
+        return max(0.0, min(budget.limits.wall_s + budget._began_s - now for budget in (self, *self._above)))
+
+    def spend_tokens(self, count: int) -> None:
+        """Raises `LimitExceeded`."""
+        over = False
+        for budget in (self, *self._above):
+            budget._tokens += count
+            over = over or (budget.limits.tokens is not None and budget._tokens > budget.limits.tokens)
+        if over:
+            raise _used_up("tokens", self._smallest("tokens"), "tokens")
+
+    def spend_cpu(self, seconds: float) -> None:
+        """Raises `LimitExceeded`."""
+        over = False
+        for budget in (self, *self._above):
+            budget._cpu_s += seconds
+            over = over or budget._cpu_s > budget.limits.cpu_s
+        if over:
+            raise _used_up("cpu_s", self._smallest("cpu_s"), "seconds of processor time")
+
+    def spend_log(self, count: int) -> None:
+        """Bytes of log. Raises `LimitExceeded`."""
+        over = False
+        for budget in (self, *self._above):
+            budget._log_bytes += count
+            over = over or budget._log_bytes > budget.limits.log_bytes
+        if over:
+            raise _used_up("log_bytes", self._smallest("log_bytes"), "bytes of log")
+
+    def take_pages(self, count: int) -> None:
+        """Raises, having taken none: `LimitExceeded` for a limit of the run or of its parents, `OutOfPages` for one of
+        its tenant or of the server."""
+        chain = (self, *self._above)
+        for budget in chain:
+            most = budget.limits.pages
+            if most is not None and budget._pages + count > most:
+                held = budget._pages
+                raise LimitExceeded("pages", f"{count} more KV pages, with {held} held, exceed the limit of {most}")
+        for account in self._accounts:
+            account.check_pages(count)
+        for budget in chain:
+            budget._pages += count
+            budget._pages_peak = max(budget._pages_peak, budget._pages)
+        for account in self._accounts:
+            account.pages += count
+        self._own_pages += count
+
+    def give_pages(self, count: int) -> None:
+        """The inverse of `take_pages`."""
+        for budget in (self, *self._above):
+            budget._pages -= count
+        for account in self._accounts:
+            account.pages -= count
+        self._own_pages -= count
+
+    def close(self) -> None:
+        """The run is over: it holds no pages and is not alive any more. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._own_pages:
+            self.give_pages(self._own_pages)
+        for budget in self._above:
+            budget._children -= 1
+        for account in self._accounts:
+            account.leave()
+
+    def _smallest(self, name: str) -> float:
+        values = [getattr(budget.limits, name) for budget in (self, *self._above)]
+        return float(min(value for value in values if value is not None))
+
+
+class Accounts:
+    """The caps of one program host, and who uses how much of them. Counts of tenants without programs are dropped."""
+
+    def __init__(self, caps: Caps | None = None, clock: Clock | None = None):
+        self.caps = caps or Caps()
+        self._clock = clock or SystemClock()
+        self._server = _Account("this server", self.caps.programs, self.caps.pages)
+        self._tenants: dict[str, _Account] = {}
+
+    @property
+    def num_programs(self) -> int:
+        """Programs alive."""
+        return self._server.programs
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages counted as held by programs."""
+        return self._server.pages
+
+    def open(self, tenant: str, limits: Limits) -> Budget:
+        """The budget of a run that no program launched. Raises `Overloaded`."""
+        account = self._tenants.get(tenant)
+        if account is None:
+            account = _Account("this tenant", self.caps.tenant_programs, self.caps.tenant_pages, self._server)
+            account.forget = lambda: self._tenants.pop(tenant, None)
+        for above in account.chain:
+            above.check_programs()
+        self._tenants[tenant] = account
+        for above in account.chain:
+            above.programs += 1
+        return Budget(limits, account, self._clock)
+
+
+class _Account:
+    """Programs and pages of a tenant, or of the server."""
+
+    def __init__(self, name: str, most_programs: int, most_pages: int | None, above: _Account | None = None):
+        self._name, self._most_programs, self._most_pages = name, most_programs, most_pages
+        self.chain: tuple[_Account, ...] = (self,) if above is None else (self, *above.chain)
+        self.programs = 0
+        self.pages = 0
+        self.forget: object = None
+
+    def check_programs(self) -> None:
+        if self.programs >= self._most_programs:
+            raise Overloaded(f"{self._name} runs {self.programs} programs, as many as it may; try again shortly")
+
+    def check_pages(self, count: int) -> None:
+        if self._most_pages is not None and self.pages + count > self._most_pages:
+            raise OutOfPages(
+                f"programs of {self._name} hold {self.pages} KV pages, and {count} more would exceed "
+                f"{self._most_pages}; free some, or try again later"
+            )
+
+    def leave(self) -> None:
+        self.programs -= 1
+        if not self.programs and callable(self.forget):
+            self.forget()
+
+
+def _min(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)
+
+
+def _less(limit: int | None, used: int) -> int | None:
+    return None if limit is None else max(0, limit - used)
+
+
+def _used_up(name: str, most: float, what: str) -> LimitExceeded:
+    return LimitExceeded(name, f"the program used up its limit {name} of {most:g} {what}, its children's included")

@@ -1,0 +1,140 @@
+"""Messages between programs of one tenant: topics, and queues of what was not read yet.
+
+Owns who listens to what, and that nobody who does not read can grow memory or keep a sender waiting: a queue holds so
+many messages and bytes, and a subscription that goes beyond *ends with an error* instead of losing messages in silence.
+It knows neither sessions nor the wire; sessions subscribe and are told when something waits. Used from one event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from weft.core.errors import InvalidRequest, Overloaded
+
+MAX_TOPIC_BYTES = 256
+MAX_WAITING_BYTES = 16 << 20
+"""Of messages that wait for one program, of all its subscriptions and from outside together."""
+
+
+class Waiting:
+    """Bytes that wait for one program to read them."""
+
+    def __init__(self, most: int = MAX_WAITING_BYTES):
+        self._most = most
+        self.num_bytes = 0
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so many more may wait."""
+        return self.num_bytes + num_bytes <= self._most
+
+
+class Queue:
+    """Messages in order, bounded in number and, together with the program's other queues, in bytes."""
+
+    def __init__(self, most: int, waiting: Waiting):
+        self._most = most
+        self._waiting = waiting
+        self._messages: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, message: bytes) -> bool:
+        """Whether there was room."""
+        if len(self._messages) >= self._most or not self._waiting.has_room(len(message)):
+            return False
+        self._messages.append(message)
+        self._waiting.num_bytes += len(message)
+        return True
+
+    def pop(self) -> bytes:
+        """The oldest. Raises `IndexError` where there is none."""
+        message = self._messages.popleft()
+        self._waiting.num_bytes -= len(message)
+        return message
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._waiting.num_bytes -= sum(map(len, self._messages))
+        self._messages.clear()
+
+
+class Subscription:
+    """One listener of one topic. `queue` has what it did not read; `error` is set once, when it fell behind."""
+
+    def __init__(self, hub: Hub, key: tuple[str, bytes], queue: Queue, on_news: Callable[[], None]):
+        self.queue = queue
+        self.error: Overloaded | None = None
+        self._hub, self._key, self._on_news = hub, key, on_news
+
+    @property
+    def topic(self) -> bytes:
+        """What it listens to."""
+        return self._key[1]
+
+    def offer(self, message: bytes) -> None:
+        """Take a message in, or end."""
+        if not self.queue.put(message):
+            self.error = Overloaded(
+                f"this subscription ended: {len(self.queue)} messages wait unread; read faster, or subscribe again"
+            )
+            self._hub.remove(self)
+        self._on_news()
+
+    def close(self) -> None:
+        """Listen no longer, and forget what was not read. Idempotent."""
+        self._hub.remove(self)
+        self.queue.clear()
+
+    # ---- for Hub
+
+    @property
+    def key(self) -> tuple[str, bytes]:
+        """Tenant and topic."""
+        return self._key
+
+
+class Hub:
+    """The topics of all tenants. One exists while somebody listens to it."""
+
+    def __init__(self) -> None:
+        self._topics: dict[tuple[str, bytes], dict[Subscription, None]] = {}
+
+    @property
+    def num_subscriptions(self) -> int:
+        """Of all tenants."""
+        return sum(map(len, self._topics.values()))
+
+    def subscribe(self, tenant: str, topic: bytes, queue: Queue, on_news: Callable[[], None]) -> Subscription:
+        """Listen from now on. `on_news` is called for every message, and when it ends. Raises `InvalidRequest`."""
+        check_topic(topic)
+        subscription = Subscription(self, (tenant, topic), queue, on_news)
+        self._topics.setdefault(subscription.key, {})[subscription] = None
+        return subscription
+
+    def broadcast(self, tenant: str, topic: bytes, message: bytes) -> int:
+        """Give a message to all who listen now, the sender included where it does; how many. Never waits."""
+        check_topic(topic)
+        listeners = list(self._topics.get((tenant, topic), ()))
+        for subscription in listeners:
+            subscription.offer(message)
+        return len(listeners)
+
+    def remove(self, subscription: Subscription) -> None:
+        """It listens no longer."""
+        listeners = self._topics.get(subscription.key)
+        if listeners is not None:
+            listeners.pop(subscription, None)
+            if not listeners:
+                del self._topics[subscription.key]
+
+
+def check_topic(topic: bytes) -> None:
+    """Raise `InvalidRequest` for what is no name of a topic."""
+    if not 0 < len(topic) <= MAX_TOPIC_BYTES:
+        raise InvalidRequest(f"a topic has 1 to {MAX_TOPIC_BYTES} bytes, got {len(topic)}", "topic")
+    try:
+        topic.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("a topic is UTF-8 text", "topic") from error

@@ -1,0 +1,138 @@
+"""`Model`: what programs can know of, and do with, one model beside its sequences.
+
+Owns what is made once and shared by all its programs: the description, the packed vocabulary, the compiled grammars.
+Built by the program host; sessions read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from weft.core.grammar import Grammar
+from weft.core.wire import EngineInfo
+from weft.programs.runtime import Runtime
+from weft.tokenizers.tokenizer import Tokenizer, off_loop
+
+if TYPE_CHECKING:
+    from weft.engine.grammar import Grammars, Guide
+
+T = TypeVar("T")
+
+TRAITS = (
+    "Core",
+    "Messaging",
+    "Store",
+    "Tokenize",
+    "Sequence",
+    "Grammar",
+)
+"""What every model serves."""
+EXPLICIT_TRAITS = ("Allocate", "Forward", "InputText", "OutputText")
+"""What models serve whose KV a program may place itself. `InputImage` and `Adapter` are traits too, which none has."""
+
+
+class Model:
+    """One model, on one engine."""
+
+    def __init__(
+        self,
+        name: str,
+        runtime: Runtime,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ):
+        """`tool_call_parser` and `reasoning_parser` name the forms in which it writes both, as in `weft.sdk`."""
+        self.name = name
+        self.runtime = runtime
+        self._tool_call_parser, self._reasoning_parser = tool_call_parser, reasoning_parser
+        self._vocabulary: asyncio.Future[tuple[bytes, bytes]] | None = None
+        self._grammars: Grammars | None = None
+        self._follow: ThreadPoolExecutor | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model."""
+        return self.runtime.tokenizer
+
+    @property
+    def info(self) -> EngineInfo:
+        """What its engine serves. Raises `EngineDead` before it was ready for the first time."""
+        return self.runtime.engine.info
+
+    def describe(self) -> dict[str, Any]:
+        """As `Op.MODELS` answers. Raises `EngineDead` as `info` does."""
+        info = self.info
+        return {
+            "name": self.name,
+            "traits": [*TRAITS, *(EXPLICIT_TRAITS if info.explicit_pages else ())],
+            "vocab_size": info.vocab_size,
+            "page_size": info.page_size,
+            "max_context": info.max_context,
+            "eos_token_ids": info.eos_token_ids,
+            "hidden_size": info.hidden_size,
+            "dtype": info.dtype,
+            "device": info.device,
+            "chat_template": self.tokenizer.has_chat_template,
+            "tool_call_parser": self._tool_call_parser,
+            "reasoning_parser": self._reasoning_parser,
+            "reasoning": self._reasoning_parser is not None,
+        }
+
+    def token_bytes(self) -> list[bytes]:
+        """Of every row of the model's vocabulary; rows without a token have none."""
+        known = list(self.tokenizer.token_bytes)
+        return known + [b""] * (self.info.vocab_size - len(known))
+
+    async def vocabulary(self) -> tuple[bytes, bytes]:
+        """uint32 length of each token's bytes; all bytes. Made once, on a thread."""
+        if self._vocabulary is None:
+            tokens = self.token_bytes()
+            self._vocabulary = asyncio.ensure_future(off_loop(partial(_pack_vocabulary, tokens)))
+        # Whoever asked first may give up; the others wait for the same.
+        return await asyncio.shield(self._vocabulary)
+
+    async def guide(self, grammar: Grammar) -> Guide:
+        """A guide at the beginning of a grammar, compiled on a thread. Raises `InvalidRequest`, saying what is wrong
+        with it."""
+        from weft.engine.grammar import Guide
+
+        grammars = self._open_grammars()
+        compiled = await asyncio.shield(asyncio.wrap_future(grammars.compiled(grammar)))
+        return await self.follow(lambda: Guide(compiled.deep_copy()))
+
+    async def follow(self, work: Callable[[], T]) -> T:
+        """Run a step along a grammar off the loop, in the order in which steps were asked for."""
+        if self._follow is None:
+            self._follow = ThreadPoolExecutor(1, thread_name_prefix="weft-follow")
+        return await asyncio.get_running_loop().run_in_executor(self._follow, work)
+
+    def close(self) -> None:
+        """Stop what runs on threads. Idempotent."""
+        if self._vocabulary is not None:
+            self._vocabulary.cancel()
+        if self._grammars is not None:
+            self._grammars.close()
+        if self._follow is not None:
+            self._follow.shutdown(wait=False, cancel_futures=True)
+
+    def _open_grammars(self) -> Grammars:
+        if self._grammars is None:
+            from weft.engine.grammar import Grammars  # brings threads and a library with it; few programs need it
+
+            tokenizer = self.tokenizer
+            eos = sorted({*self.info.eos_token_ids, *tokenizer.eos_token_ids})
+            encode = partial(tokenizer.encode, add_special_tokens=False)
+            self._grammars = Grammars(self.token_bytes(), tokenizer.special_ids, eos, encode)
+        return self._grammars
+
+
+def _pack_vocabulary(tokens: list[bytes]) -> tuple[bytes, bytes]:
+    lengths = np.fromiter(map(len, tokens), np.uint32, len(tokens))
+    return lengths.tobytes(), b"".join(tokens)

@@ -1,0 +1,293 @@
+"""Uploaded programs: their bytes by content hash, and each tenant's names for them.
+
+Owns what was uploaded: checks of its outside (a Python file parses and has a `main`, a module begins as Wasm does), the
+quota of each tenant, versions and names, and the folder where all of it survives a restart. It does not run anything
+and does not know HTTP. The front holds the one registry there is; its program host asks it for what a child names.
+
+A version is its content: the same bytes are the same version under whatever name. A name is a list of versions, the
+last of which is the one that is meant by it; `name@hash` and a bare hash mean one version, and a hash may be shortened
+as long as only one version of the tenant begins so.
+
+On disk a tenant is a folder with `index.json` (names and versions, replaced as a whole) and a file of each version.
+Content is written before the index names it and removed after the index has forgotten it, so whatever ends a process
+leaves at most files that nothing names; they are removed at the next start.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from weft.core.errors import InvalidRequest
+from weft.programs.errors import QuotaExceeded, UnknownProgram
+from weft.programs.shelf import MemoryShelf, Shelf
+
+ProgramKind = Literal["python", "wasm"]
+
+WASM_MAGIC = b"\0asm\x01\0\0\0"
+MIN_HASH_CHARS = 8
+"""Of a shortened hash: fewer could be a name."""
+HASH_CHARS = 64
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}\Z")
+_HASH = re.compile(r"[0-9a-f]{8,64}\Z")
+
+logger = logging.getLogger("weft.programs")
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a tenant may upload."""
+
+    max_programs: int = 1000
+    """Versions, under whatever names."""
+    max_bytes: int = 256 << 20
+    """Of all its versions together."""
+    max_source_bytes: int = 1 << 20
+    """Of one Python file."""
+    max_module_bytes: int = 32 << 20
+    """Of one Wasm module."""
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a program, without its content."""
+
+    hash: str
+    """SHA-256 of its content, in hexadecimal."""
+    kind: ProgramKind
+    size_bytes: int
+    created_s: float
+    """When it was first uploaded, in seconds since 1970."""
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run: content, and what it is called."""
+
+    kind: ProgramKind
+    content: bytes
+    hash: str
+    name: str = ""
+    """Empty where it was never uploaded."""
+    trusted: bool = False
+    """It is the operator's own, and may run without a sandbox. Nothing that was uploaded is."""
+
+
+class Program(NamedTuple):
+    """A name and its versions, oldest first."""
+
+    name: str
+    versions: list[Version]
+
+    @property
+    def latest(self) -> Version:
+        """The version that the name means."""
+        return self.versions[-1]
+
+
+class Index(msgspec.Struct, kw_only=True):
+    """All that is known of a tenant's programs but their content."""
+
+    versions: dict[str, Version] = {}
+    """By hash."""
+    names: dict[str, list[str]] = {}
+    """Name -> hashes, oldest first; the last is the latest."""
+
+    def copy(self) -> Index:
+        """One that may be changed without this one."""
+        return Index(versions=dict(self.versions), names={name: list(hashes) for name, hashes in self.names.items()})
+
+
+class Registry:
+    """See the module's docstring. `shelf` keeps bytes; by default in memory.
+
+    Not for several threads at once: callers that leave the event loop hold a lock around what changes it.
+    """
+
+    def __init__(self, shelf: Shelf | None = None, quota: Quota | None = None):
+        self.quota = quota or Quota()
+        self._shelf = shelf or MemoryShelf()
+        self._indexes: dict[str, Index] = {}
+        for tenant, raw in self._shelf.load().items():
+            self._indexes[tenant] = self._read(tenant, raw)
+
+    def upload(self, tenant: str, name: str, content: bytes, kind: ProgramKind | None = None) -> Program:
+        """Add a version, which the name means from now on; `kind` is detected where it is not said.
+
+        The same content again only moves the name. Raises `InvalidRequest` for what is no program, `QuotaExceeded`,
+        or `StorageFailed`; then nothing has changed.
+        """
+        check_name(name)
+        code = checked_code(content, kind, self.quota, name)
+        index = self._indexes.get(tenant, Index()).copy()
+        if code.hash not in index.versions:
+            self._check_quota(index, len(content))
+            index.versions[code.hash] = Version(
+                hash=code.hash, kind=code.kind, size_bytes=len(content), created_s=time.time()
+            )
+            self._shelf.put(tenant, code.hash, content)
+        hashes = index.names.setdefault(name, [])
+        if code.hash in hashes:
+            hashes.remove(code.hash)
+        hashes.append(code.hash)
+        self._commit(tenant, index)
+        return self._program(tenant, name)
+
+    def programs(self, tenant: str) -> list[Program]:
+        """All names of a tenant, in alphabetical order."""
+        index = self._indexes.get(tenant, Index())
+        return [self._program(tenant, name) for name in sorted(index.names)]
+
+    def find(self, tenant: str, reference: str) -> tuple[Program, Version]:
+        """The version that a name, `name@hash` or a hash means, and a name it has. Raises `UnknownProgram`."""
+        index = self._indexes.get(tenant, Index())
+        name, at, short = reference.partition("@")
+        if name in index.names:
+            hashes = index.names[name]
+            found = _one(short, hashes, reference) if at else hashes[-1]
+            return self._program(tenant, name), index.versions[found]
+        if at or not _HASH.match(reference):
+            raise UnknownProgram(
+                f"There is no program {reference[:80]!r}; upload it first, or see the list.", "program"
+            )
+        found = _one(reference, index.versions, reference)
+        owner = next(name for name, hashes in sorted(index.names.items()) if found in hashes)
+        return self._program(tenant, owner), index.versions[found]
+
+    def code(self, tenant: str, reference: str) -> Code:
+        """What to run. Raises `UnknownProgram` or `StorageFailed`."""
+        program, version = self.find(tenant, reference)
+        content = self._shelf.get(tenant, version.hash)
+        return Code(kind=version.kind, content=content, hash=version.hash, name=program.name)
+
+    def delete(self, tenant: str, reference: str) -> list[str]:
+        """Forget a name with all its versions, or one version under every name; the hashes that are gone.
+
+        A version that another name has too stays. Raises `UnknownProgram` or `StorageFailed`.
+        """
+        program, version = self.find(tenant, reference)
+        index = self._indexes[tenant].copy()
+        if reference == program.name:
+            del index.names[program.name]
+        else:
+            names = [program.name] if "@" in reference else list(index.names)
+            for name in names:
+                kept = [one for one in index.names[name] if one != version.hash]
+                if kept:
+                    index.names[name] = kept
+                else:
+                    del index.names[name]
+        used = {one for hashes in index.names.values() for one in hashes}
+        gone = sorted(set(index.versions) - used)
+        for one in gone:
+            del index.versions[one]
+        self._commit(tenant, index)
+        self._shelf.remove(tenant, gone)
+        return gone
+
+    # ---- inside
+
+    def _program(self, tenant: str, name: str) -> Program:
+        index = self._indexes[tenant]
+        return Program(name, [index.versions[one] for one in index.names[name]])
+
+    def _commit(self, tenant: str, index: Index) -> None:
+        self._shelf.put_index(tenant, msgspec.json.encode(index))
+        self._indexes[tenant] = index
+
+    def _read(self, tenant: str, raw: bytes) -> Index:
+        """An index as it was written, without what has no content any more; content that it does not name goes."""
+        try:
+            index = msgspec.json.decode(raw, type=Index)
+        except msgspec.MsgspecError as error:
+            logger.error("the programs of tenant %r cannot be read and are not served: %s", tenant, error)
+            return Index()
+        stored = self._shelf.stored(tenant)
+        for one in set(index.versions) - stored:
+            logger.error("program %s of tenant %r has lost its content and is not served", one[:12], tenant)
+            del index.versions[one]
+        index.names = {
+            name: kept
+            for name, hashes in index.names.items()
+            if (kept := [one for one in hashes if one in index.versions])
+        }
+        self._shelf.remove(tenant, stored - set(index.versions))
+        return index
+
+    def _check_quota(self, index: Index, size: int) -> None:
+        quota = self.quota
+        if len(index.versions) >= quota.max_programs:
+            raise QuotaExceeded(f"There are {len(index.versions)} versions, as many as are kept; delete some first.")
+        used = sum(version.size_bytes for version in index.versions.values())
+        if used + size > quota.max_bytes:
+            raise QuotaExceeded(
+                f"{size} bytes more than the {used} there are exceed {quota.max_bytes}; delete programs first."
+            )
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidRequest` for what cannot be a program's name."""
+    if not _NAME.match(name):
+        raise InvalidRequest(f"{name[:80]!r} is no name: a letter, then up to 63 of A-Z a-z 0-9 . _ -", "name")
+    if _HASH.match(name):
+        raise InvalidRequest(f"{name[:80]!r} would be taken for a hash; add another letter.", "name")
+
+
+def checked_code(content: bytes, kind: ProgramKind | None, quota: Quota, name: str = "") -> Code:
+    """Content that may be run, as far as its outside tells. Raises `InvalidRequest`.
+
+    What is inside a module is checked where it is run, by the sandbox.
+    """
+    looks_like: ProgramKind = "wasm" if content.startswith(b"\0asm") else "python"
+    kind = kind or looks_like
+    limit = quota.max_source_bytes if kind == "python" else quota.max_module_bytes
+    if len(content) > limit:
+        raise InvalidRequest(f"The program has {len(content)} bytes; {limit} is the limit of {kind}.", "source")
+    if kind == "python":
+        _check_python(content, name)
+    elif not content.startswith(WASM_MAGIC):
+        raise InvalidRequest("This is no core Wasm module of version 1: its first eight bytes are others.", "source")
+    return Code(kind=kind, content=content, hash=hashlib.sha256(content).hexdigest(), name=name)
+
+
+def _check_python(content: bytes, name: str) -> None:
+    try:
+        tree = ast.parse(content.decode("utf-8"), filename=name or "program")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The program is not UTF-8 text: {error}.", "source") from None
+    except SyntaxError as error:
+        raise InvalidRequest(f"The program is not valid Python: {error.msg}, line {error.lineno}.", "source") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InvalidRequest(f"The program cannot be parsed: {error or 'nested too deeply'}.", "source") from None
+    defined: Iterable[ast.stmt] = tree.body
+    if not any(_defines_main(statement) for statement in defined):
+        raise InvalidRequest("The program has no `main`: write `async def main(args):` in it.", "source")
+
+
+def _defines_main(statement: ast.stmt) -> bool:
+    """Whether the module has `main` after this statement: a function, an import, or an assignment."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        return statement.name == "main"
+    if isinstance(statement, ast.ImportFrom):
+        return any((alias.asname or alias.name) == "main" for alias in statement.names)
+    if isinstance(statement, ast.Assign):
+        return any(isinstance(target, ast.Name) and target.id == "main" for target in statement.targets)
+    return False
+
+
+def _one(short: str, hashes: Iterable[str], reference: str) -> str:
+    matching = [one for one in hashes if one.startswith(short)] if len(short) >= MIN_HASH_CHARS else []
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UnknownProgram(
+            f"{len(matching)} programs have hashes that begin with {short}; give more of it.", "program"
+        )
+    raise UnknownProgram(
+        f"There is no program {reference[:80]!r}; hashes have {MIN_HASH_CHARS} to {HASH_CHARS} characters.", "program"
+    )

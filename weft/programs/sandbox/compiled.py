@@ -1,0 +1,155 @@
+"""Machine code of Wasm, kept per machine: found, or compiled in a limited process of its own.
+
+Owns the folder `sandbox` of the cache: for each key an index file that names a file of machine code by its hash. The
+index is written last and in one step, so two processes may compile the same at once. Machine code is run as it is, so
+it must never come from a user: the folder is this user's alone, and each file is compared with its hash when opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from weft.core.errors import ConfigError, InvalidRequest
+from weft.programs.sandbox.engine import ENGINE_FORMAT, WASMTIME_VERSION
+
+Kind = Literal["component", "module"]
+MODULE_BYTES = 16 << 20
+"""Of an uploaded module, at most."""
+KEPT_BYTES = 1 << 30
+"""Of machine code in the folder; what was not used for longest goes first."""
+_UPLOAD_CPU_S, _RUNNER_CPU_S = 60, 300
+
+
+@cache
+def _machine() -> str:
+    """What machine code depends on besides its source: the engine's version and settings, and the processor."""
+    flags = ""
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        flags = platform.processor()
+    return f"{WASMTIME_VERSION} {ENGINE_FORMAT} {sys.platform} {platform.machine()} {flags}"
+
+
+def key_of(kind: Kind, identity: bytes) -> str:
+    """The name of machine code: what it was made of, for what, by what."""
+    return hashlib.sha256(b"%s %s " % (kind.encode(), _machine().encode()) + identity).hexdigest()
+
+
+class CompiledCode:
+    """The folder. `directory` is made if need be, for this user alone."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = directory.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise ConfigError(
+                f"{directory} holds machine code, but others may write to it; remove it or name another WEFT_CACHE"
+            )
+
+    def component(self, identity: str, code: bytes | None) -> Path | None:
+        """Machine code of our own component, whose hash is `identity`; without `code`, None where it is not there."""
+        key = key_of("component", identity.encode())
+        return self._find(key) or (None if code is None else self._compile("component", key, code, _RUNNER_CPU_S))
+
+    def module(self, code: bytes) -> Path:
+        """Machine code of an uploaded module. Raises `InvalidRequest` for what is no usable module."""
+        if len(code) > MODULE_BYTES:
+            raise InvalidRequest(f"a module may have {MODULE_BYTES} bytes, this one has {len(code)}", "source")
+        if code[:8] != b"\0asm\1\0\0\0":
+            raise InvalidRequest("this is no core Wasm module (version 1); components are not taken", "source")
+        key = key_of("module", hashlib.sha256(code).digest())
+        return self._find(key) or self._compile("module", key, code, _UPLOAD_CPU_S)
+
+    def _find(self, key: str) -> Path | None:
+        """What the index names, if it is whole and ours."""
+        try:
+            described = json.loads((self.directory / f"{key}.json").read_text())
+            digest = str(described["sha256"])
+            path = self.directory / f"{digest}.cwasm"
+            if not digest.isalnum() or path.is_symlink() or path.stat().st_uid != os.getuid():
+                return None
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if found != digest:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self.directory / f"{key}.json")
+        return path
+
+    def _compile(self, kind: Kind, key: str, code: bytes, cpu_s: int) -> Path:
+        with tempfile.TemporaryDirectory(dir=self.directory) as scratch:
+            target = Path(scratch, "code")
+            command = [sys.executable, "-m", "weft.programs.sandbox.compile_worker", kind, str(target), str(cpu_s)]
+            package = str(Path(__file__).resolve().parents[3])
+            done = subprocess.run(  # noqa: S603
+                command,
+                input=code,
+                capture_output=True,
+                check=False,
+                close_fds=True,
+                cwd=scratch,
+                env={"PATH": os.defpath, "PYTHONPATH": package, "RAYON_NUM_THREADS": str(min(4, os.cpu_count() or 1))},
+            )
+            if done.returncode != 0:
+                raise self._failed(kind, done.returncode, done.stderr.decode("utf-8", "replace"))
+            digest = hashlib.sha256(target.read_bytes()).hexdigest()
+            final = self.directory / f"{digest}.cwasm"
+            # Replacing also mends a file that is damaged; whoever mapped the old one keeps it.
+            os.replace(target, final)
+            index = Path(scratch, "index")
+            index.write_text(json.dumps({"sha256": digest, "kind": kind, "wasmtime": WASMTIME_VERSION}))
+            os.replace(index, self.directory / f"{key}.json")
+        self._prune(final)
+        return final
+
+    def _prune(self, newest: Path) -> None:
+        """Remove what is too much. Whoever has a file mapped keeps it."""
+        room, kept, dropped = KEPT_BYTES, {newest}, set()
+        with contextlib.suppress(OSError):
+            files = sorted(self.directory.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+            for index in files:
+                named = self._named(index)
+                if named is not None and named.exists():
+                    room -= named.stat().st_size
+                    if room >= 0:
+                        kept.add(named)
+                        continue
+                if named != newest:
+                    index.unlink(missing_ok=True)
+                    dropped.add(named)
+            for path in set(self.directory.glob("*.cwasm")) - kept:
+                # Without an index it may be another process's, which writes that next.
+                if path in dropped or path.stat().st_mtime < time.time() - 3600:
+                    path.unlink(missing_ok=True)
+
+    def _named(self, index: Path) -> Path | None:
+        try:
+            return self.directory / f"{json.loads(index.read_text())['sha256']}.cwasm"
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @staticmethod
+    def _failed(kind: Kind, status: int, output: str) -> Exception:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        reason = ": ".join(dict.fromkeys(line for line in lines if line != "Caused by:")) or f"status {status}"
+        if kind == "component":
+            return ConfigError(f"the sandbox's Python could not be compiled: {reason[-2000:]}")
+        if status != 1:
+            reason = f"compiling it took more time or memory than is allowed (status {status})"
+        return InvalidRequest(f"the module was refused: {reason[-2000:]}", "source")

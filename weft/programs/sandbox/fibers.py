@@ -1,0 +1,321 @@
+"""Guests on fibers: any number of them on the loop's own thread, each suspended where it asks its host for something.
+
+Owns pools of slots, and the turns of each guest. It does not know what is asked. No Python runs on a guest's stack: the
+shim writes requests down and `next` reads them after the poll.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import wasmtime
+import wasmtime.component
+
+from weft.core.errors import ProgramFailed, WeftError
+from weft.programs.sandbox import bindings
+from weft.programs.sandbox.engine import INTERFACE
+from weft.programs.sandbox.imports import CLOCKS, IMPORTS, entry_of, module_linker
+from weft.programs.sandbox.machine import GuestLimits, Request, Trapped, Value, out_of_bounds, refused, trapped
+from weft.programs.sandbox.turns import Turns
+from weft.sdk.wire import WireError
+
+_KEPT_BYTES = 4096
+_Q, _D = struct.Struct("<q"), struct.Struct("<d")
+
+
+class Pool:
+    """An engine with slots, and the thread that gives its guests turns. Must be closed, after its machines."""
+
+    def __init__(self, slots: int, memory_bytes: int, tick_s: float, *, components: bool):
+        bindings.shim()
+        self.memory_bytes = memory_bytes
+        try:
+            self.engine = bindings.pooled_engine(slots, memory_bytes, components=components)
+        except wasmtime.WasmtimeError as error:
+            raise bindings.Unavailable(f"no room for {slots} slots of the sandbox: {error}") from None
+        self.ticker = bindings.Ticker(self.engine, tick_s)
+        # Python takes milliseconds to start, a module a tenth of one.
+        self.turns = Turns(1 if components else 8)
+
+    def close(self) -> None:
+        """Stop the thread. Code that was loaded stays usable as long as somebody holds it."""
+        self.ticker.close()
+
+
+class _FiberMachine:
+    """What components and modules have in common: polling, turns, the end."""
+
+    def __init__(self, pool: Pool, limits: GuestLimits, check: Callable[[], None]):
+        self._pool, self._limits, self._check = pool, limits, check
+        most = pool.memory_bytes
+        self._instance: bindings.Instance | None = bindings.Instance(
+            pool.engine, most if limits.memory_bytes is None else min(limits.memory_bytes, most)
+        )
+        self._cpu_s = 0.0
+        self._turn_is_over = False
+
+    @property
+    def cpu_s(self) -> float:
+        """See `Machine`."""
+        return self._cpu_s
+
+    def close(self) -> None:
+        """See `Machine`."""
+        if self._instance is not None:
+            instance, self._instance = self._instance, None
+            instance.close()
+
+    async def _poll(self) -> bool:
+        """Run on; whether the guest asks for something, else the future has ended. A guest that computes gives way to
+        the loop at each tick."""
+        ticker = self._pool.ticker.handle
+        while True:
+            instance = self._running()
+            state = instance.poll(ticker)
+            self._cpu_s = instance.fields.cpu_s
+            if state == bindings.FINISHED:
+                return False
+            if state == bindings.PARKED:
+                return True
+            if state == bindings.GARBLED:
+                raise WireError("the program handed over text where bytes were expected")
+            self._check()
+            await self._pool.turns.next()
+
+    def _running(self) -> bindings.Instance:
+        if self._instance is None:
+            raise RuntimeError("the machine is closed")
+        return self._instance
+
+
+class ComponentCode:
+    """A compiled component that imports `INTERFACE` and exports `run` of strings."""
+
+    def __init__(self, pool: Pool, compiled: Path):
+        self.pool = pool
+        self.component = wasmtime.component.Component.deserialize_file(pool.engine, str(compiled))
+        self.linker = wasmtime.component.Linker(pool.engine)
+        bindings.define_component_imports(self.linker, INTERFACE, ["exchange"], "now")
+        self.export = bindings.component_export(self.component, "run")
+
+    def machine(self, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]) -> ComponentMachine:
+        """See `Code`."""
+        return ComponentMachine(self, limits, args, check)
+
+
+class ComponentMachine(_FiberMachine):
+    """An instance of a component. Its requests: the bytes and the number of a call."""
+
+    def __init__(self, code: ComponentCode, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]):
+        super().__init__(code.pool, limits, check)
+        self._code, self._args = code, args
+        self._results: Any = None
+        self._result = b""
+
+    @property
+    def memory_bytes(self) -> int:
+        """See `Machine`: a component's memory cannot be seen."""
+        return 0
+
+    async def next(self) -> Request | None:
+        """See `Machine`."""
+        if self._results is None:
+            await self._pool.turns.next()
+            await self._start()
+        if await self._poll():
+            fields = self._running().fields
+            data = ctypes.string_at(fields.bytes, fields.size)
+            if len(data) > _KEPT_BYTES:
+                # A guest may be suspended for long: what it said is not kept twice.
+                bindings.shim().weft_free(fields.bytes)
+                fields.bytes, fields.size = None, 0
+            return Request(fields.function, (data, _D.unpack(_Q.pack(fields.args[0]))[0]))
+        instance = self._running()
+        message = instance.end()
+        if message is not None:
+            raise trapped(message)
+        result = instance.take_component_result(self._results)
+        if result is None:
+            raise Trapped("it returned no bytes")
+        self._result = result
+        return None
+
+    def answer(self, value: int | bytes) -> None:
+        """See `Machine`."""
+        data = value if isinstance(value, bytes) else b""
+        instance = self._running()
+        bindings.shim().weft_answer_bytes(instance.fiber, data, len(data))
+
+    def result(self) -> bytes:
+        """See `Machine`."""
+        return self._result
+
+    def read(self, address: int, size: int) -> bytes:
+        """See `Machine`: a component's memory cannot be seen."""
+        raise out_of_bounds(address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        """See `Machine`: a component's memory cannot be seen."""
+        raise out_of_bounds(address, len(data))
+
+    async def _start(self) -> None:
+        instance = self._running()
+        made = instance.instantiate_component(self._code.linker, self._code.component)
+        if await self._poll():
+            raise Trapped("it called its host before it was started")
+        message = instance.end()
+        if message is not None:
+            raise refused(message, self._limits)
+        self._results = instance.call_component(made, self._code.export, self._args)
+
+
+class ModuleCode:
+    """A compiled core module, its imports defined: ours, the harmless ones of WASI, traps."""
+
+    def __init__(self, pool: Pool, compiled: Path):
+        self.pool = pool
+        self.module = wasmtime.Module.deserialize_file(pool.engine, str(compiled))
+        linker = wasmtime.Linker(pool.engine)
+        for number, function in enumerate(IMPORTS):
+            bindings.define_module_import(linker, function.module, function.name, function.type(), number)
+        for function in CLOCKS:
+            bindings.define_module_import(linker, function.module, function.name, function.type(), -1)
+        module_linker(linker, self.module)
+        self.pre = linker.instantiate_pre(self.module)
+        self.entry, self.entry_results = entry_of(self.module)
+
+    def machine(self, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]) -> ModuleMachine:
+        """See `Code`."""
+        return ModuleMachine(self, limits, check)
+
+
+class ModuleMachine(_FiberMachine):
+    """An instance of a core module: it is instantiated, `_initialize` is called where there is one, then its entry."""
+
+    def __init__(self, code: ModuleCode, limits: GuestLimits, check: Callable[[], None]):
+        super().__init__(code.pool, limits, check)
+        self._code = code
+        self._made: Any = None
+        self._phases: list[str] = []
+        self._results: Any = None
+        self._memory: Any = None
+        self._memory_bytes = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """See `Machine`."""
+        if self._instance is not None and self._memory is not None:
+            self._memory_bytes = self._instance.memory(self._memory)[1]
+        return self._memory_bytes
+
+    async def next(self) -> Request | None:
+        """See `Machine`."""
+        if self._made is None:
+            await self._pool.turns.next()
+            self._made = self._running().instantiate_module(self._code.pre)
+            self._phases = ["_initialize", self._code.entry]
+        while not await self._poll():
+            self._finish()
+            if not self._advance():
+                return None
+        fields = self._running().fields
+        function = IMPORTS[fields.function]
+        values: list[Value] = []
+        for index, kind in enumerate(function.params):
+            bits = fields.args[index]
+            values.append(_D.unpack(_Q.pack(bits))[0] if kind == "d" else bits & 0xFFFFFFFF if kind == "i" else bits)
+        return Request(fields.function, tuple(values))
+
+    def answer(self, value: int | bytes) -> None:
+        """See `Machine`."""
+        if isinstance(value, int):
+            bindings.shim().weft_answer_i32(self._running().fiber, value)
+
+    def result(self) -> bytes:
+        """See `Machine`."""
+        return b""
+
+    def read(self, address: int, size: int) -> bytes:
+        """See `Machine`."""
+        return ctypes.string_at(self._at(address, size), size)
+
+    def write(self, address: int, data: bytes) -> None:
+        """See `Machine`."""
+        ctypes.memmove(self._at(address, len(data)), data, len(data))
+
+    def close(self) -> None:
+        """See `Machine`."""
+        if self._instance is not None:
+            self._memory_bytes = self.memory_bytes
+        super().close()
+
+    def _at(self, address: int, size: int) -> int:
+        if self._memory is None:
+            raise out_of_bounds(address, size)
+        base, length = self._running().memory(self._memory)
+        if address + size > length:
+            raise out_of_bounds(address, size)
+        return base + address
+
+    def _finish(self) -> None:
+        """A future has ended: whether that was well."""
+        instance = self._running()
+        message = instance.end()
+        if message is not None:
+            raise (
+                trapped(message)
+                if self._results is not None or self._memory is not None
+                else self._not_started(message)
+            )
+        if self._memory is None:
+            self._memory = instance.export(self._made, "memory")
+        if self._results is not None and self._code.entry_results and self._results[0].of.i32 != 0:
+            raise ProgramFailed(f"{self._code.entry} returned {self._results[0].of.i32}")
+
+    def _not_started(self, message: str) -> WeftError | Trapped:
+        return trapped(message) if "wasm trap" in message else refused(message, self._limits)
+
+    def _advance(self) -> bool:
+        """Begin what comes next; False where nothing does."""
+        while self._phases:
+            name = self._phases.pop(0)
+            function = self._running().export(self._made, name)
+            if function is not None:
+                count = self._code.entry_results if name == self._code.entry else 0
+                results = self._running().call_module(function, count)
+                self._results = results if name == self._code.entry else None
+                return True
+        return False
+
+
+class FiberBackend:
+    """See `backend.Backend`. Components and modules have a pool each, made when it is first needed."""
+
+    name = "fibers"
+
+    def __init__(self, slots: int, memory_bytes: int, tick_s: float):
+        self._slots, self._memory_bytes, self._tick_s = slots, memory_bytes, tick_s
+        self._pools: dict[bool, Pool] = {}
+
+    def component(self, compiled: Path) -> ComponentCode:
+        """See `Backend`."""
+        return ComponentCode(self._pool(components=True), compiled)
+
+    def module(self, compiled: Path) -> ModuleCode:
+        """See `Backend`."""
+        return ModuleCode(self._pool(components=False), compiled)
+
+    def close(self) -> None:
+        """See `Backend`."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+    def _pool(self, *, components: bool) -> Pool:
+        if components not in self._pools:
+            self._pools[components] = Pool(self._slots, self._memory_bytes, self._tick_s, components=components)
+        return self._pools[components]

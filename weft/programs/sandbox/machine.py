@@ -1,0 +1,102 @@
+"""What the two ways to run a guest have in common: limits, requests, and the seam `Machine`.
+
+A machine is one instance of Wasm code that runs until it asks its host for something. `weft.programs.sandbox.fibers`
+and `.threads` make machines; `.guest` drives them and does not know which it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from weft.core.errors import LimitExceeded, Overloaded, ProgramFailed, WeftError
+
+Value = int | float | bytes
+
+
+class GuestLimits(msgspec.Struct, frozen=True):
+    """What one guest may use. None: as much as it wants, but for memory, where the pool's slots end."""
+
+    cpu_s: float | None = 30.0
+    memory_bytes: int | None = 64 << 20
+    """Of its linear memory. A Python guest needs about 24 MiB for itself."""
+    host_calls: int | None = 1_000_000
+    """Requests; one that carries more than 64 KiB counts once more for each."""
+    result_bytes: int = 16 << 20
+    """Of what its main returns."""
+
+
+class Request(NamedTuple):
+    """A guest asks: the number of the import, and its arguments (numbers; a component's bytes first)."""
+
+    function: int
+    args: tuple[Value, ...]
+
+
+class Machine(Protocol):
+    """One instance. Used from one loop; `close` must be called, in whatever state."""
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time in its code so far."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of its linear memory where that can be seen, else 0. Such memory never shrinks."""
+
+    async def next(self) -> Request | None:
+        """Run until the guest asks for something (which must then be answered) or has ended (None). Other tasks of the
+        loop run meanwhile. Raises `Trapped`, and what `check` raises, which is called now and then."""
+
+    def answer(self, value: int | bytes) -> None:
+        """What the last request comes to; `next` goes on."""
+
+    def result(self) -> bytes:
+        """Of a component, after its end: the bytes it returned. Of a module: nothing."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of a module's memory. Raises `ProgramFailed` outside of it."""
+
+    def write(self, address: int, data: bytes) -> None:
+        """Change a module's memory. Raises `ProgramFailed` outside of it."""
+
+    def close(self) -> None:
+        """End it and give everything back. Twice is once."""
+
+
+class Code(Protocol):
+    """Compiled code, ready to make machines of."""
+
+    def machine(self, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]) -> Machine:
+        """A new instance that has not begun. `args` are those of a component's function. Raises `Overloaded` where all
+        slots are taken."""
+
+
+class Trapped(Exception):
+    """The guest's code was ended by the engine: out of bounds, out of stack, unreachable, an abort."""
+
+
+def trapped(message: str) -> Trapped:
+    """The engine's message, reduced to what concerns a program's author."""
+    lines = [line.strip() for line in message.splitlines()]
+    causes = [
+        line for line in lines if line and not line[0].isdigit() and not line.startswith(("error while", "note:"))
+    ]
+    causes = [line for line in causes if line not in ("Caused by:", "wasm backtrace:")]
+    return Trapped(causes[-1] if causes else message.strip())
+
+
+def out_of_bounds(address: int, size: int) -> ProgramFailed:
+    """The program gave its host a piece of memory that it does not have."""
+    return ProgramFailed(f"the program handed over {size} bytes at {address}, which are not in its memory")
+
+
+def refused(message: str, limits: GuestLimits) -> WeftError:
+    """Why an instance could not be made, from the engine's message."""
+    if "concurrent" in message and "limit" in message:
+        return Overloaded("all slots of the sandbox are taken; try again later, or raise the number of slots")
+    if "memory" in message and ("exceeds" in message or "limit" in message):
+        return LimitExceeded("memory_bytes", f"the program needs more memory to start than {limits.memory_bytes} bytes")
+    return ProgramFailed(f"the program could not be started: {message.strip().splitlines()[-1].strip()}")

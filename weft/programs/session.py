@@ -1,0 +1,233 @@
+"""`Session`: the host's side of one run. It carries out what the program says and answers, and nothing else.
+
+Owns the run's view of the world: one table from operations to what carries them out, by trait (`weft.programs.calls`),
+the count of its calls, its longest time, and the promise that everything it holds is given back when it ends, however
+that happens. It does not know what kind of guest it serves, nor who launched it. Made by `weft.programs.host`, used
+from one event loop only.
+
+What goes wrong in a call is that call's ERROR event, to this program alone: a handle that is unknown, freed, forged or
+another program's, a refused request, a dead engine. What raises out of `commands` ends the run: bytes that are no
+commands, and a limit that is used up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from weft.core.errors import LimitExceeded, WeftError
+from weft.programs.calls.core import CoreCalls
+from weft.programs.calls.desk import Desk
+from weft.programs.calls.grammar import GrammarCalls
+from weft.programs.calls.messaging import MessagingCalls
+from weft.programs.calls.pages import PageCalls
+from weft.programs.calls.sequence import SequenceCalls
+from weft.programs.calls.store import StoreCalls
+from weft.programs.calls.tokenize import TokenizeCalls
+from weft.programs.calls.view import RunView
+from weft.programs.limits import REFUSED, Budget
+from weft.programs.messages import Waiting
+from weft.programs.services import Outlet, Services
+from weft.programs.types import Caller
+from weft.sdk.wire import Op, commands
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[..., None]
+"""Of one operation: its trait, its call, its numbers, its blobs."""
+
+_CORE, _MESSAGING, _TEXT, _SEQUENCES, _STORE, _PAGES, _GRAMMARS = range(7)
+"""Places of the traits in a session."""
+
+TABLE: dict[Op, tuple[int, Handler]] = {
+    Op.LOG: (_CORE, CoreCalls.log),
+    Op.SEND: (_CORE, CoreCalls.send),
+    Op.RECEIVE: (_CORE, CoreCalls.receive),
+    Op.SLEEP: (_CORE, CoreCalls.sleep),
+    Op.MODELS: (_CORE, CoreCalls.models),
+    Op.CANCEL: (_CORE, CoreCalls.cancel),
+    Op.HTTP: (_CORE, CoreCalls.http),
+    Op.BROADCAST: (_MESSAGING, MessagingCalls.broadcast),
+    Op.SUBSCRIBE: (_MESSAGING, MessagingCalls.subscribe),
+    Op.LAUNCH: (_MESSAGING, MessagingCalls.launch),
+    Op.JOIN: (_MESSAGING, MessagingCalls.join),
+    Op.KILL: (_MESSAGING, MessagingCalls.kill),
+    Op.TOKENIZE: (_TEXT, TokenizeCalls.tokenize),
+    Op.DETOKENIZE: (_TEXT, TokenizeCalls.detokenize),
+    Op.VOCABULARY: (_TEXT, TokenizeCalls.vocabulary),
+    Op.RENDER: (_TEXT, TokenizeCalls.render),
+    Op.SEQ_OPEN: (_SEQUENCES, SequenceCalls.open),
+    Op.SEQ_APPEND: (_SEQUENCES, SequenceCalls.append),
+    Op.SEQ_GENERATE: (_SEQUENCES, SequenceCalls.generate),
+    Op.SEQ_DIST: (_SEQUENCES, SequenceCalls.dist),
+    Op.SEQ_SCORE: (_SEQUENCES, SequenceCalls.score),
+    Op.SEQ_FORK: (_SEQUENCES, SequenceCalls.fork),
+    Op.SEQ_TRUNCATE: (_SEQUENCES, SequenceCalls.truncate),
+    Op.SEQ_HOLD: (_SEQUENCES, SequenceCalls.hold),
+    Op.SEQ_RELEASE: (_SEQUENCES, SequenceCalls.release),
+    Op.SEQ_CANCEL: (_SEQUENCES, SequenceCalls.cancel),
+    Op.SEQ_PRIORITY: (_SEQUENCES, SequenceCalls.set_priority),
+    Op.STORE_PUT: (_STORE, StoreCalls.put),
+    Op.STORE_GET: (_STORE, StoreCalls.get),
+    Op.STORE_DELETE: (_STORE, StoreCalls.delete),
+    Op.STORE_LIST: (_STORE, StoreCalls.names),
+    Op.QUEUE_OPEN: (_PAGES, PageCalls.open_queue),
+    Op.QUEUE_CLOSE: (_PAGES, PageCalls.close_queue),
+    Op.QUEUE_PRIORITY: (_PAGES, PageCalls.set_priority),
+    Op.QUEUE_SYNC: (_PAGES, PageCalls.sync),
+    Op.PAGES_ALLOC: (_PAGES, PageCalls.alloc_pages),
+    Op.PAGES_FREE: (_PAGES, PageCalls.free_pages),
+    Op.EMBEDS_ALLOC: (_PAGES, PageCalls.alloc_embeds),
+    Op.EMBEDS_FREE: (_PAGES, PageCalls.free_embeds),
+    Op.TOKENS_COPY: (_PAGES, PageCalls.copy_tokens),
+    Op.PAGES_EXPORT: (_PAGES, PageCalls.export),
+    Op.PAGES_IMPORT: (_PAGES, PageCalls.import_),
+    Op.PAGES_RELEASE: (_PAGES, PageCalls.release_export),
+    Op.PAGE_MASK: (_PAGES, PageCalls.mask),
+    Op.EMBED_TEXT: (_PAGES, PageCalls.embed_text),
+    Op.FORWARD: (_PAGES, PageCalls.forward),
+    Op.FORWARD_SAMPLE: (_PAGES, PageCalls.forward_sample),
+    Op.NEXT_DIST: (_PAGES, PageCalls.next_dist),
+    Op.MATCHER_OPEN: (_GRAMMARS, GrammarCalls.open),
+    Op.MATCHER_PUSH: (_GRAMMARS, GrammarCalls.push),
+    Op.MATCHER_CLOSE: (_GRAMMARS, GrammarCalls.close_matcher),
+}
+"""Which trait carries out what, and how. One for all sessions: a session is made for every run."""
+
+_PAGE_OPS = frozenset(op for op in Op if Op.QUEUE_OPEN <= op <= Op.NEXT_DIST)
+
+
+class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run asked of its host, without its children."""
+
+    host_calls: int = 0
+    prompt_tokens: int = 0
+    """Appended to sequences."""
+    cached_tokens: int = 0
+    """Of those, tokens whose KV was found instead of computed."""
+    generated_tokens: int = 0
+    forward_tokens: int = 0
+    """Put through forwards over the program's own pages."""
+    waited_s: float = 0.0
+    """Summed time of its waits for anything but the device: HTTP, messages, sleeps, children."""
+    http_requests: int = 0
+    children: int = 0
+    """Launched."""
+
+
+class Session:
+    """One run's host, as `weft.programs.guest.GuestHost`."""
+
+    def __init__(self, services: Services, *, caller: Caller, budget: Budget, outlet: Outlet, reserve_pages: int = 0):
+        """`budget` is the run's own; whoever opened it closes it, after the session."""
+        self._budget = budget
+        self._desk = Desk(outlet.end)
+        view = RunView(
+            desk=self._desk, services=services, caller=caller, budget=budget, outlet=outlet, waiting=Waiting()
+        )
+        self._core = CoreCalls(view)
+        self._messaging = MessagingCalls(view)
+        self._sequences = SequenceCalls(view)
+        self._pages = PageCalls(view, reserve_pages)
+        self._grammars = GrammarCalls(view)
+        self._traits = (
+            self._core,
+            self._messaging,
+            TokenizeCalls(view),
+            self._sequences,
+            StoreCalls(view),
+            self._pages,
+            self._grammars,
+        )
+        self._host_calls = 0
+        wall_s = budget.wall_left_s
+        self._timer = self._desk.loop.call_later(wall_s, self._out_of_time, wall_s)
+
+    # ---- GuestHost
+
+    def commands(self, data: bytes) -> None:
+        """Carry out what the guest said; never blocks. Raises `WeftError` or `WireError`: the run must end with it."""
+        desk, traits = self._desk, self._traits
+        if desk.broken is not None:
+            raise desk.broken
+        if desk.closed:
+            return
+        count, most = 0, self._budget.host_calls_left
+        try:
+            for op, call, numbers, blobs in commands(data):
+                count += 1
+                if count > most:
+                    break
+                try:
+                    place, carry_out = TABLE[op]
+                    carry_out(traits[place], call, *numbers, *blobs)
+                except LimitExceeded as error:
+                    if error.param not in REFUSED:
+                        raise
+                    desk.refuse(call, error)
+                except WeftError as error:
+                    desk.refuse(call, error)
+                    if op in _PAGE_OPS:
+                        self._pages.lost(error)
+                except Exception as error:
+                    desk.refuse(call, desk.told(error))
+                if desk.broken is not None:
+                    raise desk.broken
+            self._budget.spend_host_calls(count)
+        except LimitExceeded as error:
+            desk.broken = error
+            raise
+        finally:
+            self._host_calls += count
+
+    def take_events(self) -> bytes:
+        """The events so far, `b""` if there are none. Never waits."""
+        return self._desk.take()
+
+    async def wait_events(self, timeout_s: float | None) -> bytes:
+        """The events so far, waiting for the first; `b""` where `timeout_s` seconds are over, or the session closed."""
+        return await self._desk.wait(timeout_s)
+
+    def on_events(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, in the loop, whenever events become available after there were none."""
+        self._desk.on_events(wake)
+
+    # ---- for whoever made it
+
+    def deliver(self, message: bytes) -> None:
+        """A JSON message from whoever launched the run, or is attached to it.
+
+        Raises `LimitExceeded` for one that is too long, `Overloaded` where too many wait unread.
+        """
+        if not self._desk.closed:
+            self._core.deliver(message)
+
+    def usage(self) -> SessionUsage:
+        """What the run asked so far; also after its end."""
+        sequences = self._sequences
+        return SessionUsage(
+            host_calls=self._host_calls,
+            prompt_tokens=sequences.prompt_tokens,
+            cached_tokens=sequences.cached_tokens,
+            generated_tokens=sequences.generated_tokens,
+            forward_tokens=self._pages.forward_tokens,
+            waited_s=self._desk.waited_s,
+            http_requests=self._core.num_requests,
+            children=self._messaging.num_launched,
+        )
+
+    def close(self) -> None:
+        """Give back everything the run holds, its children included. Nothing is said any more. Idempotent."""
+        self._timer.cancel()
+        for part in (self._desk, self._core, self._messaging, self._sequences, self._pages, self._grammars):
+            try:
+                part.close()
+            except Exception:
+                # The others hold things too.
+                logger.exception("something that a run held could not be given back")
+
+    def _out_of_time(self, wall_s: float) -> None:
+        message = f"the program ran longer than its limit wall_s of {wall_s:g} seconds"
+        self._desk.break_run(LimitExceeded("wall_s", message))

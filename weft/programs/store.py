@@ -1,0 +1,214 @@
+"""Small values by name, one set for each tenant: what `Context.save` and programs' own state are kept in.
+
+Owns names, the quota of each tenant, and where values are: one SQLite file (WAL, every write durable when it was
+awaited), or memory. It knows nothing of programs. Sessions call it; built by the program host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from weft.core.errors import InvalidRequest
+from weft.programs.errors import QuotaExceeded, StorageFailed
+
+T = TypeVar("T")
+
+DEFAULT_QUOTA_BYTES = 64 << 20
+"""Of a tenant: names and values."""
+MAX_NAME_BYTES = 512
+_BUSY_S = 10.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS program_values (
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (tenant, name)
+) WITHOUT ROWID
+"""
+_SIZE = "SELECT COALESCE(SUM(LENGTH(CAST(name AS BLOB)) + LENGTH(value)), 0) FROM program_values WHERE tenant = ?"
+_PUT = "INSERT INTO program_values VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+_GET = "SELECT value FROM program_values WHERE tenant = ? AND name = ?"
+_DELETE = "DELETE FROM program_values WHERE tenant = ? AND name = ?"
+_NAMES = "SELECT name FROM program_values WHERE tenant = ? AND name >= ? ORDER BY name"
+
+
+class Store(Protocol):
+    """Values by tenant and name. Calls are carried out in the order in which they were made."""
+
+    async def put(self, tenant: str, name: str, value: bytes) -> None:
+        """Keep a value instead of the one there was. Raises `QuotaExceeded` or `StorageFailed`; then the old stays."""
+
+    async def get(self, tenant: str, name: str) -> bytes | None:
+        """The value; None where there is none."""
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """Forget a name. Does nothing for one that is not there."""
+
+    async def names(self, tenant: str, prefix: str) -> list[str]:
+        """Names that begin so, in the order of their code points."""
+
+    async def close(self) -> None:
+        """Idempotent."""
+
+
+def check_name(name: str) -> str:
+    """The name. Raises `InvalidRequest` for one that cannot be."""
+    if not 0 < len(name.encode(errors="replace")) <= MAX_NAME_BYTES:
+        raise InvalidRequest(f"a name has 1 to {MAX_NAME_BYTES} bytes", "name")
+    if not name.isprintable():
+        raise InvalidRequest("a name has printable characters alone", "name")
+    return name
+
+
+class MemoryStore:
+    """For tests, and where nothing is to outlive the process."""
+
+    def __init__(self, quota_bytes: int = DEFAULT_QUOTA_BYTES):
+        self._quota = quota_bytes
+        self._values: dict[str, dict[str, bytes]] = {}
+
+    async def put(self, tenant: str, name: str, value: bytes) -> None:
+        """Keep a value."""
+        values = self._values.setdefault(tenant, {})
+        others = sum(_size(key, old) for key, old in values.items() if key != name)
+        _check_quota(others + _size(check_name(name), value), self._quota)
+        values[name] = value
+
+    async def get(self, tenant: str, name: str) -> bytes | None:
+        """The value."""
+        return self._values.get(tenant, {}).get(name)
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """Forget a name."""
+        self._values.get(tenant, {}).pop(name, None)
+
+    async def names(self, tenant: str, prefix: str) -> list[str]:
+        """Names that begin so."""
+        return sorted(name for name in self._values.get(tenant, {}) if name.startswith(prefix))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class SqliteStore:
+    """In a file, on a thread of its own: a slow disk keeps nobody waiting but those who ask it."""
+
+    def __init__(self, path: Path, quota_bytes: int = DEFAULT_QUOTA_BYTES):
+        """The file, and the folder it is in, are made when they are first needed."""
+        self._path = path
+        self._quota = quota_bytes
+        self._sizes: dict[str, int] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-store")
+        self._database: sqlite3.Connection | None = None
+        self._closed = False
+
+    async def put(self, tenant: str, name: str, value: bytes) -> None:
+        """Keep a value; durable once this has returned."""
+        await self._run(partial(self._put, tenant, check_name(name), value))
+
+    async def get(self, tenant: str, name: str) -> bytes | None:
+        """The value."""
+        return await self._run(partial(self._get, tenant, name))
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """Forget a name; durable once this has returned."""
+        await self._run(partial(self._delete, tenant, name))
+
+    async def names(self, tenant: str, prefix: str) -> list[str]:
+        """Names that begin so."""
+        return await self._run(partial(self._names, tenant, prefix))
+
+    async def close(self) -> None:
+        """What was asked for is done first."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+            self._thread.shutdown(wait=False)
+
+    # ---- on the thread
+
+    def _put(self, tenant: str, name: str, value: bytes) -> None:
+        database = self._open()
+        old = database.execute(_GET, (tenant, name)).fetchone()
+        size = self._size(tenant) + _size(name, value) - (0 if old is None else _size(name, old[0]))
+        _check_quota(size, self._quota)
+        with database:
+            database.execute(_PUT, (tenant, name, value))
+        self._sizes[tenant] = size
+
+    def _get(self, tenant: str, name: str) -> bytes | None:
+        row = self._open().execute(_GET, (tenant, name)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def _delete(self, tenant: str, name: str) -> None:
+        database = self._open()
+        old = database.execute(_GET, (tenant, name)).fetchone()
+        if old is None:
+            return
+        size = self._size(tenant) - _size(name, old[0])
+        with database:
+            database.execute(_DELETE, (tenant, name))
+        self._sizes[tenant] = size
+
+    def _names(self, tenant: str, prefix: str) -> list[str]:
+        found = []
+        # Names are ordered by bytes, so those with a prefix stand together, from the prefix on.
+        for (name,) in self._open().execute(_NAMES, (tenant, prefix)):
+            if not name.startswith(prefix):
+                break
+            found.append(name)
+        return found
+
+    def _size(self, tenant: str) -> int:
+        """Bytes that a tenant has stored; counted once, and kept up from then on."""
+        if tenant not in self._sizes:
+            self._sizes[tenant] = int(self._open().execute(_SIZE, (tenant,)).fetchone()[0])
+        return self._sizes[tenant]
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
+            try:
+                database.execute("PRAGMA journal_mode = WAL")
+                # In WAL mode anything less may lose what was committed when the machine loses power.
+                database.execute("PRAGMA synchronous = FULL")
+                with database:
+                    database.execute(_SCHEMA)
+            except BaseException:
+                database.close()
+                raise
+            self._database = database
+        return self._database
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise StorageFailed("the store of values is closed: the server is shutting down")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except (sqlite3.Error, OSError) as error:
+            raise StorageFailed(
+                f"values cannot be kept in {self._path}: {error}; see that its disk has room and may be written"
+            ) from error
+
+
+def _size(name: str, value: bytes) -> int:
+    return len(name.encode()) + len(value)
+
+
+def _check_quota(size: int, quota: int) -> None:
+    if size > quota:
+        raise QuotaExceeded(
+            f"this tenant would store {size} bytes; it may store {quota}. Delete some values first", "value"
+        )

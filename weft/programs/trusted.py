@@ -1,0 +1,189 @@
+"""`TrustedGuest`: a program as a task of the host's own event loop, for code that its operator trusts.
+
+Owns the task and its channel. It is the same source, the same SDK and the same wire as in the sandbox; only the
+boundary is missing. So it is as fast as a call can be, and nothing protects the host from it: it may do whatever Python
+can, its limits of processor time and memory are not enforced, `print` goes to the host's own output, and a program that
+computes without ever awaiting stops everything in the loop and cannot be killed. Made by `weft.programs.guests`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import InvalidRequest, ProgramFailed, WeftError
+from weft.programs.guest import GuestHost, GuestUsage
+from weft.sdk import main as program
+from weft.sdk import session
+from weft.sdk.channel import Channel, install
+from weft.sdk.errors import Cancelled, ProgramError
+
+
+class TrustedGuest:
+    """One run of a trusted program."""
+
+    def __init__(
+        self,
+        host: GuestHost,
+        *,
+        args: bytes = b"",
+        main: Callable[..., Any] | None = None,
+        source: str | None = None,
+        name: str = "program.py",
+    ):
+        """Either the program's `main` itself or its source. `args` is JSON, nothing for null. `name` is what tracebacks
+        call the source's file."""
+        if (main is None) == (source is None):
+            raise ValueError("a trusted program is a main or a source, one of the two")
+        self._host = host
+        self._args = args
+        self._main, self._source, self._name = main, source, name
+        self._channel = Channel(self._on_commands)
+        self._task: asyncio.Task[bytes] | None = None
+        self._over: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: BaseException | None = None
+        """What the run ends with, whatever the program makes of it."""
+        self._host_calls = 0
+        self._ended = False
+
+    @classmethod
+    def from_file(cls, host: GuestHost, path: Path, *, args: bytes = b"") -> TrustedGuest:
+        """A program from its file. Raises `InvalidRequest` for one that cannot be read."""
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{path} cannot be read as a program: {error}", "source") from error
+        return cls(host, args=args, source=source, name=str(path))
+
+    async def run(self) -> bytes:
+        """JSON of what `main` returned. Raises `ProgramFailed` with the traceback of what it raised, the error it was
+        killed with, or what the host raised."""
+        if self._task is not None:
+            raise RuntimeError("a guest runs once")
+        loop = self._loop = asyncio.get_running_loop()
+        if self._error is not None:
+            self._ended = True
+            raise self._error
+        self._host.on_events(self._on_events)
+        # The program's own tasks inherit the context, and with it the channel; the host's do not.
+        context = copy_context()
+        context.run(install, self._channel)
+        self._task = loop.create_task(self._call(), context=context)
+        self._over = loop.create_future()
+        self._task.add_done_callback(lambda task: self._wake())
+        try:
+            # Not the task itself: a program that swallows its cancellation keeps nobody waiting.
+            await self._over
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        finally:
+            self._ended = True
+            # Tasks that the program left behind hear that it is over.
+            self._channel.close(Cancelled("the program has ended"))
+        return self._outcome(self._task)
+
+    def kill(self, error: WeftError) -> None:
+        """End it where it awaits next: `run` raises `error`, also if the program catches its cancellation."""
+        if not self._ended:
+            self._end(error)
+
+    def usage(self) -> GuestUsage:
+        """Processor time and memory of a trusted program are the host's and not known."""
+        return GuestUsage(host_calls=self._host_calls)
+
+    # ---- inside
+
+    async def _call(self) -> bytes:
+        try:
+            main = self._main if self._source is None else program.load(self._source, self._name)
+            if main is None:
+                raise RuntimeError("a trusted program has neither main nor source")
+            args = program.decode_args(self._args)
+            session.set_args(args)
+            encoded = program.encode_result(await program.call(main, args))
+        except SystemExit as error:
+            # The event loop would end with it, and everybody else's programs.
+            raise ProgramFailed(f"the program called sys.exit({error.code!r})", self._trace(error)) from None
+        # What it said last is carried out before its end is known.
+        self._flush()
+        return encoded
+
+    def _outcome(self, task: asyncio.Task[bytes]) -> bytes:
+        if self._error is not None:
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            raise self._error
+        failed = None if task.cancelled() else task.exception()
+        if isinstance(failed, ProgramFailed):
+            raise failed
+        if task.cancelled():
+            raise ProgramFailed("the program cancelled itself: its main ended with asyncio.CancelledError")
+        if failed is not None:
+            raise ProgramFailed(_say(failed), self._trace(failed)) from failed
+        return task.result()
+
+    def _trace(self, error: BaseException) -> str:
+        step = error.__traceback__
+        while step is not None and step.tb_frame.f_code.co_filename == __file__:
+            step = step.tb_next
+        error = error.with_traceback(step)
+        if self._source is not None:
+            return program.trace(error, self._source, self._name)
+        return "".join(traceback.format_exception(error))
+
+    def _on_commands(self) -> None:
+        """The program has said something; all that it says in this turn goes out together."""
+        if self._ended or self._error is not None:
+            self._channel.take()
+            raise Cancelled("the program has ended; its host takes nothing more from it")
+        if self._loop is not None:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._ended or self._error is not None:
+            return
+        data = self._channel.take()
+        if not data:
+            return
+        self._host_calls += 1
+        try:
+            self._host.commands(data)
+        except Exception as error:
+            self._end(error)
+
+    def _on_events(self) -> None:
+        if self._ended or self._error is not None:
+            return
+        try:
+            data = self._host.take_events()
+            if data:
+                self._channel.dispatch(data)
+        except Exception as error:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        # Whoever waits for a call hears of it, then the task ends at its next await.
+        self._channel.close(Cancelled(str(error)))
+        if self._task is not None:
+            self._task.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+
+def _say(error: BaseException) -> str:
+    """What a program failed with, in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ProgramError):
+        return f"{error.kind}: {text}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,98 @@
+"""What the functions of the library return, and how numbers travel: awaitables that decode, and packed ids.
+
+A function that asks something is no coroutine: its command is on its way when it returns, so that a program can ask
+many things before it waits for the first.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Generic, TypeVar
+
+from weft.sdk.calls import Blobs, Call
+from weft.sdk.errors import InvalidRequest
+
+T = TypeVar("T")
+_INT, _HANDLE = struct.Struct("<i"), struct.Struct("<I")
+
+
+class Answer(Generic[T]):
+    """Awaitable: what the host answers. The question is on its way already."""
+
+    __slots__ = ("_call", "_decode")
+
+    def __init__(self, call: Call, decode: Callable[[Blobs], T]):
+        self._call = call
+        self._decode = decode
+
+    def __await__(self) -> Generator[Any, None, T]:
+        blobs = yield from self._call.__await__()
+        return self._decode(blobs)
+
+    @property
+    def ended(self) -> bool:
+        """Whether awaiting it returns at once."""
+        return self._call.ended
+
+    def cancel(self) -> None:
+        """Give up waiting for it."""
+        self._call.cancel()
+
+
+def nothing(blobs: Blobs) -> None:
+    """Of an answer without content."""
+
+
+def text_of(blobs: Blobs) -> str:
+    """Of an answer that is a text."""
+    return blobs[0].decode("utf-8", "replace")
+
+
+def json_of(blobs: Blobs) -> Any:
+    """Of an answer that is JSON."""
+    return json.loads(blobs[0])
+
+
+def ids_of(blobs: Blobs) -> list[int]:
+    """Of an answer that is token ids."""
+    return unpack_ints(blobs[0])
+
+
+def pack_ints(values: Iterable[int]) -> bytes:
+    """Token ids or positions as int32. Raises `InvalidRequest` for what is none."""
+    numbers = list(values)
+    try:
+        if len(numbers) == 1:
+            return _INT.pack(numbers[0])
+        return struct.pack(f"<{len(numbers)}i", *numbers)
+    except struct.error:
+        bad = next((value for value in numbers if not _is_int32(value)), numbers[:1])
+        raise InvalidRequest(f"token ids and positions are integers of 32 bits, got {bad!r}") from None
+
+
+def unpack_ints(data: bytes) -> list[int]:
+    """Of int32s."""
+    return list(struct.unpack(f"<{len(data) // 4}i", data))
+
+
+def pack_handles(numbers: list[int]) -> bytes:
+    """Numbers of pages or embeddings as uint32."""
+    if len(numbers) == 1:
+        return _HANDLE.pack(numbers[0])
+    return struct.pack(f"<{len(numbers)}I", *numbers) if numbers else b""
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    """Of float32s."""
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+def dump(value: object) -> bytes:
+    """Compact JSON as UTF-8, of what the library itself says."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def _is_int32(value: object) -> bool:
+    return isinstance(value, int) and -(2**31) <= value < 2**31

@@ -1,0 +1,193 @@
+"""The calls under the names of Pie's paper (Table 1), as thin functions, for those who come from there.
+
+Each is one call of the library: `alloc_kvpage(q, n)` is `q.alloc_pages(n)`. Calls on a queue return at once; what has
+an answer returns an awaitable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from weft.sdk import forward as _forward
+from weft.sdk import http
+from weft.sdk.answers import Answer
+from weft.sdk.dist import Dist
+from weft.sdk.errors import Unsupported
+from weft.sdk.images import embed_image as embed_img
+from weft.sdk.images import forward_with_adapter, num_embs_needed
+from weft.sdk.messaging import Child, Subscription, broadcast, launch, subscribe
+from weft.sdk.model import Model
+from weft.sdk.model import models as available_models
+from weft.sdk.pages import Allocation, Embed, Page
+from weft.sdk.queues import Queue
+from weft.sdk.sampling import Sampler
+from weft.sdk.session import args as get_arg
+from weft.sdk.session import log, now, receive, send, sleep
+from weft.sdk.tokens import detokenize, tokenize
+from weft.sdk.tokens import vocabulary as get_vocabs
+
+__all__ = [
+    "alloc_emb",
+    "alloc_kvpage",
+    "available_models",
+    "available_traits",
+    "broadcast",
+    "cancel",
+    "copy_kvpage",
+    "create_queue",
+    "dealloc_emb",
+    "dealloc_kvpage",
+    "detokenize",
+    "embed_img",
+    "embed_txt",
+    "export_kvpage",
+    "forward",
+    "forward_with_adapter",
+    "forward_with_sampling",
+    "get_arg",
+    "get_next_dist",
+    "get_vocabs",
+    "http_get",
+    "http_post",
+    "import_kvpage",
+    "join",
+    "launch",
+    "log",
+    "mask_kvpage",
+    "now",
+    "num_embs_needed",
+    "receive",
+    "release_kvpage",
+    "send",
+    "set_queue_priority",
+    "sleep",
+    "subscribe",
+    "synchronize",
+    "tokenize",
+    "unsubscribe",
+]
+
+
+def available_traits(model: Model) -> list[str]:
+    """Names of the traits that a model has."""
+    return list(model.traits)
+
+
+async def create_queue(model: Model | None = None, priority: int = 0) -> Queue:
+    """A new queue. Of the program's own model: another one raises `Unsupported`."""
+    own = (await available_models())[0]
+    if model is not None and model.name != own.name:
+        raise Unsupported(f"this program runs beside {own.name}; launch a program beside {model.name}", "model")
+    return Queue(priority)
+
+
+def synchronize(q: Queue) -> Answer[None]:
+    """Awaited: until the queue has done all that was put on it."""
+    return q.synchronize()
+
+
+def set_queue_priority(q: Queue, priority: int) -> None:
+    """Which queue comes first; lower is earlier."""
+    q.set_priority(priority)
+
+
+def http_get(url: str, headers: Mapping[str, str] | None = None) -> Answer[http.Response]:
+    """GET."""
+    return http.get(url, headers=headers)
+
+
+def http_post(url: str, body: object, headers: Mapping[str, str] | None = None) -> Answer[http.Response]:
+    """POST."""
+    return http.post(url, body, headers=headers)
+
+
+def unsubscribe(subscription: Subscription) -> None:
+    """Hear no more of a topic."""
+    subscription.close()
+
+
+def join(child: Child) -> Answer[Any]:
+    """What a child's `main` returned."""
+    return child.join()
+
+
+def cancel(child: Child) -> None:
+    """End a child."""
+    child.cancel()
+
+
+def alloc_kvpage(q: Queue, count: int) -> Allocation[Page]:
+    """KV pages, usable at once."""
+    return q.alloc_pages(count)
+
+
+def dealloc_kvpage(q: Queue, pages: Iterable[Page]) -> None:
+    """Give pages back."""
+    q.free_pages(pages)
+
+
+def alloc_emb(q: Queue, count: int) -> Allocation[Embed]:
+    """Embeddings, usable at once."""
+    return q.alloc_embeds(count)
+
+
+def dealloc_emb(q: Queue, embeds: Iterable[Embed]) -> None:
+    """Give embeddings back."""
+    q.free_embeds(embeds)
+
+
+def copy_kvpage(
+    q: Queue, source: Page, dest: Page, source_offset: int = 0, dest_offset: int = 0, *, count: int
+) -> None:
+    """Copy the KV of `count` tokens."""
+    q.copy_tokens(source, dest, source_offset=source_offset, dest_offset=dest_offset, count=count)
+
+
+def export_kvpage(q: Queue, pages: Iterable[Page], name: str) -> Answer[None]:
+    """Let other programs import pages."""
+    return q.export_pages(pages, name)
+
+
+def import_kvpage(q: Queue, name: str) -> Answer[list[Page]]:
+    """Pages that were exported."""
+    return q.import_pages(name)
+
+
+def release_kvpage(q: Queue, name: str) -> Answer[None]:
+    """Forget an export."""
+    return q.release_export(name)
+
+
+def embed_txt(q: Queue, tokens: Iterable[int], positions: Iterable[int], embeds: Iterable[Embed]) -> None:
+    """Embed tokens."""
+    q.embed_text(tokens, positions, embeds)
+
+
+def forward(
+    q: Queue,
+    ikv: Iterable[Page] = (),
+    iemb: Iterable[Embed] = (),
+    okv: Iterable[Page] = (),
+    oemb: Iterable[Embed] = (),
+    mask: _forward.Mask | None = None,
+) -> None:
+    """A forward pass."""
+    q.forward(ikv, iemb, okv, oemb, mask)
+
+
+def forward_with_sampling(
+    q: Queue, tokens: Sequence[int], positions: Sequence[int], *, sampler: Sampler | None = None, **options: Any
+) -> Answer[int]:
+    """A forward pass over tokens, and the token that follows. `options` as for `Queue.forward_sample`."""
+    return q.forward_sample(tokens, positions, sampler=sampler, **options)
+
+
+def mask_kvpage(q: Queue, page: Page, hidden: Iterable[bool]) -> None:
+    """Hide tokens of a page."""
+    q.mask_page(page, hidden)
+
+
+def get_next_dist(q: Queue, emb: Embed, k: int = _forward.DIST_K, given: Sequence[int] = ()) -> Answer[Dist]:
+    """The most probable next tokens."""
+    return q.next_dist(emb, k, given=given)

@@ -1,0 +1,159 @@
+"""Calls under way: what a program waits for, and the way back of what it gives up.
+
+A call belongs to a channel (`weft.sdk.channel`), which hands it its events; one task may wait for it at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from weft.sdk.errors import ProgramError, from_kind
+from weft.sdk.wire import Kind, Op
+
+if TYPE_CHECKING:
+    from weft.sdk.channel import Channel, Resource
+
+Blobs = list[bytes]
+
+
+class Call:
+    """A call under way; awaiting it gives the blobs of its result. One task may wait at a time."""
+
+    __slots__ = ("_blobs", "_channel", "_ended", "_error", "_owner", "_waiter", "keep", "number", "spill")
+
+    def __init__(self, channel: Channel, number: int, owner: Resource | None):
+        self.number = number
+        self.keep = False
+        """Whether it outlives a task that is cancelled while it waits, so that another may wait for it."""
+        self.spill = False
+        """Whether an error that nobody waits for goes to the owner."""
+        self._channel = channel
+        self._owner = owner
+        self._ended = False
+        self._blobs: Blobs = []
+        self._error: ProgramError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its result, or its error, is here."""
+        return self._ended
+
+    def __await__(self) -> Generator[Any, None, Blobs]:
+        if not self._ended:
+            yield from self._wait()
+        if self._owner is not None:
+            self._owner.raise_failure()
+        if self._error is not None:
+            raise self._error
+        return self._blobs
+
+    def cancel(self) -> None:
+        """Give up waiting for it. It then ends with `Cancelled` unless it has ended."""
+        if not self._ended:
+            self._channel.post(Op.CANCEL, self.number)
+
+    # ---- for Channel
+
+    def receive(self, kind: int, blobs: Blobs) -> bool:
+        """Take in an event; whether it was the last one."""
+        if kind == Kind.PART:
+            return False
+        self.end(blobs, None if kind == Kind.RESULT else error_of(blobs))
+        return True
+
+    def end(self, blobs: Blobs, error: ProgramError | None) -> None:
+        """This was all."""
+        self._blobs, self._error, self._ended = blobs, error, True
+        if error is not None and self.spill and self._waiter is None and self._owner is not None:
+            self._owner.fail(error)
+        self._wake()
+
+    # ---- inside
+
+    def _wait(self) -> Generator[Any, None, None]:
+        """Wait for news. A task that is cancelled meanwhile takes its call with it, unless it is one to keep."""
+        if self._waiter is not None:
+            raise RuntimeError("two tasks wait for the same call; let one of them wait")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            yield from self._waiter.__await__()
+        except asyncio.CancelledError:
+            if not self.keep:
+                self.cancel()
+            raise
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Stream(Call):
+    """A call that answers in parts: iterate over it for the blobs of each, then look at `result`."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, channel: Channel, number: int, owner: Resource | None):
+        super().__init__(channel, number, owner)
+        self._parts: deque[Blobs] = deque()
+
+    @property
+    def result(self) -> Blobs:
+        """The blobs it ended with. Only after the last part was read."""
+        if not self._ended or self._error is not None:
+            raise RuntimeError("the stream has no result: iterate over it to its end first")
+        return self._blobs
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Blobs:
+        """The blobs of the next part."""
+        while not self._parts:
+            if self._ended:
+                await self
+                raise StopAsyncIteration
+            await _News(self)
+        return self._parts.popleft()
+
+    def take(self) -> list[Blobs]:
+        """All parts that are here and were not read yet."""
+        parts = list(self._parts)
+        self._parts.clear()
+        return parts
+
+    async def aclose(self) -> None:
+        """Want no more of it."""
+        self.cancel()
+        self._parts.clear()
+
+    def receive(self, kind: int, blobs: Blobs) -> bool:
+        """Take in an event; whether it was the last one."""
+        if kind == Kind.PART:
+            self._parts.append(blobs)
+            self._wake()
+            return False
+        return super().receive(kind, blobs)
+
+
+class _News:
+    """Awaited: until something came for the call, be it a part or the end."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call):
+        self._call = call
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._call._wait()
+
+
+def error_of(blobs: Blobs) -> ProgramError:
+    """The error of an ERROR event: kind; message; what is to blame, or nothing."""
+    kind, message, param = (blob.decode("utf-8", "replace") for blob in (*blobs, b"", b"", b"")[:3])
+    return from_kind(kind, message, param or None)

@@ -1,0 +1,67 @@
+"""Contexts that outlive what computed them: kept under a name for the tenant, and restored after an engine's death."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from weft.sdk import store
+from weft.sdk.errors import EngineDead, UnknownHandle
+from weft.sdk.sequence import Sequence
+from weft.sdk.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from weft.sdk.context import Context
+
+PREFIX = "context:"
+"""Of the names of saved contexts among all that the store keeps."""
+RETRY_S = 0.25
+
+
+async def save(ctx: Context, name: str) -> None:
+    """Keep a context under a name."""
+    snapshot = await ctx.snapshot()
+    await store.put_json(PREFIX + name, snapshot.to_json())
+
+
+async def load(name: str) -> Snapshot:
+    """The snapshot that was saved under a name. Raises `UnknownHandle` where there is none."""
+    value = await store.get_json(PREFIX + name)
+    if value is None:
+        raise UnknownHandle(f"no context was saved as {name}")
+    return Snapshot.from_json(value)
+
+
+async def delete(name: str) -> None:
+    """Forget a saved context. One that is not there is no error."""
+    await store.delete(PREFIX + name)
+
+
+async def names() -> list[str]:
+    """The names of all saved contexts."""
+    return [name.removeprefix(PREFIX) for name in await store.names(PREFIX)]
+
+
+async def restore(ctx: Context, timeout_s: float) -> None:
+    """The context's tokens on a new sequence, as soon as there is an engine again."""
+    if ctx.parent is not None:
+        await ctx.parent.flush()
+    with suppress(EngineDead):
+        await ctx.settle()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        sequence = Sequence(ctx.priority, channel=ctx.channel)
+        try:
+            if ctx.tokens:
+                # Asking what comes next shows that the engine is there, and computes what is needed anyway.
+                await sequence.next_dist(1, append=ctx.tokens)
+            break
+        except EngineDead:
+            sequence.release()
+            if loop.time() >= deadline:
+                raise
+        await asyncio.sleep(RETRY_S)
+    ctx.sequence.release()
+    ctx.sequence = sequence

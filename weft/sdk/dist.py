@@ -1,0 +1,102 @@
+"""Distributions over the next token, and drawing from them in the program itself.
+
+Log-probabilities are the model's own, in nats, of the `k` most probable tokens; what is beyond them is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from weft.sdk.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Dist:
+    """The most probable next tokens, most probable first."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    given: tuple[float, ...] = ()
+    """Log-probabilities of the tokens that were asked for by name."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        """Pairs of token and log-probability."""
+        return iter(zip(self.ids, self.logprobs, strict=True))
+
+    def max_index(self) -> int:
+        """The most probable token."""
+        self._check()
+        return self.ids[0]
+
+    def logprob(self, token: int) -> float:
+        """Of a token; minus infinity for one that is not among those known."""
+        return self.logprobs[self.ids.index(token)] if token in self.ids else -math.inf
+
+    def probs(self) -> list[float]:
+        """Probabilities under the model, in the order of `ids`. Their sum is below 1 where tokens are left out."""
+        return [math.exp(logprob) for logprob in self.logprobs]
+
+    @property
+    def entropy(self) -> float:
+        """In nats, of the known tokens alone, scaled to a sum of 1."""
+        self._check()
+        weights = self._weights(1.0)
+        total = sum(weights)
+        return -sum(weight / total * math.log(weight / total) for weight in weights if weight > 0)
+
+    def keep(self, allowed: Collection[int] | Callable[[int], bool]) -> Dist:
+        """Only the tokens that are allowed: a set, a grammar's `Allowed`, or a function that says so."""
+        is_allowed = allowed if callable(allowed) else allowed.__contains__
+        return self._only([at for at, token in enumerate(self.ids) if is_allowed(token)])
+
+    def top_k(self, k: int) -> Dist:
+        """The `k` most probable."""
+        return self._only(range(min(k, len(self.ids))))
+
+    def top_p(self, p: float) -> Dist:
+        """The fewest whose probabilities together reach `p` of all that is known; at least one."""
+        weights = self._weights(1.0)
+        limit, total, count = p * sum(weights), 0.0, 0
+        for weight in weights:
+            count += 1
+            total += weight
+            if total >= limit:
+                break
+        return self._only(range(count))
+
+    def sample(self, temperature: float = 1.0, rng: random.Random | None = None) -> int:
+        """Draw one of the known tokens. Temperature 0 takes the most probable."""
+        self._check()
+        if temperature <= 0:
+            return self.ids[0]
+        weights = self._weights(temperature)
+        return (rng or random).choices(self.ids, weights)[0]
+
+    def _only(self, places: Collection[int] | range) -> Dist:
+        return Dist(tuple(self.ids[at] for at in places), tuple(self.logprobs[at] for at in places), self.given)
+
+    def _weights(self, temperature: float) -> list[float]:
+        """Proportional to the probabilities; the largest is 1, so that none overflows."""
+        best = max(self.logprobs, default=0.0)
+        return [math.exp((logprob - best) / temperature) for logprob in self.logprobs]
+
+    def _check(self) -> None:
+        if not self.ids:
+            raise InvalidRequest("the distribution is empty: none of the known tokens is allowed; ask for a larger k")
+
+
+def unpack_dist(ids: bytes, logprobs: bytes, given: bytes = b"") -> Dist:
+    """One distribution from its packed parts. Ids below 0 stand for none."""
+    tokens = struct.unpack(f"<{len(ids) // 4}i", ids)
+    values = struct.unpack(f"<{len(logprobs) // 4}f", logprobs)
+    if tokens and tokens[-1] < 0:  # they come last
+        known = sum(token >= 0 for token in tokens)
+        tokens, values = tokens[:known], values[:known]
+    return Dist(tokens, values, struct.unpack(f"<{len(given) // 4}f", given))

@@ -1,0 +1,147 @@
+"""The traits Forward, InputText and OutputText: one forward pass over explicit pages and embeddings, and what it says
+about the next token.
+
+    inputs, output = queue.alloc_embeds(len(tokens)), queue.alloc_embeds(1)
+    pages = queue.alloc_pages(1)
+    queue.embed_text(tokens, range(len(tokens)), inputs)
+    queue.forward(inputs=inputs, write=pages, outputs=output)
+    dist = await queue.next_dist(output[0])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from weft.sdk.answers import Answer, dump, pack_ints, unpack_ints
+from weft.sdk.calls import Blobs
+from weft.sdk.dist import Dist, unpack_dist
+from weft.sdk.errors import InvalidRequest
+from weft.sdk.pages import Embed, Page, PageCalls, pack
+from weft.sdk.sampling import Sampler
+from weft.sdk.wire import Op
+
+DIST_K = 256
+"""Tokens of a distribution, unless one asks for another number."""
+Mask = Sequence[Sequence[bool]]
+"""[inputs, all tokens seen], true where the input sees the token: those of the pages read in order, then the inputs."""
+
+
+class ForwardCalls(PageCalls):
+    """The part of a queue that computes."""
+
+    _sampler: Sampler | None = None
+    _sampling = b"{}"
+    """The sampler of the last call, as it travels: a loop draws with the same one."""
+
+    def embed_text(self, tokens: Iterable[int], positions: Iterable[int], embeds: Iterable[Embed]) -> None:
+        """Fill embeddings with those of tokens, each at its position in the text (from 0)."""
+        self.check()
+        ids, places, slots = pack_ints(tokens), pack_ints(positions), pack(embeds, self.channel)
+        if not len(ids) == len(places) == len(slots):
+            counts = f"{len(ids) // 4} tokens, {len(places) // 4} positions and {len(slots) // 4} embeddings"
+            raise InvalidRequest(f"there must be as many positions and embeddings as tokens, got {counts}", "embeds")
+        self.channel.post(Op.EMBED_TEXT, self.number, ids, places, slots, owner=self)
+
+    def forward(
+        self,
+        read: Iterable[Page] = (),
+        inputs: Iterable[Embed] = (),
+        write: Iterable[Page] = (),
+        outputs: Iterable[Embed] = (),
+        mask: Mask | None = None,
+    ) -> None:
+        """One pass over the inputs.
+
+        They see the tokens in the pages of `read`, and each other: as the mask says, or, without one, what is not
+        later than themselves. Their KV goes to the pages of `write`, from the first free place on, or nowhere. The last
+        inputs' final hidden states go to `outputs`, as many as there are.
+        """
+        self.check()
+        channel = self.channel
+        values = (pack(read, channel), pack(inputs, channel), pack(write, channel), pack(outputs, channel))
+        if not values[1]:
+            raise InvalidRequest("a forward pass needs at least one input embedding", "inputs")
+        channel.post(Op.FORWARD, self.number, *values, pack_mask(mask), owner=self)
+
+    def forward_sample(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        *,
+        read: Iterable[Page] = (),
+        write: Iterable[Page] = (),
+        mask: Mask | None = None,
+        sampler: Sampler | None = None,
+        index: int = 0,
+    ) -> Answer[int]:
+        """Embed tokens, compute them, and sample what follows the last one: a whole step in one call.
+
+        `index` counts the tokens that a seed has drawn: with the same seed and index comes the same token.
+        """
+        self.check()
+        if not tokens or len(tokens) != len(positions):
+            counts = f"{len(tokens)} tokens and {len(positions)} positions"
+            raise InvalidRequest(f"there must be a token, and a position for each, got {counts}", "positions")
+        channel = self.channel
+        if sampler is not self._sampler:
+            self._sampler, self._sampling = sampler, dump((sampler or Sampler()).to_json())
+        about = b'{"sampling":%b,"index":%d}' % (self._sampling, index)
+        pages, places = pack(read, channel), pack(write, channel)
+        call = channel.ask(
+            Op.FORWARD_SAMPLE,
+            *(self.number, pages, pack_ints(tokens), pack_ints(positions), places, pack_mask(mask), about),
+            owner=self,
+        )
+        return Answer(call, _token)
+
+    def next_dist(self, output: Embed, k: int = DIST_K, *, given: Sequence[int] = ()) -> Answer[Dist]:
+        """The `k` most probable tokens after an output embedding, and the log-probabilities of the given ones."""
+        call = self._next_dist([output], k, given)
+        return Answer(call, lambda blobs: unpack_dist(*blobs[:3]))
+
+    def next_dists(
+        self, outputs: Sequence[Embed], k: int = DIST_K, *, given: Sequence[Sequence[int]] = ()
+    ) -> Answer[list[Dist]]:
+        """The same of several embeddings at once; `given` has as many tokens for each of them."""
+        count = len(outputs)
+        sizes = {len(tokens) for tokens in given}
+        if given and (len(given) != count or len(sizes) != 1):
+            raise InvalidRequest(f"given must have as many tokens for each of the {count} embeddings", "given")
+        call = self._next_dist(outputs, k, [token for tokens in given for token in tokens])
+        return Answer(call, lambda blobs: _dists(blobs, count))
+
+    def _next_dist(self, outputs: Sequence[Embed], k: int, given: Sequence[int]) -> Any:
+        self.check()
+        if k < 0 or (k == 0 and not given):
+            raise InvalidRequest(f"k must be at least 1 (0 with given tokens), got {k}", "k")
+        return self.channel.ask(Op.NEXT_DIST, self.number, k, pack(outputs, self.channel), pack_ints(given), owner=self)
+
+
+def pack_mask(mask: Mask | None) -> bytes:
+    """The bits of a mask: each row whole bytes, its first column in the lowest bit of the first byte."""
+    if mask is None:
+        return b""
+    width = len(mask[0]) if mask else 0
+    rows = []
+    for row in mask:
+        if len(row) != width:
+            raise InvalidRequest(f"the rows of a mask must be equally long, got {width} and {len(row)}", "mask")
+        bits = sum(1 << at for at, seen in enumerate(row) if seen)
+        rows.append(bits.to_bytes((width + 7) // 8, "little"))
+    return b"".join(rows)
+
+
+def _token(blobs: Blobs) -> int:
+    return unpack_ints(blobs[0])[0]
+
+
+def _dists(blobs: Blobs, count: int) -> list[Dist]:
+    parts = [[_cut(blob, at, count) for blob in blobs[:3]] for at in range(count)]
+    return [unpack_dist(*part) for part in parts]
+
+
+def _cut(blob: bytes, at: int, count: int) -> bytes:
+    """The part of one of `count` rows."""
+    size = len(blob) // count
+    return blob[at * size : (at + 1) * size]

@@ -1,0 +1,173 @@
+"""One generation on a context: a stream while it runs, a value once it has ended.
+
+    async for piece in ctx.generate(max_tokens=50):     # pieces of text
+        session.send(piece)
+
+    reply = await ctx.generate(max_tokens=50)           # all of it
+    reply.text, reply.tokens, reply.reason, reply.usage
+
+Owns what was read of the generation. What it means for the context's tokens and messages is the context's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from typing import Any, Protocol
+
+from weft.sdk.deltas import Content, Delta, Reasoning
+from weft.sdk.errors import InvalidRequest, ProgramError
+from weft.sdk.grammar import Grammar
+from weft.sdk.reasoning import OPEN, ReasoningParser
+from weft.sdk.sampling import Sampler, Stop
+from weft.sdk.sequence import Generating, Logprob, Part, Usage
+
+
+class Host(Protocol):
+    """The context, as its generations see it."""
+
+    async def begin(self, generation: Generation) -> Generating:
+        """Put it on the sequence."""
+
+    def grow(self, part: Part) -> None:
+        """The sequence has these tokens more."""
+
+    async def end(self, generation: Generation, *, is_whole: bool) -> None:
+        """It has ended; `is_whole`: by itself, so that text and tokens are the same."""
+
+
+class Generation:
+    """What a model writes on a context. It begins when it is first awaited or iterated over."""
+
+    def __init__(
+        self,
+        host: Host,
+        sampler: Sampler,
+        stop: Stop,
+        grammar: Grammar | None = None,
+        *,
+        special: bool = False,
+    ):
+        self.sampler = sampler
+        self.stopping = stop
+        self.grammar = grammar
+        self.special = special
+        self.text = ""
+        """So far; without what ended it."""
+        self.tokens: list[int] = []
+        """So far: all that were sampled, those of a stop string and the end of sequence too."""
+        self.logprobs: list[Logprob] = []
+        """One per token, where the sampler has `logprobs`."""
+        self.reason = ""
+        """Once it has ended: stop, length, or cancelled."""
+        self.stop: str | int | None = None
+        """The stop string or token that ended it; None for the end of sequence."""
+        self.usage = Usage()
+        self.prompt_thinks = False
+        """Whether the prompt ends inside the model's reasoning."""
+        self.is_reading = False
+        """Whether a task waits for the next part right now."""
+        self._host = host
+        self._generating: Generating | None = None
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, and all of it was read."""
+        return self._ended
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought between `<think>` and `</think>`."""
+        return "".join(delta.text for delta in self._split() if isinstance(delta, Reasoning))
+
+    @property
+    def answer(self) -> str:
+        """The text without the reasoning."""
+        return "".join(delta.text for delta in self._split() if isinstance(delta, Content))
+
+    def __await__(self) -> Generator[Any, None, Generation]:
+        return self._read().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Pieces of text, as they become certain."""
+        async for part in self.parts():
+            if part.text:
+                yield part.text
+
+    async def each_token(self) -> AsyncIterator[int]:
+        """Tokens, one by one."""
+        async for part in self.parts():
+            for token in part.tokens:
+                yield token
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """Tokens and text that came together."""
+        while (part := await self._next()) is not None:
+            yield part
+
+    async def cancel(self) -> None:
+        """End it. The context keeps the tokens that were read, and forgets those that were not."""
+        if self._ended:
+            return
+        if self._generating is None:
+            self._ended, self.reason = True, "cancelled"
+            return
+        self._generating.cancel()
+        try:
+            async for _ in self._generating:
+                pass
+        except ProgramError:
+            # It is over, whatever ended it; what concerns the sequence too is raised by its next use.
+            pass
+        finally:
+            self._ended, self.reason = True, "cancelled"
+            await self._host.end(self, is_whole=False)
+
+    # ---- inside
+
+    async def _read(self) -> Generation:
+        while await self._next() is not None:
+            pass
+        return self
+
+    async def _next(self) -> Part | None:
+        """The next part; None once it has ended."""
+        if self._ended:
+            return None
+        if self.is_reading:
+            raise InvalidRequest("two tasks read the same generation; let one of them read it")
+        self.is_reading = True
+        try:
+            if self._generating is None:
+                self._generating = await self._host.begin(self)
+            part = await anext(self._generating, None)
+        except ProgramError as error:
+            # What came before it stays, so that the context can be restored and go on.
+            if self._generating is not None:
+                self._ended, self.reason = True, error.kind
+                await self._host.end(self, is_whole=False)
+            raise
+        finally:
+            self.is_reading = False
+        if part is None:
+            await self._end(self._generating)
+            return None
+        self.text += part.text
+        self.tokens += part.tokens
+        self.logprobs += part.logprobs
+        self._host.grow(part)
+        return part
+
+    async def _end(self, generating: Generating) -> None:
+        self.reason, self.stop, self.usage = generating.ending
+        self._ended = True
+        await self._host.end(self, is_whole=True)
+
+    def _split(self) -> list[Delta]:
+        parser = ReasoningParser(opened=self.prompt_thinks)
+        return [*parser.push(self.text), *parser.finish()]
+
+
+def thinks(prompt: str | None) -> bool:
+    """Whether a prompt ends inside the model's reasoning."""
+    return prompt is not None and prompt.rstrip().endswith(OPEN)

@@ -1,0 +1,136 @@
+"""Grammars as values: what a generated text must look like. And `Matcher`, for programs that choose tokens themselves.
+
+await ctx.generate(grammar=json_schema({"type": "object", "properties": {"age": {"type": "integer"}}}))
+await ctx.generate(grammar=choice(["yes", "no"]))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from weft.sdk.answers import Answer, dump, pack_ints
+from weft.sdk.calls import Blobs
+from weft.sdk.channel import Channel, Resource, current
+from weft.sdk.errors import InvalidRequest
+from weft.sdk.wire import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The generated text, from its first token to the end of sequence, belongs to this language."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+    def to_json(self) -> dict[str, str]:
+        """As it travels."""
+        return {"kind": self.kind, "text": self.text}
+
+
+def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
+    """A JSON value that the schema allows; `True` or `{}` allow any."""
+    return Grammar("json_schema", json.dumps(schema, separators=(",", ":"), ensure_ascii=False))
+
+
+def json_object() -> Grammar:
+    """Any JSON object."""
+    return json_schema({"type": "object"})
+
+
+def regex(pattern: str) -> Grammar:
+    """A text that the expression matches as a whole; no look-around, no back-references."""
+    return Grammar("regex", pattern)
+
+
+def choice(options: Sequence[str]) -> Grammar:
+    """One of the options, to the letter."""
+    if not options or isinstance(options, str):
+        raise InvalidRequest("a choice needs a list of at least one option", "options")
+    return Grammar("lark", "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+
+
+def lark(text: str) -> Grammar:
+    """A context-free grammar in llguidance's dialect of Lark; its start symbol is `start`."""
+    return Grammar("lark", text)
+
+
+def ebnf(rules: str) -> Grammar:
+    """A context-free grammar in the notation `root ::= "a" item*` (GBNF); its start symbol is `root`.
+
+    Strings, character classes `[a-z]`, groups, `|`, `*`, `+`, `?`, and comments after `#`.
+    """
+    from weft.sdk.gbnf import to_lark
+
+    return Grammar("lark", to_lark(rules))
+
+
+class Allowed:
+    """The tokens that may come next, as a set that costs a bit each."""
+
+    __slots__ = ("_bits", "done")
+
+    def __init__(self, bits: bytes, done: bool = False):
+        self._bits = bits
+        self.done = done
+        """Whether the text is complete and nothing may follow but its end."""
+
+    def __contains__(self, token: object) -> bool:
+        """Whether the token may come next."""
+        if not isinstance(token, int) or not 0 <= token < 8 * len(self._bits):
+            return False
+        return bool(self._bits[token >> 3] >> (token & 7) & 1)
+
+    def __iter__(self) -> Iterator[int]:
+        """The tokens, in order."""
+        for at, byte in enumerate(self._bits):
+            if byte:
+                yield from (8 * at + bit for bit in range(8) if byte >> bit & 1)
+
+    def __len__(self) -> int:
+        """How many tokens may come next."""
+        return int.from_bytes(self._bits, "little").bit_count()
+
+
+class Matcher(Resource):
+    """A grammar that is followed token by token, by a program that chooses the tokens itself.
+
+    async with Matcher(json_object()) as matcher:
+        allowed = await matcher.push([])            # before the first token
+        token = dist.keep(allowed).max_index()
+        allowed = await matcher.push([token])
+    """
+
+    noun = "matcher"
+
+    def __init__(self, grammar: Grammar, channel: Channel | None = None):
+        super().__init__(channel or current())
+        opened = self.channel.ask(Op.MATCHER_OPEN, self.number, dump(grammar.to_json()), owner=self)
+        opened.spill = True
+
+    def push(self, tokens: Iterable[int] = ()) -> Answer[Allowed]:
+        """Follow these tokens; what may come after them. Raises `InvalidRequest` for a token that was not allowed, or a
+        grammar that is none."""
+        self.check()
+        return Answer(self.channel.ask(Op.MATCHER_PUSH, self.number, pack_ints(tokens), owner=self), _allowed)
+
+    def release(self) -> None:
+        """Give it back. Does nothing the second time."""
+        if self.is_open:
+            self.channel.post(Op.MATCHER_CLOSE, self.number, owner=self)
+            self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _allowed(blobs: Blobs) -> Allowed:
+    return Allowed(blobs[1], blobs[0] == b"\1")

@@ -1,0 +1,144 @@
+"""From the source of a program to the JSON of its result, the same where it is trusted and in the sandbox.
+
+Owns what a program is: source text with a function `main`, sync or async, that takes the run's arguments or nothing.
+It does not know channels or limits. Called by the runners, inside the context in which the channel is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any
+
+from weft.sdk.errors import InvalidRequest
+
+Main = Callable[..., Any]
+MODULE = "__program__"
+"""The `__name__` of every program, so that `if __name__ == "__main__":` stays for other ways to run it."""
+_NOTHING = ModuleType(MODULE)
+_MAX_FRAMES = 30
+
+
+async def run(source: str, name: str, args: bytes = b"") -> bytes:
+    """Load a program, call its `main` with the arguments (JSON; nothing: null), and encode what it returns.
+
+    Raises `InvalidRequest` for what is wrong with the program's form, and whatever `main` raises.
+    """
+    return encode_result(await call(load(source, name), decode_args(args)))
+
+
+def load(source: str, name: str) -> Main:
+    """Execute the source as a module and get its `main`.
+
+    `name` is what tracebacks call the file. Raises `InvalidRequest` for a syntax error (with its line) or a source
+    without a `main`, and whatever the source itself raises.
+    """
+    module = ModuleType(MODULE)
+    try:
+        code = compile(source, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        shown = f": {line}" if line else ""
+        raise InvalidRequest(f"{name}, line {error.lineno}: {error.msg}{shown}", "source") from None
+    except ValueError as error:
+        raise InvalidRequest(f"{name} is no Python source: {error}", "source") from None
+    # Classes of a program look their module up by name while they are made (dataclasses do).
+    sys.modules[MODULE] = module
+    try:
+        exec(code, module.__dict__)  # noqa: S102 (what a program is)
+    finally:
+        sys.modules[MODULE] = _NOTHING
+    main = module.__dict__.get("main")
+    if not callable(main):
+        raise InvalidRequest(
+            f"{name} has no function main; define `async def main(args)`, which returns the result", "source"
+        )
+    if inspect.isasyncgenfunction(main) or inspect.isgeneratorfunction(main):
+        raise InvalidRequest(
+            f"main of {name} is a generator; return the result, and send pieces with `weft.sdk.session.send`", "source"
+        )
+    return main  # type: ignore[no-any-return]
+
+
+async def call(main: Main, args: object) -> object:
+    """What `main` returns. It gets the arguments if it takes any."""
+    value = main(args) if _takes_args(main) else main()
+    return await value if inspect.isawaitable(value) else value
+
+
+def decode_args(args: bytes) -> Any:
+    """The arguments of a run from their JSON; None for nothing. Raises `InvalidRequest`."""
+    if not args:
+        return None
+    try:
+        return json.loads(args)
+    except ValueError as error:
+        raise InvalidRequest(f"the arguments are no JSON: {error}", "args") from None
+
+
+def encode_result(value: object) -> bytes:
+    """The JSON of what `main` returned; dataclasses become objects. Raises `InvalidRequest` for what is no JSON."""
+    return encode(value, "the result of main")
+
+
+def encode(value: object, what: str) -> bytes:
+    """Compact JSON as UTF-8. `what` is what an `InvalidRequest` calls the value."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = "it has text with lone surrogates" if isinstance(error, UnicodeError) else error
+        raise InvalidRequest(f"{what} cannot be written as JSON: {reason}") from None
+
+
+def trace(error: BaseException, source: str, name: str) -> str:
+    """A traceback of the program's own lines, with the cause last; lines of libraries only by name."""
+    lines = source.splitlines()
+    frames = _frames(error.__traceback__)
+    cut = len(frames) - _MAX_FRAMES
+    shown = ["Traceback (most recent call last):"]
+    for filename, number, function in frames if cut <= 0 else frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]:
+        shown.append(f'  File "{filename}", line {number}, in {function}')
+        if filename == name and 0 < number <= len(lines):
+            shown.append(f"    {lines[number - 1].strip()}")
+    if cut > 0:
+        shown.insert(1, f"  ({cut} frames in the middle are left out)")
+    text = str(error)
+    shown.append(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    return "\n".join(shown)
+
+
+def _frames(step: TracebackType | None) -> list[tuple[str, int, str]]:
+    """File, line and function of each frame, without those that run the program."""
+    frames = []
+    while step is not None:
+        code = step.tb_frame.f_code
+        if code.co_filename != __file__:
+            frames.append((code.co_filename, step.tb_lineno, code.co_name))
+        step = step.tb_next
+    return frames
+
+
+def _takes_args(main: Main) -> bool:
+    try:
+        parameters = inspect.signature(main).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    return any(parameter.kind in positional for parameter in parameters)
+
+
+def _default(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, bytes | bytearray):
+        raise TypeError("bytes are no JSON; decode them to text first")
+    raise TypeError(f"a {type(value).__name__} is no JSON")

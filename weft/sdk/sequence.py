@@ -1,0 +1,228 @@
+"""The Sequence trait: tokens on the engine with their KV, which keep lineage: prefixes are shared, what is evicted is
+recomputed, and `generate` is a loop inside the engine's scheduler.
+
+    async with Sequence() as seq:
+        seq.append(await tokenize("Once upon", special=True))
+        async for part in seq.generate(Sampler(temperature=0.8), Stop(max_tokens=20)):
+            part.tokens, part.text
+
+A sequence speaks token ids and does not remember them; `weft.sdk.Context` does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from weft.sdk.answers import Answer, dump, pack_ints, unpack_floats, unpack_ints
+from weft.sdk.calls import Blobs, Stream
+from weft.sdk.channel import Channel, Resource, current
+from weft.sdk.dist import Dist, unpack_dist
+from weft.sdk.errors import InvalidRequest
+from weft.sdk.grammar import Grammar
+from weft.sdk.sampling import Sampler, Stop
+from weft.sdk.wire import Op
+
+DIST_K = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a generation cost. Times are seconds on the engine's clock."""
+
+    num_prompt_tokens: int = 0
+    """Tokens that the sequence held before."""
+    num_cached_tokens: int = 0
+    """Of those, tokens whose KV was found instead of computed."""
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    queued_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+
+
+class Logprob(NamedTuple):
+    """Of one token, and the most probable ones at its place."""
+
+    logprob: float
+    rank: int
+    """1: it was the most probable. 0: not known."""
+    top: Dist
+
+
+class Part(NamedTuple):
+    """Tokens that came together, and the text that became certain with them."""
+
+    tokens: list[int]
+    text: str
+    logprobs: list[Logprob] = []  # noqa: RUF012
+
+
+class Ending(NamedTuple):
+    """How a generation ended."""
+
+    reason: str
+    """stop, or length."""
+    stop: str | int | None
+    """The stop string or stop token; None for the end of sequence and for length."""
+    usage: Usage
+
+
+class Generating:
+    """A generation under way: iterate over its parts, then look at `ending`."""
+
+    def __init__(self, stream: Stream):
+        self._stream = stream
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Part:
+        return _part(await anext(self._stream))
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended. Only after the last part."""
+        fields_ = json.loads(self._stream.result[0])
+        return Ending(fields_["reason"], fields_.get("stop"), usage_of(fields_.get("usage") or {}))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end is here; parts may still be unread."""
+        return self._stream.ended
+
+    def cancel(self) -> None:
+        """Stop it; the sequence keeps the tokens it has. Iterating then ends with `Cancelled`."""
+        self._stream.cancel()
+
+
+class Sequence(Resource):
+    """A sequence of the program. Every method but `await` returns at once; operations run in order."""
+
+    noun = "sequence"
+
+    def __init__(self, priority: int = 0, *, channel: Channel | None = None):
+        super().__init__(channel or current())
+        self.channel.post(Op.SEQ_OPEN, self.number, priority, owner=self)
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Add known tokens. They are computed as the engine finds room, the last one when something needs it."""
+        self.check()
+        self.channel.post(Op.SEQ_APPEND, self.number, pack_ints(tokens), owner=self)
+
+    def generate(
+        self,
+        sampler: Sampler | None = None,
+        stop: Stop | None = None,
+        grammar: Grammar | None = None,
+        *,
+        text: bool = True,
+        special: bool = False,
+    ) -> Generating:
+        """Sample tokens until something in `stop` holds. `special`: the text has the names of special tokens in it."""
+        self.check()
+        about: dict[str, Any] = {
+            "sampling": (sampler or Sampler()).to_json(),
+            "stop": (stop or Stop()).to_json(),
+        }
+        if grammar is not None:
+            about["grammar"] = grammar.to_json()
+        form = 0 if not text else 2 if special else 1
+        return Generating(self.channel.stream(Op.SEQ_GENERATE, self.number, form, dump(about), owner=self))
+
+    def next_dist(self, k: int = DIST_K, *, append: Iterable[int] = ()) -> Answer[Dist]:
+        """What is likely next, after adding these tokens: a step of a program's own loop in one round trip."""
+        self.check()
+        call = self.channel.ask(Op.SEQ_DIST, self.number, k, pack_ints(append), owner=self)
+        return Answer(call, lambda blobs: unpack_dist(*blobs[:2]))
+
+    def score(self, tokens: Iterable[int], k: int = 0) -> Answer[list[Logprob]]:
+        """Add tokens, and say how probable each was (NaN for the first of a sequence), beside the `k` most probable."""
+        self.check()
+        call = self.channel.ask(Op.SEQ_SCORE, self.number, k, pack_ints(tokens), owner=self)
+        return Answer(call, _logprobs)
+
+    @classmethod
+    def reserved(cls, channel: Channel) -> Sequence:
+        """The number of a sequence that does not exist yet, to be given to `fork`."""
+        sequence = cls.__new__(cls)
+        Resource.__init__(sequence, channel)
+        return sequence
+
+    def fork(self, into: Sequence | None = None) -> Sequence:
+        """A copy that shares all KV, as of the operations put on this sequence so far. `into`: a reserved one."""
+        self.check()
+        child = into or Sequence.reserved(self.channel)
+        self.channel.post(Op.SEQ_FORK, self.number, child.number, owner=child)
+        return child
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget all tokens past the first `num_tokens`. Ends what runs on it."""
+        self.check()
+        if num_tokens < 0:
+            raise InvalidRequest(f"a sequence cannot keep {num_tokens} tokens", "num_tokens")
+        self.channel.post(Op.SEQ_TRUNCATE, self.number, num_tokens, owner=self)
+
+    def cancel(self) -> None:
+        """End what runs on it; it keeps the tokens it has."""
+        self.check()
+        self.channel.post(Op.SEQ_CANCEL, self.number, owner=self)
+
+    def set_priority(self, priority: int) -> None:
+        """How early it runs; lower is earlier."""
+        self.check()
+        self.channel.post(Op.SEQ_PRIORITY, self.number, priority, owner=self)
+
+    def hold(self, seconds: float) -> None:
+        """Give it up, but have the engine keep its KV for a later sequence that starts with the same tokens."""
+        self.check()
+        self.channel.post(Op.SEQ_HOLD, self.number, float(seconds), owner=self)
+        self.close()
+
+    def release(self) -> None:
+        """Give it back. Does nothing the second time."""
+        if self.is_open:
+            self.channel.post(Op.SEQ_RELEASE, self.number, owner=self)
+            self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def usage_of(values: dict[str, Any]) -> Usage:
+    """Usage from its JSON; fields that this version does not know are left out."""
+    names = {item.name for item in fields(Usage)}
+    return Usage(**{key: value for key, value in values.items() if key in names})
+
+
+def _part(blobs: Blobs) -> Part:
+    tokens = unpack_ints(blobs[0])
+    text = blobs[1].decode("utf-8", "replace") if len(blobs) > 1 else ""
+    return Part(tokens, text, _logprobs(blobs[2:5]) if len(blobs) > 2 else [])
+
+
+def _logprobs(blobs: Blobs) -> list[Logprob]:
+    """Log-probabilities [n]; ids [n, k]; log-probabilities [n, k]."""
+    chosen = unpack_floats(blobs[0])
+    ids, values = blobs[1], blobs[2]
+    size = len(ids) // len(chosen) if chosen else 0
+    found = []
+    for at, logprob in enumerate(chosen):
+        row = slice(size * at, size * (at + 1))
+        top = unpack_dist(ids[row], values[row])
+        rank = 1 + sum(value > logprob for value in top.logprobs)
+        is_known = not math.isnan(logprob) and 0 < rank <= len(top)
+        found.append(Logprob(logprob, rank if is_known else 0, top))
+    return found

@@ -1,0 +1,54 @@
+"""The state of a context as a value: what is needed to go on from it, here, later, or in another program."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft.sdk.chat import Chat
+from weft.sdk.errors import InvalidRequest
+from weft.sdk.model import Model
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Of a context at one moment. It does not change when the context does."""
+
+    model: str
+    tokens: tuple[int, ...]
+    base: int
+    """Tokens before the chat."""
+    chat: Chat
+
+    def check(self, model: Model) -> None:
+        """Raise `InvalidRequest`, naming both, if it belongs to another model: tokens mean nothing to it."""
+        if self.model != model.name:
+            raise InvalidRequest(
+                f"the context belongs to the model {self.model}; this program runs beside {model.name}", "model"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        chat = asdict(self.chat)
+        chat["raw"] = {str(at): text for at, text in self.chat.raw.items()}
+        return {
+            "version": VERSION,
+            "model": self.model,
+            "tokens": list(self.tokens),
+            "base": self.base,
+            "chat": chat,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Snapshot:
+        """From `to_json`. Raises `InvalidRequest` for what is none."""
+        try:
+            if value["version"] != VERSION:
+                raise InvalidRequest(f"the snapshot has version {value['version']}; this library reads {VERSION}")
+            chat = dict(value["chat"])
+            chat["raw"] = {int(at): text for at, text in chat["raw"].items()}
+            return cls(value["model"], tuple(value["tokens"]), value["base"], Chat(**chat))
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise InvalidRequest("what was kept is no snapshot of a context") from None

@@ -1,0 +1,65 @@
+"""Small values by name, kept for the program's tenant: they outlive programs and servers.
+
+from weft.sdk import store
+
+await store.put_json("seen", ["a", "b"])
+await store.get_json("seen")
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from weft.sdk.answers import Answer, json_of, nothing
+from weft.sdk.calls import Blobs
+from weft.sdk.channel import current
+from weft.sdk.errors import InvalidRequest
+from weft.sdk.main import encode
+from weft.sdk.wire import Op
+
+
+def put(name: str, value: bytes) -> Answer[None]:
+    """Keep a value under a name, instead of the one that was there. It is safe once this was awaited."""
+    return Answer(current().ask(Op.STORE_PUT, _name(name), bytes(value)), nothing)
+
+
+def get(name: str) -> Answer[bytes | None]:
+    """The value of a name; None where there is none."""
+    return Answer(current().ask(Op.STORE_GET, _name(name)), _value)
+
+
+def delete(name: str) -> Answer[None]:
+    """Forget a name. One that is not there is no error."""
+    return Answer(current().ask(Op.STORE_DELETE, _name(name)), nothing)
+
+
+def names(prefix: str = "") -> Answer[list[str]]:
+    """All names that begin so, in order."""
+    return Answer(current().ask(Op.STORE_LIST, prefix.encode()), json_of)
+
+
+def put_json(name: str, value: object) -> Answer[None]:
+    """Keep a JSON value."""
+    return put(name, encode(value, f"the value of {name}"))
+
+
+async def get_json(name: str, default: Any = None) -> Any:
+    """The JSON value of a name, or `default`. Raises `InvalidRequest` where something else is kept."""
+    value = await get(name)
+    if value is None:
+        return default
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise InvalidRequest(f"what is kept under {name} is no JSON; read it with store.get", "name") from None
+
+
+def _name(name: str) -> bytes:
+    if not name:
+        raise InvalidRequest("a value needs a name", "name")
+    return name.encode()
+
+
+def _value(blobs: Blobs) -> bytes | None:
+    return blobs[1] if blobs[0] == b"\1" else None

@@ -1,0 +1,66 @@
+"""The Tokenize trait: text and token ids, special tokens, chat templates, of the program's own model."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from weft.sdk.answers import Answer, ids_of, pack_ints, text_of
+from weft.sdk.calls import Blobs
+from weft.sdk.channel import current
+from weft.sdk.main import encode
+from weft.sdk.wire import Op
+
+
+def tokenize(text: str, *, special: bool = False) -> Answer[list[int]]:
+    """The token ids of a text. `special`: with the tokens that the model wants around a text (a beginning of sequence,
+    for many). The names of special tokens in the text become these tokens."""
+    return Answer(current().ask(Op.TOKENIZE, int(special), text.encode("utf-8", "surrogatepass")), ids_of)
+
+
+def detokenize(tokens: Iterable[int], *, skip_special: bool = True) -> Answer[str]:
+    """The text of token ids."""
+    return Answer(current().ask(Op.DETOKENIZE, int(skip_special), pack_ints(tokens)), text_of)
+
+
+def vocabulary() -> Answer[list[bytes]]:
+    """The bytes of every token, by id. Large: ask once and keep it."""
+    return Answer(current().ask(Op.VOCABULARY), _vocabulary)
+
+
+def render(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    cue: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    chat_template: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Answer[str]:
+    """The text of a chat, by the model's template. `cue`: with the beginning of the assistant's answer at the end.
+
+    Raises `InvalidRequest` for messages that the template refuses, `Unsupported` for a model without one.
+    """
+    rest = {
+        "tools": list(tools) if tools else None,
+        "documents": list(documents) if documents else None,
+        "chat_template": chat_template,
+        "template_kwargs": dict(template_kwargs) if template_kwargs else None,
+    }
+    call = current().ask(
+        Op.RENDER,
+        int(cue),
+        encode(list(messages), "the messages"),
+        encode({key: value for key, value in rest.items() if value is not None}, "the tools"),
+    )
+    return Answer(call, text_of)
+
+
+def _vocabulary(blobs: Blobs) -> list[bytes]:
+    lengths = struct.unpack(f"<{len(blobs[0]) // 4}I", blobs[0])
+    tokens, start = [], 0
+    for length in lengths:
+        tokens.append(blobs[1][start : start + length])
+        start += length
+    return tokens

@@ -1,0 +1,251 @@
+"""What the front does with programs: the registry of what was uploaded, the operator's own, and who runs them.
+
+Owns where programs come from and what a run may ask for; off the event loop where a disk is involved. It does not know
+HTTP. `weft.server.state.Service` has one; routes call it. `inline_programs` runs programs in the front itself, for
+tests; `process_programs` gives them a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from weft.config import EngineConfig, ProgramsConfig, data_directory
+from weft.core.errors import InvalidRequest, Unsupported
+from weft.engine.supervisor import ProcessEngine
+from weft.programs.errors import UnknownProgram
+from weft.programs.guests import Guests
+from weft.programs.history import History
+from weft.programs.host import HostOptions, ProgramHost, RunHost
+from weft.programs.host_client import HostClient
+from weft.programs.host_process import host_parts
+from weft.programs.host_wire import HostArgs, HostedModel
+from weft.programs.limits import Limits
+from weft.programs.model import Model as ProgramModel
+from weft.programs.registry import Code, Program, ProgramKind, Quota, Registry, Version, checked_code
+from weft.programs.runs import Run, RunSpec
+from weft.programs.shelf import FolderShelf
+from weft.programs.store import MemoryStore
+from weft.programs.types import Caller
+
+if TYPE_CHECKING:
+    from weft.server.state import Model, Service
+
+logger = logging.getLogger("weft.server")
+
+MakeHost = Callable[["Programs"], RunHost]
+
+
+class Found(NamedTuple):
+    """What a reference means."""
+
+    program: Program
+    version: Version
+    trusted: bool
+
+
+class Programs:
+    """See the module's docstring. Used from one event loop."""
+
+    def __init__(self, config: ProgramsConfig, registry: Registry, make_host: MakeHost):
+        self.config = config
+        self._registry = registry
+        self._writing = asyncio.Lock()
+        self._own = _own_programs(config)
+        self._make_host = make_host
+        self._host: RunHost | None = None
+        self.history = History(max_ended=config.max_kept_runs)
+        """The runs there are and were."""
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the process that runs programs had to be started again."""
+        return self._host.num_restarts if isinstance(self._host, HostClient) else 0
+
+    # ---- programs
+
+    async def upload(self, tenant: str, name: str, content: bytes, kind: ProgramKind | None) -> Program:
+        """Raises `InvalidRequest`, `QuotaExceeded`, `StorageFailed`."""
+        self._check_on()
+        if name in self._own:
+            raise InvalidRequest(f"{name} is a program of this server's operator; choose another name.", "name")
+        async with self._writing:
+            return await asyncio.to_thread(self._registry.upload, tenant, name, content, kind)
+
+    def find(self, tenant: str, reference: str) -> Found:
+        """Raises `UnknownProgram`."""
+        own = self._own.get(reference)
+        if own is not None:
+            version = _version_of(own)
+            return Found(Program(reference, [version]), version, True)
+        return Found(*self._registry.find(tenant, reference), False)
+
+    def visible(self, tenant: str) -> list[Found]:
+        """All that the tenant may run, in alphabetical order; the operator's first."""
+        own = [self.find(tenant, name) for name in sorted(self._own)]
+        return own + [Found(program, program.latest, False) for program in self._registry.programs(tenant)]
+
+    async def delete(self, tenant: str, reference: str) -> tuple[str, list[str]]:
+        """The name, and the hashes that are gone. Raises `UnknownProgram`, `InvalidRequest`, `StorageFailed`."""
+        found = self.find(tenant, reference)
+        if found.trusted:
+            raise InvalidRequest(f"{reference} belongs to this server's operator.", "program")
+        async with self._writing:
+            return found.program.name, await asyncio.to_thread(self._registry.delete, tenant, reference)
+
+    async def code(self, tenant: str, reference: str) -> Code:
+        """What to run. Raises `UnknownProgram` or `StorageFailed`."""
+        own = self._own.get(reference)
+        return own if own is not None else await asyncio.to_thread(self._registry.code, tenant, reference)
+
+    # ---- runs
+
+    async def launch(self, spec: RunSpec, caller: Caller) -> Run:
+        """Raises `InvalidRequest` for limits beyond what the operator allows, and what the host raises."""
+        self._check_on()
+        return await self._open().start(spec, caller)
+
+    def inline_code(self, source: str) -> Code:
+        """A source that was not uploaded. Raises `InvalidRequest`."""
+        return checked_code(source.encode(), "python", self._registry.quota)
+
+    def limits(self, asked: dict[str, Any]) -> Limits:
+        """What was asked for, as limits. Raises `InvalidRequest`, naming the limit."""
+        try:
+            limits = msgspec.convert(asked, Limits)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"limits: {error}.", "limits") from None
+        config = self.config
+        most = {"cpu_s": config.max_cpu_s, "memory_bytes": config.max_memory_bytes, "wall_s": config.max_wall_s}
+        for name, value in most.items():
+            if getattr(limits, name) > value:
+                raise InvalidRequest(f"limits.{name} may be at most {value:g} on this server.", f"limits.{name}")
+        return limits
+
+    # ---- life
+
+    async def begin(self) -> None:
+        """Start the process that runs programs, where it is to start with the server."""
+        if self.config.start == "eager":
+            host = self._open()
+            if isinstance(host, HostClient):
+                await host.open()
+
+    def cancel_all(self, reason: str) -> None:
+        """End every run."""
+        for run in self.history.active():
+            run.cancel(reason)
+
+    async def idle(self) -> None:
+        """Wait until no run is under way."""
+        while active := next(self.history.active(), None):
+            await active.wait()
+
+    async def close(self) -> None:
+        """End every run and stop what runs them."""
+        if self._host is not None:
+            await self._host.close()
+
+    # ---- inside
+
+    def _open(self) -> RunHost:
+        if self._host is None:
+            self._host = self._make_host(self)
+        return self._host
+
+    def _check_on(self) -> None:
+        if self.config.start == "off":
+            raise Unsupported('Programs are not served here: the server runs with programs.start = "off".')
+
+
+def inline_programs(service: Service, config: ProgramsConfig | None = None) -> Programs:
+    """Programs that run in this process and are kept in memory."""
+    config = config or ProgramsConfig()
+
+    def make_host(programs: Programs) -> RunHost:
+        models = [ProgramModel(model.names[0], model.runtime, **_parsers(model)) for model in service.models]
+        parts = replace(
+            host_parts(models, config, MemoryStore(config.max_store_bytes), Guests()), resolve=programs.code
+        )
+        return ProgramHost(parts, HostOptions(max_waiting=config.max_waiting, allow_trusted=True), programs.history)
+
+    return Programs(config, Registry(quota=_quota(config)), make_host)
+
+
+def process_programs(service: Service, config: ProgramsConfig, engines: Sequence[EngineConfig]) -> Programs:
+    """Programs that run in a process of their own, and are kept in a folder. `engines` are those of the models, each of
+    which is served by a `ProcessEngine`.
+
+    Raises `StorageFailed` for a folder that cannot be used.
+    """
+    folder = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
+    registry = Registry(quota=_quota(config)) if config.start == "off" else _kept_in(folder, config)
+
+    def make_host(programs: Programs) -> RunHost:
+        models = [
+            HostedModel(
+                name=model.names[0],
+                model=engine.model,
+                revision=engine.revision,
+                offline=engine.offline,
+                **_parsers(model),
+            )
+            for model, engine in zip(service.models, engines, strict=True)
+        ]
+        args = HostArgs(
+            models=models,
+            config=config,
+            store_path=str(folder / "store.sqlite"),
+            log_level=service.config.log_level,
+        )
+        clients = [model.engine for model in service.models if isinstance(model.engine, ProcessEngine)]
+        return HostClient(args, clients, programs.code, programs.history)
+
+    return Programs(config, registry, make_host)
+
+
+def _kept_in(folder: Path, config: ProgramsConfig) -> Registry:
+    return Registry(FolderShelf(folder / "programs"), _quota(config))
+
+
+def _quota(config: ProgramsConfig) -> Quota:
+    return Quota(max_programs=config.max_uploads, max_bytes=config.max_upload_bytes)
+
+
+def _parsers(model: Model) -> dict[str, str | None]:
+    dialect = model.dialect
+    return {"tool_call_parser": dialect.tool_form, "reasoning_parser": "think" if dialect.reasoning else None}
+
+
+def _own_programs(config: ProgramsConfig) -> dict[str, Code]:
+    """The operator's programs by name. Raises `InvalidRequest` for a file that is none, `UnknownProgram` for no
+    folder."""
+    if config.trusted_dir is None:
+        return {}
+    folder = Path(config.trusted_dir)
+    if not folder.is_dir():
+        raise UnknownProgram(f"programs.trusted_dir is {folder}, which is no folder")
+    own = {}
+    for path in sorted(folder.glob("*.py")):
+        if path.name.startswith(("_", ".")):
+            continue
+        try:
+            code = checked_code(path.read_bytes(), "python", Quota(), path.stem)
+        except (OSError, InvalidRequest) as error:
+            raise InvalidRequest(f"{path} in programs.trusted_dir cannot be a program: {error}") from error
+        own[path.stem] = msgspec.structs.replace(code, trusted=True)
+    logger.info("%d trusted programs from %s: %s", len(own), folder, ", ".join(own) or "none")
+    return own
+
+
+def _version_of(code: Code) -> Version:
+    digest = hashlib.sha256(code.content).hexdigest()
+    return Version(hash=digest, kind=code.kind, size_bytes=len(code.content), created_s=0.0)

@@ -1,0 +1,158 @@
+"""`/v1/runs`: programs that run, and what is said to and by them."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
+
+from weft.core.errors import WeftError
+from weft.programs.registry import Code
+from weft.programs.runs import Run, RunSpec
+from weft.server.arguments import caller_of
+from weft.server.errors import ClientGone
+from weft.server.guard import Guard
+from weft.server.record import record_of
+from weft.server.routes.base import answer, read, require, route
+from weft.server.run_events import GONE, RunStream, card_of
+from weft.server.run_socket import RunSocket
+from weft.server.schemas.programs import (
+    LogEntry,
+    LogList,
+    MessageRequest,
+    RunDeleted,
+    RunList,
+    RunRequest,
+    SourceRunRequest,
+)
+from weft.server.state import Service
+
+_encode = msgspec.json.encode
+
+
+def routes(service: Service) -> list[Route | WebSocketRoute]:
+    """The routes of this family."""
+    return [
+        route(service, "POST", "/v1/programs/{program}/runs", run_program),
+        route(service, "POST", "/v1/runs", run_source),
+        route(service, "GET", "/v1/runs", list_runs),
+        route(service, "GET", "/v1/runs/{run}", get_run),
+        route(service, "DELETE", "/v1/runs/{run}", delete_run),
+        route(service, "GET", "/v1/runs/{run}/logs", get_logs),
+        route(service, "GET", "/v1/runs/{run}/messages", follow),
+        route(service, "POST", "/v1/runs/{run}/messages", send_message),
+        route(service, "POST", "/v1/runs/{run}/cancel", cancel),
+        WebSocketRoute("/v1/runs/{run}", RunSocket(service, "/v1/runs/{run}"), name="WS /v1/runs/{run}"),
+    ]
+
+
+async def run_program(service: Service, request: Request) -> ASGIApp:
+    """Run an uploaded program."""
+    body = await read(service, request, RunRequest)
+    code = await service.programs.code(record_of(request).tenant, request.path_params["program"])
+    return await _run(service, request, body, code)
+
+
+async def run_source(service: Service, request: Request) -> ASGIApp:
+    """Run a source, or an uploaded program that the body names."""
+    body = await read(service, request, SourceRunRequest)
+    require((body.source is None) != (body.program is None), "Give one of source and program.", "source")
+    if body.source is not None:
+        code = service.programs.inline_code(body.source)
+    else:
+        code = await service.programs.code(record_of(request).tenant, body.program or "")
+    return await _run(service, request, body, code)
+
+
+async def _run(service: Service, request: Request, body: RunRequest, code: Code) -> ASGIApp:
+    require(not (body.stream and body.background), "stream and background exclude each other.", "background")
+    record = record_of(request)
+    model = service.usable(body.model)
+    record.model, record.stream = model.names[0], body.stream
+    spec = RunSpec(
+        code=code,
+        args=_encode(body.args),
+        limits=service.programs.limits(body.limits),
+        trusted=code.trusted,
+        model=model.names[0],
+        reserve_pages=body.reserve_pages,
+    )
+    caller = caller_of(record, cache_salt=body.cache_salt, priority=body.priority)
+    run = await service.programs.launch(spec, caller)
+    try:
+        for message in body.messages:
+            run.send(_encode(message))
+    except WeftError:
+        run.cancel("a message that came with it could not be taken")
+        raise
+    if body.stream:
+        return RunStream(request, service, run, owned=True)
+    if not body.background:
+        await _until_over(service, request, run)
+    return answer(card_of(run.record(), run.result), 202 if body.background else 200)
+
+
+async def _until_over(service: Service, request: Request, run: Run) -> None:
+    """Wait for its end; end it where the client goes away, or the server's patience ends."""
+    try:
+        async with Guard(request, service):
+            await run.wait()
+    except BaseException as error:
+        run.cancel(GONE if isinstance(error, ClientGone) else "the request that launched it ended")
+        raise
+
+
+async def list_runs(service: Service, request: Request) -> ASGIApp:
+    """The caller's runs, newest first."""
+    runs = service.programs.history.runs(record_of(request).tenant)
+    return answer(RunList(data=[card_of(run.record()) for run in runs]))
+
+
+async def get_run(service: Service, request: Request) -> ASGIApp:
+    """One run, with its result where it has finished."""
+    run = _find(service, request)
+    await run.refresh()
+    return answer(card_of(run.record(), run.result))
+
+
+async def delete_run(service: Service, request: Request) -> ASGIApp:
+    """Forget a run that is over."""
+    run = _find(service, request)
+    service.programs.history.forget(run.tenant, run.id)
+    return answer(RunDeleted(id=run.id))
+
+
+async def get_logs(service: Service, request: Request) -> ASGIApp:
+    """What it noted."""
+    run = _find(service, request)
+    lines = [LogEntry(at=line.at_s, level=line.level, text=line.text) for line in run.logs()]
+    return answer(LogList(data=lines, lost=run.lost_log_lines))
+
+
+async def follow(service: Service, request: Request) -> ASGIApp:
+    """Its messages as server-sent events: those that are kept, then all that come, then its end."""
+    run = _find(service, request)
+    record_of(request).stream = True
+    return RunStream(request, service, run, owned=False)
+
+
+async def send_message(service: Service, request: Request) -> ASGIApp:
+    """A message for it."""
+    body = await read(service, request, MessageRequest)
+    run = _find(service, request)
+    await run.deliver(_encode(body.message))
+    return answer(card_of(run.record()))
+
+
+async def cancel(service: Service, request: Request) -> ASGIApp:
+    """End it, and wait until it has ended."""
+    run = _find(service, request)
+    run.cancel()
+    async with Guard(request, service):
+        await run.wait()
+    return answer(card_of(run.record()))
+
+
+def _find(service: Service, request: Request) -> Run:
+    return service.programs.history.find(record_of(request).tenant, request.path_params["run"])

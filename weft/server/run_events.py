@@ -1,0 +1,93 @@
+"""What a run is told as: records as cards, and its messages as the events of a stream or a WebSocket."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Send
+
+from weft.core.errors import WeftError
+from weft.programs.runs import Run, RunFailure, RunRecord
+from weft.server.errors import ClientGone
+from weft.server.schemas.programs import RunCard, RunError, RunEvent
+from weft.server.sse import DONE, Stream
+from weft.server.state import Service
+
+_encoder = msgspec.json.Encoder()
+GONE = "its client went away"
+
+
+def card_of(record: RunRecord, result: bytes | None = None) -> RunCard:
+    """A run as clients see it."""
+    error = record.error
+    return RunCard(
+        id=record.id,
+        program=record.program,
+        hash=record.hash,
+        kind=record.kind,
+        trusted=record.trusted,
+        model=record.model,
+        status=record.status,
+        result=msgspec.Raw(result) if result is not None else None,
+        error=_told(error) if error is not None else None,
+        created=record.created_s,
+        started=record.started_s,
+        finished=record.finished_s,
+        usage=record.usage,
+        limits=record.limits,
+        parent=record.parent,
+    )
+
+
+def error_event(error: WeftError) -> RunEvent:
+    """Something that was sent could not be taken."""
+    return RunEvent(type="error", error=_told(RunFailure.of(error)))
+
+
+def message_event(message: bytes) -> RunEvent:
+    """The run said something."""
+    return RunEvent(type="message", message=msgspec.Raw(message))
+
+
+def end_event(run: Run) -> RunEvent:
+    """The run is over."""
+    return RunEvent(type="end", run=card_of(run.record(), run.result))
+
+
+def encode_event(event: RunEvent) -> bytes:
+    """As JSON."""
+    return _encoder.encode(event)
+
+
+class RunStream(Stream):
+    """A run's messages as server-sent events, then its end. `owned`: the run ends where the client goes away."""
+
+    def __init__(self, request: Request, service: Service, run: Run, *, owned: bool):
+        super().__init__(request, service)
+        self._run = run
+        self._owned = owned
+        self._listener = run.messages()
+
+    async def _produce(self, send: Send) -> None:
+        first = RunEvent(type="run", run=card_of(self._run.record()), missed=self._listener.missed)
+        await self._send(send, _line(first))
+        async for message in self._listener:
+            lines = _line(message_event(message))
+            while (more := self._listener.take()) is not None:
+                lines += _line(message_event(more))
+            await self._send(send, lines)
+        await self._run.wait()
+        await self._send(send, _line(end_event(self._run)) + DONE)
+
+    def _close(self, failure: BaseException | None) -> None:
+        self._listener.close()
+        if self._owned and failure is not None:
+            self._run.cancel(GONE if isinstance(failure, ClientGone) else "the stream that launched it ended")
+
+
+def _line(event: RunEvent) -> bytes:
+    return b"data: " + encode_event(event) + b"\n\n"
+
+
+def _told(error: RunFailure) -> RunError:
+    return RunError(kind=error.kind, message=error.message, param=error.param, traceback=error.traceback)

@@ -1,0 +1,118 @@
+"""A run over a WebSocket: what it says goes out, what the client sends goes in, until either ends.
+
+Each frame is one JSON object: `RunEvent` to the client, `RunCommand` from it. A client that reads slowly is waited for;
+meanwhile the run's messages gather in its listener, which gives up where they are too many. Leaving does not end the
+run: who launched it in the background did so that it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from weft.core.errors import InvalidRequest, WeftError
+from weft.programs.errors import SlowListener
+from weft.programs.listeners import Listener
+from weft.programs.runs import Run
+from weft.server.errors import HttpProblem
+from weft.server.record import record_in
+from weft.server.run_events import card_of, encode_event, end_event, error_event, message_event
+from weft.server.schemas.programs import RunCommand, RunEvent
+from weft.server.state import Service
+
+CLOSE_DONE, CLOSE_POLICY = 1000, 1008
+
+_command = msgspec.json.Decoder(RunCommand)
+
+
+class RunSocket:
+    """The ASGI application of the route."""
+
+    def __init__(self, service: Service, path: str):
+        self._service = service
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises `UnknownRun` and `HttpProblem` before it accepts."""
+        record = record_in(scope)
+        record.route, record.stream = self._path, True
+        self._check_origin(scope)
+        run = self._service.programs.history.find(record.tenant, scope["path_params"]["run"])
+        socket = WebSocket(scope, receive, send)
+        await socket.accept()
+        listener = run.messages()
+        tasks = [
+            asyncio.create_task(_tell(socket, run, listener)),
+            asyncio.create_task(_hear(socket, run)),
+        ]
+        try:
+            with self._service.interruptible(_cancelling(tasks[0])):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listener.close()
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        await _close(socket, next((one for one in results if isinstance(one, Exception)), None))
+
+    def _check_origin(self, scope: Scope) -> None:
+        """Browsers let any page open a WebSocket to any server and leave it to the server whom it listens to."""
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        origin = headers.get(b"origin")
+        allowed = self._service.config.cors_origins
+        if origin is None or origin in allowed or "*" in allowed or urlsplit(origin).netloc == headers.get(b"host"):
+            return
+        raise HttpProblem(403, "Pages of this origin may not call the server; see cors_origins.")
+
+
+def _cancelling(task: asyncio.Task[None]) -> Callable[[Exception], None]:
+    def cancel(error: Exception) -> None:
+        task.cancel()
+
+    return cancel
+
+
+async def _tell(socket: WebSocket, run: Run, listener: Listener) -> None:
+    await _send(socket, RunEvent(type="run", run=card_of(run.record()), missed=listener.missed))
+    async for message in listener:
+        await _send(socket, message_event(message))
+    await run.wait()
+    await _send(socket, end_event(run))
+
+
+async def _hear(socket: WebSocket, run: Run) -> None:
+    while True:
+        text = await socket.receive_text()
+        try:
+            command = _command.decode(text)
+            if command.type == "cancel":
+                run.cancel()
+            else:
+                await run.deliver(bytes(command.message))
+        except msgspec.MsgspecError as error:
+            await _send(socket, error_event(InvalidRequest(f"This is no command: {error}.")))
+        except WeftError as error:
+            await _send(socket, error_event(error))
+
+
+async def _send(socket: WebSocket, event: RunEvent) -> None:
+    await socket.send_text(encode_event(event).decode())
+
+
+async def _close(socket: WebSocket, failure: Exception | None) -> None:
+    """Say goodbye, unless the client has left."""
+    if socket.client_state is WebSocketState.DISCONNECTED or socket.application_state is WebSocketState.DISCONNECTED:
+        return
+    if isinstance(failure, WebSocketDisconnect):
+        return
+    if isinstance(failure, SlowListener):
+        await socket.close(CLOSE_POLICY, failure.message[:100])
+    elif failure is not None:
+        raise failure
+    else:
+        await socket.close(CLOSE_DONE)

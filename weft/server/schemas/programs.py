@@ -1,0 +1,195 @@
+"""Programs, their runs, and what is said to and by a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from weft.programs.limits import Limits
+from weft.programs.runs import RunUsage
+from weft.server.schemas.common import MAX_SALT_CHARS, Json
+
+MAX_FIRST_MESSAGES = 100
+ModelName = Annotated[str, Meta(description="A served name; may be left out when only one model is served.")]
+
+
+class ProgramUpload(msgspec.Struct, kw_only=True, frozen=True):
+    """A Python program. Wasm modules are sent as they are, with `?name=`."""
+
+    name: Annotated[str, Meta(description="A letter, then up to 63 of `A-Z a-z 0-9 . _ -`.")]
+    source: Annotated[str, Meta(description="Python with a function `main`.")]
+
+
+class VersionCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a program."""
+
+    hash: str
+    """SHA-256 of its content."""
+    kind: Literal["python", "wasm"]
+    size_bytes: int
+    created: float
+    """When it was first uploaded, in seconds since 1970."""
+
+
+class ProgramCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A program; `hash`, `kind`, `size_bytes` and `created` are those of the version that was asked for."""
+
+    name: str
+    object: Literal["program"] = "program"
+    hash: str
+    kind: Literal["python", "wasm"]
+    size_bytes: int
+    created: float
+    versions: list[VersionCard] = []
+    """Oldest first; the last is what the name means."""
+    trusted: bool = False
+    """The operator's own: it runs without a sandbox and cannot be deleted here."""
+
+
+class ProgramList(msgspec.Struct, frozen=True, kw_only=True):
+    """All programs of the caller."""
+
+    object: Literal["list"] = "list"
+    data: list[ProgramCard]
+
+
+class ProgramDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was deleted."""
+
+    object: Literal["program.deleted"] = "program.deleted"
+    name: str
+    deleted: list[str]
+    """Hashes of the versions that are gone."""
+
+
+class RunRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """How to run a program."""
+
+    args: Annotated[Any, Meta(description="JSON that `main` receives.")] = None
+    limits: Annotated[Json, Meta(description="Instead of the defaults: see the table of limits.")] = msgspec.field(
+        default_factory=dict
+    )
+    messages: Annotated[
+        list[Any], Meta(max_length=MAX_FIRST_MESSAGES, description="Messages that wait for it when it starts.")
+    ] = msgspec.field(default_factory=list)
+    stream: Annotated[bool, Meta(description="Answer as server-sent events: its messages, then its end.")] = False
+    background: Annotated[bool, Meta(description="Answer at once; the run goes on when this connection has ended.")] = (
+        False
+    )
+    model: ModelName | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000, description="Of its sequences. Lower runs earlier.")] = 0
+    reserve_pages: Annotated[int, Meta(ge=0, description="KV pages that it has from the start.")] = 0
+    cache_salt: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=MAX_SALT_CHARS,
+                description="It shares cached prefixes only with requests of the same key and salt.",
+            ),
+        ]
+        | None
+    ) = None
+
+
+class SourceRunRequest(RunRequest, kw_only=True, frozen=True):
+    """A program that is run without being uploaded, or an uploaded one."""
+
+    source: Annotated[str, Meta(description="Python with a function `main`.")] | None = None
+    program: Annotated[str, Meta(description="A name, `name@hash` or a hash; instead of `source`.")] | None = None
+
+
+class RunError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run did not finish."""
+
+    kind: str
+    """`program_failed`, `limit_exceeded`, `run_cancelled`, `engine_dead`, `host_dead`, …"""
+    message: str
+    param: str | None = None
+    """The limit that was broken."""
+    traceback: str = ""
+    """Of the program's own lines."""
+
+
+class RunCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. Times are seconds since 1970."""
+
+    id: str
+    object: Literal["run"] = "run"
+    program: str
+    """The name it was run by; empty for a source that was not uploaded."""
+    hash: str
+    """What it ran."""
+    kind: Literal["python", "wasm"]
+    trusted: bool
+    model: str
+    status: Literal["queued", "running", "finished", "failed", "cancelled"]
+    result: Any = None
+    """What `main` returned."""
+    error: RunError | None = None
+    created: float
+    started: float | None = None
+    finished: float | None = None
+    usage: RunUsage
+    limits: Limits
+    parent: str | None = None
+    """The run that launched it."""
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of the caller, newest first, without their results."""
+
+    object: Literal["list"] = "list"
+    data: list[RunCard]
+
+
+class RunDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is forgotten."""
+
+    object: Literal["run.deleted"] = "run.deleted"
+    id: str
+
+
+class MessageRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """A message for a run."""
+
+    message: Annotated[Any, Meta(description="JSON.")]
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a run's log."""
+
+    at: float
+    level: Literal["debug", "info", "warning", "error"]
+    text: str
+
+
+class LogList(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's log, oldest first."""
+
+    object: Literal["list"] = "list"
+    data: list[LogEntry]
+    lost: int = 0
+    """Older lines that are no longer kept."""
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a stream or a WebSocket tells. `type` says which of the other fields is there."""
+
+    type: Literal["run", "message", "end", "error"]
+    """`run`: the first, with the run as it is. `message`: it said something. `end`: it is over, with the run and its
+    result. `error`: something that was sent could not be taken."""
+    run: RunCard | None = None
+    message: msgspec.Raw | None = None
+    missed: int = 0
+    """With `run`: messages from before that are no longer kept."""
+    error: RunError | None = None
+
+
+class RunCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is sent over a WebSocket."""
+
+    type: Literal["message", "cancel"]
+    message: msgspec.Raw = msgspec.Raw(b"null")
