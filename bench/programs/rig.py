@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -16,8 +17,9 @@ from weft.engine.attached import AttachedEngine
 from weft.programs.guests import Guests
 from weft.programs.host import HostOptions, ProgramHost
 from weft.programs.host_process import host_parts
+from weft.programs.limits import Accounts
 from weft.programs.model import Model
-from weft.programs.registry import Quota, checked_code
+from weft.programs.registry import Code, Quota, checked_code
 from weft.programs.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.store import MemoryStore
@@ -28,20 +30,29 @@ from weft.tokenizers.load import load_tokenizer
 class Rig:
     """Launches programs and tells what they cost."""
 
-    def __init__(self, runtime: Runtime, host: ProgramHost):
+    def __init__(self, runtime: Runtime, host: ProgramHost, accounts: Accounts):
         self.runtime = runtime
         self.host = host
+        self.accounts = accounts
+        """What all programs hold."""
 
-    def launch(self, source: str, args: Any = None, *, trusted: bool = True) -> Run:
-        """Start a program from its source."""
-        code = checked_code(source.encode(), "python", Quota(), "bench")
-        spec = RunSpec(code=code, args=json.dumps(args).encode(), trusted=trusted)
+    def launch(self, source: str | bytes, args: Any = None, *, trusted: bool = True) -> Run:
+        """Start a program from its source, or from a Wasm module."""
+        spec = RunSpec(code=_checked(source), args=json.dumps(args).encode(), trusted=trusted)
         return self.host.launch(spec, Caller(tenant="bench", namespace="bench"))
 
     async def all(self, source: str, args: Any, count: int, *, trusted: bool = True) -> list[Any]:
         """What `count` runs of a program return, started together."""
         runs = [self.launch(source, args, trusted=trusted) for _ in range(count)]
         return [json.loads(await run.answer()) for run in runs]
+
+
+@functools.cache
+def _checked(source: str | bytes) -> Code:
+    """As an upload does it, once."""
+    if isinstance(source, bytes):
+        return checked_code(source, "wasm", Quota(), "bench")
+    return checked_code(source.encode(), "python", Quota(), "bench")
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +70,7 @@ async def timed_rig(step_ms: float, batching: str = "adaptive") -> AsyncIterator
             limits = ProgramsConfig(max_runs=2048, max_runs_per_tenant=2048)
             parts = host_parts([Model("timed", runtime)], limits, MemoryStore(), Guests())
             host = ProgramHost(parts, HostOptions(allow_trusted=True))
-            yield Rig(runtime, host)
+            yield Rig(runtime, host, parts.accounts)
             await host.close()
             await parts.close()
         finally:

@@ -1,5 +1,11 @@
 """The programs that are measured. Each takes `{"tokens": n}` and makes n tokens after a prompt of four."""
 
+from __future__ import annotations
+
+import wasmtime
+
+from weft.sdk.wire import Op, pack
+
 GENERATE = '''
 """The fused loop: the scheduler decides, one message a step brings everybody's tokens."""
 from weft.sdk.sampling import Sampler, Stop
@@ -82,3 +88,19 @@ async def main(args):
     session.send("started")
     await session.receive()
 '''
+
+
+def acknowledging_module() -> bytes:
+    """The same as a core Wasm module: its two commands are a constant, handed over in one exchange without an end."""
+    commands = pack(Op.SEND, 1, b'"started"') + pack(Op.RECEIVE, 2)
+    data = "".join(f"\\{byte:02x}" for byte in commands)
+    text = f"""
+    (module
+      (import "weft" "exchange" (func $exchange (param i32 i32 f64) (result i32)))
+      (memory (export "memory") 1)
+      (data (i32.const 0) "{data}")
+      (func (export "run")
+        (drop (call $exchange (i32.const 0) (i32.const {len(commands)}) (f64.const 0)))
+        (drop (call $exchange (i32.const 0) (i32.const 0) (f64.const -1)))))
+    """
+    return bytes(wasmtime.wat2wasm(text))

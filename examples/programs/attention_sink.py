@@ -1,8 +1,8 @@
-"""Attention sink: every token sees the first `sinks` tokens and the last `window` tokens, so that a text can grow
-without an end in a bounded number of KV pages, and stays fluent.
+"""Attention sink: every token sees the first `sinks` tokens and the last `window` tokens, so that a text grows in a
+bounded number of KV pages, and stays fluent.
 
-The first tokens stay because attention puts what it does not need on them. Tokens keep the positions of the whole text
-(the paper counts positions within the cache instead).
+The first tokens stay because attention puts what it does not need on them. Tokens keep their positions in the whole
+text, so it ends with the model's last position (the paper counts positions within the cache, and need not end).
 
 Arguments: `prompt` (what a user says), `sinks` and `window` (tokens), `max_tokens`.
 Returns the text, its tokens with their log-probabilities, and the most pages that were held after the prompt.

@@ -42,7 +42,7 @@ async def main(args):
         return sum(word in text for word in words) / len(words)
 
     root = Node(Context().user(args.get("prompt", "Tell a story with Nora, Max and a kite.")))
-    plain = (await root.ctx.fork().generate(greedy(), max_tokens=120)).text
+    plain = await finish(root, greedy())
     best, count = plain, 1
     for number in range(args.get("rounds", 16)):
         path = [root]
@@ -54,13 +54,18 @@ async def main(args):
             path.append(await grow(path[-1], sampler))
             count += 1
         leaf = path[-1]
-        rest = "" if leaf.ended else (await leaf.ctx.fork().generate(sampler, max_tokens=120)).text
-        story = leaf.text + rest
+        story = leaf.text if leaf.ended else await finish(leaf, sampler)
         best = max(best, story, key=worth)
         for node in path:
             node.visits += 1
             node.total += worth(story)
     return {"text": best, "worth": worth(best), "greedy": worth(plain), "nodes": count, "rounds": root.visits}
+
+
+async def finish(node, sampler):
+    """The story that begins with a node, written to its end on a fork."""
+    async with node.ctx.fork() as fork:
+        return node.text + (await fork.generate(sampler, max_tokens=120)).text
 
 
 async def grow(node, sampler):

@@ -30,6 +30,9 @@ async def main(args):
         tried += sum(map(len, proposed))
         ranked = sorted(found.values(), key=lambda state: distance(state[1], target))
         states = ranked[: args.get("breadth", 5)]
+        kept = [ctx for ctx, _, _ in states]
+        for ctx in [ctx for state in proposed for ctx, _, _ in state if ctx not in kept]:
+            ctx.drop()
     solved = [lines for _, left, lines in states if left == [target]]
     return {"solution": solved[0] if solved else None, "tried": tried}
 

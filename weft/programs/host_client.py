@@ -242,8 +242,17 @@ class HostClient:
             self._pipe.close()
             self._pipe = None
         process, self._process = self._process, None
-        if process is None or process.returncode is not None:
+        if process is None:
             return
+        if process.returncode is None:
+            await self._end_process(process)
+        if process.stdin is not None:
+            # Or asyncio keeps what belongs to a process that is gone.
+            process.stdin.close()
+            with contextlib.suppress(OSError):
+                await process.stdin.wait_closed()
+
+    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM if self._closing else signal.SIGKILL)
         try:

@@ -262,7 +262,7 @@ def _check_python(content: bytes, name: str) -> None:
         raise InvalidRequest(f"The program is not UTF-8 text: {error}.", "source") from None
     except SyntaxError as error:
         raise InvalidRequest(f"The program is not valid Python: {error.msg}, line {error.lineno}.", "source") from None
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, RecursionError, MemoryError, SystemError) as error:  # the last: how 3.11 may say the second
         raise InvalidRequest(f"The program cannot be parsed: {error or 'nested too deeply'}.", "source") from None
     defined: Iterable[ast.stmt] = tree.body
     if not any(_defines_main(statement) for statement in defined):

@@ -111,8 +111,8 @@ class Scheduler:
 
     @property
     def is_turn_based(self) -> bool:
-        """Whether all there is to do are single commands of programs, which look at the answer before they go on:
-        then nothing is gained by building a step while another runs."""
+        """Whether all there is to do is turn-based: single commands of programs, which look at the answer before they
+        go on. Then nothing is gained by building a step while another runs."""
         if self.roster.decoding().sequences:
             return False
         return all(isinstance(s.head, Append) for s in (*self.roster.running.values(), *self.roster.queue))

@@ -142,7 +142,7 @@ class Placer:
         self._conflicts.add(Stage.EMBED, (), keys)
         builder.add_embeds(np.array(tokens, np.int32), _slots(embeds))
         for embed, position in zip(embeds, positions, strict=True):
-            embed.position = position
+            embed.position, embed.failure = position, None
         return Placement.DONE
 
     # Forwards
@@ -169,7 +169,7 @@ class Placer:
         if outputs:
             builder.add_stores(row, _slots(outputs))
             for embed, position in zip(outputs, positions[-len(outputs) :], strict=True):
-                embed.position = position
+                embed.position, embed.failure = position, None
         return Placement.DONE
 
     def _forward_sample(
@@ -248,7 +248,7 @@ class Placer:
                 if not self._pool.own_copy(space, page, now):
                     return start, Placement.BLOCKED
         if not request.write:
-            scratch = self._pool.take_scratch(-(-(end - start) // self.page_size), now)
+            scratch = self._pool.take_scratch(space, -(-(end - start) // self.page_size), now)
             if scratch is None:
                 return start, Placement.BLOCKED
             self._scratch = scratch

@@ -42,7 +42,7 @@ class SpacePool:
 
     def reserve(self, space: Space, count: int, now: float) -> None:
         """Take a space's reservation. Raises `OutOfPages` when there is no room for it now."""
-        pages = self._take(count, now)
+        pages = self._take(space.namespace, count, now)
         if pages is None:
             raise OutOfPages(
                 f"{count} pages cannot be reserved: {self.num_pages} of at most {self.max_pages} are in programs' "
@@ -53,15 +53,15 @@ class SpacePool:
     def take(self, space: Space, count: int, now: float) -> list[int] | None:
         """Device pages for a space: from its reservation, then from what is left. None: not now."""
         own = min(count, len(space.reserved))
-        more = self._take(count - own, now)
+        more = self._take(space.namespace, count - own, now)
         if more is None:
             return None
         pages = [space.reserved.pop() for _ in range(own)]
         return pages + more
 
-    def take_scratch(self, count: int, now: float) -> list[int] | None:
+    def take_scratch(self, space: Space, count: int, now: float) -> list[int] | None:
         """Pages that only the step being built uses: `drop` them in it. None: not now."""
-        return self._take(count, now)
+        return self._take(space.namespace, count, now)
 
     def give_back(self, space: Space, pages: list[int], now: float) -> None:
         """A space no longer uses these; its reservation keeps what it lacks, unless somebody shares them."""
@@ -81,10 +81,16 @@ class SpacePool:
             self._cache.tiers.drop_ref(page, now)
         self.num_pages -= len(pages)
 
-    def share(self, page: int) -> None:
-        """One more reference."""
-        self._cache.tiers.share_ref(page)
-        self.num_pages += 1
+    def share(self, namespace: str, pages: list[int], now: float) -> bool:
+        """One more reference on each, which counts like a page. False: not now."""
+        for page in pages:
+            self._cache.tiers.share_ref(page)
+        self.num_pages += len(pages)
+        # The exports that have to go may be of these very pages.
+        if self._make_countable(namespace, 0, now):
+            return True
+        self.drop(pages, now)
+        return False
 
     def is_shared(self, page: int) -> bool:
         """Whether somebody else refers to it too."""
@@ -115,10 +121,16 @@ class SpacePool:
     # Exports
 
     def export(self, namespace: str, name: str, pages: list[Page], now: float) -> None:
-        """Keep pages under a name, in place of what was there."""
-        for page in pages:
-            self.share(page.page)
-        self.release_export(namespace, name, now)
+        """Keep pages under a name, in place of what was there. Raises `OutOfPages`."""
+        # What goes under the name keeps its pages until it is replaced: the new ones may be among them.
+        replaced = self._exports.pop((namespace, name), None)
+        shared = self.share(namespace, [page.page for page in pages], now)
+        if replaced is not None:
+            self.drop([page.page for page in replaced.pages], now)
+        if not shared:
+            raise OutOfPages(
+                f"{len(pages)} pages cannot be exported: programs hold {self.num_pages} of at most {self.max_pages}"
+            )
         copies = [page.copy() for page in pages]
         for copy in copies:
             copy.hidden = 0  # a mask belongs to a handle
@@ -150,17 +162,23 @@ class SpacePool:
 
     # Inside
 
-    def _take(self, count: int, now: float) -> list[int] | None:
+    def _take(self, namespace: str, count: int, now: float) -> list[int] | None:
         if count == 0:
             return []
-        while self.num_pages + count > self.max_pages and self._exports:
-            self.release_export(*next(iter(self._exports)), now)
-        if self.num_pages + count > self.max_pages or not self._make_room(count, now):
+        if not self._make_countable(namespace, count, now) or not self._make_room(count, now):
             return None
         pages = self._cache.allocate(count)
         if pages is not None:
             self.num_pages += count
         return pages
+
+    def _make_countable(self, namespace: str, count: int, now: float) -> bool:
+        """Have no more than `max_pages` with `count` more. Exports go first, those of the same namespace before others,
+        so that one tenant's do not push out another's."""
+        while self.num_pages + count > self.max_pages and self._exports:
+            own = (key for key in self._exports if key[0] == namespace)
+            self.release_export(*next(own, next(iter(self._exports))), now)
+        return self.num_pages + count <= self.max_pages
 
     def _unused_reservation(self, space: Space) -> int:
         """How many idle pages its reservation entitles it to."""

@@ -59,6 +59,8 @@ class Embed:
     slot: int
     position: int = -1
     """Of the token that the vector stands for; -1: nothing was written yet."""
+    failure: WeftError | None = None
+    """Why what was to write it last did not."""
 
     @property
     def key(self) -> int:
@@ -72,6 +74,8 @@ class Pending:
 
     command: QueueCommand
     arrival_s: float
+    blocked_since_s: float | None = None
+    """When it first found no room for pages or embeddings."""
     done: int = 0
     """Inputs of a forward that have gone into steps already."""
     written: dict[Page, int] = field(default_factory=dict)
@@ -87,8 +91,8 @@ class Queue:
     commands: deque[Pending] = field(default_factory=deque)
     last_step: int = 0
     """The last step, launched or being built, that carries one of its commands."""
-    blocked_since_s: float | None = None
-    """Its first command waits for pages or embeddings."""
+    is_blocked: bool = False
+    """Its first command waits for room and found none when it was last tried."""
     closing: bool = False
 
 
@@ -109,6 +113,8 @@ class Space:
     reserved: list[int] = field(default_factory=list)
     """Device pages of the reservation that are not in use."""
     reservation: int = 0
+    num_pending: int = 0
+    """Commands on its queues that have not run yet."""
     failure: WeftError | None = None
     """Why it was taken away."""
 
@@ -134,8 +140,11 @@ class Space:
         return embed
 
     def written_embed(self, number: int) -> Embed:
-        """An embedding that holds something. Raises `UnknownHandle` or `InvalidRequest`."""
+        """An embedding that holds something. Raises `UnknownHandle`, `InvalidRequest`, or what its writer failed
+        with."""
         embed = self.embed(number)
+        if embed.failure is not None:
+            raise embed.failure
         if embed.position < 0:
             raise InvalidRequest(f"embedding {number} is read before anything was written to it")
         return embed
@@ -157,6 +166,11 @@ def handles(packed: bytes, what: str) -> tuple[int, ...]:
     if len(numbers) > 1 and len(set(numbers)) != len(numbers):
         raise InvalidRequest(f"{what} are listed twice", what)
     return numbers
+
+
+def known_handles(packed: bytes) -> tuple[int, ...]:
+    """What of packed uint32 can be read as numbers."""
+    return struct.unpack(f"<{len(packed) // 4}I", packed[: len(packed) // 4 * 4])
 
 
 def int32s(packed: bytes, what: str) -> tuple[int, ...]:

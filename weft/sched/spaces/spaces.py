@@ -19,6 +19,7 @@ from weft.core.errors import (
     Draining,
     InvalidRequest,
     OutOfPages,
+    Overloaded,
     UnknownHandle,
     Unsupported,
     WeftError,
@@ -57,7 +58,12 @@ from weft.sched.journal import Journal
 from weft.sched.spaces.conflicts import Conflicts
 from weft.sched.spaces.place import Placement, Placer
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import Embed, Page, Pending, Queue, Space, handles
+from weft.sched.spaces.resources import Embed, Page, Pending, Queue, Space, handles, known_handles
+
+MAX_NAME = 256
+MAX_QUEUES = 1024
+MAX_PENDING = 65536
+"""Commands of one space that wait."""
 
 _ON_DEVICE = CopyTokens | EmbedText | Forward | ForwardSample | NextDist
 
@@ -104,7 +110,7 @@ class Spaces:
     def has_work(self) -> bool:
         """Whether a step could carry a command now."""
         return any(
-            queue.blocked_since_s is None and isinstance(queue.commands[0].command, _ON_DEVICE)
+            not queue.is_blocked and isinstance(queue.commands[0].command, _ON_DEVICE)
             for _, queue in self._ready.values()
         )
 
@@ -116,7 +122,7 @@ class Spaces:
     @property
     def is_waiting(self) -> bool:
         """Whether a command waits for room; `expire` ends what has waited too long."""
-        return any(queue.blocked_since_s is not None for _, queue in self._ready.values())
+        return any(queue.is_blocked for _, queue in self._ready.values())
 
     def device_pages(self) -> Counter[int]:
         """References on device pages, for integrity checks."""
@@ -139,12 +145,17 @@ class Spaces:
             if isinstance(command, OpenQueue):
                 if command.queue in space.queues:
                     raise InvalidRequest(f"queue {command.queue} is open already: numbers may be used once", "queue")
+                if len(space.queues) >= MAX_QUEUES:
+                    raise Overloaded(f"a program may have {MAX_QUEUES} queues open; close some")
                 space.queues[command.queue] = Queue(command.queue, command.priority)
             elif isinstance(command, SetQueuePriority):
                 space.queue(command.queue).priority = command.priority
             else:
                 queue = space.queue(command.queue)
+                if space.num_pending >= MAX_PENDING:
+                    raise Overloaded(f"{MAX_PENDING} commands of this program wait already; wait for some of them")
                 queue.commands.append(Pending(command, now))
+                space.num_pending += 1
                 self._ready[client, space.number, queue.number] = space, queue
                 self._pump(space, queue, now)
 
@@ -156,12 +167,11 @@ class Spaces:
     def expire(self, now: float) -> None:
         """Fail what has waited for room as long as it may, and try the others again."""
         for space, queue in list(self._ready.values()):
-            since = queue.blocked_since_s
-            if since is None:
+            if not queue.is_blocked:
                 continue
-            if now - since >= self._alloc_wait_s:
-                pending = queue.commands.popleft()
-                queue.blocked_since_s = None
+            since = queue.commands[0].blocked_since_s
+            if since is not None and now - since >= self._alloc_wait_s:
+                pending = _pop(space, queue)
                 message = (
                     f"no room after {self._alloc_wait_s:g} s: programs hold {self._pool.num_pages} of at most "
                     f"{self._pool.max_pages} pages; free some, ask for less, or reserve pages at launch"
@@ -267,7 +277,7 @@ class Spaces:
             queue.commands.clear()
         self._pool.drop([page.page for page in space.pages.values()] + space.reserved, now)
         self._pool.give_back_embeds([embed.slot for embed in space.embeds.values()])
-        space.pages, space.embeds, space.reserved, space.reservation = {}, {}, [], 0
+        space.pages, space.embeds, space.reserved, space.reservation, space.num_pending = {}, {}, [], 0, 0
 
     # Inside: queues
 
@@ -282,8 +292,8 @@ class Spaces:
             self._pump(space, queue, now)
 
     def _pump(self, space: Space, queue: Queue, now: float) -> None:
-        """Carry out the commands at the head of a queue that need no step."""
-        since, queue.blocked_since_s = queue.blocked_since_s, None
+        """Carry out the commands at the head of a queue that need no step; try again what found no room."""
+        queue.is_blocked = False
         while queue.commands and not isinstance(queue.commands[0].command, _ON_DEVICE):
             pending = queue.commands[0]
             try:
@@ -292,18 +302,17 @@ class Spaces:
                 self._fail(space, pending.command, error)
                 done = True
             if not done:
-                queue.blocked_since_s = now if since is None else since
+                _block(queue, now)
                 return
-            since = None
             if queue.commands:  # closing the space has emptied it
-                queue.commands.popleft()
+                _pop(space, queue)
         if not queue.commands:
             self._ready.pop((space.client, space.number, queue.number), None)
             if queue.closing:
                 del space.queues[queue.number]
 
     def _fill_from(self, builder: StepBuilder, space: Space, queue: Queue, now: float) -> None:
-        while queue.commands and queue.blocked_since_s is None:
+        while queue.commands and not queue.is_blocked:
             pending = queue.commands[0]
             try:
                 verdict = self._placer.place(builder, space, pending, now)
@@ -314,10 +323,10 @@ class Spaces:
                 if verdict in (Placement.DONE, Placement.PART):
                     queue.last_step = builder.in_flight.step_id
             if verdict is Placement.BLOCKED:
-                queue.blocked_since_s = now
+                _block(queue, now)
             if verdict is not Placement.DONE:
                 return
-            queue.commands.popleft()
+            _pop(space, queue)
             self._pump(space, queue, now)
 
     def _carry_out(self, space: Space, queue: Queue, command: QueueCommand, now: float) -> bool:
@@ -342,10 +351,12 @@ class Spaces:
             case MaskPage():
                 space.page(command.page).hidden = command.hidden
             case ExportPages():
+                if not command.pages or not 0 < len(command.name) <= MAX_NAME:
+                    raise InvalidRequest(f"an export needs pages, and a name of 1 to {MAX_NAME} characters", "name")
                 exported = [space.page(number) for number in handles(command.pages, "pages")]
                 self._pool.export(space.namespace, command.name, exported, now)
             case ImportPages():
-                return self._import_pages(space, command)
+                return self._import_pages(space, command, now)
             case ReleaseExport():
                 self._pool.release_export(space.namespace, command.name, now)
             case CloseQueue():
@@ -383,18 +394,24 @@ class Spaces:
         self._end(space.client, Finished(op=command.op))
         return True
 
-    def _import_pages(self, space: Space, command: ImportPages) -> bool:
+    def _import_pages(self, space: Space, command: ImportPages, now: float) -> bool:
         pages = self._pool.find_export(space.namespace, command.name)
         numbers = space.claim(command.first, len(pages), space.pages, "page")
-        for number, page in zip(numbers, pages, strict=True):
-            self._pool.share(page.page)
-            space.pages[number] = page
+        if not self._pool.share(space.namespace, [page.page for page in pages], now):
+            return False
+        space.pages.update(zip(numbers, pages, strict=True))
         self._end(space.client, Finished(op=command.op, count=len(pages)))
         return True
 
     # Inside: endings
 
     def _fail(self, space: Space, command: QueueCommand, error: WeftError) -> None:
+        if isinstance(command, Forward | EmbedText):
+            # Whoever reads what it was to write must not take something older for it.
+            numbers = command.outputs if isinstance(command, Forward) else command.embeds
+            for number in known_handles(numbers):
+                if number in space.embeds:
+                    space.embeds[number].failure = error
         self._end(space.client, Failed(op=command.op, kind=error.kind, message=error.message, param=error.param))
 
     def _end(self, client: int, event: Finished | Failed | Cancelled) -> None:
@@ -406,6 +423,17 @@ class Spaces:
     def spaces(self) -> Iterator[Space]:
         """All open spaces."""
         yield from self._spaces.values()
+
+
+def _pop(space: Space, queue: Queue) -> Pending:
+    space.num_pending -= 1
+    return queue.commands.popleft()
+
+
+def _block(queue: Queue, now: float) -> None:
+    queue.is_blocked = True
+    first = queue.commands[0]
+    first.blocked_since_s = now if first.blocked_since_s is None else first.blocked_since_s
 
 
 def _dists(result: StepResult, first: int, count: int, k: int, first_score: int, num_targets: int) -> Dists:
