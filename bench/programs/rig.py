@@ -14,6 +14,7 @@ from typing import Any
 
 from weft.config import ProgramsConfig
 from weft.engine.attached import AttachedEngine
+from weft.engine.client import EngineClient
 from weft.programs.guests import Guests
 from weft.programs.host import HostOptions, ProgramHost
 from weft.programs.host_process import host_parts
@@ -56,6 +57,20 @@ def _checked(source: str | bytes) -> Code:
 
 
 @contextlib.asynccontextmanager
+async def rig_over(engine: EngineClient, name: str) -> AsyncIterator[Rig]:
+    """A rig over an engine that is ready."""
+    runtime = Runtime(engine, load_tokenizer("weft-tiny"))
+    limits = ProgramsConfig(max_runs=2048, max_runs_per_tenant=2048)
+    parts = host_parts([Model(name, runtime)], limits, MemoryStore(), Guests())
+    host = ProgramHost(parts, HostOptions(allow_trusted=True))
+    try:
+        yield Rig(runtime, host, parts.accounts)
+    finally:
+        await host.close()
+        await parts.close()
+
+
+@contextlib.asynccontextmanager
 async def timed_rig(step_ms: float, batching: str = "adaptive") -> AsyncIterator[Rig]:
     """A rig over an engine whose every step takes `step_ms`."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
@@ -66,13 +81,8 @@ async def timed_rig(step_ms: float, batching: str = "adaptive") -> AsyncIterator
         try:
             engine.attach(address)
             await engine.wait_ready()
-            runtime = Runtime(engine, load_tokenizer("weft-tiny"))
-            limits = ProgramsConfig(max_runs=2048, max_runs_per_tenant=2048)
-            parts = host_parts([Model("timed", runtime)], limits, MemoryStore(), Guests())
-            host = ProgramHost(parts, HostOptions(allow_trusted=True))
-            yield Rig(runtime, host, parts.accounts)
-            await host.close()
-            await parts.close()
+            async with rig_over(engine, "timed") as rig:
+                yield rig
         finally:
             await engine.close()
             process.kill()
