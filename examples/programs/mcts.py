@@ -6,7 +6,7 @@ nodes on the way what it was worth. Nodes are contexts: going on from one costs 
 
 Arguments: `prompt`, `words` (that the story should have; its worth is their share), `rounds`, `width` (children of a
 node), `explore` (the weight of what is little known), `temperature`, `seed`.
-Returns the best story with its worth, what greedy decoding is worth, and the number of nodes.
+Returns the best story with its worth, what greedy decoding is worth, and the number of nodes; sends every story.
 
 Language Agent Tree Search (Zhou et al., ICML 2024); the bounds are UCT's (Kocsis and Szepesvari, ECML 2006).
 """
@@ -14,7 +14,7 @@ Language Agent Tree Search (Zhou et al., ICML 2024); the bounds are UCT's (Kocsi
 import math
 from dataclasses import dataclass, field
 
-from weft.sdk import Context, Sampler, greedy
+from weft.sdk import Context, Sampler, greedy, session
 
 
 @dataclass
@@ -55,6 +55,7 @@ async def main(args):
             count += 1
         leaf = path[-1]
         story = leaf.text if leaf.ended else await finish(leaf, sampler)
+        session.send({"story": story, "worth": worth(story)})
         best = max(best, story, key=worth)
         for node in path:
             node.visits += 1

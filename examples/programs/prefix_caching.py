@@ -39,7 +39,7 @@ async def main(args):
         place, fed, written = len(prefix), rest, []
         while len(written) < max_tokens:
             positions = range(place, place + len(fed))
-            token = await queue.forward_sample(fed, positions, read=pages[1:], write=pages[1:], sampler=greedy())
+            token = await queue.forward_sample(fed, positions, read=pages, write=pages, sampler=greedy())
             if token in model.eos_token_ids:
                 break
             place += len(fed)
