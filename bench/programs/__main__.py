@@ -1,11 +1,35 @@
 """What programs cost and gain.
 
-    python -m bench.programs [costs calls policies ...] [--runs 5] [--json FILE]
+    python -m bench.programs [costs calls policies share launch apps functions attention ...] [--runs 5] [--json FILE]
+
+On a device whose every step takes a fixed time:
 
 costs      what Weft adds per token to `generate`, to a loop over distributions and to one over explicit pages, with
-           1 to 128 programs, when every step of the device takes 10 ms
+           1 to 128 programs, when every step takes 10 ms
 calls      a call that only enqueues, and a round trip to an idle engine, trusted and sandboxed
 policies   the batching policies of the paper's table 5
+share      the same programs on random weights in the shape of Llama 3.2 1B: the device's time, and what is not its
+launch     one launch beside --burst programs that are paused, bursts of as many, and the memory of --paused programs:
+           trusted, core Wasm, sandboxed Python
+
+On a model, served by `weft serve` in a process of its own:
+
+apps       each application as a program beside the model and, with the same logic, as a client of /v1/completions
+           30 ms away (15 ms before and after each request, the one that launches the program too). Tools are an HTTP
+           server of the benchmark, 0 ms away from both. Agents (8, 8 and 32 inputs and outputs), tree, recursion,
+           graph and skeleton of thought, prefix caching, prompt lookup. Token counts are forced, so that both sides
+           compute the same number; seconds at 1 program, programs per second at more. `gain` is the client's time
+           by the program's; `pairs`: least and greatest of a pair of runs. All of it shares this machine's cores
+functions  the paper's figure 7: a function-calling agent from afar, as a program, and with specifications of APIs
+           taken from an export (they then see themselves only, at their place: modular caching), calls that nobody
+           waits for, and specifications dropped once they were used; each step on top of those before
+attention  long outputs with full, windowed and sink attention: tokens per second and KV pages held
+
+Examples:
+
+    python -m bench.programs launch --runs 3
+    python -m bench.programs apps --apps react swarm --programs 1 8 --trusted
+    python -m bench.programs attention --random-shape qwen3-0.6b --length 300 --programs 1
 """
 
 from __future__ import annotations
@@ -13,43 +37,91 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
+from bench.programs.applications import APPLICATIONS
+from bench.programs.apps import Options, report_apps
+from bench.programs.attention import Lengths, report_attention
 from bench.programs.costs import report_calls, report_costs, report_policies
+from bench.programs.functions import report_functions
+from bench.programs.launch import Sizes, report_launch
+from bench.programs.served import RANDOM_SHAPES
+from bench.programs.share import report_share
+from weft.cli import probe
+from weft.cli.version import versions
 
-SECTIONS = ("costs", "calls", "policies")
+SECTIONS = ("costs", "calls", "policies", "share", "launch", "apps", "functions", "attention")
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The chosen sections, one after the other."""
     found: dict[str, Any] = {}
+    model = args.random_shape or args.model
+    served = Options(args.runs, args.programs or (1, 8, 64), model, args.trusted, args.apps, args.threads)
     for section in args.sections or SECTIONS:
         match section:
             case "costs":
-                found[section] = await report_costs(args.runs, args.programs, args.tokens)
+                found[section] = await report_costs(args.runs, args.programs or [1, 32, 64, 128], args.tokens)
             case "calls":
                 found[section] = await report_calls(args.runs)
             case "policies":
                 found[section] = await report_policies(args.runs, 64, args.tokens)
+            case "share":
+                found[section] = await report_share(args.runs, args.programs or [1, 8], min(args.tokens, 24))
+            case "launch":
+                found[section] = await report_launch(args.runs, Sizes(args.burst, args.paused))
+            case "apps":
+                found[section] = await report_apps(served)
+            case "functions":
+                found[section] = await report_functions(served)
+            case "attention":
+                few = served._replace(programs=args.programs or (1, 8))
+                found[section] = await report_attention(few, Lengths(tokens=args.length, window=args.window))
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m bench.programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("sections", nargs="*", metavar="SECTION", help="what to measure; default: everything")
+    found.add_argument("--runs", type=int, default=5, help="medians are of so many (5)")
+    found.add_argument(
+        "--programs",
+        type=int,
+        nargs="+",
+        help="at once (costs: 1 32 64 128; apps, functions: 1 8 64; attention: 1 8)",
+    )
+    found.add_argument("--json", type=Path, help="write the figures to this file too, with machine and versions")
+    found.add_argument("--tokens", type=int, default=100, help="costs, policies: tokens of each program (100)")
+    found.add_argument("--burst", type=int, default=Sizes().burst, help="launch: programs of a burst (896)")
+    found.add_argument("--paused", type=int, default=Sizes().paused, help="launch: programs that wait (1000)")
+    found.add_argument("--apps", nargs="+", choices=APPLICATIONS, default=list(APPLICATIONS), help="apps: which ones")
+    found.add_argument("--model", default="weft-tiny", help="apps, functions, attention: as for weft serve (weft-tiny)")
+    found.add_argument("--random-shape", choices=list(RANDOM_SHAPES), help="random weights in this shape instead")
+    found.add_argument("--trusted", action="store_true", help="the server trusts the programs: no sandbox")
+    found.add_argument("--threads", type=int, help="of the served engine's kernels (half the cores)")
+    found.add_argument("--length", type=int, default=Lengths().tokens, help="attention: tokens generated (1500)")
+    found.add_argument("--window", type=int, default=Lengths().window, help="attention: tokens seen (256)")
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", choices=SECTIONS, help="what to measure; default: everything")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=100, help="tokens of each program")
-    parser.add_argument("--programs", type=int, nargs="+", default=[1, 32, 64, 128])
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    args = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
-    print(f"{platform.processor() or platform.machine()}, {cores} cores, Python {platform.python_version()}")
+    parsing = parser()
+    args = parsing.parse_args()
+    if unknown := [name for name in args.sections if name not in SECTIONS]:
+        parsing.error(f"no such section: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    machine, ran = probe.machine(), versions()
+    print(f"{machine['cpu']}, {machine['usable_cores']} cores; weft {ran['weft']}, Python {ran['python']}")
     found = asyncio.run(measure(args))
     if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        command = shlex.join(["python", "-m", "bench.programs", *sys.argv[1:]])
+        data = {"machine": machine, "versions": ran, "command": command, "results": found}
+        args.json.write_text(json.dumps(data, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,8 @@ def test_what_cannot_be_run(weft: Weft, files: Path) -> None:
     for arguments, message in [
         (["missing.py"], "cannot be read: No such file"),
         ([str(files / "none.py")], "no `main`"),
-        ([str(files / "hello.py"), "--limit", "cpu=1"], "unknown field"),
+        ([str(files / "hello.py"), "--limit", "cpu=1"], "unknown field `cpu`; there are cpu_s"),
+        ([str(files / "hello.py"), "--url", "127.0.0.1:1"], "it begins with http:// or https://"),
         ([str(files / "hello.py"), "--url", "http://127.0.0.1:1"], "is `weft serve` running there"),
     ]:
         result = weft("run", *arguments)
@@ -118,12 +119,37 @@ def test_on_a_server(weft: Weft, files: Path) -> None:
         result = weft("run", str(files / "hello.py"), *there, "--", '{"x": 1}')
         assert result.exit_code == 0, result.stderr
         assert result.stdout.splitlines()[-1] == '{"args": {"x": 1}}'
+        assert "info: noted" in result.stderr
+        result = weft("run", str(files / "hello.py"), *there, "--dtype", "float32")
+        assert result.exit_code == 2
+        assert "--dtype" in result.stderr
         result = weft("run", str(files / "bad.py"), *there)
         assert result.exit_code == 1
         assert "in helper" in result.stderr
         result = weft("run", str(files / "hello.py"), "--url", server.url)
         assert result.exit_code == 1
         assert "No valid API key" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_it(files: Path) -> None:
+    (files / "talks.py").write_text(
+        "from weft.sdk import session\nasync def main():\n    while True:\n"
+        "        session.send('x' * 1000)\n        await session.sleep(0)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "weft.cli.main", "run", str(files / "talks.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == b"x" * 1000 + b"\n"
+    process.stdout.close()
+    told = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 141
+    assert b"Traceback" not in told
 
 
 @pytest.mark.slow

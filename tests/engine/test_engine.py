@@ -244,3 +244,16 @@ def test_a_failing_device_surfaces() -> None:
     driver.generate(driver.open(), 50)
     with pytest.raises(RuntimeError, match="the device failed"):
         driver.run()
+
+
+def test_a_command_that_nobody_foresaw_fails_alone() -> None:
+    """A bug in carrying one out is its client's trouble; the engine goes on."""
+    driver = Driver()
+    number, other = driver.open([5] * 10), driver.open([6] * 10)
+    driver.generate(other, 5)
+    driver.send(wire.Append(seq=number, op=10**9, tokens=7))  # type: ignore[arg-type]
+    [failed] = failures(driver)
+    assert (failed.op, failed.kind) == (10**9, "internal")
+    assert "could not carry this out" in failed.message
+    driver.run()
+    assert all(operation.ending is not None for operation in driver.operations.values())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weft.core.errors import InvalidRequest
 from weft.programs import shelf
 from weft.programs.errors import QuotaExceeded, StorageFailed, UnknownProgram
-from weft.programs.registry import WASM_MAGIC, Quota, Registry
+from weft.programs.registry import WASM_MAGIC, Quota, Registry, checked_code
 from weft.programs.shelf import FolderShelf
 
 ONE = b"async def main(args):\n    return 1\n"
@@ -187,3 +189,17 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path):
         Registry(FolderShelf(tmp_path / "file"))
     with pytest.raises(StorageFailed, match="cannot be kept"):
         Registry(FolderShelf(tmp_path / "file" / "below")).upload("t", "agent", ONE)
+
+
+def test_who_parses_at_once_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [SystemError("AST constructor recursion depth mismatch (before=162, after=184)")]
+    parse = ast.parse
+
+    def disturbed(*args: Any, **options: Any) -> Any:
+        if told:
+            raise told.pop()
+        return parse(*args, **options)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    assert checked_code(b"def main(): pass", "python", Quota()).kind == "python"
+    assert not told

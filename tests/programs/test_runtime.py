@@ -11,6 +11,7 @@ from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import (
     Append,
     Cancelled,
+    Command,
     Envelope,
     Fork,
     Generate,
@@ -21,6 +22,7 @@ from weft.core.wire import (
     Stats,
     Token,
     TraceSpan,
+    encode_commands,
 )
 from weft.programs.operations import OperationCancelled, merge
 from weft.programs.runtime import Runtime
@@ -369,3 +371,26 @@ def test_two_readers_of_one_generation_are_a_bug() -> None:
             await settle()
 
     run(test, auto=False)
+
+
+def test_a_command_that_cannot_travel_fails_alone() -> None:
+    """One number of more than 64 bits must not keep what others said in the same turn from leaving."""
+
+    async def test(engine: FakeEngine, rt: Runtime) -> None:
+        plain = engine.send
+
+        def send(commands: list[Command]) -> None:
+            encode_commands(list(commands))  # as a socket does
+            plain(commands)
+
+        engine.send = send  # type: ignore[method-assign]
+        async with rt.open(CALLER) as bad, rt.open(CALLER) as good:
+            bad.append(PROMPT)
+            good.append(PROMPT)
+            wrong = bad.generate(SamplingParams(seed=2**70), stop(2))
+            right = good.generate(SamplingParams(seed=1), stop(2))
+            assert len(await tokens_of(right)) == 2
+            with pytest.raises(InvalidRequest, match="cannot be told"):
+                await tokens_of(wrong)
+
+    run(test)

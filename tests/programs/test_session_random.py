@@ -42,6 +42,7 @@ TEXTS = [
 ]
 BLOBS = st.one_of(st.sampled_from(TEXTS), st.binary(max_size=40))
 SILENT = {
+    Op.SEQ_MASK,
     Op.LOG,
     Op.SEND,
     Op.CANCEL,

@@ -85,6 +85,38 @@ def test_tokens_of_one_message_are_one_part() -> None:
     run(test, engine=FakeEngine(auto=False))
 
 
+def test_a_generation_that_nobody_reads_along_comes_in_one_part() -> None:
+    async def test(host: Host) -> None:
+        host.engine.script(list(b"abcdef"))
+        program = host.program()
+        opened(program)
+        call = program.ask(Op.SEQ_GENERATE, 1, 5, obj({"stop": {"max_tokens": 6}}))
+        await settle()
+        for _ in range(6):
+            host.engine.step()
+        assert program.kinds(call) == [Kind.PART, Kind.RESULT]
+        assert program.parts(call)[0][:2] == [pack_tokens(list(b"abcdef")), b"abcdef"]
+
+    run(test, engine=FakeEngine(auto=False))
+
+
+def test_what_was_made_before_an_engine_died_is_not_lost() -> None:
+    async def test(host: Host) -> None:
+        host.engine.script(list(b"abcdef"))
+        program = host.program()
+        opened(program)
+        call = program.ask(Op.SEQ_GENERATE, 1, 5, obj({"stop": {"max_tokens": 6}}))
+        await settle()
+        for _ in range(2):
+            host.engine.step()
+        host.engine.die()
+        await settle()
+        assert program.kinds(call) == [Kind.PART, Kind.ERROR]
+        assert program.parts(call)[0][1] == b"ab"
+
+    run(test, engine=FakeEngine(auto=False))
+
+
 def test_stop_strings_are_never_shown() -> None:
     async def test(host: Host) -> None:
         host.engine.script(list(b"onSTOPx"), list(b"on ST"), [*b"a", 257, *b"b"], [*b"a", 257, *b"b"])
@@ -205,7 +237,7 @@ def test_handles_of_nobody_and_of_others_are_errors_to_this_program_alone() -> N
         program, other = host.program(), host.program()
         opened(other, 1)
         silent = {Op.SEQ_APPEND: (PROMPT,), Op.SEQ_FORK: (9,), Op.SEQ_TRUNCATE: (0,), Op.SEQ_HOLD: (1.0,)}
-        silent |= {Op.SEQ_RELEASE: (), Op.SEQ_CANCEL: (), Op.SEQ_PRIORITY: (1,)}
+        silent |= {Op.SEQ_RELEASE: (), Op.SEQ_CANCEL: (), Op.SEQ_PRIORITY: (1,), Op.SEQ_MASK: (b"",)}
         for call, (op, values) in enumerate(silent.items(), start=1):
             # A handle is a number of the program's own: another's means nothing, nor does the engine's.
             for forged in (1, 77, 2**32 - 1):

@@ -252,6 +252,11 @@ class FakeHost:
     def _seq_priority(self, command: Command, number: int, priority: int) -> None:
         self._find(number)
 
+    def _seq_mask(self, command: Command, number: int, ranges: bytes) -> None:
+        ends = unpack_ints(ranges)
+        if any(not 0 <= end <= len(self._find(number)) for end in ends):
+            raise Fault("invalid_request", f"{ends} are not among the tokens")
+
     def _seq_dist(self, command: Command, number: int, k: int, tokens: bytes) -> tuple[bytes, ...]:
         held = self._find(number)
         held += unpack_ints(tokens)
@@ -270,6 +275,7 @@ class FakeHost:
 
     def _seq_generate(self, command: Command, number: int, form: int, about: bytes) -> None:
         self._find(number)
+        form &= 3
         options = json.loads(about)
         reply = self.replies.popleft() if self.replies else "ok"
         tokens = [*model.encode(reply), model.IM_END]
@@ -299,7 +305,8 @@ class FakeHost:
         call, number = command.call, int(command.numbers[0])
         if call not in self._pending:
             return
-        part = [tokens.popleft() for _ in range(min(self.part_tokens, len(tokens)))]
+        is_whole = int(command.numbers[1]) & 4
+        part = [tokens.popleft() for _ in range(len(tokens) if is_whole else min(self.part_tokens, len(tokens)))]
         # Text comes as far as its tokens do.
         size = len(text) if not tokens else min(len(text), len(model.decode(part, False)))
         blobs = [pack_ints(part), text[:size].encode()]

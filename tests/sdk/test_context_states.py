@@ -15,10 +15,11 @@ from weft.sdk import (
     InvalidRequest,
     Snapshot,
     UnknownHandle,
-    Unsupported,
     context_store,
 )
+from weft.sdk.answers import unpack_ints
 from weft.sdk.context_store import delete, names
+from weft.sdk.tokens import detokenize
 from weft.sdk.wire import Op
 
 
@@ -140,8 +141,8 @@ def test_truncating() -> None:
         assert held(host, ctx) == "<|bos|>abc!" + turns("now a chat")
         with pytest.raises(InvalidRequest):
             await ctx.truncate(1000)
-        with pytest.raises(Unsupported, match="mask_page"):
-            ctx.mask((0, 3))
+        with pytest.raises(InvalidRequest, match="not among the"):
+            await ctx.mask((0, 1000))
 
     host.run(main)
 
@@ -236,5 +237,51 @@ def test_a_stream_that_was_left_before_the_engine_died() -> None:
         await ctx.restore()
         await ctx.generate()
         assert held(host, ctx) == "<|bos|>xabc!"
+
+    host.run(main)
+
+
+def masks(host: FakeHost) -> list[list[int]]:
+    """What was hidden, in the order of the commands: numbers of tokens before, and ranges."""
+    return [unpack_ints(command.blobs[0]) for command in host.log if command.op is Op.SEQ_MASK]
+
+
+def test_masks_go_where_the_context_goes() -> None:
+    host = FakeHost()
+
+    async def main() -> None:
+        ctx = Context().fill("abcdef")
+        await ctx.mask((1, 3))
+        ctx.fill("gh")
+        await ctx.flush()
+        assert ctx.masks == [(7, ((1, 3),))]
+        point = await ctx.snapshot()
+        assert Snapshot.from_json(json.loads(json.dumps(point.to_json()))) == point
+        await ctx.mask()
+        assert ctx.masks == [(7, ((1, 3),)), (9, ())]
+        twin = ctx.fork()
+        await twin.flush()
+        assert twin.masks == ctx.masks
+        await twin.truncate(8)
+        assert twin.masks == [(7, ((1, 3),))]
+        await twin.truncate(5)
+        assert twin.masks == []
+        await detokenize([])  # until the host has heard all
+        del host.log[:]
+        await twin.rewind(point)
+        assert (twin.tokens, twin.masks) == (list(point.tokens), list(point.masks))
+        await detokenize([])
+        assert masks(host) == [[1, 3]]
+        del host.log[:]
+        await twin.rewind(point)
+        await detokenize([])
+        assert masks(host) == []  # it is there already
+        other = await Context.restored(point)
+        assert (other.tokens, other.masks) == (list(point.tokens), list(point.masks))
+        await ctx.rewind(point)
+        await detokenize([])
+        assert masks(host)[-1] == [1, 3]  # what was shown again is hidden again
+        await ctx.join(twin)
+        assert ctx.masks == twin.masks
 
     host.run(main)

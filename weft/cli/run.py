@@ -84,6 +84,7 @@ def run(
     content = read_program(file)
     screen = Screen(as_json=as_json)
     if url is not None:
+        _refuse_flags_of_engines(settings)
         from weft.cli.run_remote import run_on_server
 
         finished = run_on_server(
@@ -102,6 +103,13 @@ def run(
         finished = run_here(settings.config, LocalRun(file, content, args, messages, asked, sandbox=sandbox), screen)
     if not finished:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _refuse_flags_of_engines(settings: Settings) -> None:
+    """Raises `typer.BadParameter`: a server's engine is what it was started with."""
+    flags = [given.source for given in settings.given.values() if given.source.startswith("flag ")]
+    if flags:
+        raise typer.BadParameter(f"{flags[0].removeprefix('flag ')} is for an engine in this process; leave out --url")
 
 
 def read_program(file: Path) -> bytes:

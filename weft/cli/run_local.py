@@ -54,7 +54,7 @@ class LocalRun:
         try:
             limits = msgspec.convert(free | self.limits, Limits)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"--limit: {error}") from None
+            raise InvalidRequest(f"--limit: {error}; there are {', '.join(Limits.__struct_fields__)}") from None
         return RunSpec(code=code, args=msgspec.json.encode(self.args), limits=limits, trusted=trusted)
 
 
@@ -98,6 +98,8 @@ async def _carry_out(host: ProgramHost, local: LocalRun, spec: RunSpec, screen: 
         run.send(msgspec.json.encode(message))
     with _interruptible(run):
         record = await run.wait()
+    if told.unwritten is not None:
+        raise told.unwritten
     error = record.error
     if error is None:
         screen.result(msgspec.json.decode(run.result or b"null"))
@@ -117,6 +119,8 @@ class _Teller:
     def __init__(self, screen: Screen):
         self._screen = screen
         self._first: Run | None = None
+        self.unwritten: OSError | None = None
+        """Why the output could not be written: its reader has left, or the disk is full."""
 
     @property
     def interrupted(self) -> bool:
@@ -129,6 +133,17 @@ class _Teller:
         run.watcher = self._news
 
     def _news(self, run: Run, news: News) -> None:
+        if self.unwritten is not None:
+            return
+        try:
+            self._write(run, news)
+        except OSError as error:
+            # A watcher does not raise: the program is not to blame, and ends all the same.
+            self.unwritten = error
+            if self._first is not None:
+                self._first.cancel("its output cannot be written")
+
+    def _write(self, run: Run, news: News) -> None:
         if news.message is not None and run is self._first:
             self._screen.message(msgspec.json.decode(news.message))
         elif news.line is not None:

@@ -32,4 +32,4 @@ def run_on_server(
         args, rest = options["args"], {name: value for name, value in options.items() if name != "args"}
         # Closing the stream, as Ctrl-C does too, ends the run.
         with closing(client.programs.stream(program, args, source=source, **rest)) as events:
-            return screen.follow(events)
+            return screen.follow(events, log_of=client.runs.logs)

@@ -108,19 +108,20 @@ class Screen:
             told = error.message if error.kind in ("program_failed", "run_cancelled") else f"{blamed}: {error.message}"
             print(f"weft: the program {'was ' if status == 'cancelled' else ''}{status}: {told}", file=sys.stderr)
 
-    def follow(self, events: Iterable[RunEvent], *, on_start: Callable[[Run], None] | None = None) -> bool:
-        """Write events as they come. Whether the run finished. Raises `WeftError` for a stream without an end."""
+    def follow(self, events: Iterable[RunEvent], *, log_of: Callable[[str], Iterable[LogEntry]] | None = None) -> bool:
+        """Write events as they come, and at the end the log, where `log_of` a run's id is known. Whether the run
+        finished. Raises `WeftError` for a stream without an end."""
         for event in events:
             if event.type == "run" and event.run is not None:
                 if event.missed:
                     print(f"weft: {event.missed} earlier messages are no longer kept", file=sys.stderr)
-                if on_start is not None:
-                    on_start(event.run)
             elif event.type == "message":
                 self.message(event.message)
             elif event.type == "error" and event.error is not None:
                 print(f"weft: {event.error.message}", file=sys.stderr)
             elif event.type == "end" and event.run is not None:
+                for line in log_of(event.run.id) if log_of is not None else ():
+                    self.log(line)
                 return self.end(event.run)
         raise WeftError("the server ended the stream before the run's end; see `weft programs runs`")
 

@@ -48,7 +48,9 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def client_options(url: str, api_key: str | None, timeout_s: float | None) -> dict[str, Any]:
-    """Of httpx, whichever client."""
+    """Of httpx, whichever client. Raises `ClientError` for an address that is none."""
+    if not url.startswith(("http://", "https://")):
+        raise ClientError(f"{url} is no address of a server: it begins with http:// or https://")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return {
         "base_url": url.rstrip("/").removesuffix("/v1"),

@@ -13,6 +13,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_COUNT = 2**31 - 1
+"""Of any number of tokens: no sequence is longer."""
 GREEDY_TEMPERATURE = 1e-5
 """At or below this temperature the most probable token is taken; ties go to the lowest id."""
 
@@ -65,7 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
-        if self.top_k < -1:
+        if not -1 <= self.top_k <= MAX_COUNT:
             raise InvalidRequest(f"top_k must be -1, 0 (no limit) or positive, got {self.top_k}", "top_k")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise InvalidRequest("seed must fit in 64 bits", "seed")
@@ -105,9 +107,9 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, unless every value is usable with this vocabulary."""
-        if self.max_tokens is not None and self.max_tokens < 1:
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_COUNT:
             raise InvalidRequest(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
-        if self.min_tokens < 0:
+        if not 0 <= self.min_tokens <= MAX_COUNT:
             raise InvalidRequest(f"min_tokens must not be negative, got {self.min_tokens}", "min_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", "min_tokens")

@@ -284,6 +284,16 @@ class ReleaseExport(_OnQueue, frozen=True, kw_only=True):
     name: str
 
 
+class MaskTokens(_Command, frozen=True, kw_only=True):
+    """Hide ranges of tokens from all that is appended and generated from now on, in place of what was hidden before.
+    None: everything is seen again. What is computed under a mask is not shared with other sequences."""
+
+    seq: int
+    op: int
+    ranges: bytes = b""
+    """Packed int32 pairs: first token, and past the last."""
+
+
 class SetPriority(_Command, frozen=True, kw_only=True):
     """Change a sequence's priority."""
 
@@ -319,6 +329,7 @@ Command = (
     | Release
     | Cancel
     | SetPriority
+    | MaskTokens
     | OpenSpace
     | CloseSpace
     | OpenQueue

@@ -6,6 +6,7 @@ Knows nothing of sockets or processes; `inline.py` and `process.py` run it.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from weft.core.cost.model import CostModel, Costs
 from weft.core.errors import WeftError
 from weft.core.protocols import Worker
 from weft.core.step import LateInputs, StepHandle
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramPicture
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, Failed, HistogramPicture
 from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
 from weft.engine.grammar import Compiling, Encode, Grammars
@@ -28,6 +29,8 @@ from weft.sched.batch import InFlight
 from weft.sched.intake import Intake
 from weft.sched.outcome import update
 from weft.sched.scheduler import Scheduler, SchedulerConfig
+
+_log = logging.getLogger("weft.engine")
 
 Publish = Callable[[int, Envelope], None]
 """Called with (client, what became true for it)."""
@@ -217,7 +220,13 @@ class Engine:
         self.worker.close()
 
     def _apply(self, client: int, command: Command) -> None:
-        self.intake.apply(client, command, self.clock.now())
+        try:
+            self.intake.apply(client, command, self.clock.now())
+        except Exception as error:  # a bug of ours is one client's trouble, not everybody's
+            _log.exception("%s of client %d could not be carried out", type(command).__name__, client)
+            message = f"the engine could not carry this out: {type(error).__name__}: {error}"
+            failed = Failed(op=getattr(command, "op", 0), kind=WeftError.kind, message=message)
+            self.scheduler.journal.outbox.append((client, failed))
 
     def _take_in(self, handle: StepHandle, flight: InFlight) -> float:
         """Understand a step's result; returns the seconds spent waiting for it."""

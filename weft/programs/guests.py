@@ -7,6 +7,7 @@ on a machine takes seconds. `weft.programs.hosted` calls it.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,6 +28,14 @@ class Guests:
     def __init__(self, config: SandboxConfig | None = None):
         self._config = config
         self._sandbox: asyncio.Future[Sandbox] | None = None
+        self.modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
+        """Those that the sandbox has loaded, by hash: a burst of launches does not go by a thread one by one."""
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The sandbox, where it is open."""
+        is_open = self._sandbox is not None and self._sandbox.done() and self._sandbox.exception() is None
+        return self._sandbox.result() if self._sandbox is not None and is_open else None
 
     def make(self, host: GuestHost, spec: RunSpec, limits: Limits) -> Guest:
         """A guest that has not begun. Raises `InvalidRequest`."""
@@ -67,14 +76,19 @@ class _SandboxedLater:
 
     async def run(self) -> bytes:
         """See `Guest`."""
-        sandbox = await self._unless_killed(self._guests.open())
+        if self._killed is not None:
+            raise self._killed
+        sandbox = self._guests.sandbox or await self._unless_killed(self._guests.open())
         if self._code.kind == "python":
             name = _file_name(self._code.name)
             source = self._code.content.decode()
             self._guest = sandbox.python(source, self._args, self._host, self._limits, name=name)
         else:
-            compiling: Callable[[], Module] = lambda: sandbox.compile(self._code.content)  # noqa: E731
-            module = await self._unless_killed(asyncio.to_thread(compiling))
+            module = self._guests.modules.get(self._code.hash)
+            if module is None:
+                compiling: Callable[[], Module] = lambda: sandbox.compile(self._code.content)  # noqa: E731
+                module = await self._unless_killed(asyncio.to_thread(compiling))
+                self._guests.modules[self._code.hash] = module
             self._guest = sandbox.module(module, self._args, self._host, self._limits)
         return await self._guest.run()
 

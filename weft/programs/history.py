@@ -25,9 +25,10 @@ class History:
         self._runs: dict[str, OrderedDict[str, Run]] = {}
         """By tenant, oldest first."""
         self._num_ended: dict[str, int] = {}
-        self._with_content: deque[Run] = deque()
-        """Ended, oldest first."""
-        self._bytes = 0
+        self._with_content: dict[str, deque[Run]] = {}
+        """Ended, by tenant, oldest first."""
+        self._bytes: dict[str, int] = {}
+        """What is kept of those, by tenant."""
 
     def add(self, run: Run) -> None:
         """Remember a run. Raises `ValueError` for an id that is there already."""
@@ -43,12 +44,9 @@ class History:
             return
         self._num_ended[tenant] = self._num_ended.get(tenant, 0) + 1
         self.endings[run.status] = self.endings.get(run.status, 0) + 1
-        self._with_content.append(run)
-        self._bytes += run.kept_bytes
-        while self._bytes > self._max_bytes:
-            old = self._with_content.popleft()
-            self._bytes -= old.kept_bytes
-            old.drop_content()
+        self._with_content.setdefault(tenant, deque()).append(run)
+        self._bytes[tenant] = self._bytes.get(tenant, 0) + run.kept_bytes
+        self._make_room()
         if self._num_ended[tenant] > self._max_ended:
             oldest = next(other for other in self._runs[tenant].values() if other.ended)
             self.forget(tenant, oldest.id)
@@ -76,9 +74,25 @@ class History:
         if not run.ended:
             raise InvalidRequest(f"The run {run_id} is {run.status}; cancel it first.", "run")
         del self._runs[tenant][run_id]
-        if run in self._with_content:
-            self._with_content.remove(run)
-            self._bytes -= run.kept_bytes
+        if run in self._with_content.get(tenant, ()):
+            self._with_content[tenant].remove(run)
+            self._bytes[tenant] -= run.kept_bytes
+            self._drop_if_empty(tenant)
         self._num_ended[tenant] -= 1
         if not self._runs[tenant]:
             del self._runs[tenant], self._num_ended[tenant]
+
+    # ---- inside
+
+    def _make_room(self) -> None:
+        """Whoever has most kept loses the oldest of it: nobody's results make place for those of others."""
+        while sum(self._bytes.values()) > self._max_bytes:
+            tenant = max(self._bytes, key=self._bytes.__getitem__)
+            old = self._with_content[tenant].popleft()
+            self._bytes[tenant] -= old.kept_bytes
+            old.drop_content()
+            self._drop_if_empty(tenant)
+
+    def _drop_if_empty(self, tenant: str) -> None:
+        if not self._with_content[tenant]:
+            del self._with_content[tenant], self._bytes[tenant]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -59,6 +59,8 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 4096
     """Runs that wait for a place."""
     tenant_max_waiting: int = 1024
+    tenant_max_input_bytes: int = 256 << 20
+    """Of arguments and sources of a tenant's runs that wait or run."""
     allow_trusted: bool = False
     max_ended: int = 200
     """Runs of each tenant that are remembered after their end."""
@@ -103,6 +105,8 @@ class ProgramHost:
         self._waiting: dict[str, deque[tuple[int, Hosted]]] = {}
         """By tenant, in order of arrival; no tenant has an empty one."""
         self._num_waiting = 0
+        self._input_bytes: Counter[str] = Counter()
+        """By tenant, of runs that wait or run and that no program launched."""
         self._arrivals = itertools.count()
         self._active: set[Hosted] = set()
         self._charging: asyncio.Task[None] | None = None
@@ -133,10 +137,11 @@ class ProgramHost:
         model = self._model(spec.model)
         if spec.trusted and not self.options.allow_trusted:
             raise Unsupported("Programs run in the sandbox here; trusted ones are not allowed.", "trusted")
-        self._check_room(caller.tenant)
+        self._check_room(caller.tenant, len(spec.args) + len(spec.code.content))
         run = Run(spec, caller.tenant, id=id, model=model.name)
         hosted = Hosted(run, caller, on_withdrawn=self._withdrawn)
         self._add(run)
+        self._input_bytes[caller.tenant] += hosted.input_bytes
         self._waiting.setdefault(caller.tenant, deque()).append((next(self._arrivals), hosted))
         self._num_waiting += 1
         self._start_waiting()
@@ -197,13 +202,16 @@ class ProgramHost:
             raise InvalidRequest(f"No model {name[:80]!r} is here; there are {', '.join(self._by_name)}.", "model")
         return model
 
-    def _check_room(self, tenant: str) -> None:
+    def _check_room(self, tenant: str, input_bytes: int) -> None:
         if self._closed:
             raise Draining("The program host is stopping and takes no new runs.")
         if self._num_waiting >= self.options.max_waiting:
             raise Overloaded(f"{self._num_waiting} runs wait for a place, as many as may; try again shortly.")
         if len(self._waiting.get(tenant, ())) >= self.options.tenant_max_waiting:
             raise Overloaded(f"{self.options.tenant_max_waiting} of your runs wait for a place; try again shortly.")
+        most = self.options.tenant_max_input_bytes
+        if self._input_bytes[tenant] + input_bytes > most:
+            raise Overloaded(f"Your runs hold {most} bytes of arguments and sources, or would; try again shortly.")
 
     def _start_waiting(self) -> None:
         """Start what has a place, in order of arrival; a tenant without one does not keep the others waiting."""
@@ -233,9 +241,18 @@ class ProgramHost:
         if not waiting:
             self._waiting.pop(hosted.run.tenant, None)
 
+    def _let_go(self, hosted: Hosted) -> None:
+        """Its arguments and source are kept no longer."""
+        tenant = hosted.run.tenant
+        if hosted.run.record().parent is None:
+            self._input_bytes[tenant] -= hosted.input_bytes
+        if not self._input_bytes[tenant]:
+            del self._input_bytes[tenant]
+
     def _withdrawn(self, hosted: Hosted) -> None:
         """It was ended while it waited."""
         self._withdraw(hosted)
+        self._let_go(hosted)
         self.history.ended(hosted.run)
 
     def _begin(self, hosted: Hosted, budget: Budget) -> None:
@@ -260,6 +277,7 @@ class ProgramHost:
 
     def _over(self, hosted: Hosted) -> None:
         self._active.discard(hosted)
+        self._let_go(hosted)
         self.history.ended(hosted.run)
         self._start_waiting()
 

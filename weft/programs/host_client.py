@@ -130,6 +130,7 @@ class HostClient:
             if isinstance(error, WeftError):
                 self.history.forget(run.tenant, run.id)
             raise
+        run.drop_input()
         return run
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from weft.programs.errors import RunCancelled
 from weft.programs.guest import Guest, GuestUsage
 from weft.programs.guests import Guests
 from weft.programs.limits import Budget
+from weft.programs.messages import one_line
 from weft.programs.runs import Run, RunUsage, log_line
 from weft.programs.services import Launcher, Services
 from weft.programs.session import Session
@@ -35,6 +36,7 @@ class Hosted:
         """`on_withdrawn` is told where it ends before it began."""
         self.run = run
         self.caller = caller
+        self.input_bytes = len(run.spec.code.content) + len(run.spec.args)
         self.task: asyncio.Task[None] | None = None
         self._on_withdrawn = on_withdrawn
         self._early: list[bytes] = []
@@ -172,6 +174,8 @@ class Hosted:
             if len(outcome) > MAX_RESULT_BYTES:
                 size = len(outcome)
                 outcome = ProgramFailed(f"main returned {size} bytes of JSON; {MAX_RESULT_BYTES} is the most")
+            else:
+                outcome = one_line(outcome)
         except WeftError as error:
             outcome = error
         except WireError as error:
@@ -195,6 +199,8 @@ class Hosted:
         if self._budget is not None:
             self._budget.close()
         self.run.control = _Over(usage)
+        # They know each other; what they hold, the run's arguments too, is not to wait for a collection of cycles.
+        self._session = self._guest = None
         if isinstance(outcome, WeftError):
             self.run.fail(outcome)
         else:

@@ -21,6 +21,8 @@ from weft.programs.allowed import covered
 
 REFUSED = frozenset({"pages", "children", "depth", "message_bytes", "pending_messages"})
 """Limits that refuse a call instead of ending the run."""
+MAX_COUNT = 1 << 63
+"""Counts are below: larger ones cannot be told to another process."""
 _SMALLER = (
     "cpu_s",
     "memory_bytes",
@@ -65,8 +67,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         for name in _SMALLER:
             value = getattr(self, name)
+            most = math.inf if isinstance(value, float) else MAX_COUNT
             # Written so that NaN is refused too.
-            if value is not None and not 0 <= value < math.inf:
+            if value is not None and not 0 <= value < most:
                 raise InvalidRequest(f"limits.{name} must be a number from 0, got {value}", f"limits.{name}")
 
     def within(self, remaining: Limits) -> Limits:
@@ -84,7 +87,7 @@ def limits_from_json(data: bytes, remaining: Limits) -> Limits:
     try:
         asked = msgspec.json.decode(data, type=dict[str, object])
         return msgspec.convert({**msgspec.structs.asdict(remaining), **asked}, Limits).within(remaining)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidRequest(f"the limits cannot be used: {error}", "limits") from error
 
 

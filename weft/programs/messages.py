@@ -16,6 +16,15 @@ MAX_TOPIC_BYTES = 256
 MAX_WAITING_BYTES = 16 << 20
 """Of messages that wait for one program, of all its subscriptions and from outside together."""
 
+MESSAGE_COST_BYTES = 64
+"""What a message costs beside its own bytes, so that empty ones are bounded too."""
+_LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
+
+
+def one_line(json: bytes) -> bytes:
+    """The same JSON without ends of lines, which may stand between its parts: an event of a stream would end there."""
+    return json.translate(_LINE_ENDS) if b"\n" in json or b"\r" in json else json
+
 
 class Waiting:
     """Bytes that wait for one program to read them."""
@@ -42,21 +51,21 @@ class Queue:
 
     def put(self, message: bytes) -> bool:
         """Whether there was room."""
-        if len(self._messages) >= self._most or not self._waiting.has_room(len(message)):
+        if len(self._messages) >= self._most or not self._waiting.has_room(_cost(message)):
             return False
         self._messages.append(message)
-        self._waiting.num_bytes += len(message)
+        self._waiting.num_bytes += _cost(message)
         return True
 
     def pop(self) -> bytes:
         """The oldest. Raises `IndexError` where there is none."""
         message = self._messages.popleft()
-        self._waiting.num_bytes -= len(message)
+        self._waiting.num_bytes -= _cost(message)
         return message
 
     def clear(self) -> None:
         """Forget all."""
-        self._waiting.num_bytes -= sum(map(len, self._messages))
+        self._waiting.num_bytes -= sum(map(_cost, self._messages))
         self._messages.clear()
 
 
@@ -128,6 +137,10 @@ class Hub:
             listeners.pop(subscription, None)
             if not listeners:
                 del self._topics[subscription.key]
+
+
+def _cost(message: bytes) -> int:
+    return len(message) + MESSAGE_COST_BYTES
 
 
 def check_topic(topic: bytes) -> None:

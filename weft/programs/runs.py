@@ -40,6 +40,8 @@ KEPT_MESSAGES = 1000
 KEPT_MESSAGE_BYTES = 1 << 20
 KEPT_LOG_BYTES = 256 << 10
 """Of each run's log; the oldest lines go first."""
+LINE_COST_BYTES = 64
+"""What a line of a log costs beside its text, so that empty ones are bounded too."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -64,7 +66,7 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     """Processor time of its own code, its children's included."""
     memory_bytes: int = 0
-    """The most its sandbox held at once; 0 where that is not known, as with trusted programs."""
+    """The most its sandbox held at once, of Wasm modules. 0 where it cannot be seen: of programs in Python."""
     host_calls: int = 0
     prompt_tokens: int = 0
     """Put on sequences and forwards."""
@@ -169,6 +171,8 @@ class Run:
         self.spec = spec
         self.result: bytes | None = None
         """JSON of what `main` returned, once it has finished."""
+        self.forgotten = False
+        """Whether its result, messages and log are no longer kept."""
         self.control: Control | None = None
         self.watcher: Callable[[Run, News], None] | None = None
         """Told of everything, as it happens; must neither wait nor raise."""
@@ -303,9 +307,9 @@ class Run:
     def log(self, line: LogLine) -> None:
         """It noted something."""
         self._log.append(line)
-        self._log_bytes += len(line.text)
+        self._log_bytes += len(line.text) + LINE_COST_BYTES
         while self._log_bytes > KEPT_LOG_BYTES and len(self._log) > 1:
-            self._log_bytes -= len(self._log.popleft().text)
+            self._log_bytes -= len(self._log.popleft().text) + LINE_COST_BYTES
             self._lost_lines += 1
         self._tell(News(line=line))
 
@@ -325,8 +329,14 @@ class Run:
             self.result = result
             self._end(record.status, record.error, record)
 
+    def drop_input(self) -> None:
+        """Whoever carries it out has its code and arguments now, or has had them."""
+        code = msgspec.structs.replace(self.spec.code, content=b"")
+        self.spec = msgspec.structs.replace(self.spec, code=code, args=b"null")
+
     def drop_content(self) -> None:
         """Keep the record alone: it is long over."""
+        self.forgotten = True
         self.result = None
         self._kept.clear()
         self._log.clear()
@@ -346,10 +356,7 @@ class Run:
         # The usage first, then the end: a watcher that hears of the end reads a record that is complete.
         self._advance(status, error=error, finished_s=time.time(), usage=usage, started_s=started_s)
         self.control = None
-        # What it was made of is not kept with it.
-        self.spec = msgspec.structs.replace(
-            self.spec, code=msgspec.structs.replace(self.spec.code, content=b""), args=b"null"
-        )
+        self.drop_input()
         for listener in self._listeners:
             listener.end(None)
         self._listeners.clear()

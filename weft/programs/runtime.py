@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, overload
 
-from weft.core.errors import EngineDead, UnknownHandle, WeftError, from_kind
+from weft.core.errors import EngineDead, InvalidRequest, UnknownHandle, WeftError, from_kind
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import (
@@ -32,6 +32,7 @@ from weft.core.wire import (
     Fork,
     Generate,
     Hold,
+    MaskTokens,
     Open,
     PromptOutputs,
     Release,
@@ -125,6 +126,21 @@ class Runtime:
             self.engine.send(commands)
         except EngineDead as error:
             self._lose_all(error)
+        except Exception:
+            # Something in one of them cannot travel: it fails alone, whoever's the others are.
+            for command in commands:
+                self._send_alone(command)
+
+    def _send_alone(self, command: Command) -> None:
+        try:
+            self.engine.send([command])
+        except EngineDead as error:
+            self._lose_all(error)
+        except Exception as error:
+            logger.exception("a command cannot be sent: %s", type(command).__name__)
+            op = getattr(command, "op", 0)
+            refused = InvalidRequest(f"the engine cannot be told this: {error}")
+            self._on_envelope(Envelope(0, [Failed(op=op, kind=refused.kind, message=refused.message)]))
 
     def add_sequence(self, seq: Sequence) -> None:
         """Remember a fork."""
@@ -284,6 +300,14 @@ class Sequence:
         self._check()
         self._end_own()
         self._runtime.post(Cancel(seq=self.id))
+
+    def mask(self, ranges: bytes) -> None:
+        """Hide ranges of tokens (packed int32 pairs: first, past the last) from all that follows; none: nothing more.
+
+        A range that is not there surfaces at the operations that follow.
+        """
+        op = self._begin()
+        self._add(SilentAppend(op, self.id), MaskTokens(seq=self.id, op=op, ranges=ranges))
 
     def set_priority(self, priority: int) -> None:
         """Change how early it runs; lower is earlier."""

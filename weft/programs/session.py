@@ -69,6 +69,7 @@ TABLE: dict[Op, tuple[int, Handler]] = {
     Op.SEQ_RELEASE: (_SEQUENCES, SequenceCalls.release),
     Op.SEQ_CANCEL: (_SEQUENCES, SequenceCalls.cancel),
     Op.SEQ_PRIORITY: (_SEQUENCES, SequenceCalls.set_priority),
+    Op.SEQ_MASK: (_SEQUENCES, SequenceCalls.mask),
     Op.STORE_PUT: (_STORE, StoreCalls.put),
     Op.STORE_GET: (_STORE, StoreCalls.get),
     Op.STORE_DELETE: (_STORE, StoreCalls.delete),

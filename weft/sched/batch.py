@@ -15,6 +15,7 @@ import numpy as np
 from weft.cache.tiers import Copies
 from weft.core.sampling import SamplingParams
 from weft.core.step import I32, ForwardBatch, SamplingBatch, SlotSet, Step
+from weft.sched.masks import mask_at, visibility
 from weft.sched.sequence import Append, Generate, Sequence
 from weft.sched.slots import SlotTable, uniforms
 from weft.sched.spaces.parts import SpaceDist, SpaceParts, SpaceRow, SpaceSample
@@ -152,7 +153,10 @@ class StepBuilder:
         num_pages = -(-kv_lens // self._page_size)
         rows = self._rows
         pages = table.pages[slots, : int(num_pages.max())]
-        rows.page_ids.append(pages[np.arange(pages.shape[1], dtype=np.int32) < num_pages[:, None]])
+        used = np.arange(pages.shape[1], dtype=np.int32) < num_pages[:, None]
+        rows.page_ids.append(pages[used])
+        if table.masked[slots].any():
+            self._parts().show(0, table.words(slots, pages.shape[1])[used])
         last = table.pages[slots, positions // self._page_size]
         rows.write_slots.append(last * self._page_size + positions % self._page_size)
         rows.token_ids.append(np.full(count, -1, np.int32))
@@ -191,6 +195,9 @@ class StepBuilder:
         rows.kv_lens.append(np.array([end], np.int32))
         rows.num_pages.append(np.array([len(pages)], np.int32))
         rows.page_ids.append(pages)
+        mask = mask_at(sequence.masks, start)
+        if mask is not None and mask.hidden:
+            self._parts().show(self._num_entries, visibility(mask.hidden, len(pages), size))
         if isinstance(sequence.head, Append):
             self._add_reports(sequence, sequence.head, start, end)
         if chunk.samplers:

@@ -25,6 +25,7 @@ from weft.core.wire import (
     Generate,
     Hello,
     Hold,
+    MaskTokens,
     Open,
     Ping,
     Release,
@@ -33,6 +34,7 @@ from weft.core.wire import (
     Truncate,
 )
 from weft.sched import sequence as ops
+from weft.sched.masks import cut_masks
 from weft.sched.operations import advance, cancelled, emit_end, end_all, rest
 from weft.sched.scheduler import Scheduler
 from weft.sched.sequence import Guide, Sequence, State, StopMonitor
@@ -134,6 +136,11 @@ class Intake:
                 sequence = self._get(client, command.seq)
                 end_all(self._scheduler, sequence, cancelled(sequence, now))
                 rest(self._scheduler, sequence, now)
+            case MaskTokens():
+                masked = self._usable(client, command.seq, command.op)
+                if masked is not None:
+                    masked.ops.append(ops.SetMask(command.op, command.ranges))
+                    advance(self._scheduler, masked, now)
             case SetPriority():
                 self._set_priority(self._get(client, command.seq), command.priority)
             case ResetPrefixCache():
@@ -256,6 +263,7 @@ class Intake:
             raise ContextTooLong(message, "num_tokens")
         end_all(self._scheduler, sequence, cancelled(sequence, now))
         del sequence.tokens[command.num_tokens :]
+        sequence.masks = cut_masks(sequence.masks, command.num_tokens)
         sequence.high_water = min(sequence.high_water, command.num_tokens)
         sequence.failure = None
         rest(self._scheduler, sequence, now)
@@ -270,7 +278,7 @@ class Intake:
         rest(scheduler, sequence, now)
         scheduler.roster.close(sequence)
         sequence.kv_epoch += 1
-        written = min(sequence.num_written, len(sequence.tokens))
+        written = min(sequence.num_written, len(sequence.tokens), sequence.num_plain)
         if hold_until_s is None:
             scheduler.cache.free(sequence.table, sequence.tokens, written, now)
         else:

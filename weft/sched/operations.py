@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from weft.core.errors import ContextTooLong, InvalidRequest, UnknownHandle
 from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
+from weft.sched.masks import Mask, add_mask, unpack_ranges
 from weft.sched.scheduler import Scheduler
-from weft.sched.sequence import Append, ForkInto, Generate, Op, Sequence, State
+from weft.sched.sequence import Append, ForkInto, Generate, Op, Sequence, SetMask, State
 
 
 def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
@@ -22,6 +23,9 @@ def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
         if isinstance(op, ForkInto):
             sequence.ops.popleft()
             _fork(scheduler, sequence, op.child, now)
+        elif isinstance(op, SetMask):
+            sequence.ops.popleft()
+            _set_mask(scheduler, sequence, op)
         elif isinstance(op, Append):
             if op.outputs is None or not op.begun:
                 _begin_append(scheduler, sequence, op, now)
@@ -95,6 +99,16 @@ def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate, now:
     return True
 
 
+def _set_mask(scheduler: Scheduler, sequence: Sequence, op: SetMask) -> None:
+    length = len(sequence.tokens)
+    try:
+        mask = Mask(length, unpack_ranges(op.ranges, length))
+    except InvalidRequest as error:
+        fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
+        return
+    sequence.masks = add_mask(sequence.masks, mask)
+
+
 def _fork(scheduler: Scheduler, parent: Sequence, child: Sequence, now: float) -> None:
     """Make `child`, registered and possibly with operations queued already, a copy of `parent`."""
     if child.state is State.CLOSED:
@@ -105,6 +119,7 @@ def _fork(scheduler: Scheduler, parent: Sequence, child: Sequence, now: float) -
     child.tokens = parent.tokens[:]
     child.total = len(child.tokens)
     child.num_cached = parent.num_cached
+    child.masks = list(parent.masks)
     leader = parent
     if parent.state is State.FOLLOWING and parent.parent is not None and parent.fork_point == len(parent.tokens):
         leader = parent.parent
@@ -183,7 +198,7 @@ def end_all(scheduler: Scheduler, sequence: Sequence, event: Callable[[int], OpE
             child.unborn = False
             child.failure = (error.kind, error.message)
             end_all(scheduler, child, _failed(error.kind, error.message))
-        elif isinstance(op, Generate) or op.outputs is not None:
+        elif isinstance(op, Generate) or (isinstance(op, Append) and op.outputs is not None):
             emit_end(scheduler, sequence, event(op.op))
 
 

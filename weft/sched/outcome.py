@@ -37,10 +37,11 @@ def _take_writes(scheduler: Scheduler, flight: InFlight, now: float) -> None:
         if sequence.kv_epoch != epoch:
             continue
         sequence.num_written = max(sequence.num_written, end)
-        if end // page_size > sequence.table.num_indexed and sequence.table.indexable:
-            cache.commit(sequence.table, sequence.tokens, min(end, len(sequence.tokens)), now)
+        plain = min(end, len(sequence.tokens), sequence.num_plain)
+        if plain // page_size > sequence.table.num_indexed and sequence.table.indexable:
+            cache.commit(sequence.table, sequence.tokens, plain, now)
             scheduler.roster.queue.unpark(sequence.seq)
-        if is_chunk and end % page_size:
+        if is_chunk and end % page_size and end <= sequence.num_plain:
             cache.publish_tail(sequence.table, sequence.tokens, end)
         if not sequence.decoding and sequence.state is State.RUNNING and sequence.num_written >= sequence.target:
             _filled(scheduler, sequence, now)

@@ -123,10 +123,15 @@ class Reclaimer:
         """Give back a sequence's pages; its tokens stay, to be computed again. Forks that follow it go on alone."""
         self._roster.free_followers(sequence, now)
         self._roster.queue.unpark(sequence.seq)
-        self._cache.free(sequence.table, sequence.tokens, min(sequence.num_written, len(sequence.tokens)), now)
+        self._cache.free(sequence.table, sequence.tokens, _plain(sequence), now)
         sequence.num_computed = sequence.num_written = 0
         sequence.kv_epoch += 1
         head = sequence.head
         if isinstance(head, Append):
             head.hidden, head.hidden_done = None, 0
         self._roster.resting.pop(sequence.seq, None)
+
+
+def _plain(sequence: Sequence) -> int:
+    """Tokens whose KV may stay behind for others."""
+    return min(sequence.num_written, len(sequence.tokens), sequence.num_plain)

@@ -18,6 +18,7 @@ from weft.cache.manager import KVCache
 from weft.core.step import Step
 from weft.sched.batch import Chunk, InFlight, StepBuilder, sampling_state
 from weft.sched.journal import Journal
+from weft.sched.masks import mask_at, next_start
 from weft.sched.reclaim import Reclaimer
 from weft.sched.roster import Roster
 from weft.sched.sequence import Append, Generate, Sequence, State
@@ -184,6 +185,9 @@ class Scheduler:
         head = sequence.head
         if isinstance(head, Append) and head.outputs is not None and head.outputs.logprobs is not None:
             end = min(end, start + MAX_SCORE_ROWS)
+        if sequence.masks:
+            # All tokens of a row see the same.
+            end = min(end, next_start(sequence.masks, start) or end)
         if end <= start or not self._reclaimer.make_writable(sequence, start, end, now):
             return
         samplers = []
@@ -212,6 +216,8 @@ class Scheduler:
         table.set_sampling(slot, op)
         table.total[slot] = sequence.total
         table.set_pages(slot, sequence.table.pages)
+        mask = mask_at(sequence.masks, sequence.total)
+        table.set_mask(slot, None if mask is None else mask.hidden, self.cache.page_size)
         table.must_own[slot] = True
         builder.add_slot_set(sampling_state(sequence, op))
         sequence.total += 1
@@ -284,10 +290,9 @@ class Scheduler:
         tokens = b""
         match = None
         if not sequence.num_computed and not sequence.table.pages and self.config.prefix_cache:
-            limit = len(sequence.tokens) - 1
-            limit = limit if sequence.reuse_limit is None else min(limit, sequence.reuse_limit)
+            limit = self._reuse_limit(sequence)
             tokens = sequence.tokens.tobytes()
-            match = self.cache.lookup(sequence.table, tokens, max(limit, 0))
+            match = self.cache.lookup(sequence.table, tokens, limit)
             claimant = None if sequence.no_parking else self.cache.claimant(sequence.table, match, tokens)
             if claimant is not None and (limit - match.num_pages * self.cache.page_size) > self.cache.page_size // 2:
                 self.roster.queue.park(sequence, claimant, self.last_step_id + 1 + self.config.prefix_wait_steps)
@@ -301,12 +306,17 @@ class Scheduler:
             return "blocked"
         self.roster.run(sequence, now)
         if match is not None:
-            limit = len(sequence.tokens) - 1
-            limit = limit if sequence.reuse_limit is None else max(min(limit, sequence.reuse_limit), 0)
+            limit = self._reuse_limit(sequence)
             self._reuse(sequence, self.cache.acquire(sequence.table, match, tokens, limit, now), now)
             if sequence.reuse_limit is None:
-                self.cache.claim(sequence.table, tokens, len(sequence.tokens))
+                self.cache.claim(sequence.table, tokens, sequence.num_plain)
         return "admitted"
+
+    def _reuse_limit(self, sequence: Sequence) -> int:
+        """How many tokens may come from the prefix index: one at least is left to compute."""
+        limit = min(len(sequence.tokens) - 1, sequence.num_plain)
+        limit = limit if sequence.reuse_limit is None else min(limit, sequence.reuse_limit)
+        return max(limit, 0)
 
     def _reuse(self, sequence: Sequence, cached: int, now: float) -> None:
         sequence.num_computed = sequence.num_written = cached

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 from weft.cache.manager import PageTable
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
+from weft.sched.masks import Mask
 
 
 class State(Enum):
@@ -126,7 +127,15 @@ class ForkInto:
     child: Sequence
 
 
-Op = Append | Generate | ForkInto
+@dataclass(slots=True)
+class SetMask:
+    """What the tokens to come do not see."""
+
+    op: int
+    ranges: bytes
+
+
+Op = Append | Generate | ForkInto | SetMask
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +174,8 @@ class Sequence:
     """The fork that creates it still waits among its parent's operations."""
     failure: tuple[str, str] | None = None
     """(kind, message) of an append that could not be carried out: nothing may be generated on half a prompt."""
+    masks: list[Mask] = field(default_factory=list)
+    """By where they begin to hold."""
     fork_point: int = 0
     """Tokens shared with `parent`."""
     followers: list[Sequence] = field(default_factory=list)
@@ -188,6 +199,11 @@ class Sequence:
     def head(self) -> Op | None:
         """The operation under way."""
         return self.ops[0] if self.ops else None
+
+    @property
+    def num_plain(self) -> int:
+        """Tokens that saw everything before them: no more may enter the prefix index, or come from it."""
+        return self.masks[0].start if self.masks else len(self.tokens)
 
     @property
     def target(self) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from weft.core.step import I32, U32
+from weft.sched.masks import Ranges, visibility
 from weft.sched.sequence import Generate
 
 _MASK64 = (1 << 64) - 1
@@ -34,6 +36,9 @@ class SlotTable:
         self.num_logprobs = np.full(num_slots, -1, np.int32)
         self.guided = np.zeros(num_slots, np.bool_)
         """Its tokens wait for a mask."""
+        self.masked = np.zeros(num_slots, np.bool_)
+        """Some of its tokens are hidden."""
+        self._visibility: U32 | None = None
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -58,6 +63,22 @@ class SlotTable:
         self.min_tokens[slot] = op.stop.min_tokens
         self.num_logprobs[slot] = -1 if op.sampling.logprobs is None else op.sampling.logprobs
         self.guided[slot] = op.guide is not None
+
+    def set_mask(self, slot: int, hidden: Ranges | None, page_size: int) -> None:
+        """What the tokens that the slot computes do not see."""
+        self.masked[slot] = bool(hidden)
+        if hidden:
+            if self._visibility is None:
+                self._visibility = np.full(self.pages.shape, 0xFFFFFFFF, np.uint32)
+            self._visibility[slot] = visibility(hidden, self.pages.shape[1], page_size)
+
+    def words(self, slots: I32, num_pages: int) -> U32:
+        """[n, num_pages] visibility words of some slots."""
+        if self._visibility is None:
+            return np.full((len(slots), num_pages), 0xFFFFFFFF, np.uint32)
+        words = self._visibility[slots, :num_pages]
+        words[~self.masked[slots]] = 0xFFFFFFFF
+        return words
 
     def set_pages(self, slot: int, pages: list[int]) -> None:
         """Take over a page table."""

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from weft.sdk import context_store, tool_rounds
-from weft.sdk.chat import Chat, common_prefix
-from weft.sdk.errors import InvalidRequest, Unsupported
+from weft.sdk.chat import Chat
+from weft.sdk.errors import InvalidRequest
 from weft.sdk.generation import Generation
 from weft.sdk.grammar import Grammar
 from weft.sdk.model import own_model
@@ -165,6 +165,7 @@ class Context(Strand):
         self.sequence.release()
         self.sequence = child.sequence.fork()
         self.tokens, self.chat, self.base = list(child.tokens), child.chat.copy(), child.base
+        self.masks = list(child.masks)
         self.last, self.pending, self.is_dirty = child.last, [], False
         self.unanswered, self.num_calls = dict(child.unanswered), child.num_calls
         self.usage += child.usage
@@ -174,7 +175,7 @@ class Context(Strand):
         """The state as it is now, as a value: for `rewind`, for `Context.restored`, or as JSON."""
         await self.flush()
         model = await own_model()
-        return Snapshot(model.name, tuple(self.tokens), self.base, self.chat.copy())
+        return Snapshot(model.name, tuple(self.tokens), self.base, self.chat.copy(), tuple(self.masks))
 
     async def rewind(self, to: Snapshot) -> None:
         """Back to an earlier state, or on to a later one. What both have in common keeps its KV."""
@@ -182,8 +183,7 @@ class Context(Strand):
             await self.flush()
         await self.settle()
         to.check(await own_model())
-        keep = common_prefix(self.tokens, list(to.tokens))
-        self.edit(keep, list(to.tokens[keep:]))
+        self.become(to.tokens, list(to.masks))
         self.chat, self.base = to.chat.copy(), to.base
         self.pending, self.is_dirty = [], False
         self.unanswered.clear()
@@ -212,13 +212,16 @@ class Context(Strand):
         self.chat = Chat(tools=self.chat.tools, template=self.chat.template)
         self.base = num_tokens
 
-    def mask(self, *ranges: tuple[int, int]) -> None:
-        """Raises `Unsupported`: a context keeps lineage, which hidden tokens would end."""
-        raise Unsupported(
-            "tokens of a context cannot be hidden; compute on explicit pages instead: `Queue.forward` takes a mask, "
-            "`Queue.mask_page` hides tokens of a page",
-            "mask",
-        )
+    async def mask(self, *ranges: tuple[int, int]) -> None:
+        """Hide ranges of tokens (first, past the last) from all that follows, instead of those hidden before; without
+        ranges, show everything again. The tokens keep their positions, and cost nothing to hide.
+
+        What follows is this context's own: it is neither found nor shared by others that begin with the same tokens.
+        """
+        await self.flush()
+        if any(not 0 <= first <= last <= len(self.tokens) for first, last in ranges):
+            raise InvalidRequest(f"{ranges} are not among the {len(self.tokens)} tokens of the context", "ranges")
+        self.hide(tuple((first, last) for first, last in ranges))
 
     # ---- across failures, runs and programs
 

@@ -54,9 +54,14 @@ async def restore(ctx: Context, timeout_s: float) -> None:
     while True:
         sequence = Sequence(ctx.priority, channel=ctx.channel)
         try:
+            put = 0
+            for start, ranges in ctx.masks:
+                sequence.append(ctx.tokens[put:start])
+                sequence.mask(*ranges)
+                put = start
             if ctx.tokens:
                 # Asking what comes next shows that the engine is there, and computes what is needed anyway.
-                await sequence.next_dist(1, append=ctx.tokens)
+                await sequence.next_dist(1, append=ctx.tokens[put:])
             break
         except EngineDead:
             sequence.release()

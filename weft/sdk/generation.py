@@ -64,6 +64,8 @@ class Generation:
         self.usage = Usage()
         self.prompt_thinks = False
         """Whether the prompt ends inside the model's reasoning."""
+        self.is_whole = False
+        """Whether nobody reads along: then it comes in one part."""
         self.is_reading = False
         """Whether a task waits for the next part right now."""
         self._host = host
@@ -126,6 +128,7 @@ class Generation:
     # ---- inside
 
     async def _read(self) -> Generation:
+        self.is_whole = self._generating is None
         while await self._next() is not None:
             pass
         return self

@@ -125,8 +125,11 @@ class Sequence(Resource):
         *,
         text: bool = True,
         special: bool = False,
+        whole: bool = False,
     ) -> Generating:
-        """Sample tokens until something in `stop` holds. `special`: the text has the names of special tokens in it."""
+        """Sample tokens until something in `stop` holds. `special`: the text has the names of special tokens in it.
+        `whole`: everything comes in one part, at the end, which spares a program that does not read along a wake-up for
+        every token."""
         self.check()
         about: dict[str, Any] = {
             "sampling": (sampler or Sampler()).to_json(),
@@ -134,7 +137,7 @@ class Sequence(Resource):
         }
         if grammar is not None:
             about["grammar"] = grammar.to_json()
-        form = 0 if not text else 2 if special else 1
+        form = (0 if not text else 2 if special else 1) + (4 if whole else 0)
         return Generating(self.channel.stream(Op.SEQ_GENERATE, self.number, form, dump(about), owner=self))
 
     def next_dist(self, k: int = DIST_K, *, append: Iterable[int] = ()) -> Answer[Dist]:
@@ -169,6 +172,18 @@ class Sequence(Resource):
         if num_tokens < 0:
             raise InvalidRequest(f"a sequence cannot keep {num_tokens} tokens", "num_tokens")
         self.channel.post(Op.SEQ_TRUNCATE, self.number, num_tokens, owner=self)
+
+    def mask(self, *ranges: tuple[int, int]) -> None:
+        """Hide ranges of tokens (first, past the last) from all that is appended and generated from now on, instead of
+        those hidden before. Without ranges everything is seen again.
+
+        What follows is computed as if the hidden tokens were not there, at the positions that it has; it is not shared
+        with other sequences. Raises `InvalidRequest`, at what follows, for ranges that are not there.
+        """
+        self.check()
+        if any(not 0 <= first <= last for first, last in ranges):
+            raise InvalidRequest(f"{ranges} are no ranges of tokens: each is (first, past the last)", "ranges")
+        self.channel.post(Op.SEQ_MASK, self.number, pack_ints(end for pair in ranges for end in pair), owner=self)
 
     def cancel(self) -> None:
         """End what runs on it; it keeps the tokens it has."""

@@ -21,6 +21,8 @@ class Snapshot:
     base: int
     """Tokens before the chat."""
     chat: Chat
+    masks: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    """(how many tokens there were, what is hidden from those that followed), in order."""
 
     def check(self, model: Model) -> None:
         """Raise `InvalidRequest`, naming both, if it belongs to another model: tokens mean nothing to it."""
@@ -38,6 +40,7 @@ class Snapshot:
             "model": self.model,
             "tokens": list(self.tokens),
             "base": self.base,
+            "masks": [[start, [list(pair) for pair in ranges]] for start, ranges in self.masks],
             "chat": chat,
         }
 
@@ -49,6 +52,9 @@ class Snapshot:
                 raise InvalidRequest(f"the snapshot has version {value['version']}; this library reads {VERSION}")
             chat = dict(value["chat"])
             chat["raw"] = {int(at): text for at, text in chat["raw"].items()}
-            return cls(value["model"], tuple(value["tokens"]), value["base"], Chat(**chat))
+            masks = tuple(
+                (start, tuple((first, last) for first, last in ranges)) for start, ranges in value.get("masks", ())
+            )
+            return cls(value["model"], tuple(value["tokens"]), value["base"], Chat(**chat), masks)
         except (TypeError, KeyError, ValueError, AttributeError):
             raise InvalidRequest("what was kept is no snapshot of a context") from None

@@ -7,15 +7,19 @@ once and waits; `flush` renders, tokenizes and appends it. `weft.sdk.context` is
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence as Items
 from typing import Any
 
 from weft.sdk.channel import current
-from weft.sdk.chat import Chat
+from weft.sdk.chat import Chat, common_prefix
 from weft.sdk.errors import EngineDead, InvalidRequest
 from weft.sdk.generation import Generation, thinks
 from weft.sdk.model import own_model
 from weft.sdk.sequence import Generating, Part, Sequence, Usage
 from weft.sdk.tokens import detokenize, tokenize
+
+Ranges = tuple[tuple[int, int], ...]
+Masks = list[tuple[int, Ranges]]
 
 
 class Strand:
@@ -32,6 +36,8 @@ class Strand:
             self.sequence = Sequence.reserved(self.channel)
         self.tokens: list[int] = []
         """All on the sequence."""
+        self.masks: Masks = []
+        """(how many tokens there were, what is hidden from those that followed), in order."""
         self.base = 0
         """Tokens before the chat."""
         self.chat = chat
@@ -108,9 +114,30 @@ class Strand:
         if keep < len(self.tokens):
             self.sequence.truncate(keep)
             del self.tokens[keep:]
+            self.masks = [mask for mask in self.masks if mask[0] <= keep]
         if add:
             self.sequence.append(add)
             self.tokens += add
+
+    def hide(self, ranges: Ranges) -> None:
+        """Hide tokens from those that follow."""
+        self.sequence.mask(*ranges)
+        self.masks = [*(mask for mask in self.masks if mask[0] < len(self.tokens)), (len(self.tokens), ranges)]
+
+    def become(self, tokens: Items[int], masks: Masks) -> None:
+        """Have exactly these tokens, computed under these masks. What is the same already stays."""
+        keep = common_prefix(self.tokens, list(tokens))
+        different = [mask[0] for mask in [*self.masks, *masks] if mask not in self.masks or mask not in masks]
+        keep = min([keep, *different])
+        self.edit(keep, [])
+        for start, ranges in masks:
+            if start >= keep:
+                self.edit(len(self.tokens), list(tokens[len(self.tokens) : start]))
+                self.hide(ranges)
+        if self.masks and self.masks[-1][0] == keep and self.masks[-1] not in masks:
+            # What was hidden from here on is seen again, or as before.
+            self.hide(self.masks[-2][1] if len(self.masks) > 1 else ())
+        self.edit(len(self.tokens), list(tokens[len(self.tokens) :]))
 
     # ---- as the host of its generations
 
@@ -123,7 +150,11 @@ class Strand:
             generation.prompt_thinks = thinks(self.chat.text)
         self.last = generation
         return self.sequence.generate(
-            generation.sampler, generation.stopping, generation.grammar, special=generation.special
+            generation.sampler,
+            generation.stopping,
+            generation.grammar,
+            special=generation.special,
+            whole=generation.is_whole,
         )
 
     def grow(self, part: Part) -> None:
@@ -159,6 +190,7 @@ class Strand:
         if child.sequence.is_open:
             self.sequence.fork(child.sequence)
         child.tokens, child.base, child.last = list(self.tokens), self.base, self.last
+        child.masks = list(self.masks)
         child.chat = self.chat.copy()
 
     async def _fill(self, item: str | list[int]) -> None:

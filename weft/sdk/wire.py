@@ -76,9 +76,9 @@ class Op(IntEnum):
     SEQ_APPEND = 31
     """sequence; token ids"""
     SEQ_GENERATE = 32
-    """sequence, text (0: none, 1: without special tokens, 2: with them); JSON {sampling, stop, grammar} -> PART (token
-    ids [n]; text; with `sampling.logprobs` = k also log-probabilities [n]; ids [n, k]; log-probabilities [n, k]) ...;
-    JSON {reason, stop, usage}.
+    """sequence, text (0: none, 1: without special tokens, 2: with them; and 4 more: all in one PART, at the end); JSON
+    {sampling, stop, grammar} -> PART (token ids [n]; text; with `sampling.logprobs` = k also log-probabilities [n]; ids
+    [n, k]; log-probabilities [n, k]) ...; JSON {reason, stop, usage}.
 
     `sampling` and `stop` have the fields of `weft.core.sampling`, those left out at their defaults, stop strings as
     texts; `grammar` is {kind, text} or missing; `usage` has the fields of `weft.core.wire.Usage`. All texts together
@@ -101,6 +101,9 @@ class Op(IntEnum):
     """sequence"""
     SEQ_PRIORITY = 40
     """sequence, priority"""
+    SEQ_MASK = 45
+    """sequence; int32 pairs (first token, past the last): hidden from all tokens that follow, instead of those hidden
+    before"""
 
     # Store: small values of the program's tenant, by name; they outlive programs and servers
     STORE_PUT = 41
@@ -212,6 +215,7 @@ LAYOUT: dict[Op, Layout] = {
     Op.SEQ_RELEASE: Layout("I", 0),
     Op.SEQ_CANCEL: Layout("I", 0),
     Op.SEQ_PRIORITY: Layout("Ii", 0),
+    Op.SEQ_MASK: Layout("I", 1),
     Op.STORE_PUT: Layout("", 2),
     Op.STORE_GET: Layout("", 1),
     Op.STORE_DELETE: Layout("", 1),

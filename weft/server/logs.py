@@ -193,6 +193,11 @@ def _plain(value: Any) -> str:
     return repr(text) if not text.isprintable() or " " in text or "=" in text else text
 
 
+def _not_of_a_socket(record: logging.LogRecord) -> bool:
+    """uvicorn writes the whole address of every WebSocket, keys in it too; our own line is there for each."""
+    return not (record.name.startswith("uvicorn") and '"WebSocket' in str(record.msg))
+
+
 def configure_logging(config: ServerConfig) -> None:
     """Send the logs of Weft and of uvicorn to standard error, in the configured form."""
     handler = logging.StreamHandler(sys.stderr)
@@ -201,6 +206,7 @@ def configure_logging(config: ServerConfig) -> None:
         if config.log_format == "json"
         else TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
+    handler.addFilter(_not_of_a_socket)
     for name in ("weft", "uvicorn"):
         log = logging.getLogger(name)
         log.handlers = [handler]

@@ -17,7 +17,7 @@ _encoder = msgspec.json.Encoder()
 GONE = "its client went away"
 
 
-def card_of(record: RunRecord, result: bytes | None = None) -> RunCard:
+def card_of(record: RunRecord, result: bytes | None = None, *, forgotten: bool = False) -> RunCard:
     """A run as clients see it."""
     error = record.error
     return RunCard(
@@ -36,6 +36,7 @@ def card_of(record: RunRecord, result: bytes | None = None) -> RunCard:
         usage=record.usage,
         limits=record.limits,
         parent=record.parent,
+        forgotten=forgotten,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from weft.core.errors import InvalidRequest, WeftError
@@ -27,6 +27,7 @@ from weft.server.state import Service
 
 CLOSE_DONE, CLOSE_POLICY = 1000, 1008
 
+_encode, _decode = msgspec.json.encode, msgspec.json.decode
 _command = msgspec.json.Decoder(RunCommand)
 
 
@@ -87,17 +88,26 @@ async def _tell(socket: WebSocket, run: Run, listener: Listener) -> None:
 
 async def _hear(socket: WebSocket, run: Run) -> None:
     while True:
-        text = await socket.receive_text()
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"], message.get("reason"))
         try:
-            command = _command.decode(text)
+            command = _command.decode(_text_of(message))
             if command.type == "cancel":
                 run.cancel()
             else:
-                await run.deliver(bytes(command.message))
-        except msgspec.MsgspecError as error:
+                # Read as a whole: the program could not read what we cannot.
+                await run.deliver(_encode(_decode(command.message)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             await _send(socket, error_event(InvalidRequest(f"This is no command: {error}.")))
         except WeftError as error:
             await _send(socket, error_event(error))
+
+
+def _text_of(message: Message) -> str:
+    """Of a frame, of whichever kind. Raises `UnicodeDecodeError`."""
+    text, data = message.get("text"), message.get("bytes")
+    return text if isinstance(text, str) else bytes(data or b"").decode()
 
 
 async def _send(socket: WebSocket, event: RunEvent) -> None:

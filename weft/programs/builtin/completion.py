@@ -22,6 +22,7 @@ from weft.programs.builtin.choice import Choice
 from weft.programs.operations import merge
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller, Chunk, CompletionArgs
+from weft.programs.wire_sizes import check_sizes
 
 MAX_CHOICES = 128
 _SEEDS = 2**63
@@ -78,6 +79,8 @@ def check(args: CompletionArgs, info: EngineInfo) -> None:
     if args.prompt_logprobs is not None:
         SamplingParams(logprobs=args.prompt_logprobs).validate(info.vocab_size)
     stop = stop_params(args)
+    check_sizes(args.sampling)
+    check_sizes(stop)
     if args.max_tokens != 0:
         stop.validate(info.vocab_size)
     wanted = 0 if args.max_tokens == 0 else (stop.max_tokens or 1)

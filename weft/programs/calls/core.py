@@ -12,9 +12,10 @@ from collections import deque
 import msgspec
 
 from weft.core.errors import InvalidRequest, Overloaded
-from weft.programs.calls.view import RunView, check_size
+from weft.programs.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.http import HttpRequest
-from weft.programs.messages import Queue
+from weft.programs.messages import Queue, one_line
+from weft.programs.runs import LINE_COST_BYTES
 
 MAX_SLEEP_S = 30 * 86400.0
 MAX_ABOUT_BYTES = 64 << 10
@@ -60,14 +61,14 @@ class CoreCalls:
 
     def log(self, call: int, level: int, text: bytes) -> None:
         """Write a line."""
-        self._view.budget.spend_log(len(text))
+        self._view.budget.spend_log(len(text) + LINE_COST_BYTES)
         self._view.outlet.log(min(level, 3), text.decode(errors="replace"))
 
     def send(self, call: int, message: bytes) -> None:
         """A message to whoever listens."""
         self._view.check_message(message)
         check_json(message)
-        self._view.outlet.message(message)
+        self._view.outlet.message(one_line(message))
 
     def receive(self, call: int) -> None:
         """The next message from there."""
@@ -101,7 +102,7 @@ class CoreCalls:
         check_size(about, MAX_ABOUT_BYTES, "http")
         try:
             args = _http_args.decode(about)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise InvalidRequest(f"the request cannot be used: {error}", "http") from error
         request = HttpRequest(
             method=args.method,
@@ -176,5 +177,5 @@ def check_json(message: bytes) -> None:
     """Raise `InvalidRequest` for what whoever reads it could not."""
     try:
         _json.decode(message)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidRequest(f"the message is no JSON: {error}", "message") from error

@@ -24,6 +24,9 @@ from weft.programs.types import CompletionArgs
 if TYPE_CHECKING:
     from weft.programs.calls.sequence import GenerateSpec, OpenSequence, SequenceCalls
 
+WHOLE = 4
+"""Bit of `text`: one part, at the end."""
+
 _encode = msgspec.json.encode
 
 
@@ -44,8 +47,11 @@ class GenerationCall:
         self._generation, self._known, self._owner = generation, known, owner
         self._num_logprobs = spec.sampling.logprobs
         self._choice: Choice | None = None
-        if text:
-            args = CompletionArgs(prompt=b"", skip_special_tokens=text == 1)
+        self._kept: list[Token] | None = [] if text & WHOLE else None
+        """What a program that does not read along will be given at the end."""
+        form = text & ~WHOLE
+        if form:
+            args = CompletionArgs(prompt=b"", skip_special_tokens=form == 1)
             self._choice = Choice(0, args, view.model.runtime)
         generation.report_to(self)
 
@@ -62,7 +68,11 @@ class GenerationCall:
             shown: Finished | None = Finished(op=0, reason="length")
         else:
             shown = finished
-        if tokens or shown is not None:
+        if self._kept is not None:
+            self._kept += tokens
+            if ended:
+                self._part(self._kept, shown)
+        elif tokens or shown is not None:
             self._part(tokens, shown)
         if tokens and not self._count(len(tokens)):
             return
@@ -101,6 +111,8 @@ class GenerationCall:
             if isinstance(error, LimitExceeded) and error.param not in REFUSED:
                 self._desk.break_run(error)
                 return False
+            if self._kept:
+                self._part(self._kept, None)
             # Too many pages: this generation ends, and with it what else runs on the sequence.
             self._desk.error(self._call, error)
             if not self._generation.ended:

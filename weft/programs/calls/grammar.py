@@ -16,7 +16,7 @@ from weft.core.errors import InvalidRequest, Overloaded, UnknownHandle
 from weft.core.ids import unpack_tokens
 from weft.programs.calls.sampling import MAX_SPEC_BYTES, GrammarArgs
 from weft.programs.calls.tokenize import check_tokens
-from weft.programs.calls.view import RunView, check_size
+from weft.programs.calls.view import UNREADABLE, RunView, check_size
 
 if TYPE_CHECKING:
     from weft.engine.grammar import Guide
@@ -44,7 +44,7 @@ class GrammarCalls:
         check_size(about, MAX_SPEC_BYTES, "grammar")
         try:
             grammar = _grammar_args.decode(about).grammar()
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise InvalidRequest(f"the grammar cannot be used: {error}", "grammar") from error
         opening = self._desk.loop.create_task(self._model.guide(grammar))
         # Where nobody waits for it any more, its failure interests nobody.
@@ -88,7 +88,7 @@ def _push(guide: Guide, tokens: list[int]) -> tuple[bytes, ...]:
     """u8; packed bits. On a thread."""
     stopped = bool(guide.matcher.is_stopped())
     for token in tokens:
-        if stopped or not guide.matcher.validate_tokens([token]):
+        if stopped or token < 0 or not guide.matcher.validate_tokens([token]):
             raise InvalidRequest(f"the grammar does not allow token {token} here; nothing after it was taken", "tokens")
         stopped = guide.push(token)
         if guide.error:

@@ -11,7 +11,7 @@ import msgspec
 
 from weft.core.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
 from weft.programs.calls.core import check_json
-from weft.programs.calls.view import RunView, check_size
+from weft.programs.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.limits import Budget, limits_from_json
 from weft.programs.messages import Queue, Subscription
 from weft.programs.services import Child, ChildSpec
@@ -62,7 +62,7 @@ class MessagingCalls:
         self._forget_some()
         try:
             args = _launch_args.decode(about)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise InvalidRequest(f"the launch cannot be used: {error}", "launch") from error
         if (args.program is None) == (args.source is None):
             raise InvalidRequest("a launch names one of program and source", "program")

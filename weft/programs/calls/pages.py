@@ -20,11 +20,13 @@ from weft.core.wire import Finished
 from weft.programs.calls.pending import OperationCall
 from weft.programs.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, sampling_of
 from weft.programs.calls.tokenize import check_tokens
-from weft.programs.calls.view import RunView, check_size, text_of
+from weft.programs.calls.view import UNREADABLE, RunView, check_size, text_of
 from weft.programs.operations import Report
 from weft.programs.space import Space
 
 MAX_NUMBER = 1 << 32
+MAX_INDEX = 1 << 31
+"""Of a draw: there is one for each token that is sampled."""
 MAX_NAME_BYTES = 256
 UNHEARD = -1
 """The call of what is done on the program's behalf, such as giving back pages of an allocation that it gave up: should
@@ -327,8 +329,10 @@ def _sampling(about: bytes) -> tuple[SamplingParams, int]:
     """Raises `InvalidRequest`."""
     try:
         args = msgspec.json.decode(about or b"{}", type=_SampleArgs)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InvalidRequest(f"the sampling cannot be used: {error}", "sampling") from error
+    if not 0 <= args.index < MAX_INDEX:
+        raise InvalidRequest(f"index is from 0 to {MAX_INDEX - 1}, got {args.index}", "index")
     return sampling_of(args.sampling), args.index
 
 

@@ -10,6 +10,7 @@ import msgspec
 from weft.core.errors import InvalidRequest
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams
+from weft.programs.wire_sizes import check_sizes
 
 MAX_SPEC_BYTES = 1 << 20
 """Of JSON that says how to sample, and of a grammar."""
@@ -47,6 +48,8 @@ def sampling_of(fields: Mapping[str, Any] | None) -> SamplingParams:
         if isinstance(bias, dict):
             # Keys of JSON objects are texts; these are token ids.
             values["logit_bias"] = {int(token): value for token, value in bias.items()}
-        return msgspec.convert(values, SamplingParams)
+        sampling = msgspec.convert(values, SamplingParams)
     except (msgspec.ValidationError, ValueError) as error:
         raise InvalidRequest(f"the sampling cannot be used: {error}", "sampling") from error
+    check_sizes(sampling)
+    return sampling

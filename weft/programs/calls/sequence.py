@@ -22,9 +22,11 @@ from weft.programs.calls.generation import GenerationCall
 from weft.programs.calls.holding import Holding
 from weft.programs.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.calls.tokenize import check_tokens
-from weft.programs.calls.view import RunView, check_size
+from weft.programs.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.runtime import Sequence
+from weft.programs.wire_sizes import check_sizes
 
+MAX_RANGES_BYTES = 8 << 10
 MAX_SEQUENCES = 16384
 """Of one program, open at once."""
 MAX_HOLD_S = 86400.0
@@ -133,6 +135,12 @@ class SequenceCalls:
         known.sequence.truncate(keep)
         known.holding.truncate(keep)
 
+    def mask(self, call: int, number: int, ranges: bytes) -> None:
+        """Hide tokens from those that follow."""
+        known = self._find(number)
+        check_size(ranges, MAX_RANGES_BYTES, "ranges")
+        known.sequence.mask(ranges)
+
     def hold(self, call: int, number: int, seconds: float) -> None:
         """Give it up, its KV to be found again for a while."""
         known = self._find(number)
@@ -232,20 +240,18 @@ def _generate_spec(about: bytes) -> GenerateSpec:
     try:
         args = msgspec.json.decode(about or b"{}", type=_GenerateArgs)
         grammar = None if args.grammar is None else args.grammar.grammar()
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InvalidRequest(f"the generation cannot be used: {error}", "generate") from error
-    stop = args.stop or _Stop()
-    return GenerateSpec(
-        sampling_of(args.sampling),
-        StopParams(
-            max_tokens=stop.max_tokens,
-            min_tokens=stop.min_tokens,
-            stop=[text.encode() for text in stop.stop],
-            stop_token_ids=stop.stop_token_ids,
-            ignore_eos=stop.ignore_eos,
-        ),
-        grammar,
+    asked = args.stop or _Stop()
+    stop = StopParams(
+        max_tokens=asked.max_tokens,
+        min_tokens=asked.min_tokens,
+        stop=[text.encode() for text in asked.stop],
+        stop_token_ids=asked.stop_token_ids,
+        ignore_eos=asked.ignore_eos,
     )
+    check_sizes(stop)
+    return GenerateSpec(sampling_of(args.sampling), stop, grammar)
 
 
 _remembered = functools.lru_cache(256)(_generate_spec)

@@ -14,7 +14,7 @@ import msgspec
 from weft.core.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.programs.builtin.chat import render_text
-from weft.programs.calls.view import RunView, check_size, text_of
+from weft.programs.calls.view import UNREADABLE, RunView, check_size, text_of
 from weft.programs.types import ChatArgs
 from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
 
@@ -70,7 +70,7 @@ class TokenizeCalls:
             try:
                 chat = _messages.decode(messages)
                 args = _render_args.decode(options or b"{}")
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 raise InvalidRequest(f"the messages cannot be rendered: {error}", "messages") from error
             return (render_text(_chat_args(chat, args, bool(generation_prompt)), self._model.tokenizer).encode(),)
 

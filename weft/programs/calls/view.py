@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from weft.core.errors import InvalidRequest, LimitExceeded
 from weft.programs.calls.desk import Desk
 from weft.programs.limits import Budget
@@ -11,6 +13,9 @@ from weft.programs.messages import Waiting
 from weft.programs.model import Model
 from weft.programs.services import Outlet, Services
 from weft.programs.types import Caller
+
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What msgspec raises for JSON of a program that cannot be used, nested too deeply too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

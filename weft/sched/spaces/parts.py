@@ -74,6 +74,7 @@ class SpaceParts:
         self._store_tokens: list[I32] = []
         self._store_slots: list[I32] = []
         self._special: list[_Special] = []
+        self._shown: list[tuple[int, U32]] = []
         self._inputs: list[tuple[int, I32]] = []
 
     def copy_tokens(self, source: int, target: int, count: int) -> None:
@@ -89,6 +90,10 @@ class SpaceParts:
     def add_row(self, row: int, entry: int, made: Row) -> None:
         """Row number `row` of the batch, whose pages begin at `entry`."""
         self._special.append(_Special(row, entry, made))
+
+    def show(self, entry: int, words: U32) -> None:
+        """What rows of sequences see of their pages, which begin at `entry`."""
+        self._shown.append((entry, words))
 
     def take_inputs(self, first: int, slots: I32) -> None:
         """The query tokens from `first` on are stored vectors."""
@@ -171,12 +176,12 @@ class SpaceParts:
 
     def visibility(self, num_entries: int) -> U32 | None:
         """[K], or None where everything is visible."""
-        if all((special.made.visibility == _ALL).all() for special in self._special):
+        shown = [*self._shown, *((special.entry, special.made.visibility) for special in self._special)]
+        if all((words == _ALL).all() for _, words in shown):
             return None
         found = np.full(num_entries, _ALL, np.uint32)
-        for special in self._special:
-            words = special.made.visibility
-            found[special.entry : special.entry + len(words)] = words
+        for entry, words in shown:
+            found[entry : entry + len(words)] = words
         return found
 
     def masks(self, num_rows: int) -> tuple[np.ndarray | None, I32 | None]:

@@ -175,6 +175,8 @@ class Placer:
     def _forward_sample(
         self, builder: StepBuilder, space: Space, pending: Pending, command: ForwardSample, now: float
     ) -> Placement:
+        if not 0 <= command.index < 2**62:
+            raise InvalidRequest(f"the number of a draw must be between 0 and 2**62, got {command.index}", "index")
         if not self._slots:
             raise Unsupported("this engine has no device slots to sample single tokens in", "sampling")
         command.sampling.validate(self._sizes.vocab_size)

@@ -83,6 +83,8 @@ async def _run(service: Service, request: Request, body: RunRequest, code: Code)
     try:
         for message in body.messages:
             run.send(_encode(message))
+        if body.messages:
+            await run.refresh()  # which tells of those that were refused where it runs
     except WeftError:
         run.cancel("a message that came with it could not be taken")
         raise
@@ -106,14 +108,14 @@ async def _until_over(service: Service, request: Request, run: Run) -> None:
 async def list_runs(service: Service, request: Request) -> ASGIApp:
     """The caller's runs, newest first."""
     runs = service.programs.history.runs(record_of(request).tenant)
-    return answer(RunList(data=[card_of(run.record()) for run in runs]))
+    return answer(RunList(data=[card_of(run.record(), forgotten=run.forgotten) for run in runs]))
 
 
 async def get_run(service: Service, request: Request) -> ASGIApp:
     """One run, with its result where it has finished."""
     run = _find(service, request)
     await run.refresh()
-    return answer(card_of(run.record(), run.result))
+    return answer(card_of(run.record(), run.result, forgotten=run.forgotten))
 
 
 async def delete_run(service: Service, request: Request) -> ASGIApp:

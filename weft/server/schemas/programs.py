@@ -80,7 +80,7 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True):
     )
     model: ModelName | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000, description="Of its sequences. Lower runs earlier.")] = 0
-    reserve_pages: Annotated[int, Meta(ge=0, description="KV pages that it has from the start.")] = 0
+    reserve_pages: Annotated[int, Meta(ge=0, lt=1 << 31, description="KV pages that it has from the start.")] = 0
     cache_salt: (
         Annotated[
             str,
@@ -136,6 +136,8 @@ class RunCard(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     parent: str | None = None
     """The run that launched it."""
+    forgotten: bool = False
+    """Its result, messages and log were too much to be kept until now."""
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
