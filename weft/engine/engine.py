@@ -55,9 +55,8 @@ class Engine:
         policy: Policy | None = None,
     ):
         """`cost_model` predicts the worker's steps; it is corrected by what they take. `policy` says when a step of
-        programs' commands begins. `token_bytes` has an entry for
-        every row of the vocabulary, and `encode` makes tokens of a text; without them there are no stop strings and no
-        grammars."""
+        programs' commands begins. `token_bytes` has an entry for every row of the vocabulary, and `encode` makes tokens
+        of a text; without them there are no stop strings and no grammars."""
         spec = worker.spec
         config = msgspec.structs.replace(
             config, num_device_slots=spec.num_slots, num_embeds=spec.num_embed_slots, has_windows=spec.has_windows

@@ -82,10 +82,14 @@ class Scheduler:
         self.roster.queue.unpark_due(step_id)
         builder = StepBuilder(step_id, self.roster.slots, self.cache.page_size)
         self._reclaimer.begin_step(step_id, now)
-        self._add_decodes(builder, now)
-        self._add_spaces(builder, now)
-        self._add_prefills(builder, now)
-        self._admit(builder, now)
+        self.spaces.begin_step()
+        try:
+            self._add_decodes(builder, now)
+            self._add_spaces(builder, now)
+            self._add_prefills(builder, now)
+            self._admit(builder, now)
+        finally:
+            self.spaces.end_step()
         copies = self.cache.take_copies()
         self.journal.counters.swapped_out_pages += len(copies.swap_outs)
         self.journal.counters.swapped_in_pages += len(copies.swap_ins)

@@ -158,6 +158,8 @@ class FakeWorker:
 
     def _forward(self, batch: ForwardBatch) -> np.ndarray:
         out = np.zeros(batch.num_tokens, np.uint64)
+        if self._lenient:
+            self._write_all(batch)
         for row in range(batch.num_rows):
             begin, end = int(batch.q_indptr[row]), int(batch.q_indptr[row + 1])
             pages = batch.kv_page_ids[int(batch.kv_indptr[row]) : int(batch.kv_indptr[row + 1])]
@@ -188,16 +190,7 @@ class FakeWorker:
 
     def _explicit_row(self, batch: ForwardBatch, row: int, slots: np.ndarray, out: np.ndarray) -> None:
         begin, end = int(batch.q_indptr[row]), int(batch.q_indptr[row + 1])
-        length = int(batch.kv_lens[row])
-        slots = slots[:length]
-        for index in range(begin, end):
-            token = int(batch.token_ids[index])
-            if token < 0 and batch.token_slots is not None and batch.token_slots[index] >= 0:
-                token = int(self._last[batch.token_slots[index]])
-            elif token < 0 and batch.embed_slots is not None:
-                token = int(self._embed_tokens[batch.embed_slots[index]])
-            if (slot := int(batch.write_slots[index])) >= 0:
-                self._tokens[slot], self._positions[slot] = token, int(batch.positions[index])
+        slots = slots[: int(batch.kv_lens[row])]
         for index in range(begin, end):
             seen = self._seen(batch, row, index - begin, slots)
             chain = _SEED
@@ -208,6 +201,20 @@ class FakeWorker:
             out[index] = np.uint64(chain)
             if (slot := int(batch.write_slots[index])) >= 0:
                 self._chains[slot] = np.uint64(chain)
+
+    def _write_all(self, batch: ForwardBatch) -> None:
+        """As on a device, where each layer writes all KV of the batch before any row reads."""
+        written = batch.write_slots[batch.write_slots >= 0]
+        if len(np.unique(written)) != len(written):
+            raise RuntimeError("a place is written twice by one forward")
+        for index in range(batch.num_tokens):
+            token = int(batch.token_ids[index])
+            if token < 0 and batch.token_slots is not None and batch.token_slots[index] >= 0:
+                token = int(self._last[batch.token_slots[index]])
+            elif token < 0 and batch.embed_slots is not None:
+                token = int(self._embed_tokens[batch.embed_slots[index]])
+            if (slot := int(batch.write_slots[index])) >= 0:
+                self._tokens[slot], self._positions[slot] = token, int(batch.positions[index])
 
     def _seen(self, batch: ForwardBatch, row: int, query: int, slots: np.ndarray) -> np.ndarray:
         """The places that a row's query sees."""

@@ -33,10 +33,25 @@ class SpacePool:
         self._make_room = make_room
         self._free_embeds = list(range(num_embeds - 1, -1, -1))
         self._exports: OrderedDict[tuple[str, str], Export] = OrderedDict()
-        self.in_step = False
+        self._in_step = False
         """A step is being built: it may name whatever is given up meanwhile."""
+        self._returning: list[tuple[Space, int]] = []
+        """Pages of reservations that the step being built may name: theirs again when it is."""
         self.num_pages = 0
         """References on device pages that are held here."""
+
+    # Steps
+
+    def begin_step(self) -> None:
+        """A step is being built: what is given up from now on is nobody else's in it."""
+        self._in_step = True
+
+    def end_step(self) -> None:
+        """It is built. Later steps write after it has read."""
+        self._in_step = False
+        for space, page in self._returning:
+            space.reserved.append(page)
+        self._returning.clear()
 
     # Pages
 
@@ -63,17 +78,27 @@ class SpacePool:
         """Pages that only the step being built uses: `drop` them in it. None: not now."""
         return self._take(space.namespace, count, now)
 
+    def reserved(self, space: Space) -> list[int]:
+        """The idle pages of a space's reservation, which it loses now."""
+        pages = space.reserved + [page for owner, page in self._returning if owner is space]
+        self._returning = [item for item in self._returning if item[0] is not space]
+        return pages
+
     def give_back(self, space: Space, pages: list[int], now: float) -> None:
         """A space no longer uses these; its reservation keeps what it lacks, unless somebody shares them."""
         for page in pages:
-            if len(space.reserved) < self._unused_reservation(space) and self._cache.tiers.device.refs[page] == 1:
-                space.reserved.append(page)
+            idle = len(space.reserved) + sum(owner is space for owner, _ in self._returning)
+            if idle < self._unused_reservation(space) and not self.is_shared(page):
+                if self._in_step:
+                    self._returning.append((space, page))
+                else:
+                    space.reserved.append(page)
             else:
                 self.drop([page], now)
 
     def drop(self, pages: list[int], now: float) -> None:
         """Give references up."""
-        if self.in_step:
+        if self._in_step:
             # The step being built may name them already.
             for page in pages:
                 self._cache.tiers.keep_readable("device", page)

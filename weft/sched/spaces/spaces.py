@@ -197,6 +197,14 @@ class Spaces:
 
     # Steps
 
+    def begin_step(self) -> None:
+        """A step is being built: until `end_step`, pages that are given up may be named by it."""
+        self._pool.begin_step()
+
+    def end_step(self) -> None:
+        """It is built."""
+        self._pool.end_step()
+
     def fill(
         self, builder: StepBuilder, num_tokens: int, others_wait: bool, now: float, max_rows: int | None = None
     ) -> None:
@@ -205,13 +213,6 @@ class Spaces:
         if not self._ready:
             return
         self._placer.begin(Conflicts(), num_tokens, others_wait)
-        self._pool.in_step = True
-        try:
-            self._fill(builder, now, max_rows)
-        finally:
-            self._pool.in_step = False
-
-    def _fill(self, builder: StepBuilder, now: float, max_rows: int | None) -> None:
         for space, queue in sorted(self._ready.values(), key=self._rank):
             if max_rows is not None and builder.num_rows >= max_rows:
                 return
@@ -275,7 +276,7 @@ class Spaces:
                 if is_answered(pending.command):
                     end(pending.command)  # type: ignore[operator]
             queue.commands.clear()
-        self._pool.drop([page.page for page in space.pages.values()] + space.reserved, now)
+        self._pool.drop([page.page for page in space.pages.values()] + self._pool.reserved(space), now)
         self._pool.give_back_embeds([embed.slot for embed in space.embeds.values()])
         space.pages, space.embeds, space.reserved, space.reservation, space.num_pending = {}, {}, [], 0, 0
 
