@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from training.weft_tiny import facts, relations, toolbox, toolset, words
-from training.weft_tiny.batches import encode
+from training.weft_tiny.batches import Stream, encode
 from training.weft_tiny.data import KINDS, MAKERS, held_out, stream
 from training.weft_tiny.examples import Check, Example, calculate, mentions, parse_call, passes
 from training.weft_tiny.grammar import Draw, Phrases, Pool, is_held
@@ -237,3 +237,16 @@ def test_loss_falls_on_assistant_turns() -> None:
     assert row.tokens == tokenizer.encode(render(example.messages, example.tools)).ids
     graded = tokenizer.decode([t for t, w in zip(row.tokens, row.weights, strict=True) if w == 1.0], False)
     assert graded == "".join(answer + "<|im_end|>" for answer in answers(example))
+
+
+def test_several_processes_make_different_batches_and_the_same_ones_again() -> None:
+    made = Stream(ASSET / "tokenizer.json", seed=3, size=4000)
+
+    def first(workers: int) -> list[list[list[int]]]:
+        return [batch.tokens.tolist() for batch in itertools.islice(made.loader(workers), 4)]
+
+    one, two = first(0), first(2)
+    assert first(2) == two
+    assert two[0] == one[0]
+    assert two[2] == one[1]
+    assert two[1] not in one

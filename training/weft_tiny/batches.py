@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training.weft_tiny.data import WEIGHTS, stream
 from training.weft_tiny.examples import Example
 from training.weft_tiny.render import render
 
-IGNORE = -100
+_LEAST_POOL = 2000
+"""Rows that are made before they are sorted by length."""
+_TYPICAL_ROW = 150
+"""Tokens of a conversation, about."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,10 @@ def batches(
     """Batches of about ``size`` tokens, in random order; a share of the rows joins several conversations."""
     source = stream(seed, weights)
     rng = random.Random(seed)
+    pool = max(_LEAST_POOL, 16 * size // _TYPICAL_ROW)
     while True:
         rows: list[Row] = []
-        while len(rows) < 2000:
+        while len(rows) < pool:
             count = rng.randint(3, 8) if rng.random() < long_share else 1
             row = joined([encode(next(source), tokenizer, prompt_weight) for _ in range(count)])
             if len(row.tokens) <= (longest if count == 1 else 4 * longest):
@@ -91,3 +97,27 @@ def collate(rows: list[Row]) -> Batch:
         tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
         weights[index, : len(row.tokens)] = torch.tensor(row.weights)
     return Batch(tokens, weights, sum(len(row.tokens) for row in rows))
+
+
+@dataclass
+class Stream(IterableDataset[Batch]):
+    """`batches`, made by several processes at once, each with a seed of its own."""
+
+    tokenizer: Path
+    seed: int
+    size: int
+    longest: int = 512
+    prompt_weight: float = 0.1
+    long_share: float = 0.0
+    shares: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        seed = self.seed if worker is None else self.seed + 1_000_003 * worker.id
+        tokenizer = Tokenizer.from_file(str(self.tokenizer))
+        return batches(tokenizer, seed, self.size, self.longest, self.prompt_weight, self.long_share, self.shares)
+
+    def loader(self, workers: int) -> Iterator[Batch]:
+        """Batches without end; without workers they are made by this process, between steps."""
+        ahead = 4 if workers else None
+        return iter(DataLoader(self, batch_size=None, num_workers=workers, prefetch_factor=ahead))

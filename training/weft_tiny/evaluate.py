@@ -74,8 +74,9 @@ def generate(model: LlamaForCausalLM, tokenizer: Tokenizer, turns: list[Turn], r
     for start in range(0, len(order), rows):
         batch = order[start : start + rows]
         width = max(len(turn.tokens) for turn in batch)
-        ids = torch.tensor([[pad] * (width - len(turn.tokens)) + turn.tokens for turn in batch])
-        mask = torch.tensor([[0] * (width - len(turn.tokens)) + [1] * len(turn.tokens) for turn in batch])
+        padded = [[pad] * (width - len(turn.tokens)) + turn.tokens for turn in batch]
+        seen = [[0] * (width - len(turn.tokens)) + [1] * len(turn.tokens) for turn in batch]
+        ids, mask = torch.tensor(padded, device=model.device), torch.tensor(seen, device=model.device)
         output = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=False,
                                 eos_token_id=end, pad_token_id=pad)  # fmt: skip
         for turn, row in zip(batch, output[:, width:].tolist(), strict=True):
@@ -114,12 +115,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=128, help="rows per batch")
     parser.add_argument("--limit", type=int, default=200, help="most tokens per answer")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="results file; columns not measured now are kept")
     parser.add_argument("--show", type=int, default=0, help="wrong answers to print per kind and column")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16).eval().to(args.device)
     results: dict[str, Any] = {"cases": args.cases, "seed": args.seed}
     began = time.monotonic()
     for column in args.columns:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from training.weft_tiny.batches import Batch, batches, collate, encode
+from training.weft_tiny.batches import Batch, Stream, collate, encode
 from training.weft_tiny.data import KINDS, held_out, mixture
 from training.weft_tiny.optim import Muon, split_parameters
 from training.weft_tiny.tokenizer import CONTEXT, END_OF_TEXT, IM_END
@@ -114,8 +114,8 @@ class Trainer:
         torch.save(state, partial)
         partial.replace(self.path)
 
-    def update(self, batch: Batch, factor: float) -> float:
-        """One optimizer step at a learning-rate factor; returns the mean loss of the assistant tokens."""
+    def update(self, batch: Batch, factor: float) -> Tensor:
+        """One optimizer step at a learning-rate factor; returns the assistant tokens' mean loss, on the device."""
         args = self.args
         for optimizer, base in ((self.muon, args.muon_lr), (self.adam, args.adam_lr)):
             for group in optimizer.param_groups:
@@ -132,7 +132,7 @@ class Trainer:
         keep = min(0.98, 1 - 1 / (1 + self.step / 10)) if factor >= 1 else 0.9 * min(1.0, factor + 0.5)
         for name, value in self.model.named_parameters():
             self.average[name].lerp_(value.detach(), 1 - keep)
-        return float(answers)
+        return answers
 
     @torch.no_grad()
     def check(self, count: int = 96) -> str:
@@ -168,17 +168,18 @@ class Trainer:
     def run(self) -> None:
         """Train until the wanted number of tokens, with a progress line and regular checkpoints."""
         args = self.args
-        source = batches(self.tokenizer, args.seed + 1000 * self.resumed, args.batch, args.longest, args.prompt_weight,
-                         args.long_share, mixture(args.recall_share))  # fmt: skip
+        stream = Stream(args.asset / "tokenizer.json", args.seed + 1000 * self.resumed, args.batch, args.longest,
+                        args.prompt_weight, args.long_share, mixture(args.recall_share))  # fmt: skip
+        source = stream.loader(args.workers)
         began = saved = last = time.monotonic()
-        first, losses, factor = self.seen, [], 1.0
+        first, losses, factor = self.seen, list[Tensor](), 1.0
         while self.seen < args.tokens and factor > 0:
             factor = rate(self.seen, args.warmup, (time.monotonic() - began) / 60, args.decay_minutes)
             losses.append(self.update(next(source), factor))
             now = time.monotonic()
             self.seconds, last = self.seconds + now - last, now
             if self.step % args.report == 0:
-                mean, speed = sum(losses) / len(losses), (self.seen - first) / (now - began)
+                mean, speed = float(torch.stack(losses).mean()), (self.seen - first) / (now - began)
                 line = f"step {self.step}  tokens {self.seen / 1e6:.2f}M  loss {mean:.4f}"
                 print(f"{line}  rate {factor:.2f}  {speed:.0f} tokens/s", flush=True)
                 losses = []
@@ -207,6 +208,7 @@ def main() -> None:
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=0, help="processes that make batches; 0: the trainer does")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")
