@@ -29,6 +29,7 @@ Examples:
 
     python -m bench.programs launch --runs 3
     python -m bench.programs apps --apps react swarm --programs 1 8 --trusted
+    python -m bench.programs apps --against http://127.0.0.1:9000 --against-model weft-tiny
     python -m bench.programs attention --random-shape qwen3-0.6b --length 300 --programs 1
 """
 
@@ -48,7 +49,7 @@ from bench.programs.attention import Lengths, report_attention
 from bench.programs.costs import report_calls, report_costs, report_policies
 from bench.programs.functions import report_functions
 from bench.programs.launch import Sizes, report_launch
-from bench.programs.served import RANDOM_SHAPES
+from bench.programs.served import RANDOM_SHAPES, Peer
 from bench.programs.share import report_share
 from weft.cli import probe
 from weft.cli.version import versions
@@ -60,7 +61,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The chosen sections, one after the other."""
     found: dict[str, Any] = {}
     model = args.random_shape or args.model
-    served = Options(args.runs, args.programs or (1, 8, 64), model, args.trusted, args.apps, args.threads)
+    peer = Peer(args.against, args.against_model) if args.against else None
+    served = Options(args.runs, args.programs or (1, 8, 64), model, args.trusted, args.apps, args.threads, peer)
     for section in args.sections or SECTIONS:
         match section:
             case "costs":
@@ -105,6 +107,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--random-shape", choices=list(RANDOM_SHAPES), help="random weights in this shape instead")
     found.add_argument("--trusted", action="store_true", help="the server trusts the programs: no sandbox")
     found.add_argument("--threads", type=int, help="of the served engine's kernels (half the cores)")
+    found.add_argument("--against", metavar="URL", help="apps, functions: clients ask this server of the OpenAI API")
+    found.add_argument("--against-model", default="", metavar="NAME", help="what it calls the same weights")
     found.add_argument("--length", type=int, default=Lengths().tokens, help="attention: tokens generated (1500)")
     found.add_argument("--window", type=int, default=Lengths().window, help="attention: tokens seen (256)")
     return found

@@ -20,7 +20,9 @@ Json = dict[str, Any]
 class Wire:
     """HTTP/1.1 to one server over connections that stay open. `distance_s`: of a round trip, half of it either way."""
 
-    def __init__(self, url: str, distance_s: float = 0.0):
+    def __init__(self, url: str, distance_s: float = 0.0, model: str = ""):
+        self.model = model
+        """What is asked for; empty: whatever the server has."""
         parts = urlsplit(url)
         self._host, self._port = str(parts.hostname), int(parts.port or 80)
         self._half_s = distance_s / 2
@@ -118,7 +120,8 @@ class AfarMailbox:
 
 async def complete(server: Wire, prompt: Tokens, count: int) -> Tokens:
     """Exactly `count` greedy tokens more."""
-    body = {
+    body: Json = {"model": server.model} if server.model else {}
+    body |= {
         "prompt": prompt,
         "max_tokens": count,
         "temperature": 0,

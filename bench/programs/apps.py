@@ -6,14 +6,15 @@ import asyncio
 import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from bench.programs.afar import Afar
 from bench.programs.applications import APPLICATIONS, SHAPES, Shape
 from bench.programs.costs import Spread
 from bench.programs.packing import source_of
-from bench.programs.served import DISTANCE_MS, Served, served
+from bench.programs.served import DISTANCE_MS, Peer, Served, served
 
 MANY = 64
 
@@ -35,6 +36,17 @@ class Options(NamedTuple):
     names: Sequence[str] = tuple(APPLICATIONS)
     threads: int | None = None
     """Of the engine's kernels."""
+    peer: Peer | None = None
+    """Whom clients ask, instead of the server that runs the programs."""
+
+    @property
+    def whom(self) -> str:
+        """Whom clients ask, in words."""
+        return f" of {self.peer.url}" if self.peer else ""
+
+    def serve(self, programs: Mapping[str, str]) -> AbstractAsyncContextManager[Served]:
+        """A server with these programs."""
+        return served(self.model, programs, trusted=self.trusted, threads=self.threads, peer=self.peer)
 
     def runs_of(self, at_once: int) -> int:
         """Many at once vary less, and take longer."""
@@ -66,7 +78,7 @@ async def as_program(server: Served, name: str, shape: Shape, seed: int) -> tupl
 
 async def as_client(server: Served, name: str, shape: Shape, seed: int) -> Tally:
     """One run from afar."""
-    world = Afar(server.wire, server.tool_wire)
+    world = Afar(server.asked, server.tool_wire)
     await APPLICATIONS[name](world, shape, seed)
     return Tally(world.counted.filled, world.counted.generated)
 
@@ -101,14 +113,14 @@ async def report_apps(options: Options) -> dict[str, Any]:
     """Measure and print."""
     how = "trusted" if options.trusted else "sandboxed"
     print(
-        f"applications on {options.model}: programs ({how}) beside the model, and clients of /v1/completions "
-        f"{DISTANCE_MS:g} ms away; tools 0 ms away from both; median of {options.runs} ({options.runs_of(MANY)} from "
-        f"{MANY} at once on)"
+        f"applications on {options.model}: programs ({how}) beside the model, and clients of /v1/completions"
+        f"{options.whom} {DISTANCE_MS:g} ms away; tools 0 ms away from both; median of {options.runs} "
+        f"({options.runs_of(MANY)} from {MANY} at once on)"
     )
     print(f"  {'':10} {'at once':>7} {'tokens':>11}   {'program':26} {'client':26} {'gain':>5}  (pairs)")
     found: dict[str, Any] = {}
     programs = {name: source_of_application(name) for name in options.names}
-    async with served(options.model, programs, trusted=options.trusted, threads=options.threads) as server:
+    async with options.serve(programs) as server:
         for name in options.names:
             for at_once in options.programs:
                 result = await compare(server, name, SHAPES[name], at_once, options.runs_of(at_once))

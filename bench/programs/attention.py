@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bench.programs.apps import Options
 from bench.programs.costs import Spread
 from bench.programs.packing import source_of
-from bench.programs.served import Served, served
+from bench.programs.served import Served
 from bench.programs.windows import KINDS
 
 PROGRAM = "windows"
@@ -43,7 +43,7 @@ async def report_attention(options: Options, lengths: Lengths) -> dict[str, Any]
     )
     found: dict[str, Any] = {}
     programs = {PROGRAM: source_of("applications", "windows")}
-    async with served(options.model, programs, trusted=options.trusted, threads=options.threads) as server:
+    async with options.serve(programs) as server:
         short = lengths._replace(tokens=min(lengths.tokens, lengths.window + 32))
         for kind in KINDS:
             await once(server, kind, short, 1, 0)

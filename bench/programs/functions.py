@@ -14,7 +14,7 @@ from bench.programs.apps import MANY, Options
 from bench.programs.calling import CALLING, STEPS, Prompt
 from bench.programs.costs import Spread
 from bench.programs.packing import source_of
-from bench.programs.served import DISTANCE_MS, Served, served
+from bench.programs.served import DISTANCE_MS, Served
 
 PROGRAM = "calling"
 TOOL_MS = 90.0
@@ -26,7 +26,7 @@ async def as_client(server: Served, shape: Shape, seed: int) -> int:
     """The agent from afar, waiting for every API; tokens generated."""
     tokens, generated = Prompt(shape, seed).tokens(), 0
     for at in range(shape["calls"]):
-        said = await complete(server.wire, tokens, shape["call"])
+        said = await complete(server.asked, tokens, shape["call"])
         generated += len(said)
         await server.tool_wire.post("/tool", bytes(len(said)))
         tokens = tokens + said + words(shape["reply"], at)
@@ -76,12 +76,12 @@ async def report_functions(options: Options, shape: Shape = CALLING, tool_ms: fl
     prompt = len(Prompt(shape, 1).tokens())
     print(
         f"function-calling agent (figure 7) on {options.model}: {prompt} prompt tokens, {shape['calls']} calls of "
-        f"{shape['call']} tokens, APIs take {tool_ms:g} ms; programs {how}, client {DISTANCE_MS:g} ms away; median of "
-        f"{options.runs}"
+        f"{shape['call']} tokens, APIs take {tool_ms:g} ms; programs {how}, client{options.whom} {DISTANCE_MS:g} ms "
+        f"away; median of {options.runs}"
     )
     found: dict[str, Any] = {}
     programs = {PROGRAM: source_of("applications", "calling")}
-    async with served(options.model, programs, trusted=options.trusted, threads=options.threads) as server:
+    async with options.serve(programs) as server:
         server.tools.work_s = tool_ms / 1000
         for at_once in options.programs:
             times, notes = await measure(server, shape, at_once, options.runs_of(at_once))

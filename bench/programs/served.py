@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,14 +58,23 @@ class Tools:
         writer.close()
 
 
+class Peer(NamedTuple):
+    """Another server of the OpenAI API, which serves the same weights."""
+
+    url: str
+    model: str
+
+
 class Served:
     """A server that is up, as the benchmarks use it."""
 
-    def __init__(self, url: str, tools: Tools, tool_url: str, distance_s: float):
+    def __init__(self, url: str, tools: Tools, tool_url: str, distance_s: float, peer: Peer | None = None):
         self.tools, self.tool_url = tools, tool_url
         self.tool_wire = Wire(tool_url)
         self.wire = Wire(url, distance_s)
         """As far away as the client is."""
+        self.asked = Wire(peer.url, distance_s, peer.model) if peer else self.wire
+        """Whom clients ask for completions."""
         self.near = Wire(url)
         self.trusted = False
 
@@ -83,7 +92,7 @@ class Served:
         return run["result"]
 
     def close(self) -> None:
-        for wire in (self.wire, self.near, self.tool_wire):
+        for wire in (self.wire, self.near, self.tool_wire, self.asked):
             wire.close()
         self.tools.close()
 
@@ -97,10 +106,12 @@ async def served(
     distance_ms: float = DISTANCE_MS,
     threads: int | None = None,
     engine: Sequence[str] = (),
+    peer: Peer | None = None,
 ) -> AsyncIterator[Served]:
     """A server with these programs by name. `model`: a name, or one of `RANDOM_SHAPES` for random weights;
     `threads`: of the engine's kernels, by default half the cores: a thread that others keep waiting delays all, and
-    the program host, the server and the clients are on this machine too. `engine`: further flags of `weft serve`."""
+    the program host, the server and the clients are on this machine too. `engine`: further flags of `weft serve`;
+    `peer`: whom clients ask instead."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as text, socket.socket() as probe:
         folder = Path(text)
         tools = Tools()
@@ -118,7 +129,7 @@ async def served(
         command = [str(Path(sys.executable).with_name("weft")), "serve", model, "--port", str(port)]
         command += ["--threads", str(threads or max(1, usable_cores() // 2)), *engine]
         process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=log, stderr=log)
-        server = Served(f"http://127.0.0.1:{port}", tools, tool_url, distance_ms / 1000)
+        server = Served(f"http://127.0.0.1:{port}", tools, tool_url, distance_ms / 1000, peer)
         server.trusted = trusted
         try:
             await _wait_ready(port, process, folder / "log")

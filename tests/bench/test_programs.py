@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from bench.programs.apps import as_client, as_program, compare, show, source_of_
 from bench.programs.attention import Lengths, once
 from bench.programs.calling import STEPS, Prompt
 from bench.programs.packing import source_of
-from bench.programs.served import Served, served
+from bench.programs.served import Peer, Served, Tools, served
 from bench.programs.windows import KINDS
 
 SMALL = {
@@ -230,3 +231,31 @@ def test_a_section_that_nobody_knows_is_refused() -> None:
     )
     assert ran.returncode == 2
     assert "no such section: lunch; there are costs" in ran.stderr
+
+
+def test_clients_can_ask_another_server() -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                body = await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n", 1)[0]))
+                asked.append(json.loads(body))
+                said = json.dumps({"choices": [{"token_ids": [5] * asked[-1]["max_tokens"]}]}).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
+        writer.close()
+
+    async def body() -> None:
+        other = await asyncio.start_server(answer, "127.0.0.1", 0)
+        peer = Peer(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}", "the same weights")
+        tools = Tools()
+        nobody = "http://127.0.0.1:1"
+        server = Served(nobody, tools, await tools.start(), 0.0, peer)
+        tally = await as_client(server, "react", SMALL["react"], 1)
+        server.close()
+        other.close()
+        assert tally.generated == sum(request["max_tokens"] for request in asked) > 0
+        assert {request["model"] for request in asked} == {"the same weights"}
+
+    run(body())
