@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+# The package is not installed yet: its builders come from here, and need the standard library alone.
+sys.path.insert(0, str(Path(__file__).parent))
+from weft.kernels.cpu import build as kernels
+from weft.native import BuildError
+from weft.programs.sandbox import build_shim as shim
+
 _BUILDERS = {
-    "weft.kernels.cpu._weft_cpu": ("weft/kernels/cpu/build.py", "The kernels in C++ were not built, so slower ones"),
-    "weft.programs.sandbox._weft_shim": (
-        "weft/programs/sandbox/build_shim.py",
-        "The shim in C was not built, so threads",
-    ),
+    "weft.kernels.cpu._weft_cpu": (kernels.build, "The kernels in C++ were not built, so slower ones"),
+    "weft.programs.sandbox._weft_shim": (shim.build, "The shim in C was not built, so threads"),
 }
-
-
-def _builder(place: str) -> ModuleType:
-    """A module that builds a library, by its path: the package and what it needs are not installed yet."""
-    path = Path(__file__).parent / place
-    spec = importlib.util.spec_from_file_location(f"weft_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot load {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class BuildLibraries(build_ext):
@@ -40,13 +30,13 @@ class BuildLibraries(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Compile, or say why not."""
-        place, otherwise = _BUILDERS[ext.name]
-        builder, target = _builder(place), Path(self.get_ext_fullpath(ext.name))
+        build, otherwise = _BUILDERS[ext.name]
+        target = Path(self.get_ext_fullpath(ext.name))
         # What an earlier build left must not pass for this one's.
         target.unlink(missing_ok=True)
         try:
-            builder.build(target)
-        except builder.BuildError as error:
+            build(target)
+        except BuildError as error:
             print(f"{otherwise} will be used: {error}", file=sys.stderr)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -52,28 +54,60 @@ COMMANDS: list[wire.Command] = [
 ]
 
 
+_SCORES = wire.TokenLogprobs(-0.5, 1, [3, 4], [-0.5, -2.0])
+_INFO = wire.EngineInfo(
+    model="m",
+    vocab_size=100,
+    hidden_size=8,
+    page_size=32,
+    num_device_pages=10,
+    num_host_pages=5,
+    max_context=64,
+    max_running=4,
+    max_step_tokens=16,
+    eos_token_ids=[2],
+    device="cpu",
+    dtype="float32",
+    bytes_per_page=4096,
+    pid=17,
+    explicit_pages=True,
+    num_embeds=6,
+    max_space_pages=7,
+)
+EVENTS: list[wire.Event] = [
+    wire.Token(1, 5, 2, _SCORES),
+    wire.Finished(op=1, stop="x", cut_bytes=1, prompt_logprobs=[None, _SCORES], hidden=[0.5]),
+    wire.Finished(op=1, reason="length", stop=17, usage=wire.Usage(1, 2, 3, 4, 0.5, 0.25, 1.0)),
+    wire.Finished(op=1, tokens=b"\x01\0\0\0", dists=wire.Dists(b"\x02\0\0\0", bytes(4), bytes(8)), count=3),
+    wire.Failed(op=2, kind="overloaded", message="m", param="p"),
+    wire.Failed(op=2, kind="overloaded", message="m", retry_after_s=2.5),
+    wire.Cancelled(op=3),
+    wire.Welcome(info=_INFO),
+    wire.Loading(1, 2),
+    wire.Drained(),
+    wire.Stats(stats=wire.EngineStats(finished={"stop": 1}, step_time=wire.HistogramPicture((0.5,), [1, 2], 3.0))),
+    wire.TraceSpan("r", "chunk", 1.5, 3),
+]
+
+
 def test_commands_travel() -> None:
     assert wire.decode_commands(wire.encode_commands(COMMANDS)) == COMMANDS
     assert {type(command) for command in COMMANDS} == set(wire.Command.__args__), "a command is not tried"
 
 
 def test_events_travel() -> None:
-    scores = wire.TokenLogprobs(-0.5, 1, [3, 4], [-0.5, -2.0])
-    events: list[wire.Event] = [
-        wire.Token(1, 5, 2, scores),
-        wire.Finished(op=1, stop="x", cut_bytes=1, prompt_logprobs=[None, scores], hidden=[0.5]),
-        wire.Finished(op=1, stop=17),
-        wire.Finished(op=1, tokens=b"\x01\0\0\0", dists=wire.Dists(b"\x02\0\0\0", bytes(4), bytes(8)), count=3),
-        wire.Failed(op=2, kind="overloaded", message="m", param="p"),
-        wire.Failed(op=2, kind="overloaded", message="m", retry_after_s=2.5),
-        wire.Cancelled(op=3),
-        wire.Loading(1, 2),
-        wire.Drained(),
-        wire.Stats(stats=wire.EngineStats(finished={"stop": 1}, step_time=wire.HistogramPicture((0.5,), [1, 2], 3.0))),
-        wire.TraceSpan("r", "chunk", 1.5, 3),
-    ]
-    envelope = wire.Envelope(4, events)
+    envelope = wire.Envelope(4, EVENTS)
     assert wire.decode_envelope(wire.encode_envelope(envelope)) == envelope
+    assert {type(event) for event in EVENTS} == set(wire.Event.__args__), "an event is not tried"
+
+
+def test_the_bytes_of_a_protocol_version_do_not_change() -> None:
+    """`wire_bytes.txt` holds the version and what each message above was in it."""
+    lines = [f"version {wire.PROTOCOL_VERSION}"]
+    lines += [f"{type(command).__name__} {wire.encode_commands([command]).hex()}" for command in COMMANDS]
+    lines += [f"{type(event).__name__} {wire.encode_envelope(wire.Envelope(4, [event])).hex()}" for event in EVENTS]
+    kept = (Path(__file__).parent / "wire_bytes.txt").read_text().splitlines()
+    assert lines == kept, "a layout changed: raise PROTOCOL_VERSION, and write the file anew"
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x92\xa4Open\xa1x", b"\x91\x92\xa7Unknown\x01", b"\x80" * 50])

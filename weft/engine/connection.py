@@ -1,22 +1,17 @@
-"""`Connection`: one client's zmq socket to an engine process, on the client's event loop.
+"""`Connection`: one client's end of the way to an engine process: commands out, envelopes in.
 
-Owns the socket and nothing else: bytes out, envelopes in. A message is a list of commands or an envelope, msgpack by
-`weft.core.wire`; there is no other format.
+A message is a list of commands or an envelope, msgpack by `weft.core.wire`; there is no other format.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 import msgspec
-import zmq
 
 from weft.core.wire import Command, Envelope, decode_envelope, encode_commands
-
-_MESSAGES_A_TURN = 64
-"""Messages handled before the event loop gets its turn again."""
+from weft.engine.dealer import Dealer
 
 _log = logging.getLogger("weft.engine")
 
@@ -26,45 +21,25 @@ class Connection:
 
     def __init__(self, address: str, on_envelope: Callable[[Envelope], None]):
         self._on_envelope = on_envelope
-        self._loop = asyncio.get_running_loop()
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(address)
-        self._fd = int(self._socket.get(zmq.FD))
-        self._loop.add_reader(self._fd, self._readable)
-        self.last_heard = self._loop.time()
+        self._dealer = Dealer(address, self._read)
+
+    @property
+    def last_heard_s(self) -> float:
         """When the engine last said something, on the event loop's clock."""
+        return self._dealer.last_heard_s
 
     def send(self, commands: list[Command]) -> None:
-        """Send one message. Never blocks: zmq queues it until the engine listens."""
-        if self._socket.closed:
-            return
-        self._socket.send(encode_commands(commands), zmq.NOBLOCK)
-        # zmq's file descriptor is edge-triggered: sending may have swallowed the edge of an arrival.
-        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self._readable)
+        """Send one message. Never blocks; does nothing once closed."""
+        self._dealer.send(encode_commands(commands))
 
     def close(self) -> None:
         """Idempotent."""
-        if not self._socket.closed:
-            self._loop.remove_reader(self._fd)
-            self._socket.close()
+        self._dealer.close()
 
-    def _readable(self) -> None:
-        for _ in range(_MESSAGES_A_TURN):
-            if self._socket.closed:
-                return
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self.last_heard = self._loop.time()
-            try:
-                envelope = decode_envelope(data)
-            except msgspec.MsgspecError as error:
-                _log.error("an engine sent a message that cannot be read: %s", error)
-                continue
-            self._on_envelope(envelope)
-        self._loop.call_soon(self._readable)
+    def _read(self, data: bytes) -> None:
+        try:
+            envelope = decode_envelope(data)
+        except msgspec.MsgspecError as error:
+            _log.error("an engine sent a message that cannot be read: %s", error)
+            return
+        self._on_envelope(envelope)

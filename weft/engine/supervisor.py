@@ -123,8 +123,8 @@ class ProcessEngine(ConversingClient):
                 self._started.set_result(info)
             began = asyncio.get_running_loop().time()
             reason = await self._watch()
-            self._announce(False)
             self._conversation.fail(EngineDead(f"the engine {reason}; it is being restarted, try again in a moment"))
+            self._announce(False)
             await self._stop_process()
             self.num_restarts += 1
             if asyncio.get_running_loop().time() - began > MAX_PAUSE_S:
@@ -182,7 +182,7 @@ class ProcessEngine(ConversingClient):
                     ping.cancel()
                     return _describe(ended.result())
                 while not ping.done():
-                    silent_s = loop.time() - max(connection.last_heard, pinged_at)
+                    silent_s = loop.time() - max(connection.last_heard_s, pinged_at)
                     if silent_s > self._config.progress_deadline_s:
                         return f"did not answer for {silent_s:.0f} s and was killed"
                     await asyncio.wait({ended, ping}, timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
@@ -198,8 +198,17 @@ class ProcessEngine(ConversingClient):
             self._connection.close()
             self._connection = None
         process, self._process = self._process, None
-        if process is None or process.returncode is not None:
+        if process is None:
             return
+        if process.returncode is None:
+            await self._end_process(process)
+        if process.stdin is not None:
+            # Or asyncio keeps what belongs to a process that is gone.
+            process.stdin.close()
+            with contextlib.suppress(OSError):
+                await process.stdin.wait_closed()
+
+    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM if self._closing else signal.SIGKILL)
         try:

@@ -1,0 +1,154 @@
+"""Events: how operations go and end, and answers to commands on the engine."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Literal
+
+import msgspec
+
+from weft.core.wire.base import PROTOCOL_VERSION, EventBase
+from weft.core.wire.info import EngineInfo, EngineStats
+
+FinishReason = Literal["stop", "length"]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """One token's log-probability, its rank (1 = most probable), and the most probable tokens at its place."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Token(EventBase, frozen=True):
+    """The next token of a `Generate`."""
+
+    op: int
+    token: int
+    hold_bytes: int = 0
+    """How many of the last bytes generated so far may turn out to belong to a stop string: not to be shown yet."""
+    logprobs: TokenLogprobs | None = None
+
+
+class Dists(msgspec.Struct, frozen=True, array_like=True):
+    """Distributions of n next tokens under the model itself, packed, most probable tokens first."""
+
+    packed_ids: bytes
+    """int32 [n, k]"""
+    packed_logprobs: bytes
+    """float32 [n, k]"""
+    packed_targets: bytes = b""
+    """float32 [n, t]: log-probabilities of t given tokens each."""
+
+    @property
+    def ids(self) -> list[int]:
+        """[n * k]"""
+        return array("i", self.packed_ids).tolist()
+
+    @property
+    def logprobs(self) -> list[float]:
+        """[n * k]"""
+        return array("f", self.packed_logprobs).tolist()
+
+    @property
+    def targets(self) -> list[float]:
+        """[n * t]"""
+        return array("f", self.packed_targets).tolist()
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """What an operation cost. Times are seconds on the engine's clock."""
+
+    num_prompt_tokens: int = 0
+    """Tokens the sequence held when the operation began."""
+    num_cached_tokens: int = 0
+    """Of those, tokens whose KV was found instead of computed, since the sequence was opened."""
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    queued_s: float = 0.0
+    """From arrival to the first launch."""
+    first_token_s: float = 0.0
+    """From arrival to the first token."""
+    total_s: float = 0.0
+    """From arrival to the end."""
+
+
+class Finished(EventBase, frozen=True, kw_only=True):
+    """An operation ended well."""
+
+    op: int
+    reason: FinishReason = "stop"
+    stop: str | int | None = None
+    """The stop string or stop token that ended it; None for end-of-sequence and length."""
+    cut_bytes: int = 0
+    """How many of the last bytes generated are the stop string and what follows it."""
+    usage: Usage = Usage()
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One per appended token; None for the first token of a sequence, which nothing predicts."""
+    hidden: list[float] | None = None
+    """[hidden size]"""
+    dists: Dists | None = None
+    """Of a `NextDist`, or of an `Append` that asked for one."""
+    tokens: bytes = b""
+    """Packed int32: what a `ForwardSample` drew."""
+    count: int = 0
+    """Pages of an `ImportPages`."""
+
+
+class Failed(EventBase, frozen=True, kw_only=True):
+    """An operation ended badly, or a command could not be carried out. `kind` is one of `weft.core.errors`."""
+
+    op: int
+    kind: str
+    message: str
+    param: str | None = None
+    usage: Usage = Usage()
+    retry_after_s: float | None = None
+    """When it may be tried again, where the engine knows."""
+
+
+class Cancelled(EventBase, frozen=True, kw_only=True):
+    """An operation was ended by its client."""
+
+    op: int
+    usage: Usage = Usage()
+
+
+class Welcome(EventBase, frozen=True, kw_only=True):
+    """Answers `Hello`."""
+
+    info: EngineInfo
+    version: int = PROTOCOL_VERSION
+
+
+class Loading(EventBase, frozen=True):
+    """An engine that is starting reads its weights: `done` of `total` bytes."""
+
+    done: int
+    total: int
+
+
+class Stats(EventBase, frozen=True, kw_only=True):
+    """Answers `Ping`."""
+
+    stats: EngineStats
+
+
+class Drained(EventBase, frozen=True, kw_only=True):
+    """Answers `Drain`."""
+
+
+class TraceSpan(EventBase, frozen=True):
+    """A moment in a request's life, sent when the engine traces: queued, scheduled, chunk, first_token, preempted,
+    finished. `at_s` is on the engine's clock."""
+
+    request_id: str
+    what: str
+    at_s: float
+    detail: int = 0
+
+
+OpEvent = Token | Finished | Failed | Cancelled
+Event = OpEvent | Welcome | Loading | Stats | Drained | TraceSpan

@@ -1,0 +1,94 @@
+"""What an engine says of itself: what it is, and how it is doing."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client needs to know of an engine. Constant while the engine lives."""
+
+    model: str
+    vocab_size: int
+    hidden_size: int
+    page_size: int
+    num_device_pages: int
+    num_host_pages: int
+    max_context: int
+    """Longest sequence, in tokens, prompt and output together."""
+    max_running: int
+    max_step_tokens: int
+    eos_token_ids: list[int]
+    device: str
+    dtype: str
+    bytes_per_page: int
+    pid: int = 0
+    explicit_pages: bool = False
+    """Whether there are spaces: not with sliding windows."""
+    num_embeds: int = 0
+    """Embeddings of all spaces together."""
+    max_space_pages: int = 0
+    """Device pages of all spaces together."""
+
+
+class HistogramPicture(msgspec.Struct, frozen=True, array_like=True):
+    """A frozen `weft.metrics.Histogram`."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    """[len(bounds) + 1] observations of each bucket alone."""
+    total: float
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen picture of an engine. Counters grow for the engine's life; gauges are of this moment."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_held: int = 0
+    num_sequences: int = 0
+    num_spaces: int = 0
+    space_pages: int = 0
+    """Device pages in spaces, reserved ones and exports included."""
+    device_pages_total: int = 0
+    device_pages_free: int = 0
+    device_pages_cached: int = 0
+    host_pages_total: int = 0
+    host_pages_free: int = 0
+    steps: int = 0
+    step_device_s: float = 0.0
+    """Summed device time of all steps."""
+    step_host_s: float = 0.0
+    """Summed time the loop spent scheduling, building and updating."""
+    prompt_tokens: int = 0
+    """Prompt tokens of operations that began, cached or not."""
+    prefill_tokens: int = 0
+    """Prompt tokens that went through a forward pass, recomputation included."""
+    recomputed_tokens: int = 0
+    """Of those, tokens that had been computed before and were discarded."""
+    generated_tokens: int = 0
+    space_tokens: int = 0
+    """Inputs of forwards in spaces."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix index."""
+    prefix_hits: int = 0
+    """Prompt tokens found there."""
+    preemptions: int = 0
+    evictions: int = 0
+    """Pages evicted from the device tier."""
+    swapped_in_pages: int = 0
+    swapped_out_pages: int = 0
+    finished: dict[str, int] = {}
+    """Operations by how they ended: stop, length, cancelled, failed."""
+    step_time: HistogramPicture | None = None
+    """Seconds of a step on the device."""
+    batch_size: HistogramPicture | None = None
+    """Sequences in a step."""
+    batch_tokens: HistogramPicture | None = None
+    """Query tokens in a step."""
+    cost_ratio: HistogramPicture | None = None
+    """Measured to predicted time of steps; None without a cost profile."""
+    cost_factor: float | None = None
+    """What the profile's predictions are multiplied by now; None without one."""
+    saturation_tokens: int | None = None
+    """The saturation point of the profile; None without one."""
