@@ -1,81 +1,95 @@
-"""What a step costs on the host: schedule, build, update and publish, on a worker that does nothing.
+"""What a step costs on the host, in absolute time, and what of it anybody waits for.
 
-    python -m bench.host_cost [--runs 5]
+    python -m bench.host_cost [SECTION ...] [--runs 5] [--sequences 1 32 128 256] [--json FILE]
 
-Prints, for 1 to 256 decoding sequences, the median over runs of the mean time of a step, and the time from the command
-to the launch of a 4,000-token prompt that the prefix index knows.
+`steps`, `commands` and `admission` are about an engine on a worker that does nothing, in processor time of its thread:
+a step of sequences that decode, a single command of a program (from its bytes on the socket to its answer's), and a
+prompt that the prefix index knows. `overlap` is about the same engine on a worker whose steps take 10 ms: how much
+longer than 10 ms a step takes, with the next one prepared meanwhile and without. `kernels` decodes with a real model
+(random weights in the shape of Qwen3-0.6B) on this machine's processor: see `bench.host_kernels`.
+
+Sections, sizes and settings take turns within a run; medians over runs are reported, and their spread.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import platform
+import json
+import shlex
 import statistics
+import struct
+import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.programs.timed_engine import TimedWorker
+from weft.cli import probe
+from weft.cli.version import versions
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.protocols import WorkerSpec
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.step import LateInputs, Step, StepHandle, StepResult
-from weft.engine.engine import Engine
+from weft.engine.engine import Engine, Publish
 from weft.sched.scheduler import SchedulerConfig
 
 PROMPT_TOKENS = 250
-STEPS = 300
+STEP_MS = 10.0
+MAX_RUNNING = 256
+VOCAB_SIZE = 32_000
+DIST = 256
+"""Tokens of the distributions that programs ask for."""
+SECTIONS = ("steps", "overlap", "commands", "admission", "kernels")
 
 
-class NullWorker:
-    """Samples token 1 at once."""
+class Spread(NamedTuple):
+    """Several runs of one measurement."""
 
-    def __init__(self, spec: WorkerSpec):
-        self.spec = spec
+    median: float
+    low: float
+    high: float
 
-    def launch(self, step: Step) -> StepHandle:
-        return _Done(step)
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Of at least one."""
+        return cls(statistics.median(values), min(values), max(values))
 
-    def bind(self, handle: StepHandle, late: LateInputs) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _Done:
-    def __init__(self, step: Step):
-        self.step_id = step.step_id
-        count = 0 if step.sampling is None else len(step.sampling.rows)
-        self._result = StepResult(step.step_id, tokens=np.ones(count, np.int32))
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> StepResult:
-        return self._result
+    def __str__(self) -> str:
+        return f"{self.median:8.1f}  ({self.low:.1f} to {self.high:.1f})"
 
 
-def make_engine(num_pages: int = 20_000) -> Engine:
+def encoded(client: int, envelope: wire.Envelope) -> None:
+    """Make bytes of what an engine tells."""
+    wire.encode_envelope(envelope)
+
+
+def make_engine(step_s: float = 0.0, *, overlap: bool = True, publish: Publish = encoded) -> Engine:
+    """An engine that computes nothing."""
     spec = WorkerSpec(
-        vocab_size=32_000,
+        vocab_size=VOCAB_SIZE,
         hidden_size=1024,
         page_size=16,
-        num_device_pages=num_pages,
+        num_device_pages=20_000,
         num_host_pages=0,
-        num_slots=256,
-        num_embed_slots=0,
+        num_slots=2 * MAX_RUNNING,
+        num_embed_slots=4096,
         max_context=8192,
         bytes_per_page=1,
         device="none",
         dtype="none",
     )
-    config = SchedulerConfig(max_context=8192, max_running=256, max_step_tokens=8192, vocab_size=32_000)
-    return Engine(NullWorker(spec), config, lambda client, envelope: wire.encode_envelope(envelope) and None)
+    config = SchedulerConfig(max_context=8192, max_running=MAX_RUNNING, max_step_tokens=8192, vocab_size=VOCAB_SIZE)
+    return Engine(TimedWorker(spec, step_s), config, publish, overlap=overlap)
 
 
 def request(seq: int, tokens: list[int], limit: int) -> list[wire.Command]:
+    """A generation of `limit` tokens."""
     stop = StopParams(max_tokens=limit, ignore_eos=True)
     return [
         wire.Open(seq=seq),
@@ -84,35 +98,60 @@ def request(seq: int, tokens: list[int], limit: int) -> list[wire.Command]:
     ]
 
 
-def decode_step_us(count: int) -> float:
-    """Mean microseconds of a step with `count` decoding sequences, encoding its events included."""
-    engine = make_engine()
+def decoding_engine(sequences: int, steps: int, step_s: float = 0.0, *, overlap: bool = True) -> Engine:
+    """One with `sequences` that decode, for `steps` at least."""
+    engine = make_engine(step_s, overlap=overlap)
     generator = np.random.default_rng(0)
-    for seq in range(1, count + 1):
-        engine.submit(1, request(seq, generator.integers(0, 32_000, PROMPT_TOKENS).tolist(), STEPS + 100))
-    while len(engine.scheduler.roster.decoding().sequences) < count:
-        engine.step()
-    for _ in range(20):
+    for seq in range(1, sequences + 1):
+        engine.submit(1, request(seq, generator.integers(0, VOCAB_SIZE, PROMPT_TOKENS).tolist(), steps + 1000))
+    while len(engine.scheduler.roster.decoding().sequences) < sequences:
         engine.step()
     gc.collect()
-    began = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(5):
         engine.step()
-    return (time.perf_counter() - began) / STEPS * 1e6
+    return engine
 
 
-def admission_us() -> float:
-    """Median microseconds to take in, look up, admit and build a 4,000-token prompt that is cached."""
+def decode_us(sequences: int, steps: int = 300) -> float:
+    """Processor microseconds of a step with `sequences` that decode: mean, so that full pages count as often as they
+    fill."""
+    engine = decoding_engine(sequences, steps)
+    began = time.thread_time()
+    for _ in range(steps):
+        engine.step()
+    return (time.thread_time() - began) / steps * 1e6
+
+
+def beyond_step_us(sequences: int, *, overlap: bool, steps: int = 60) -> float:
+    """Microseconds that a step takes beyond the device's."""
+    engine = decoding_engine(sequences, steps, STEP_MS / 1000, overlap=overlap)
+    began = time.perf_counter()
+    for _ in range(steps):
+        engine.step()
+    return (time.perf_counter() - began) / steps * 1e6 - STEP_MS * 1000
+
+
+def sleep_us(steps: int = 60) -> float:
+    """How much longer than asked for the operating system lets a thread sleep: part of every step without overlap,
+    and nothing that an engine could help."""
+    began = time.perf_counter()
+    for _ in range(steps):
+        time.sleep(STEP_MS / 1000)
+    return (time.perf_counter() - began) / steps * 1e6 - STEP_MS * 1000
+
+
+def admission_us(rounds: int = 50) -> float:
+    """Microseconds to take in, look up, admit and build a 4,000-token prompt that is cached: median of `rounds`."""
     engine = make_engine()
     generator = np.random.default_rng(0)
-    prompt = generator.integers(0, 32_000, 4000).tolist()
+    prompt = generator.integers(0, VOCAB_SIZE, 4000).tolist()
     times = []
-    for seq in range(1, 52):
+    for seq in range(1, rounds + 2):
         commands = request(seq, [*prompt, 7, seq], 1)
-        began = time.perf_counter()
+        began = time.thread_time()
         engine.submit(1, commands)
         engine.step()
-        times.append((time.perf_counter() - began) * 1e6)
+        times.append((time.thread_time() - began) * 1e6)
         while engine.busy:
             engine.step()
         engine.submit(1, [wire.Release(seq=seq)])
@@ -120,22 +159,176 @@ def admission_us() -> float:
     return statistics.median(times[1:])
 
 
+# Single commands of programs
+
+
+def _u32(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+class Loops:
+    """As many programs at once as are asked for, each of which makes one token in every turn."""
+
+    def __init__(self, programs: int):
+        self.programs = range(1, programs + 1)
+        self.ops = count(1)
+
+    def begin(self) -> Iterator[wire.Command]:
+        """What each needs before its first turn."""
+        for number in self.programs:
+            yield wire.Open(seq=number)
+
+    def turn(self, program: int, position: int) -> list[wire.Command]:
+        """Look at the distribution after one more token of a sequence."""
+        outputs = wire.PromptOutputs(dist=DIST)
+        return [wire.Append(seq=program, op=next(self.ops), tokens=pack_tokens([5]), outputs=outputs)]
+
+
+class Pages(Loops):
+    """Embed, forward over explicit pages, look at the distribution: three commands a token."""
+
+    def begin(self) -> Iterator[wire.Command]:
+        """A queue, pages, and one embedding."""
+        for space in self.programs:
+            yield wire.OpenSpace(space=space, op=next(self.ops))
+            yield wire.OpenQueue(space=space, queue=1, op=next(self.ops))
+            yield wire.AllocPages(space=space, queue=1, op=next(self.ops), first=1, count=16)
+            yield wire.AllocEmbeds(space=space, queue=1, op=next(self.ops), first=1, count=1)
+
+    def turn(self, program: int, position: int) -> list[wire.Command]:
+        """See the class's docstring."""
+        on: dict[str, Any] = {"space": program, "queue": 1}
+        last, one = position // 16 + 1, _u32(1)
+        read, at = _u32(*range(1, last + 1)), pack_tokens([position])
+        return [
+            wire.EmbedText(**on, op=next(self.ops), tokens=pack_tokens([5]), positions=at, embeds=one),
+            wire.Forward(**on, op=next(self.ops), read=read, inputs=one, write=_u32(last), outputs=one),
+            wire.NextDist(**on, op=next(self.ops), k=DIST, embeds=one),
+        ]
+
+
+class Samples(Pages):
+    """One command a token: a forward over explicit pages that samples."""
+
+    def turn(self, program: int, position: int) -> list[wire.Command]:
+        """See the class's docstring."""
+        last = position // 16 + 1
+        return [
+            wire.ForwardSample(
+                space=program,
+                queue=1,
+                op=next(self.ops),
+                read=_u32(*range(1, last + 1)),
+                tokens=pack_tokens([5]),
+                positions=pack_tokens([position]),
+                write=_u32(last),
+                sampling=SamplingParams(seed=position),
+            )
+        ]
+
+
+KINDS: dict[str, Callable[[int], Loops]] = {"next_dist": Loops, "pages": Pages, "forward_sample": Samples}
+
+
+def command_us(kind: str, programs: int, turns: int = 100) -> float:
+    """Processor microseconds of the engine per program and token, from the bytes of the commands to those of the
+    answers. Raises `RuntimeError` where not every token was answered."""
+    answers = Counter[str]()
+
+    def publish(client: int, envelope: wire.Envelope) -> None:
+        wire.encode_envelope(envelope)
+        answers.update(type(event).__name__ for event in envelope.events)
+
+    engine, loops = make_engine(publish=publish), KINDS[kind](programs)
+    engine.submit(1, loops.begin())
+    messages = [
+        [wire.encode_commands(loops.turn(program, position)) for program in loops.programs]
+        for position in range(turns + 5)
+    ]
+    gc.collect()
+    began = 0.0
+    for position, turn in enumerate(messages):
+        if position == 5:
+            began = time.thread_time()
+        for message in turn:
+            engine.submit(1, wire.decode_commands(message))
+        while engine.busy:
+            engine.step()
+    seconds = time.thread_time() - began
+    if answers["Finished"] < (turns + 5) * programs:
+        raise RuntimeError(f"{(turns + 5) * programs} tokens were asked for, and answered by {dict(answers)}")
+    return seconds / turns / programs * 1e6
+
+
+# The report
+
+
+def measure(args: argparse.Namespace) -> dict[str, dict[str, Spread]]:
+    """By section and row, in microseconds."""
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def note(section: str, row: str, value: float) -> None:
+        found.setdefault(section, {}).setdefault(row, []).append(value)
+
+    for _ in range(args.runs):
+        for sequences in args.sequences:
+            if "steps" in args.sections:
+                note("steps", f"{sequences:4d} sequences", decode_us(sequences))
+            if "overlap" in args.sections:
+                for overlap in (True, False):
+                    row = f"{sequences:4d} sequences, {'overlapped' if overlap else 'one after the other'}"
+                    note("overlap", row, beyond_step_us(sequences, overlap=overlap))
+            if "commands" in args.sections and sequences <= MAX_RUNNING:
+                for kind in KINDS:
+                    note("commands", f"{sequences:4d} programs, {kind}", command_us(kind, sequences))
+        if "overlap" in args.sections:
+            note("overlap", "what a thread oversleeps", sleep_us())
+        if "admission" in args.sections:
+            note("admission", "a cached prompt of 4,000 tokens", admission_us())
+    return {
+        section: {row: Spread.of(values) for row, values in sorted(rows.items())} for section, rows in found.items()
+    }
+
+
+TITLES = {
+    "steps": "a step of sequences that decode, us of processor",
+    "overlap": f"a step of sequences that decode on a device that takes {STEP_MS:g} ms: us beyond that",
+    "commands": "a token of a program that asks for each, us of the engine's processor per program",
+    "admission": "taking in, us of processor",
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, median of {runs} runs")
-    for count in (1, 32, 128, 256):
-        times = [decode_step_us(count) for _ in range(runs)]
-        print(
-            f"step with {count:3d} decoding sequences: {statistics.median(times):7.0f} us "
-            f"(min {min(times):.0f}, max {max(times):.0f})"
-        )
-    times = [admission_us() for _ in range(runs)]
-    print(
-        f"admitting a cached 4,000-token prompt:  {statistics.median(times):7.0f} us "
-        f"(min {min(times):.0f}, max {max(times):.0f})"
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.host_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; default: all")
+    parser.add_argument("--runs", type=int, default=5, help="medians are of so many (5)")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32, 128, 256], help="at once (1 32 128 256)")
+    parser.add_argument("--decoding", type=int, default=64, help="kernels: sequences at once (64)")
+    parser.add_argument("--threads", type=int, help="kernels: of the processor (as weft serve would use)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too, with machine and versions")
+    args = parser.parse_args()
+    if unknown := [name for name in args.sections if name not in SECTIONS]:
+        parser.error(f"no such section: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    args.sections = args.sections or list(SECTIONS)
+    machine, ran = probe.machine(), versions()
+    print(f"{machine['cpu']}, {machine['usable_cores']} cores; weft {ran['weft']}, Python {ran['python']}")
+    found: dict[str, Any] = {}
+    for section, rows in measure(args).items():
+        print(f"{TITLES[section]}; median of {args.runs} runs")
+        for row, spread in rows.items():
+            print(f"  {row:40} {spread}")
+        found[section] = {row.strip(): list(spread) for row, spread in rows.items()}
+    if "kernels" in args.sections:
+        from bench import host_kernels  # imports torch, which the rest does without
+
+        found["kernels"] = host_kernels.report(args.decoding, args.runs, args.threads)
+    if args.json is not None:
+        command = shlex.join(["python", "-m", "bench.host_cost", *sys.argv[1:]])
+        data = {"machine": machine, "versions": ran, "command": command, "results": found}
+        args.json.write_text(json.dumps(data, indent=1) + "\n")
 
 
 if __name__ == "__main__":

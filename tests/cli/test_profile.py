@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from weft.cli import profile_report
+from weft.config import EngineConfig
 from weft.core.cost.fit import Sample
 from weft.core.cost.model import StepShape
 from weft.core.cost.profile import Identity, Measurements, Profile, make_profile
-from weft.engine.profiles import load_profile
+from weft.engine.build import build_engine
+from weft.engine.profiles import load_profile, store_profile
+from weft.models.loader import choose_dtype, read_spec
 from weft.models.random_checkpoints import write_tiny
+from weft.worker.identity import identify_spec
 
 IDENTITY = Identity(model="m", dtype="d", device="d", threads=1, page_size=16, kernels=[], software=[])
 SMALL = ("--quick", "--num-pages", "64", "--max-running", "4", "--max-step-tokens", "64", "--threads", "1")
@@ -24,11 +30,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny(tmp_path_factory.mktemp("checkpoint"), "llama", tokenizer=True))
 
 
-def made_up() -> Profile:
+def made_up(identity: Identity = IDENTITY) -> Profile:
     """One of a device that is busy from 32 tokens on."""
     chunks = [StepShape.chunk(2**e) for e in range(10)] + [StepShape.chunk(2**e, 100) for e in range(10)]
     samples = [Sample("chunk", shape, max(0.032, 0.001 * shape.num_tokens)) for shape in chunks]
-    return make_profile(IDENTITY, "made up", Measurements(samples, [], []))
+    return make_profile(identity, "made up", Measurements(samples, [], []))
 
 
 def test_measures_keeps_and_writes(weft, checkpoint, monkeypatch, tmp_path):
@@ -77,6 +83,27 @@ def test_an_engine_uses_what_was_kept(weft, checkpoint, monkeypatch, tmp_path, c
     with LLM(checkpoint, **options) as llm:
         assert llm.stats().cost_factor is None
     assert f"{stored} is not used: it is no cost profile, or a damaged one" in caplog.text
+
+
+def test_the_saturation_point_bounds_prompts(weft, checkpoint, monkeypatch, tmp_path, caplog):
+    """A profile made for exactly this configuration; `weft doctor` tells what an engine then does."""
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    caplog.set_level("INFO", "weft.engine")
+    config = EngineConfig(model=checkpoint, device="cpu", num_pages=64, max_running=4, threads=1)
+    spec = read_spec(Path(checkpoint))
+    identity = identify_spec(config, replace(spec, dtype=choose_dtype(spec.dtype, "auto", "cpu")))
+    store_profile(tmp_path, made_up(identity))
+    flags = ("--json", "--device", "cpu", "--num-pages", "64", "--max-running", "4", "--threads", "1")
+    for more, expected in (((), 29), (("--max-step-tokens", "64"), "none")):
+        planned = json.loads(weft("doctor", checkpoint, *flags, *more).output)["will_use"]
+        assert planned["saturation_tokens"] == expected
+    for changes, expected in (({}, 29), ({"max_running": 40}, 40), ({"max_step_tokens": 64}, 64)):
+        engine = build_engine(msgspec.structs.replace(config, **changes), lambda client, envelope: None)
+        try:
+            assert engine.scheduler.prompt_budget == expected
+        finally:
+            engine.close()
+    assert "no more of prompts from 29 tokens on" in caplog.text
 
 
 def test_a_pool_too_small_to_learn_from(weft, checkpoint, monkeypatch, tmp_path):

@@ -96,3 +96,32 @@ def test_eager_gives_each_a_step() -> None:
         )
     driver.run()
     assert driver.engine.scheduler.last_step_id == 3
+
+
+class Seen:
+    """A policy that remembers what it was asked with."""
+
+    def __init__(self) -> None:
+        self.ready: list[Ready] = []
+
+    def wait_s(self, ready: Ready) -> float:
+        self.ready.append(ready)
+        return 1.0
+
+
+def test_no_policy_waits_longer_than_the_bound() -> None:
+    gather = Gather(Seen())
+    gather.answered((1, 1), 10.0)
+    assert gather.wait_s(1, 10.0) == 1.0
+    assert gather.wait_s(1, 10.0 + MOST_WAIT_S) == 0.0
+
+
+def test_who_has_not_come_back_by_the_next_answer_does_something_else() -> None:
+    seen = Seen()
+    gather = Gather(seen)
+    gather.answered((1, 1), 10.0)
+    gather.answered((1, 2), 10.0)
+    gather.wait_s(1, 10.0)
+    gather.answered((1, 3), 10.01)
+    gather.wait_s(1, 10.01)
+    assert [ready.num_answered for ready in seen.ready] == [2, 1]

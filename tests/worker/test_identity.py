@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from weft.config import EngineConfig
 from weft.core.cost.profile import Identity
-from weft.models.loader import load_model
+from weft.models.loader import load_model, read_spec
 from weft.models.random_checkpoints import write_tiny
-from weft.worker.identity import identify
+from weft.worker.identity import identify, identify_spec
 
 
 def of(directory: Path, family: str = "llama", seed: int = 0, **options: object) -> Identity:
@@ -19,6 +22,13 @@ def of(directory: Path, family: str = "llama", seed: int = 0, **options: object)
 
 def test_weights_do_not_matter(tmp_path: Path) -> None:
     assert of(tmp_path).key == of(tmp_path, seed=1).key
+
+
+def test_the_weights_need_not_be_loaded(tmp_path: Path) -> None:
+    checkpoint = write_tiny(tmp_path / "model", "qwen3")
+    config = EngineConfig(model=str(checkpoint), device="cpu", dtype="float64")
+    loaded = load_model(str(checkpoint), dtype=config.dtype)
+    assert identify_spec(config, replace(read_spec(checkpoint), dtype=torch.float64)) == identify(config, loaded)
 
 
 def test_what_takes_other_time_does(tmp_path: Path) -> None:

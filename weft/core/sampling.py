@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from weft.core.errors import InvalidRequest
@@ -123,7 +121,7 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    if not math.isfinite(value) or value > high or value < low or (low_open and value == low):
+    if not low <= value <= high or (low_open and value == low):
         bracket = "(" if low_open else "["
         raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value}", name)
 

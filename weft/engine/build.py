@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 
@@ -9,11 +10,13 @@ from weft.config import EngineConfig, cache_directory
 from weft.core.errors import ConfigError
 from weft.engine.engine import Engine, Publish
 from weft.engine.gather import policy_of
-from weft.engine.profiles import find_profile
-from weft.sched.scheduler import SchedulerConfig
+from weft.engine.profiles import find_profile, saturation_tokens
+from weft.sched.scheduler import SchedulerConfig, prompt_budget
 from weft.tokenizers.load import load_tokenizer
 from weft.worker.build import Progress, load, start_worker, step_tokens
 from weft.worker.identity import identify
+
+_log = logging.getLogger("weft.engine")
 
 
 def build_engine(
@@ -35,10 +38,12 @@ def build_engine(
         )
     # A model may have more rows than its tokenizer has tokens; those have no text.
     token_bytes = list(tokenizer.token_bytes) + [b""] * (vocab_size - tokenizer.vocab_size)
+    profile = find_profile(cache_directory(os.environ), identify(config, loaded), config.model)
     scheduler = SchedulerConfig(
         max_context=worker.spec.max_context,
         max_running=config.max_running,
         max_step_tokens=step_tokens(config),
+        saturation_tokens=saturation_tokens(config, profile),
         max_waiting=config.max_waiting,
         aging_s=config.aging_s,
         prefix_cache=config.prefix_cache,
@@ -51,7 +56,8 @@ def build_engine(
         seed=config.seed,
         trace=trace,
     )
-    profile = find_profile(cache_directory(os.environ), identify(config, loaded), config.model)
+    if scheduler.saturation_tokens is not None:
+        _log.info("a step gets no more of prompts from %d tokens on, by the cost profile", prompt_budget(scheduler))
     return Engine(
         worker,
         scheduler,

@@ -1,4 +1,5 @@
-"""What an engine makes of its cost model: compares every step with its prediction, and counts how far that was off.
+"""What an engine makes of its cost model: compares every step with its prediction, counts how far that was off, and
+tells what the next step of single tokens would take.
 
 Owns the shapes of steps in flight. Without a profile there is no model, and nothing is predicted or counted.
 """
@@ -18,15 +19,29 @@ class StepCosts:
         self.ratios = Histogram(RATIO_BUCKETS)
         """Measured to predicted time of every step that was compared."""
         self._in_flight: dict[int, StepShape] = {}
+        self._kv_per_row: float | None = None
+        """Of the last step that had nothing but rows of one token."""
 
     def launched(self, step: Step) -> None:
         """Remember the shape of a step. One that moves pages or hidden vectors as well is not compared: its time is not
         that of its forward alone."""
-        if self.model is None or step.forward is None or step.head is not None or step.embed is not None:
+        if self.model is None or step.forward is None:
+            return
+        shape = StepShape.of(step.forward)
+        if shape.num_tokens == shape.num_rows:
+            self._kv_per_row = shape.decode_kv / shape.num_rows
+        if step.head is not None or step.embed is not None:
             return
         if len(step.swap_outs) or len(step.swap_ins) or len(step.page_copies) or len(step.token_copies):
             return
-        self._in_flight[step.step_id] = StepShape.of(step.forward)
+        self._in_flight[step.step_id] = shape
+
+    def turn_s(self, num_rows: int) -> float | None:
+        """Predicted seconds of a step with one token for each of `num_rows`, their contexts as long as lately. None
+        without a profile, and before there was such a step."""
+        if self.model is None or self._kv_per_row is None:
+            return None
+        return self.model.predict_forward_s(StepShape.decodes(num_rows, round(num_rows * self._kv_per_row)))
 
     def finished(self, result: StepResult) -> None:
         """Correct the model by what a step took."""

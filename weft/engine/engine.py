@@ -140,7 +140,8 @@ class Engine:
         """How many seconds to listen for more commands before the next step; 0: it may begin."""
         if self._previous is not None or not self.scheduler.is_turn_based:
             return 0.0
-        return self._gather.wait_s(self.scheduler.num_ready, self.clock.now())
+        num_ready = self.scheduler.num_ready
+        return self._gather.wait_s(num_ready, self.clock.now(), self.costs.turn_s(num_ready))
 
     def step(self) -> bool:
         """One turn of the loop: launch the next step, then take in the one before. False when there was nothing to do.
@@ -186,9 +187,12 @@ class Engine:
         outbox = self.scheduler.journal.outbox
         if not outbox:
             return
-        by_client: dict[int, list[Event]] = {}
-        for client, event in outbox:
-            by_client.setdefault(client, []).append(event)
+        by_client: dict[int, list[Event]] = {client: [] for client, _ in outbox}
+        if len(by_client) == 1:
+            by_client[outbox[0][0]] = [event for _, event in outbox]
+        else:
+            for client, event in outbox:
+                by_client[client].append(event)
         outbox.clear()
         for client, events in by_client.items():
             self._publish(client, Envelope(step_id, events))

@@ -28,7 +28,7 @@ class Ready(NamedTuple):
     num_answered: int
     """Programs that were answered and have not come back yet."""
     step_s: float
-    """What steps have taken on the device lately, in seconds."""
+    """What the step would take on the device, in seconds: as predicted, or as steps took lately."""
     waited_s: float
     """Since the last answer went out, or since the step could have begun."""
     return_s: float
@@ -135,11 +135,13 @@ class Gather:
         """A step has taken so long."""
         self._step_s += _SMOOTHING * (device_s - self._step_s) if self._step_s else device_s
 
-    def wait_s(self, num_ready: int, now: float) -> float:
-        """How many more seconds to wait before a step for `num_ready` programs begins; 0: begin."""
+    def wait_s(self, num_ready: int, now: float, step_s: float | None = None) -> float:
+        """How many more seconds to wait before a step for `num_ready` programs begins; 0: begin. `step_s` is what that
+        step is predicted to take; None: as long as steps took lately."""
         waited_s = now - self._since_s
         if waited_s >= MOST_WAIT_S:
             self._out.clear()
             return 0.0
-        ready = Ready(num_ready, len(self._out), self._step_s, waited_s, self._return_s)
+        expected_s = self._step_s if step_s is None else step_s
+        ready = Ready(num_ready, len(self._out), expected_s, waited_s, self._return_s)
         return max(0.0, self._policy.wait_s(ready))

@@ -1,4 +1,4 @@
-"""Where cost profiles lie, and which one an engine uses.
+"""Where cost profiles lie, which one an engine uses, and what of it bounds a step.
 
 Owns the files: one per identity, `<key>.json` in a folder of the cache. What is in them is `core.cost.profile`'s.
 """
@@ -9,6 +9,7 @@ import logging
 import os
 from pathlib import Path
 
+from weft.config import EngineConfig
 from weft.core.cost.profile import Identity, Profile, decode_profile, encode_profile
 from weft.core.errors import ConfigError
 
@@ -64,3 +65,14 @@ def find_profile(cache: Path, identity: Identity, model: str) -> Profile | None:
         return None
     _log.info("cost profile %s: saturation at %d tokens", path, profile.saturation_tokens)
     return profile
+
+
+def saturation_tokens(config: EngineConfig, profile: Profile | None) -> int | None:
+    """How many tokens a step may have before prompts get no more of it, by the profile.
+
+    None, no bound but `max_step_tokens`, where that is configured, where throughput is all that counts (the last tenth
+    of it is beyond the saturation point), and without a profile.
+    """
+    if profile is None or config.max_step_tokens is not None or config.performance_mode == "throughput":
+        return None
+    return profile.saturation_tokens

@@ -6,6 +6,8 @@ every page writable before.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +16,8 @@ import numpy as np
 
 from weft.cache.tiers import Copies
 from weft.core.sampling import SamplingParams
-from weft.core.step import I32, ForwardBatch, SamplingBatch, SlotSet, Step
+from weft.core.step import I32, ForwardBatch, SamplingBatch, SlotSet, Step, no_pairs
+from weft.sched.columns import SHORT, as_array, ints, put
 from weft.sched.masks import mask_at, visibility
 from weft.sched.sequence import Append, Generate, Sequence
 from weft.sched.slots import SlotTable, uniforms
@@ -32,11 +35,11 @@ class Chunk(NamedTuple):
     """Who samples from the last token's row: the sequence itself and forks of it that stand at the same place."""
 
 
-class Sampled(NamedTuple):
-    """A sampler of a step in flight."""
-
-    sequence: Sequence
-    epoch: int
+Sampled = tuple[Sequence, int]
+"""A sampler of a step in flight: (sequence, its `epoch`). A plain tuple, as `Decoded`: each step has as many as there
+are sequences that decode."""
+Decoded = tuple[Sequence, int, int]
+"""One token of a decoding sequence: (sequence, its `kv_epoch`, how many tokens have KV once the step is done)."""
 
 
 class Written(NamedTuple):
@@ -45,8 +48,6 @@ class Written(NamedTuple):
     sequence: Sequence
     epoch: int
     end: int
-    is_chunk: bool
-    """Not one token of a decoding sequence."""
 
 
 class Scored(NamedTuple):
@@ -82,7 +83,9 @@ class InFlight:
 
     step_id: int
     sampled: list[Sampled] = field(default_factory=list)
+    decoded: list[Decoded] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+    """By chunks."""
     scored: list[Scored] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
     distributed: list[Distributed] = field(default_factory=list)
@@ -95,20 +98,21 @@ class InFlight:
 
 
 _NO_PARTS = SpaceParts()
+_NOWHERE = ints([-1])
 
 
 class _Rows:
-    """The arrays of a ragged batch, piece by piece."""
+    """The columns of a ragged batch as it grows: one buffer each, whoever adds to it, and no array per row."""
 
     def __init__(self) -> None:
-        self.token_ids: list[I32] = []
-        self.token_slots: list[I32] = []
-        self.positions: list[I32] = []
-        self.write_slots: list[I32] = []
-        self.q_lens: list[I32] = []
-        self.kv_lens: list[I32] = []
-        self.num_pages: list[I32] = []
-        self.page_ids: list[I32] = []
+        self.token_ids = ints()
+        self.token_slots = ints()
+        self.positions = ints()
+        self.write_slots = ints()
+        self.q_lens = ints()
+        self.kv_lens = ints()
+        self.num_pages = ints()
+        self.page_ids = ints()
 
 
 class StepBuilder:
@@ -121,10 +125,9 @@ class StepBuilder:
         self._slots = slots
         self._page_size = page_size
         self._rows = _Rows()
-        self._outputs: list[I32] = []
-        self._num_outputs = 0
-        self._sampler_rows: list[I32] = []
-        self._sampler_slots: list[I32] = []
+        self._outputs = ints()
+        self._sampler_rows = ints()
+        self._sampler_slots = ints()
         self._score_rows: list[int] = []
         self._score_targets: list[int] = []
         self._hidden: list[tuple[int, int]] = []
@@ -154,30 +157,31 @@ class StepBuilder:
         rows = self._rows
         pages = table.pages[slots, : int(num_pages.max())]
         used = np.arange(pages.shape[1], dtype=np.int32) < num_pages[:, None]
-        rows.page_ids.append(pages[used])
+        put(rows.page_ids, pages[used])
         if table.masked[slots].any():
             self._parts().show(0, table.words(slots, pages.shape[1])[used])
         last = table.pages[slots, positions // self._page_size]
-        rows.write_slots.append(last * self._page_size + positions % self._page_size)
-        rows.token_ids.append(np.full(count, -1, np.int32))
-        rows.token_slots.append(slots)
-        rows.positions.append(positions)
-        rows.q_lens.append(np.ones(count, np.int32))
-        rows.kv_lens.append(kv_lens)
-        rows.num_pages.append(num_pages)
-        self._outputs.append(np.arange(count, dtype=np.int32))
-        self._sampler_rows.append(np.arange(count, dtype=np.int32))
-        self._sampler_slots.append(slots)
-        self._num_outputs = self.num_tokens = self.num_rows = count
-        self._num_entries = int(num_pages.sum())
-        sampled, written = self.in_flight.sampled, self.in_flight.written
+        put(rows.write_slots, last * self._page_size + positions % self._page_size)
+        put(rows.token_ids, np.full(count, -1, np.int32))
+        put(rows.token_slots, slots)
+        put(rows.positions, positions)
+        put(rows.q_lens, np.ones(count, np.int32))
+        put(rows.kv_lens, kv_lens)
+        put(rows.num_pages, num_pages)
+        numbers = np.arange(count, dtype=np.int32)
+        put(self._outputs, numbers)
+        put(self._sampler_rows, numbers)
+        put(self._sampler_slots, slots)
+        self.num_tokens = self.num_rows = count
+        self._num_entries = len(rows.page_ids)
+        sampled, decoded, step_id = self.in_flight.sampled, self.in_flight.decoded, self.in_flight.step_id
         for sequence in sequences:
             end = sequence.total
-            written.append(Written(sequence, sequence.kv_epoch, end, False))
-            sampled.append(Sampled(sequence, sequence.epoch))
+            sampled.append((sequence, sequence.epoch))
+            decoded.append((sequence, sequence.kv_epoch, end))
             sequence.num_computed = end
             sequence.total = end + 1
-            sequence.last_step = self.in_flight.step_id
+            sequence.last_step = step_id
 
     def add_chunk(self, chunk: Chunk) -> None:
         """Known tokens of one sequence, and what is to be made of their rows."""
@@ -185,28 +189,35 @@ class StepBuilder:
         size = self._page_size
         rows = self._rows
         count = end - start
-        positions = np.arange(start, end, dtype=np.int32)
-        pages = np.array(sequence.table.pages[: -(-end // size)], np.int32)
-        rows.token_ids.append(np.array(sequence.tokens[start:end], np.int32))
-        rows.token_slots.append(np.full(count, -1, np.int32))
-        rows.positions.append(positions)
-        rows.write_slots.append(pages[positions // size] * size + positions % size)
-        rows.q_lens.append(np.array([count], np.int32))
-        rows.kv_lens.append(np.array([end], np.int32))
-        rows.num_pages.append(np.array([len(pages)], np.int32))
-        rows.page_ids.append(pages)
-        mask = mask_at(sequence.masks, start)
-        if mask is not None and mask.hidden:
-            self._parts().show(self._num_entries, visibility(mask.hidden, len(pages), size))
+        pages = sequence.table.pages[: -(-end // size)]
+        rows.token_ids.extend(sequence.tokens[start:end])
+        rows.token_slots.extend(_NOWHERE * count)
+        if count <= SHORT:
+            rows.positions.extend(range(start, end))
+            rows.write_slots.extend([pages[at // size] * size + at % size for at in range(start, end)])
+        else:
+            positions = np.arange(start, end, dtype=np.int32)
+            put(rows.positions, positions)
+            first = start // size
+            own = np.array(pages[first:], np.int32)
+            put(rows.write_slots, own[positions // size - first] * size + positions % size)
+        rows.q_lens.append(count)
+        rows.kv_lens.append(end)
+        rows.num_pages.append(len(pages))
+        rows.page_ids.extend(pages)
+        if sequence.masks:
+            mask = mask_at(sequence.masks, start)
+            if mask is not None and mask.hidden:
+                self._parts().show(self._num_entries, visibility(mask.hidden, len(pages), size))
         if isinstance(sequence.head, Append):
             self._add_reports(sequence, sequence.head, start, end)
         if chunk.samplers:
             row = self._add_output(self.num_tokens + count - 1)
             for sampler in chunk.samplers:
-                self._sampler_rows.append(np.array([row], np.int32))
-                self._sampler_slots.append(np.array([sampler.slot], np.int32))
-                self.in_flight.sampled.append(Sampled(sampler, sampler.epoch))
-        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end, True))
+                self._sampler_rows.append(row)
+                self._sampler_slots.append(sampler.slot)
+                self.in_flight.sampled.append((sampler, sampler.epoch))
+        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end))
         sequence.last_step = self.in_flight.step_id
         self._count_row(count, len(pages))
 
@@ -216,12 +227,17 @@ class StepBuilder:
         """Copy the KV of `count` places before the forward."""
         self._parts().copy_tokens(source, target, count)
 
-    def add_embeds(self, tokens: I32, slots: I32) -> None:
+    def add_embeds(self, tokens: Items[int], slots: Items[int]) -> None:
         """Write input embeddings before the forward."""
         self._parts().embed(tokens, slots)
 
     def add_space_row(
-        self, row: Row, positions: I32, write_slots: I32, tokens: I32 | None, embed_slots: I32 | None
+        self,
+        row: Row,
+        positions: Items[int],
+        write_slots: Items[int],
+        tokens: Items[int] | None,
+        embed_slots: Items[int] | None,
     ) -> SpaceRow:
         """A row over explicit pages; its inputs are token ids, or stored vectors."""
         parts, rows, count = self._parts(), self._rows, len(positions)
@@ -229,19 +245,19 @@ class StepBuilder:
         parts.add_row(self.num_rows, self._num_entries, row)
         if embed_slots is not None:
             parts.take_inputs(self.num_tokens, embed_slots)
-        none = np.full(count, -1, np.int32)
-        rows.token_ids.append(none if tokens is None else tokens)
-        rows.token_slots.append(none)
-        rows.positions.append(positions)
-        rows.write_slots.append(write_slots)
-        rows.q_lens.append(np.array([count], np.int32))
-        rows.kv_lens.append(np.array([row.kv_len], np.int32))
-        rows.num_pages.append(np.array([len(row.page_ids)], np.int32))
-        rows.page_ids.append(row.page_ids)
+        none = _NOWHERE * count
+        rows.token_ids.extend(none if tokens is None else tokens)
+        rows.token_slots.extend(none)
+        rows.positions.extend(positions)
+        rows.write_slots.extend(write_slots)
+        rows.q_lens.append(count)
+        rows.kv_lens.append(row.kv_len)
+        rows.num_pages.append(len(row.page_ids))
+        rows.page_ids.extend(row.page_ids)
         self._count_row(count, len(row.page_ids))
         return added
 
-    def add_stores(self, row: SpaceRow, slots: I32) -> None:
+    def add_stores(self, row: SpaceRow, slots: Items[int]) -> None:
         """Keep the final hidden states of a row's last query tokens."""
         self._parts().store(row, slots)
 
@@ -253,7 +269,7 @@ class StepBuilder:
         self._parts().sample(output, slot, sampling, index, who[2])
         self.in_flight.space_samples.append(SpaceSample(*who, self.num_space_samples))
 
-    def add_space_dist(self, slots: I32, k: int, targets: I32, who: tuple[int, int, int]) -> None:
+    def add_space_dist(self, slots: Items[int], k: int, targets: Items[int], who: tuple[int, int, int]) -> None:
         """Distributions of stored vectors, for (client, space, operation) `who`."""
         self._parts().distribute(slots, k, targets)
         self.in_flight.space_dists.append(SpaceDist(*who, len(slots), k, len(targets)))
@@ -270,7 +286,7 @@ class StepBuilder:
 
     def add_written(self, sequence: Sequence, end: int) -> None:
         """A fork's first `end` tokens are written by its parent's chunk in this step."""
-        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end, True))
+        self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end))
 
     def build(self, copies: Copies) -> Step:
         """The finished step."""
@@ -281,7 +297,7 @@ class StepBuilder:
             step_id=self.in_flight.step_id,
             swap_outs=_pairs(copies.swap_outs),
             page_copies=_pairs(copies.page_copies),
-            token_copies=np.concatenate(parts.token_copies) if parts and parts.token_copies else _pairs([]),
+            token_copies=np.concatenate(parts.token_copies) if parts and parts.token_copies else no_pairs(),
             swap_ins=_pairs(copies.swap_ins),
             slot_sets=self._slot_sets + (parts.slot_sets if parts else []),
             embed=parts.embed_batch() if parts else None,
@@ -291,9 +307,8 @@ class StepBuilder:
         )
 
     def _add_output(self, token: int) -> int:
-        self._outputs.append(np.array([token], np.int32))
-        self._num_outputs += 1
-        return self._num_outputs - 1
+        self._outputs.append(token)
+        return len(self._outputs) - 1
 
     def _add_reports(self, sequence: Sequence, op: Append, start: int, end: int) -> None:
         """Scores, pooled hidden states and the distribution that an append asks for."""
@@ -323,19 +338,19 @@ class StepBuilder:
 
     def _forward(self) -> ForwardBatch:
         rows = self._rows
-        token_ids = np.concatenate(rows.token_ids)
+        token_ids = as_array(rows.token_ids)
         on_device = bool((token_ids < 0).any())
         hidden = np.array(self._hidden, np.int32).reshape(-1, 2)
         batch = ForwardBatch(
             token_ids=token_ids,
-            token_slots=np.concatenate(rows.token_slots) if on_device else None,
-            positions=np.concatenate(rows.positions),
-            write_slots=np.concatenate(rows.write_slots),
+            token_slots=as_array(rows.token_slots) if on_device else None,
+            positions=as_array(rows.positions),
+            write_slots=as_array(rows.write_slots),
             q_indptr=_indptr(rows.q_lens),
             kv_indptr=_indptr(rows.num_pages),
-            kv_page_ids=np.concatenate(rows.page_ids),
-            kv_lens=np.concatenate(rows.kv_lens),
-            output_tokens=np.concatenate(self._outputs) if self._outputs else np.empty(0, np.int32),
+            kv_page_ids=as_array(rows.page_ids),
+            kv_lens=as_array(rows.kv_lens),
+            output_tokens=as_array(self._outputs),
             hidden_tokens=hidden[:, 0],
             hidden_groups=hidden[:, 1],
         )
@@ -357,16 +372,15 @@ class StepBuilder:
 
     def _sampling(self, parts: SpaceParts | None) -> SamplingBatch | None:
         parts = parts or _NO_PARTS
-        score_rows, score_targets = parts.scores(self._num_outputs)
-        dist_rows = parts.dist_rows(self._num_outputs)
+        score_rows, score_targets = parts.scores(len(self._outputs))
+        dist_rows = parts.dist_rows(len(self._outputs))
         wanted = self._sampler_rows or parts.sampler_rows or self._score_rows or score_rows
         if not wanted and not self._dist_rows and not dist_rows:
             return None
         table = self._slots
-        empty = np.empty(0, np.int32)
-        slots = np.concatenate(self._sampler_slots) if self._sampler_slots else empty
+        slots = as_array(self._sampler_slots)
         batch = SamplingBatch(
-            rows=np.concatenate(self._sampler_rows) if self._sampler_rows else empty,
+            rows=as_array(self._sampler_rows),
             slots=slots,
             uniforms=uniforms(table.seeds[slots], table.output_index[slots]),
             num_logprobs=table.num_logprobs[slots],
@@ -403,9 +417,9 @@ def _with_samplers(batch: SamplingBatch, parts: SpaceParts) -> SamplingBatch:
     off = np.zeros(count, np.bool_)
     return msgspec.structs.replace(
         batch,
-        rows=np.concatenate((batch.rows, np.array(parts.sampler_rows, np.int32))),
-        slots=np.concatenate((batch.slots, np.array(parts.sampler_slots, np.int32))),
-        uniforms=np.concatenate((batch.uniforms, *parts.uniforms)),
+        rows=np.concatenate((batch.rows, as_array(parts.sampler_rows))),
+        slots=np.concatenate((batch.slots, as_array(parts.sampler_slots))),
+        uniforms=np.concatenate((batch.uniforms, parts.uniforms())),
         num_logprobs=np.concatenate((batch.num_logprobs, np.full(count, -1, np.int32))),
         suppress_stop=np.concatenate((batch.suppress_stop, off)),
         late_mask=np.concatenate((batch.late_mask, off)),
@@ -413,11 +427,10 @@ def _with_samplers(batch: SamplingBatch, parts: SpaceParts) -> SamplingBatch:
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> I32:
-    return np.array(pairs, np.int32).reshape(-1, 2)
+    return np.array(pairs, np.int32).reshape(-1, 2) if pairs else no_pairs()
 
 
-def _indptr(lengths: list[I32]) -> I32:
-    flat = np.concatenate(lengths)
-    indptr = np.zeros(len(flat) + 1, np.int32)
-    np.cumsum(flat, out=indptr[1:])
+def _indptr(lengths: array[int]) -> I32:
+    indptr = np.zeros(len(lengths) + 1, np.int32)
+    np.add.accumulate(as_array(lengths), out=indptr[1:])
     return indptr

@@ -9,8 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from weft.core.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
@@ -34,6 +32,7 @@ from weft.core.wire import (
     Truncate,
 )
 from weft.sched import sequence as ops
+from weft.sched.columns import extremes
 from weft.sched.masks import cut_masks
 from weft.sched.operations import advance, cancelled, emit_end, end_all, rest
 from weft.sched.scheduler import Scheduler
@@ -194,16 +193,17 @@ class Intake:
             return
         if not command.tokens or len(command.tokens) % TOKEN_BYTES:
             raise InvalidRequest(f"{len(command.tokens)} bytes are not a whole number of int32 token ids", "prompt")
-        ids = np.frombuffer(command.tokens, np.int32)
+        tokens = unpack_tokens(command.tokens)
+        low, high = extremes(tokens)
         vocab_size = self._scheduler.config.vocab_size
-        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-            wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
             error = InvalidRequest(
                 f"token {wrong} does not exist; this model has tokens 0 to {vocab_size - 1}", "prompt"
             )
             sequence.failure = (error.kind, error.message)
             raise error
-        sequence.ops.append(ops.Append(command.op, unpack_tokens(command.tokens), now, command.outputs))
+        sequence.ops.append(ops.Append(command.op, tokens, now, command.outputs))
         self._arrive(sequence, now)
 
     def _generate(self, client: int, command: Generate, now: float) -> None:

@@ -26,29 +26,52 @@ def update(scheduler: Scheduler, flight: InFlight, result: StepResult, now: floa
     _take_scores(flight, result)
     _take_hidden(flight, result)
     _take_distributions(flight, result)
+    _take_decodes(scheduler, flight, now)
     _take_writes(scheduler, flight, now)
     _take_tokens(scheduler, flight, result, now)
     scheduler.spaces.take_in(flight, result, now)
 
 
+def _take_decodes(scheduler: Scheduler, flight: InFlight, now: float) -> None:
+    """What the decoding sequences have written; most steps fill no page of most of them."""
+    page_size = scheduler.cache.page_size
+    for sequence, epoch, end in flight.decoded:
+        if sequence.kv_epoch != epoch:
+            continue
+        if end > sequence.num_written:
+            sequence.num_written = end
+        if end // page_size > sequence.table.num_indexed:
+            _index(scheduler, sequence, end, now)
+        if not sequence.decoding:
+            _end_if_filled(scheduler, sequence, now)
+
+
 def _take_writes(scheduler: Scheduler, flight: InFlight, now: float) -> None:
-    cache, page_size = scheduler.cache, scheduler.cache.page_size
-    for sequence, epoch, end, is_chunk in flight.written:
+    page_size = scheduler.cache.page_size
+    for sequence, epoch, end in flight.written:
         if sequence.kv_epoch != epoch:
             continue
         sequence.num_written = max(sequence.num_written, end)
-        plain = min(end, len(sequence.tokens), sequence.num_plain)
-        if plain // page_size > sequence.table.num_indexed and sequence.table.indexable:
-            cache.commit(sequence.table, sequence.tokens, plain, now)
-            scheduler.roster.queue.unpark(sequence.seq)
-        if is_chunk and end % page_size and end <= sequence.num_plain:
-            cache.publish_tail(sequence.table, sequence.tokens, end)
-        if not sequence.decoding and sequence.state is State.RUNNING and sequence.num_written >= sequence.target:
-            _filled(scheduler, sequence, now)
+        _index(scheduler, sequence, end, now)
+        if end % page_size and end <= sequence.num_plain:
+            scheduler.cache.publish_tail(sequence.table, sequence.tokens, end)
+        if not sequence.decoding:
+            _end_if_filled(scheduler, sequence, now)
 
 
-def _filled(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
-    """All that was known is computed and nothing is to be sampled."""
+def _index(scheduler: Scheduler, sequence: Sequence, end: int, now: float) -> None:
+    """Let others find the pages that are full with the first `end` tokens."""
+    table = sequence.table
+    plain = min(end, len(sequence.tokens), sequence.num_plain)
+    if plain // scheduler.cache.page_size > table.num_indexed and table.indexable:
+        scheduler.cache.commit(table, sequence.tokens, plain, now)
+        scheduler.roster.queue.unpark(sequence.seq)
+
+
+def _end_if_filled(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
+    """End the operation under way if all that was known is computed and nothing is to be sampled."""
+    if sequence.state is not State.RUNNING or sequence.num_written < sequence.target:
+        return
     head = sequence.head
     if isinstance(head, Append):
         finish_append(scheduler, sequence, head, now)
@@ -59,6 +82,7 @@ def _filled(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
 def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
     tokens = result.tokens.tolist()
     outbox = scheduler.journal.outbox
+    count = 0
     for index, (sequence, epoch) in enumerate(flight.sampled):
         if sequence.epoch != epoch:
             continue
@@ -68,30 +92,56 @@ def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now
         token = tokens[index]
         sequence.tokens.append(token)
         op.num_output += 1
-        scheduler.journal.counters.generated_tokens += 1
+        count += 1
         if op.first_token_s is None:
             op.first_token_s = now
             scheduler.journal.trace(sequence, "first_token", now)
-        past_minimum = op.num_output >= op.stop.min_tokens
-        verdict = _NOTHING if op.monitor is None else op.monitor.push(token, past_minimum)
-        logprobs = None if op.sampling.logprobs is None else _logprobs(result, index, op.sampling.logprobs)
-        outbox.append((sequence.client, Token(op.op, token, verdict.hold_bytes, logprobs)))
-        complete = op.guide is not None and op.guide.push(token)
-        if op.guide is not None and op.guide.error:
-            error = InvalidRequest(op.guide.error, "grammar")
-            usage = usage_of(sequence, op, now)
-            failed = Failed(op=op.op, kind=error.kind, message=error.message, param=error.param, usage=usage)
-            end_operation(scheduler, sequence, failed, now)
+        if not op.is_plain:
+            _take_watched(scheduler, sequence, op, token, result, index, now)
             continue
-        if token in op.stop_ids:
-            stop = None if token in scheduler.config.eos_token_ids else token
-            _finish(scheduler, sequence, op, "stop", stop, 0, now)
-        elif verdict.stop is not None:
-            _finish(scheduler, sequence, op, "stop", verdict.stop, verdict.cut_bytes, now)
-        elif complete:
-            _finish(scheduler, sequence, op, "stop", None, 0, now)
-        elif op.num_output >= op.max_tokens:
-            _finish(scheduler, sequence, op, "length", None, 0, now)
+        outbox.append((sequence.client, Token(op.op, token)))
+        if token in op.stop_ids or op.num_output >= op.max_tokens:
+            _end_if_over(scheduler, sequence, op, token, _NOTHING, False, now)
+    scheduler.journal.counters.generated_tokens += count
+
+
+def _take_watched(
+    scheduler: Scheduler, sequence: Sequence, op: Generate, token: int, result: StepResult, index: int, now: float
+) -> None:
+    """A token whose bytes a stop string or a grammar follows, or whose probability somebody asked for."""
+    past_minimum = op.num_output >= op.stop.min_tokens
+    verdict = _NOTHING if op.monitor is None else op.monitor.push(token, past_minimum)
+    logprobs = None if op.sampling.logprobs is None else _logprobs(result, index, op.sampling.logprobs)
+    scheduler.journal.outbox.append((sequence.client, Token(op.op, token, verdict.hold_bytes, logprobs)))
+    complete = op.guide is not None and op.guide.push(token)
+    if op.guide is not None and op.guide.error:
+        error = InvalidRequest(op.guide.error, "grammar")
+        usage = usage_of(sequence, op, now)
+        failed = Failed(op=op.op, kind=error.kind, message=error.message, param=error.param, usage=usage)
+        end_operation(scheduler, sequence, failed, now)
+        return
+    _end_if_over(scheduler, sequence, op, token, verdict, complete, now)
+
+
+def _end_if_over(
+    scheduler: Scheduler,
+    sequence: Sequence,
+    op: Generate,
+    token: int,
+    verdict: StopVerdict,
+    complete: bool,
+    now: float,
+) -> None:
+    """End a generation whose last token ends it; `complete` says that its grammar allows no more."""
+    if token in op.stop_ids:
+        stop = None if token in scheduler.config.eos_token_ids else token
+        _finish(scheduler, sequence, op, "stop", stop, 0, now)
+    elif verdict.stop is not None:
+        _finish(scheduler, sequence, op, "stop", verdict.stop, verdict.cut_bytes, now)
+    elif complete:
+        _finish(scheduler, sequence, op, "stop", None, 0, now)
+    elif op.num_output >= op.max_tokens:
+        _finish(scheduler, sequence, op, "length", None, 0, now)
 
 
 def _finish(

@@ -36,6 +36,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
     max_running: int
     max_step_tokens: int
+    """What the device has room for."""
+    saturation_tokens: int | None = None
+    """A step that has so many tokens gets no more of prompts: they would take proportionally longer, and decoding
+    sequences would wait for them. At least `max_running` count. None: as many as fit."""
     max_waiting: int = 4096
     aging_s: float = 30.0
     prefix_cache: bool = True
@@ -68,7 +72,9 @@ class Scheduler:
         )
         self.journal = Journal(traces=config.trace)
         self.last_step_id = 0
-        self._reclaimer = Reclaimer(cache, self.roster, self.journal, config.max_step_tokens)
+        self.prompt_budget = prompt_budget(config)
+        """Tokens of a step from which on prompts get none."""
+        self._reclaimer = Reclaimer(cache, self.roster, self.journal, self.prompt_budget)
         self.spaces = _spaces(config, cache, self.journal, self._reclaimer)
         self._reclaimer.last_resort = self.spaces.end_youngest
 
@@ -82,7 +88,6 @@ class Scheduler:
         self.roster.queue.unpark_due(step_id)
         builder = StepBuilder(step_id, self.roster.slots, self.cache.page_size)
         self._reclaimer.begin_step(step_id, now)
-        self.spaces.begin_step()
         try:
             self._add_decodes(builder, now)
             self._add_spaces(builder, now)
@@ -105,9 +110,9 @@ class Scheduler:
         """Whether a step could compute something, now or once steps in flight are done."""
         return bool(self.roster.running) or len(self.roster.queue) > 0 or self.spaces.has_work
 
-    def _is_full(self, builder: StepBuilder) -> bool:
+    def _is_full(self, builder: StepBuilder, num_tokens: int) -> bool:
         rows = self.config.max_rows
-        return builder.num_tokens >= self.config.max_step_tokens or (rows is not None and builder.num_rows >= rows)
+        return builder.num_tokens >= num_tokens or (rows is not None and builder.num_rows >= rows)
 
     @property
     def num_ready(self) -> int:
@@ -164,7 +169,7 @@ class Scheduler:
     # Explicit pages
 
     def _add_spaces(self, builder: StepBuilder, now: float) -> None:
-        if self._is_full(builder):
+        if self._is_full(builder, self.config.max_step_tokens):
             return
         begun = builder.num_tokens
         others_wait = len(self.roster.queue) > 0 or any(not s.decoding for s in self.roster.running.values())
@@ -177,7 +182,7 @@ class Scheduler:
         prefilling = [s for s in self.roster.running.values() if not s.decoding and s.has_work]
         prefilling.sort(key=self.roster.queue.rank)
         for sequence in prefilling:
-            if self._is_full(builder):
+            if self._is_full(builder, self.prompt_budget):
                 break
             if sequence.state is State.RUNNING:
                 self._add_chunk(builder, sequence, now)
@@ -185,7 +190,7 @@ class Scheduler:
     def _add_chunk(self, builder: StepBuilder, sequence: Sequence, now: float) -> None:
         """Give a running sequence as many known tokens as budget and pages allow."""
         start = sequence.num_computed
-        end = min(sequence.target, len(sequence.tokens), start + self.config.max_step_tokens - builder.num_tokens)
+        end = min(sequence.target, len(sequence.tokens), start + self.prompt_budget - builder.num_tokens)
         head = sequence.head
         if isinstance(head, Append) and head.outputs is not None and head.outputs.logprobs is not None:
             end = min(end, start + MAX_SCORE_ROWS)
@@ -267,7 +272,7 @@ class Scheduler:
 
     def _admit(self, builder: StepBuilder, now: float) -> None:
         later: list[Sequence] = []
-        while not self._is_full(builder):
+        while not self._is_full(builder, self.prompt_budget):
             sequence = self.roster.queue.pop()
             if sequence is None:
                 break
@@ -330,6 +335,14 @@ class Scheduler:
             self.journal.counters.prefix_hits += cached
             sequence.high_water = cached
         self.journal.trace(sequence, "scheduled", now, cached)
+
+
+def prompt_budget(config: SchedulerConfig) -> int:
+    """Tokens of a step from which on prompts get none: what running sequences may need always leaves room for some, but
+    never more than there is."""
+    if config.saturation_tokens is None:
+        return config.max_step_tokens
+    return min(max(config.saturation_tokens, config.max_running), config.max_step_tokens)
 
 
 def _spaces(config: SchedulerConfig, cache: KVCache, journal: Journal, reclaimer: Reclaimer) -> Spaces:

@@ -14,7 +14,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from weft.cache.manager import PageTable
 from weft.core.sampling import SamplingParams, StopParams
@@ -36,6 +36,9 @@ class State(Enum):
     RUNNING = "running"
     """Has a device slot and takes part in steps."""
     CLOSED = "closed"
+
+    __hash__ = object.__hash__
+    """Members are single objects; hashing their names, as enums do, is Python."""
 
 
 TRANSITIONS: dict[State, frozenset[State]] = {
@@ -95,6 +98,12 @@ class Append:
     hidden: list[float] | None = None
     hidden_done: int = 0
     dist: Dists | None = None
+    needs_last: bool = field(init=False)
+    """Whether the last token has to be computed as well."""
+
+    def __post_init__(self) -> None:
+        outputs = self.outputs
+        self.needs_last = outputs is not None and (outputs.hidden is not None or outputs.dist is not None)
 
 
 @dataclass(slots=True)
@@ -118,6 +127,12 @@ class Generate:
     num_preemptions: int = 0
     first_launch_s: float | None = None
     first_token_s: float | None = None
+    is_plain: bool = field(init=False)
+    """A token of it is a number and no more: nobody looks at its bytes or asks for its probability."""
+    needs_last: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.is_plain = self.monitor is None and self.guide is None and self.sampling.logprobs is None
 
 
 @dataclass(slots=True)
@@ -125,6 +140,7 @@ class ForkInto:
     """The sequence that becomes a copy of this one when it has come this far."""
 
     child: Sequence
+    needs_last: ClassVar[bool] = False
 
 
 @dataclass(slots=True)
@@ -133,6 +149,7 @@ class SetMask:
 
     op: int
     ranges: bytes
+    needs_last: ClassVar[bool] = False
 
 
 Op = Append | Generate | ForkInto | SetMask
@@ -208,11 +225,7 @@ class Sequence:
     @property
     def target(self) -> int:
         """How many tokens should have KV by now, given the operation under way."""
-        head = self.head
-        if isinstance(head, Generate):
-            return self.total
-        outputs = head.outputs if isinstance(head, Append) else None
-        if outputs is not None and (outputs.hidden is not None or outputs.dist is not None):
+        if self.ops and self.ops[0].needs_last:
             return self.total
         return max(self.total - 1, 0)
 

@@ -15,6 +15,9 @@ from weft.sched.masks import Ranges, visibility
 from weft.sched.sequence import Generate
 
 _MASK64 = (1 << 64) - 1
+_ONE, _GOLDEN = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class SlotTable:
@@ -88,13 +91,12 @@ class SlotTable:
 
 def uniforms(seeds: npt.NDArray[np.uint64], index: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1) with 53 random bits: splitmix64 (Steele et al. 2014) over seed and output index, [n] -> [n]."""
-    with np.errstate(over="ignore"):
-        state = _mix(seeds.astype(np.uint64)) + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        bits = _mix(state)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    # Products of arrays wrap around, without a word, as the algorithm wants it.
+    state = _mix(seeds) + (index.astype(np.uint64) + _ONE) * _GOLDEN
+    return (_mix(state) >> _SHIFTS[3]).astype(np.float64) * 2.0**-53
 
 
 def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    state = (state ^ (state >> _SHIFTS[0])) * _FACTORS[0]
+    state = (state ^ (state >> _SHIFTS[1])) * _FACTORS[1]
+    return state ^ (state >> _SHIFTS[2])

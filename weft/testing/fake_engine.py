@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from weft.core.wire import (
     Cancel,
     Cancelled,
     Command,
+    Dists,
     EngineInfo,
     EngineStats,
     Envelope,
@@ -341,8 +343,10 @@ class FakeEngine:
             if first == 0 and logprobs:
                 logprobs[0] = None
         hidden = [float(i + 1) for i in range(self._info.hidden_size)] if op.outputs.hidden else None
+        k = op.outputs.dist
+        dists = None if k is None else _dists(seq.tokens, k, self._info.vocab_size)
         usage = Usage(num_prompt_tokens=len(seq.tokens))
-        events.append(Finished(op=op.op, usage=usage, prompt_logprobs=logprobs, hidden=hidden))
+        events.append(Finished(op=op.op, usage=usage, prompt_logprobs=logprobs, hidden=hidden, dists=dists))
         self._count("stop")
         return True
 
@@ -442,6 +446,13 @@ def _logprobs(token: int, k: int, vocab_size: int) -> TokenLogprobs:
     """Made up, but consistent: the chosen token is the most probable, each next one half as probable."""
     tops = [(token + i) % vocab_size for i in range(k)]
     return TokenLogprobs(-0.5, 1, tops, [-0.5 - 0.75 * i for i in range(k)])
+
+
+def _dists(tokens: Sequence[int], k: int, vocab_size: int) -> Dists:
+    """Made up: a hash of the tokens picks the most probable one, each next one is half as probable."""
+    first = zlib.crc32(pack_tokens(tokens)) % vocab_size
+    ids = [(first + i) % vocab_size for i in range(k)]
+    return Dists(pack_tokens(ids), array("f", [-0.7 * (i + 1) for i in range(k)]).tobytes())
 
 
 def _drop(envelope: Envelope) -> None:

@@ -24,11 +24,16 @@ from weft.worker.sizing import kernel_threads
 
 def identify(config: EngineConfig, loaded: LoadedModel) -> Identity:
     """The identity of a worker of this configuration and model. Raises `ConfigError` for a device that is not there."""
+    return identify_spec(config, loaded.spec)
+
+
+def identify_spec(config: EngineConfig, spec: ModelSpec) -> Identity:
+    """As `identify`, of a model that need not be loaded; `spec` has the dtype and quantization it would have then."""
     device = choose_device(config)
-    dtype = loaded.spec.dtype
+    dtype = spec.dtype
     on_gpu = device.type == "cuda"
     return Identity(
-        model=f"{loaded.spec.architecture} {_shape_hash(loaded.spec)}",
+        model=f"{spec.architecture} {_shape_hash(spec)}",
         dtype=str(dtype).removeprefix("torch."),
         device=torch.cuda.get_device_name(device) if on_gpu else cpu_name() or platform.machine(),
         threads=kernel_threads(config.threads, usable_cores()),

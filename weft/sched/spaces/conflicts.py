@@ -8,7 +8,7 @@ is on a space's pages and embeddings is watched for the whole space, so that its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -32,24 +32,25 @@ class Conflicts:
         self._read: dict[Key, Stage] = {}
         self._written: dict[Key, Stage] = {}
 
-    def fits(self, stage: Stage, reads: Iterable[Key], writes: Iterable[Key], kv: Iterable[Key] = ()) -> bool:
+    def fits(self, stage: Stage, reads: Sequence[Key], writes: Sequence[Key], kv: Sequence[Key] = ()) -> bool:
         """Whether a command of `stage` may still join. `kv` are pages of a forward, read and written alike."""
         written, read = self._written, self._read
-        for key in reads:
-            if key in written and written[key] >= stage:
-                return False
-        for key in kv:
-            if key in written and written[key] > stage:
-                return False
-        for key in writes:
-            # Inputs are read at the beginning of a forward and outputs written at its end.
-            if (key in written and written[key] >= stage) or (key in read and read[key] > stage):
-                return False
-        return True
+        # Inputs are read at the beginning of a forward and outputs written at its end.
+        return not (
+            _any_from(written, stage, reads)
+            or _any_from(written, stage + 1, kv)
+            or _any_from(written, stage, writes)
+            or _any_from(read, stage + 1, writes)
+        )
 
-    def add(self, stage: Stage, reads: Iterable[Key], writes: Iterable[Key]) -> None:
+    def add(self, stage: Stage, reads: Sequence[Key], writes: Sequence[Key]) -> None:
         """It has joined."""
         for keys, last in ((reads, self._read), (writes, self._written)):
             for key in keys:
-                if key not in last or last[key] < stage:
+                if last.get(key, 0) < stage:
                     last[key] = stage
+
+
+def _any_from(last: dict[Key, Stage], stage: int, keys: Sequence[Key]) -> bool:
+    """Whether some key was last touched in `stage` or later. Most commands share nothing: that is found out first."""
+    return not last.keys().isdisjoint(keys) and any(last.get(key, 0) >= stage for key in keys)

@@ -6,12 +6,14 @@ spaces in the order they are added, output rows of forwards before those of stor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.core.sampling import SamplingParams
 from weft.core.step import F64, I32, U32, Bool, EmbedBatch, HeadBatch, SlotSet
+from weft.sched.columns import as_array, ints
 from weft.sched.slots import uniforms
 from weft.sched.spaces.rows import Row
 
@@ -48,9 +50,10 @@ class SpaceDist(NamedTuple):
 
 
 class _Special(NamedTuple):
+    """A row that is not causal, and its packed mask."""
+
     row: int
-    entry: int
-    made: Row
+    mask: bytes
 
 
 class SpaceParts:
@@ -59,72 +62,75 @@ class SpaceParts:
     def __init__(self) -> None:
         self.token_copies: list[I32] = []
         self.slot_sets: list[SlotSet] = []
-        self.sampler_rows: list[int] = []
+        self.sampler_rows = ints()
         """Output rows of forwards."""
-        self.sampler_slots: list[int] = []
-        self.uniforms: list[F64] = []
+        self.sampler_slots = ints()
         self.dist_top = 0
-        self._embed_tokens: list[I32] = []
-        self._embed_slots: list[I32] = []
-        self._head_slots: list[I32] = []
-        self._num_head = 0
+        self._seeds: list[int] = []
+        self._indices: list[int] = []
+        self._embed_tokens = ints()
+        self._embed_slots = ints()
+        self._head_slots = ints()
         self._dist_rows: list[int] = []
-        self._score_rows: list[I32] = []
-        self._score_targets: list[I32] = []
-        self._store_tokens: list[I32] = []
-        self._store_slots: list[I32] = []
+        self._score_rows: list[int] = []
+        self._score_targets: list[int] = []
+        self._store_tokens = ints()
+        self._store_slots = ints()
         self._special: list[_Special] = []
-        self._shown: list[tuple[int, U32]] = []
-        self._inputs: list[tuple[int, I32]] = []
+        self._shown: list[tuple[int, U32 | list[int]]] = []
+        self._inputs: list[tuple[int, Sequence[int]]] = []
 
     def copy_tokens(self, source: int, target: int, count: int) -> None:
         """Copy the KV of `count` places."""
         steps = np.arange(count, dtype=np.int32)
         self.token_copies.append(np.stack((source + steps, target + steps), axis=1))
 
-    def embed(self, tokens: I32, slots: I32) -> None:
+    def embed(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
         """Write input embeddings."""
-        self._embed_tokens.append(tokens)
-        self._embed_slots.append(slots)
+        self._embed_tokens.extend(tokens)
+        self._embed_slots.extend(slots)
 
     def add_row(self, row: int, entry: int, made: Row) -> None:
         """Row number `row` of the batch, whose pages begin at `entry`."""
-        self._special.append(_Special(row, entry, made))
+        if made.visibility is not None:
+            self._shown.append((entry, made.visibility))
+        if not made.causal:
+            self._special.append(_Special(row, made.mask))
 
     def show(self, entry: int, words: U32) -> None:
         """What rows of sequences see of their pages, which begin at `entry`."""
         self._shown.append((entry, words))
 
-    def take_inputs(self, first: int, slots: I32) -> None:
+    def take_inputs(self, first: int, slots: Sequence[int]) -> None:
         """The query tokens from `first` on are stored vectors."""
         self._inputs.append((first, slots))
 
-    def store(self, row: SpaceRow, slots: I32) -> None:
+    def store(self, row: SpaceRow, slots: Sequence[int]) -> None:
         """Keep the final hidden states of a row's last query tokens."""
         last = row.first + row.num_tokens
-        self._store_tokens.append(np.arange(last - len(slots), last, dtype=np.int32))
-        self._store_slots.append(slots)
+        self._store_tokens.extend(range(last - len(slots), last))
+        self._store_slots.extend(slots)
 
     def sample(self, output: int, slot: int, sampling: SamplingParams, index: int, op: int) -> None:
         """Draw from an output row of the forward, as the `index`th token of a generation with these parameters would
         be."""
-        seed = (op if sampling.seed is None else sampling.seed) & _MASK64
+        self._seeds.append((op if sampling.seed is None else sampling.seed) & _MASK64)
+        self._indices.append(index)
         self.slot_sets.append(SlotSet(slot=slot, params=sampling))
         self.sampler_rows.append(output)
         self.sampler_slots.append(slot)
-        self.uniforms.append(uniforms(np.array([seed], np.uint64), np.array([index], np.int64)))
 
-    def distribute(self, slots: I32, k: int, targets: I32) -> None:
+    def distribute(self, slots: Sequence[int], k: int, targets: Sequence[int]) -> None:
         """Distributions of stored vectors, and the scores of tokens given for each."""
-        rows = np.arange(self._num_head, self._num_head + len(slots), dtype=np.int32)
-        self._head_slots.append(slots)
-        self._num_head += len(slots)
+        rows = range(len(self._head_slots), len(self._head_slots) + len(slots))
+        self._head_slots.extend(slots)
         if k:
-            self._dist_rows.extend(rows.tolist())
+            self._dist_rows.extend(rows)
             self.dist_top = max(self.dist_top, k)
-        if len(targets):
-            self._score_rows.append(np.repeat(rows, len(targets) // len(slots)))
-            self._score_targets.append(targets)
+        if targets:
+            each = len(targets) // len(slots)
+            self._score_rows.extend(row for row in rows for _ in range(each))
+            self._score_targets.extend(targets)
 
     # The arrays, once all is added
 
@@ -132,11 +138,15 @@ class SpaceParts:
         """For the step."""
         if not self._embed_tokens:
             return None
-        return EmbedBatch(np.concatenate(self._embed_tokens), np.concatenate(self._embed_slots))
+        return EmbedBatch(as_array(self._embed_tokens), as_array(self._embed_slots))
 
     def head_batch(self) -> HeadBatch | None:
         """For the step."""
-        return HeadBatch(np.concatenate(self._head_slots)) if self._head_slots else None
+        return HeadBatch(as_array(self._head_slots)) if self._head_slots else None
+
+    def uniforms(self) -> F64:
+        """[one-off samplers] in [0, 1)."""
+        return uniforms(np.array(self._seeds, np.uint64), np.array(self._indices, np.int64))
 
     def dist_rows(self, num_outputs: int) -> list[int]:
         """Output rows, given those of the forward."""
@@ -144,17 +154,11 @@ class SpaceParts:
 
     def scores(self, num_outputs: int) -> tuple[list[int], list[int]]:
         """Output rows and tokens, given the output rows of the forward."""
-        if not self._score_rows:
-            return [], []
-        rows = np.concatenate(self._score_rows) + num_outputs
-        return rows.tolist(), np.concatenate(self._score_targets).tolist()
+        return [num_outputs + row for row in self._score_rows], self._score_targets
 
     def stores(self) -> tuple[I32, I32]:
         """Query tokens and embedding slots."""
-        empty = np.empty(0, np.int32)
-        if not self._store_tokens:
-            return empty, empty
-        return np.concatenate(self._store_tokens), np.concatenate(self._store_slots)
+        return as_array(self._store_tokens), as_array(self._store_slots)
 
     def embed_slots(self, num_tokens: int) -> I32 | None:
         """[T], or None where no query token is a stored vector."""
@@ -167,31 +171,29 @@ class SpaceParts:
 
     def causal(self, num_rows: int) -> Bool | None:
         """[R], or None where all are."""
-        if all(special.made.causal for special in self._special):
+        if not self._special:
             return None
         found = np.ones(num_rows, np.bool_)
-        for special in self._special:
-            found[special.row] = special.made.causal
+        found[[special.row for special in self._special]] = False
         return found
 
     def visibility(self, num_entries: int) -> U32 | None:
         """[K], or None where everything is visible."""
-        shown = [*self._shown, *((special.entry, special.made.visibility) for special in self._special)]
-        if all((words == _ALL).all() for _, words in shown):
+        if not self._shown:
             return None
         found = np.full(num_entries, _ALL, np.uint32)
-        for entry, words in shown:
+        for entry, words in self._shown:
             found[entry : entry + len(words)] = words
-        return found
+        return None if (found == _ALL).all() else found
 
     def masks(self, num_rows: int) -> tuple[np.ndarray | None, I32 | None]:
         """`mask_bits` and `mask_indptr`."""
-        if not any(special.made.mask for special in self._special):
+        if not self._special:
             return None, None
         sizes = np.zeros(num_rows, np.int32)
         for special in self._special:
-            sizes[special.row] = len(special.made.mask)
+            sizes[special.row] = len(special.mask)
         indptr = np.zeros(num_rows + 1, np.int32)
         np.cumsum(sizes, out=indptr[1:])
-        data = b"".join(special.made.mask for special in sorted(self._special, key=lambda special: special.row))
+        data = b"".join(special.mask for special in self._special)
         return np.frombuffer(data, np.uint8), indptr

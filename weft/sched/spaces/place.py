@@ -10,10 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
-
 from weft.core.errors import InvalidRequest, Unsupported
-from weft.core.step import I32
 from weft.core.wire import MAX_DIST, CopyTokens, EmbedText, Forward, ForwardSample, NextDist
 from weft.sched.batch import StepBuilder
 from weft.sched.spaces.conflicts import Conflicts, Stage
@@ -91,16 +88,16 @@ class Placer:
         """Put the command into the step as far as possible. Raises what is wrong with it."""
         command = pending.command
         match command:
-            case CopyTokens():
-                return self._copy_tokens(builder, space, command, now)
             case EmbedText():
                 return self._embed(builder, space, command)
             case Forward():
                 return self._forward(builder, space, pending, command, now)
-            case ForwardSample():
-                return self._forward_sample(builder, space, pending, command, now)
             case NextDist():
                 return self._next_dist(builder, space, command)
+            case ForwardSample():
+                return self._forward_sample(builder, space, pending, command, now)
+            case CopyTokens():
+                return self._copy_tokens(builder, space, command, now)
             case _:
                 raise InvalidRequest(f"a step does not carry {type(command).__name__}")
 
@@ -122,6 +119,7 @@ class Placer:
         if self._pool.is_shared(target.page) and not self._pool.own_copy(space, target, now):
             return Placement.BLOCKED
         self._conflicts.add(Stage.COPY, (source.page,), (target.page,))
+        self._pool.named()
         builder.add_token_copies(
             source.page * size + command.source_offset, target.page * size + command.target_offset, command.count
         )
@@ -140,7 +138,7 @@ class Placer:
         if not self._conflicts.fits(Stage.EMBED, (), keys):
             return Placement.LATER
         self._conflicts.add(Stage.EMBED, (), keys)
-        builder.add_embeds(np.array(tokens, np.int32), _slots(embeds))
+        builder.add_embeds(tokens, _slots(embeds))
         for embed, position in zip(embeds, positions, strict=True):
             embed.position, embed.failure = position, None
         return Placement.DONE
@@ -193,7 +191,7 @@ class Placer:
         end, verdict = self._reach(builder, space, request, ((), ()), now)
         if end <= start:
             return verdict
-        row = self._add_row(builder, request, end, np.array(tokens[start:end], np.int32), None, now)
+        row = self._add_row(builder, request, end, tokens[start:end], None, now)
         if end < len(tokens):
             return Placement.PART
         slot = self._slots[builder.num_space_samples]
@@ -211,7 +209,7 @@ class Placer:
         if not len(positions):
             raise InvalidRequest("a forward needs at least one input", "inputs")
         write = [space.page(number) for number in handles(command.write, "write")]
-        read = [space.page(number) for number in handles(command.read, "read")]
+        read = space.listed(command.read, "read")
         room = sum(self.page_size - page.filled.bit_count() for page in write)
         left = len(positions) - pending.done
         if write and room < left:
@@ -268,17 +266,24 @@ class Placer:
         return total if end >= total else min(end, tail)
 
     def _add_row(
-        self, builder: StepBuilder, request: _Request, end: int, tokens: I32 | None, slots: I32 | None, now: float
+        self,
+        builder: StepBuilder,
+        request: _Request,
+        end: int,
+        tokens: Sequence[int] | None,
+        slots: Sequence[int] | None,
+        now: float,
     ) -> SpaceRow:
         """A row of the inputs from `pending.done` to `end`, which are `tokens` or stored in `slots`."""
         positions = request.positions[request.pending.done : end]
         size = self.page_size
         scratch, self._scratch = self._scratch, []
         write = request.write or [Page.empty(page, size) for page in scratch]
-        pages = [*request.read, *(page for page in write if page not in request.read)]
+        pages = request.read + [page for page in write if page not in request.read]
         # Of a page that is only written to, a row sees what its own forward puts there.
         words = [page.filled & ~page.hidden for page in request.read]
-        words += [request.pending.written.get(page, 0) for page in pages[len(words) :]]
+        written = request.pending.written
+        words += [written.get(page, 0) for page in pages[len(words) :]]
         places = _free_places(pages, write, len(positions), size)
         last_positions = [page.last_position for page in write]
         for place, position in zip(places, positions, strict=True):
@@ -294,12 +299,13 @@ class Placer:
                 page.last_position = last_position
             self._pool.drop(scratch, now)
             raise
-        written = request.pending.written
-        for place in places:
-            written[pages[place.page]] = written.get(pages[place.page], 0) | 1 << place.offset
-        self._conflicts.add(Stage.FORWARD, row.page_ids.tolist(), [page.page for page in write])
-        write_slots = np.array([pages[p.page].page * size + p.offset for p in places], np.int32)
-        added = builder.add_space_row(row, np.array(positions, np.int32), write_slots, tokens, slots)
+        if end < len(request.positions):
+            for place in places:
+                written[pages[place.page]] = written.get(pages[place.page], 0) | 1 << place.offset
+        self._conflicts.add(Stage.FORWARD, row.page_ids, [page.page for page in write])
+        write_slots = [pages[place.page].page * size + place.offset for place in places]
+        added = builder.add_space_row(row, positions, write_slots, tokens, slots)
+        self._pool.named()
         self._pool.drop(scratch, now)
         self._budget -= len(positions)
         self._prompt_budget -= len(positions)
@@ -329,9 +335,7 @@ class Placer:
             return Placement.LATER
         self._conflicts.add(Stage.HEAD, keys, ())
         self._head_rows -= len(embeds)
-        builder.add_space_dist(
-            _slots(embeds), command.k, np.array(targets, np.int32), (space.client, space.number, command.op)
-        )
+        builder.add_space_dist(_slots(embeds), command.k, targets, (space.client, space.number, command.op))
         return Placement.DONE
 
     # Checks
@@ -350,19 +354,19 @@ class Placer:
         return positions
 
 
-def _slots(embeds: Sequence[Embed]) -> I32:
-    return np.array([embed.slot for embed in embeds], np.int32)
+def _slots(embeds: Sequence[Embed]) -> list[int]:
+    return [embed.slot for embed in embeds]
 
 
 def _free_places(pages: Sequence[Page], write: Sequence[Page], count: int, size: int) -> list[Place]:
     """The first free places of the pages to write, as places in the row."""
-    index_of = {id(page): index for index, page in enumerate(pages)}
     places: list[Place] = []
     for page in write:
-        index = index_of[id(page)]
-        for offset in range(size):
-            if len(places) == count:
-                return places
-            if not page.filled >> offset & 1:
-                places.append(Place(index, offset))
+        free = ~page.filled & (1 << size) - 1
+        if free:
+            index = pages.index(page)
+            while free and len(places) < count:
+                lowest = free & -free
+                places.append(Place(index, lowest.bit_length() - 1))
+                free ^= lowest
     return places

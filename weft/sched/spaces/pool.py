@@ -33,8 +33,8 @@ class SpacePool:
         self._make_room = make_room
         self._free_embeds = list(range(num_embeds - 1, -1, -1))
         self._exports: OrderedDict[tuple[str, str], Export] = OrderedDict()
-        self._in_step = False
-        """A step is being built: it may name whatever is given up meanwhile."""
+        self._is_named = False
+        """The step being built names pages: it may name whatever is given up meanwhile."""
         self._returning: list[tuple[Space, int]] = []
         """Pages of reservations that the step being built may name: theirs again when it is."""
         self.num_pages = 0
@@ -42,13 +42,14 @@ class SpacePool:
 
     # Steps
 
-    def begin_step(self) -> None:
-        """A step is being built: what is given up from now on is nobody else's in it."""
-        self._in_step = True
+    def named(self) -> None:
+        """The step being built names pages: what is given up from now on is nobody else's in it. Before, nothing has
+        to wait for a step that, if nothing else comes into it, is never launched."""
+        self._is_named = True
 
     def end_step(self) -> None:
         """It is built. Later steps write after it has read."""
-        self._in_step = False
+        self._is_named = False
         for space, page in self._returning:
             space.reserved.append(page)
         self._returning.clear()
@@ -89,7 +90,7 @@ class SpacePool:
         for page in pages:
             idle = len(space.reserved) + sum(owner is space for owner, _ in self._returning)
             if idle < self._unused_reservation(space) and not self.is_shared(page):
-                if self._in_step:
+                if self._is_named:
                     self._returning.append((space, page))
                 else:
                     space.reserved.append(page)
@@ -98,7 +99,7 @@ class SpacePool:
 
     def drop(self, pages: list[int], now: float) -> None:
         """Give references up."""
-        if self._in_step:
+        if self._is_named:
             # The step being built may name them already.
             for page in pages:
                 self._cache.tiers.keep_readable("device", page)
@@ -175,10 +176,12 @@ class SpacePool:
         if export is not None:
             self.drop([page.page for page in export.pages], now)
 
-    def drop_exports(self, now: float) -> None:
-        """Forget all names."""
-        for namespace, name in list(self._exports):
+    def drop_exports(self, now: float) -> bool:
+        """Forget all names. Whether there were any."""
+        names = list(self._exports)
+        for namespace, name in names:
             self.release_export(namespace, name, now)
+        return bool(names)
 
     def exported_pages(self) -> Iterator[int]:
         """Device pages of all exports, for integrity checks."""

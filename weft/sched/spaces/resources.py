@@ -117,6 +117,8 @@ class Space:
     """Commands on its queues that have not run yet."""
     failure: WeftError | None = None
     """Why it was taken away."""
+    _listed: tuple[bytes, list[Page]] = (b"", [])
+    """The pages listed last: a program lists the same ones from token to token."""
 
     def queue(self, number: int) -> Queue:
         """Raises `UnknownHandle`."""
@@ -131,6 +133,18 @@ class Space:
         if page is None:
             raise UnknownHandle(f"there is no page {number}: it was never allocated, or was freed")
         return page
+
+    def listed(self, packed: bytes, what: str) -> list[Page]:
+        """Pages by packed numbers, all different. Raises `UnknownHandle` and `InvalidRequest`. The list is shared."""
+        if packed != self._listed[0]:
+            self._listed = packed, [self.page(number) for number in handles(packed, what)]
+        return self._listed[1]
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Take pages out."""
+        for number in numbers:
+            del self.pages[number]
+        self._listed = b"", []
 
     def embed(self, number: int) -> Embed:
         """Raises `UnknownHandle`."""
@@ -179,6 +193,8 @@ def int32s(packed: bytes, what: str) -> tuple[int, ...]:
 
 
 def _unpacked(packed: bytes, code: str, what: str) -> tuple[int, ...]:
+    if not packed:
+        return ()
     if len(packed) % 4:
         raise InvalidRequest(f"{len(packed)} bytes are not a whole number of 32-bit {what}", what)
     return struct.unpack(f"<{len(packed) // 4}{code}", packed)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.core.errors import InvalidRequest
-from weft.core.step import I32, U32, Bool
+from weft.core.step import Bool
 from weft.sched.spaces.resources import Page
 
 _ALL = 0xFFFFFFFF
@@ -33,18 +33,18 @@ class Place(NamedTuple):
 class Row(NamedTuple):
     """A row of `ForwardBatch`."""
 
-    page_ids: I32
+    page_ids: list[int]
     """[k]"""
     kv_len: int
-    visibility: U32
-    """[k]"""
+    visibility: list[int] | None
+    """[k] words; None: everything is seen."""
     causal: bool
     mask: bytes
     """Packed [q, kv_len], or nothing."""
 
 
 def make_row(
-    pages: Sequence[Page], words: Sequence[int], places: Sequence[Place], positions: Sequence[int], mask: Bool | None
+    pages: Sequence[Page], words: list[int], places: Sequence[Place], positions: Sequence[int], mask: Bool | None
 ) -> Row:
     """One row.
 
@@ -57,8 +57,7 @@ def make_row(
     if mask is None and _is_tail(pages, words, own, positions):
         kv_len = own[-1] + 1
         count = -(-kv_len // size)
-        filled_up = [_filled_up(word, kv_len - i * size, size) for i, word in enumerate(words[:count])]
-        return Row(_page_ids(pages[:count]), kv_len, np.array(filled_up, np.uint32), True, b"")
+        return Row([page.page for page in pages[:count]], kv_len, _visibility(words, kv_len, size), True, b"")
     shown = _bits(words, size)
     kv_len = int(np.flatnonzero(shown)[-1]) + 1
     count = -(-kv_len // size)
@@ -70,7 +69,7 @@ def make_row(
     if len(blind):
         raise InvalidRequest(f"input {int(blind[0])} of the forward sees no token at all", "mask")
     packed = np.packbits(seen, axis=1, bitorder="little").tobytes()
-    return Row(_page_ids(pages[:count]), kv_len, np.array(words[:count], np.uint32), False, packed)
+    return Row([page.page for page in pages[:count]], kv_len, list(words[:count]), False, packed)
 
 
 def explicit_mask(packed: bytes, pages: Sequence[Page], num_read: int, places: Sequence[Place]) -> Bool:
@@ -108,14 +107,14 @@ def _is_tail(pages: Sequence[Page], words: Sequence[int], own: Sequence[int], po
     begin, end, first = own[0], own[-1] + 1, positions[0]
     if end - begin != len(own) or not is_rising(own) or not is_rising(positions):
         return False
+    last = (end - 1) // size
+    if words[last] >> end - last * size or any(words[last + 1 :]):
+        return False
     whole = begin // size
-    if any(page.last_position >= first for page in pages[:whole]):
+    if whole and max([page.last_position for page in pages[:whole]]) >= first:
         return False
     # What stands before the first input on its own page.
-    if max(pages[whole].positions[: begin % size], default=-1) >= first:
-        return False
-    last = (end - 1) // size
-    return words[last] >> end - last * size == 0 and not any(words[last + 1 :])
+    return max(pages[whole].positions[: begin % size], default=-1) < first
 
 
 def is_rising(numbers: Sequence[int]) -> bool:
@@ -123,16 +122,18 @@ def is_rising(numbers: Sequence[int]) -> bool:
     return len(numbers) < 2 or all(a < b for a, b in itertools.pairwise(numbers))
 
 
-def _filled_up(word: int, entries: int, size: int) -> int:
-    """A visibility word without holes becomes all ones: fast kernels look for that."""
-    whole = (1 << min(entries, size)) - 1
-    return _ALL if word & whole == whole else word
+def _visibility(words: list[int], kv_len: int, size: int) -> list[int] | None:
+    """Visibility words of a row's first `kv_len` places. A word without holes becomes all ones: fast kernels look for
+    that."""
+    count, whole = -(-kv_len // size), (1 << size) - 1
+    last = whole >> count * size - kv_len
+    if words[count - 1] & last == last and words[: count - 1] == [whole] * (count - 1):
+        return None
+    filled_up = [_ALL if word & whole == whole else word for word in words[:count]]
+    filled_up[-1] = _ALL if words[count - 1] & last == last else words[count - 1]
+    return filled_up
 
 
 def _bits(words: Sequence[int], size: int) -> Bool:
     octets = np.array(words, "<u4").view(np.uint8).reshape(len(words), 4)
     return np.unpackbits(octets, axis=1, bitorder="little")[:, :size].astype(np.bool_).ravel()
-
-
-def _page_ids(pages: Sequence[Page]) -> I32:
-    return np.array([page.page for page in pages], np.int32)

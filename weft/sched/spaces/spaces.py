@@ -65,7 +65,7 @@ MAX_QUEUES = 1024
 MAX_PENDING = 65536
 """Commands of one space that wait."""
 
-_ON_DEVICE = CopyTokens | EmbedText | Forward | ForwardSample | NextDist
+_ON_DEVICE = frozenset({CopyTokens, EmbedText, Forward, ForwardSample, NextDist})
 
 
 class Spaces:
@@ -110,8 +110,7 @@ class Spaces:
     def has_work(self) -> bool:
         """Whether a step could carry a command now."""
         return any(
-            not queue.is_blocked and isinstance(queue.commands[0].command, _ON_DEVICE)
-            for _, queue in self._ready.values()
+            not queue.is_blocked and type(queue.commands[0].command) in _ON_DEVICE for _, queue in self._ready.values()
         )
 
     @property
@@ -156,8 +155,9 @@ class Spaces:
                     raise Overloaded(f"{MAX_PENDING} commands of this program wait already; wait for some of them")
                 queue.commands.append(Pending(command, now))
                 space.num_pending += 1
-                self._ready[client, space.number, queue.number] = space, queue
-                self._pump(space, queue, now)
+                if len(queue.commands) == 1 or queue.is_blocked:
+                    self._ready[client, space.number, queue.number] = space, queue
+                    self._pump(space, queue, now)
 
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: give up all its spaces."""
@@ -184,12 +184,11 @@ class Spaces:
         self._pool.drop_exports(now)
 
     def end_youngest(self, now: float) -> bool:
-        """Requests cannot go on otherwise: take everything from the youngest space of the lowest priority. Whether
-        there was one with pages."""
+        """Requests cannot go on otherwise: take everything from the youngest space of the lowest priority, else all
+        exports. Whether there was anything to take."""
         holders = [s for s in self._spaces.values() if s.pages or s.reserved]
         if not holders:
-            self._pool.drop_exports(now)
-            return False
+            return self._pool.drop_exports(now)
         space = max(holders, key=lambda s: (s.priority, s.arrival_s, s.number))
         space.failure = OutOfPages("the engine ran out of pages and took this program's, the youngest; try again later")
         self._empty(space, lambda command: self._fail(space, command, space.failure or OutOfPages("")), now)
@@ -197,12 +196,8 @@ class Spaces:
 
     # Steps
 
-    def begin_step(self) -> None:
-        """A step is being built: until `end_step`, pages that are given up may be named by it."""
-        self._pool.begin_step()
-
     def end_step(self) -> None:
-        """It is built."""
+        """The step being built is complete: what was given up meanwhile, it may name; later ones do not."""
         self._pool.end_step()
 
     def fill(
@@ -278,7 +273,8 @@ class Spaces:
             queue.commands.clear()
         self._pool.drop([page.page for page in space.pages.values()] + self._pool.reserved(space), now)
         self._pool.give_back_embeds([embed.slot for embed in space.embeds.values()])
-        space.pages, space.embeds, space.reserved, space.reservation, space.num_pending = {}, {}, [], 0, 0
+        space.forget(list(space.pages))
+        space.embeds, space.reserved, space.reservation, space.num_pending = {}, [], 0, 0
 
     # Inside: queues
 
@@ -295,7 +291,7 @@ class Spaces:
     def _pump(self, space: Space, queue: Queue, now: float) -> None:
         """Carry out the commands at the head of a queue that need no step; try again what found no room."""
         queue.is_blocked = False
-        while queue.commands and not isinstance(queue.commands[0].command, _ON_DEVICE):
+        while queue.commands and type(queue.commands[0].command) not in _ON_DEVICE:
             pending = queue.commands[0]
             try:
                 done = self._carry_out(space, queue, pending.command, now)
@@ -340,8 +336,7 @@ class Spaces:
             case FreePages():
                 numbers = handles(command.pages, "pages")
                 pages = [space.page(number).page for number in numbers]
-                for number in numbers:
-                    del space.pages[number]
+                space.forget(numbers)
                 self._pool.give_back(space, pages, now)
             case FreeEmbeds():
                 numbers = handles(command.embeds, "embeds")
