@@ -1,4 +1,4 @@
-"""The CPU kernels beside what the machine can do: bandwidth of reading, rate of products, shared prefixes.
+"""The CPU kernels beside what the machine can do: bandwidth of reading, rate of products, shared prefixes, int8.
 
     python -m bench.kernels [--threads 2] [--runs 5] [--json FILE]
 
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +31,12 @@ from weft.core.step import ForwardBatch
 from weft.kernels import shared_chunks
 from weft.kernels.batch import AttentionBatch, lower
 from weft.kernels.cpu import limits, ops
+from weft.kernels.quantize import quantize
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, PAGE = 8, 16, 8, 128, 16
 PRODUCTS = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
 """(inputs, outputs) of a layer."""
+NUM_WEIGHTS = sum(inputs * outputs for inputs, outputs in PRODUCTS) * LAYERS
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -60,8 +63,17 @@ def decode_batch(rows: int, shared: int, own: int) -> tuple[AttentionBatch, int]
     return lower(forward, PAGE), common + rows * rest
 
 
-def products(kernels: ops.CpuKernels, rows: int) -> tuple[Callable[[], object], float, float]:
-    """Run every product of the layers on `rows` rows; its bytes of weights and its operations."""
+class Products(NamedTuple):
+    """Every product of the layers on some rows."""
+
+    run: Callable[[], object]
+    bytes: float
+    """Of weights, scales included."""
+    operations: float
+
+
+def products(kernels: ops.CpuKernels, rows: int) -> Products:
+    """With weights in bfloat16."""
     weights: list[tuple[Tensor, Tensor]] = []
     for inputs, outputs in PRODUCTS:
         x = torch.randn(rows, inputs).bfloat16()
@@ -71,8 +83,24 @@ def products(kernels: ops.CpuKernels, rows: int) -> tuple[Callable[[], object], 
         for x, weight in weights:
             kernels.linear(x, weight)
 
-    size = sum(inputs * outputs for inputs, outputs in PRODUCTS) * LAYERS
-    return run, 2.0 * size, 2.0 * rows * size
+    return Products(run, 2.0 * NUM_WEIGHTS, 2.0 * rows * NUM_WEIGHTS)
+
+
+def int8_products(kernels: ops.CpuKernels, rows: int) -> Products:
+    """With weights in int8."""
+    weights: list[tuple[Tensor, Tensor, Tensor]] = []
+    for inputs, outputs in PRODUCTS:
+        x = torch.randn(rows, inputs).bfloat16()
+        for _ in range(LAYERS):
+            values, scales = quantize(torch.randn(outputs, inputs))
+            weights.append((x, kernels.pack_weight(values, x.dtype), scales))
+
+    def run() -> None:
+        for x, weight, scales in weights:
+            kernels.linear(x, weight, scales=scales)
+
+    num_scales = sum(len(scales) for _, _, scales in weights)
+    return Products(run, NUM_WEIGHTS + 4.0 * num_scales, 2.0 * rows * NUM_WEIGHTS)
 
 
 def attention(kernels: ops.CpuKernels, batch: AttentionBatch, pages: int) -> Callable[[], object]:
@@ -113,6 +141,17 @@ def main() -> None:
         )
         results[name] = {"rate": rate, "limit": bound, "share": share, "shares": shares}
 
+    def ratio(name: str, run: Callable[[], object], other: Callable[[], object]) -> None:
+        """How many times as fast `run` is as `other`, which takes turns with it."""
+        ratios = []
+        for _ in range(args.runs + 1):
+            mine = seconds(run)
+            ratios.append(seconds(other) / mine)
+        ratios = ratios[1:]
+        median = statistics.median(ratios)
+        print(f"  {name:44s} {median:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
+        results[name] = {"ratio": median, "ratios": ratios}
+
     def reading() -> float:
         return limits.read_bandwidth(kernels, args.threads, runs=1)
 
@@ -120,36 +159,40 @@ def main() -> None:
         return limits.product_peak(kernels, torch.bfloat16, args.threads, runs=1)
 
     for rows in (1, 16, 32, 64):
-        run, num_bytes, _ = products(kernels, rows)
-        compare(f"products, {rows} rows: weights read", run, num_bytes, reading, "GB/s")
+        made = products(kernels, rows)
+        compare(f"products, {rows} rows: weights read", made.run, made.bytes, reading, "GB/s")
     for rows in (128, 512):
-        run, _, operations = products(kernels, rows)
-        compare(f"products, {rows} rows", run, operations, multiplying, "GFLOP/s")
+        made = products(kernels, rows)
+        compare(f"products, {rows} rows", made.run, made.operations, multiplying, "GFLOP/s")
+    for rows in (1, 32):
+        made = int8_products(kernels, rows)
+        compare(f"int8 products, {rows} rows: weights read", made.run, made.bytes, reading, "GB/s")
+    made = int8_products(kernels, 512)
+    compare("int8 products, 512 rows", made.run, made.operations, multiplying, "GFLOP/s")
+    for rows in (1, 4, 8, 16, 32, 64, 512):
+        plain, small = products(kernels, rows).run, int8_products(kernels, rows).run
+        ratio(f"int8 beside bfloat16 products, {rows} rows", small, plain)
     per_entry = 2 * KV_HEADS * HEAD_DIM * 2 * LAYERS
     for rows, own in ((32, 280), (4, 2000)):
         batch, pages = decode_batch(rows, 0, own)
         run = attention(kernels, batch, pages)
         compare(f"decode attention, {rows} x {own}: KV read", run, rows * own * per_entry, reading, "GB/s")
+    find = shared_chunks.find
     for rows, shared in ((64, 6000), (32, 2000)):
         batch, pages = decode_batch(rows, shared, 100)
         run = attention(kernels, batch, pages)
-        find = shared_chunks.find
-        ratios = []
-        for _ in range(args.runs + 1):
+
+        def together(batch: AttentionBatch = batch, run: Callable[[], object] = run) -> None:
             batch.cache.clear()
-            together = seconds(run)
+            run()
+
+        def alone(batch: AttentionBatch = batch, run: Callable[[], object] = run) -> None:
             batch.cache.clear()
             shared_chunks.find = lambda *_: None
-            alone = seconds(run)
+            run()
             shared_chunks.find = find
-            ratios.append(alone / together)
-        ratios = ratios[1:]
-        name = f"decode attention, {rows} rows sharing {shared}"
-        print(
-            f"  {name:44s} {statistics.median(ratios):.2f} times as fast as each row alone ({min(ratios):.2f} to "
-            f"{max(ratios):.2f})"
-        )
-        results[name] = {"ratio": statistics.median(ratios), "ratios": ratios}
+
+        ratio(f"decode attention, {rows} rows sharing {shared}", together, alone)
     if args.json:
         where = {"machine": {**probe.machine(), "threads": args.threads}, "level": kernels.level.name.lower()}
         data = {**where, "command": " ".join(["python -m bench.kernels", *sys.argv[1:]]), "results": results}

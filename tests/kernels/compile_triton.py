@@ -15,13 +15,17 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from tests.kernels.batches import random_case
-from weft.kernels.base import HeadNorm, HeadShape
+from weft.kernels.base import HeadNorm, HeadShape, Norm
 from weft.kernels.batch import lower
 from weft.kernels.triton import attention, ops
 from weft.kernels.triton.device import attention as attention_kernels
 from weft.kernels.triton.device import elementwise as other_kernels
+from weft.kernels.triton.device import products as product_kernels
 
-KERNELS = {"decode", "prefill", "merge", "rms_norm", "silu_mul", "rotate_and_store", "copy_pages", "move_slots"}
+KERNELS = {
+    *("decode", "prefill", "merge", "rms_norm", "add_rms_norm", "silu_mul", "rotate_and_store", "copy_pages"),
+    *("move_slots", "int8_linear", "dequantize"),
+}
 
 
 class Compiled:
@@ -63,6 +67,7 @@ class Stand:
 def _type(value: Any) -> str:
     if isinstance(value, Tensor):
         widths = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8"}
+        widths[torch.int8] = "i8"
         return "*" + (widths.get(value.dtype) or {torch.int32: "i32", torch.int64: "i64"}[value.dtype])
     return {int: "i32", float: "fp32"}[type(value)]
 
@@ -85,6 +90,7 @@ def main() -> None:
     ):
         attention.takes = ops.takes = lambda *tensors: True
         attention.device, ops.device = Stand(attention_kernels, capability), Stand(other_kernels, capability)
+        ops.products = Stand(product_kernels, capability)
         heads, kv_heads, head_dim = shape
         case = random_case(
             np.random.default_rng(1),
@@ -103,6 +109,10 @@ def main() -> None:
             norm = HeadNorm(x[0, :head_dim], x[0, :head_dim], 1e-6)
             ops.rms_norm(x, x[0], 1e-6)
             ops.silu_mul(x)
+            weight, scales = torch.ones(192, x.shape[1], dtype=torch.int8), torch.ones(192)
+            for count in (1, 16, 21):
+                residual = torch.ones(count, 192, dtype=dtype)
+                ops.linear_rms_norm(x[:count], weight, residual, Norm(residual[0], 1e-6), residual[0], scales)
             ops.rotate_and_store(x, shape, (angles, angles), norm, case.batch, case.kv)
             ids = torch.arange(2)
             ops.copy_pages(case.kv, ids, ids)

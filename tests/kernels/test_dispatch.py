@@ -11,6 +11,8 @@ import torch
 from weft.core.errors import ConfigError
 from weft.kernels import dispatch, reference, torch_ops
 from weft.kernels.base import Kernels
+from weft.kernels.cpu import library
+from weft.kernels.cpu import ops as cpu_ops
 from weft.kernels.triton import support
 
 
@@ -42,6 +44,23 @@ def test_describe_names_what_select_takes():
         chosen = dispatch.select("cpu", torch.bfloat16, prefer={choice.operation: choice.chosen})
         assert chosen == dispatch.select("cpu", torch.bfloat16)
         assert choice.available[-1] == "reference"
+
+
+def test_what_computes_with_int8_weights_is_said(installed, monkeypatch):
+    assert dispatch.int8_note("cpu", torch.float64) == "int8: torch with widened weights"
+    installed(True)
+    assert dispatch.int8_note("cuda", torch.bfloat16).startswith("int8: Triton for a few rows")
+    compiled = cpu_ops.best()
+    if isinstance(compiled, Exception):
+        pytest.skip(f"the library is {compiled}")
+    said = {}
+    for level in library.Level:
+        monkeypatch.setattr(compiled, "level", level)
+        said[level] = dispatch.int8_note("cpu", torch.float32)
+    assert said[library.Level.PORTABLE] == "int8: torch with widened weights"
+    assert said[library.Level.AVX2] == "int8: C++ for up to 32 rows, torch with widened weights for more"
+    monkeypatch.setattr(compiled, "_packs", {torch.int8})
+    assert dispatch.int8_note("cpu", torch.bfloat16) == "int8: C++, packed"
 
 
 def test_computes_well():

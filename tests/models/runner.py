@@ -78,8 +78,7 @@ class Runner:
         x = self.model.embed(torch.from_numpy(batch.token_ids))
         for index, layer in enumerate(self.model.layers):
             weights = self.model.provider.layer(index)
-            x = layer.attend(x, weights, lowered, self.kv[index])
-            x = layer.feed_forward(x, weights)
+            x = layer.forward(x, weights, lowered, self.kv[index])
         logits = self.model.head(self.model.final_norm(x))
         for sequence, tokens in work:
             sequence.length += len(tokens)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from weft.kernels.batch import AttentionBatch
@@ -40,25 +41,71 @@ class HeadNorm(NamedTuple):
     eps: float
 
 
+class Norm(NamedTuple):
+    """An RMS normalisation."""
+
+    weight: Tensor
+    """[H]"""
+    eps: float
+
+
+class NormedSum(NamedTuple):
+    """A sum, and the same normalised."""
+
+    total: Tensor
+    """[T, H]"""
+    normed: Tensor
+    """[T, H]"""
+
+
 class PackWeight(Protocol):
     """The weight of a `Linear`, rearranged for it once, when it is loaded."""
 
-    def __call__(self, weight: Tensor) -> Tensor:
+    def __call__(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """weight [O, I] -> the same numbers in the order that the same implementation's `linear` reads best.
 
-        That is `weight` itself where it cannot do better; else a tensor of another number of dimensions, with which
-        nothing but that `linear` can be done.
+        `weight` may be int8, as `quantize.quantize` makes it: then `dtype` is that of the rows it will be multiplied
+        with, and its scales stay as they are. The result is `weight` itself where it cannot do better; else a tensor of
+        another number of dimensions, with which nothing but that `linear` can be done.
         """
         ...
 
 
 class Linear(Protocol):
-    """`x @ weight.T (+ bias) (+ residual)`."""
+    """`x @ weight.T (* scales) (+ bias) (+ residual)`."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> Tensor:
         """x [T, I], weight [O, I], bias [O] or None, residual [T, O] or None -> [T, O].
 
-        `weight` may also be what `pack_weight` made of it. `residual` is consumed: the result may be written over it.
+        With `scales`, float32 [O], `weight` is int8 and `weight[o, i] * scales[o]` is what it stands for: activations
+        are not quantized. `weight` may also be what `pack_weight` made of it. `residual` is consumed: the result may be
+        written over it.
+        """
+        ...
+
+
+class LinearRmsNorm(Protocol):
+    """A `Linear` with a residual and the `RmsNorm` of what it gives: from one half of a block to the other."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        norm: Norm,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> NormedSum:
+        """x [T, I], residual [T, O], norm of O, the others as in `Linear`. `residual` is consumed.
+
+        The total is rounded to x's dtype before it is normalised, as if `Linear` had returned it.
         """
         ...
 
@@ -117,10 +164,11 @@ class SiluMul(Protocol):
 class GatedLinear(Protocol):
     """`SiluMul` of a `Linear`: the first two thirds of a gated feed-forward block (Shazeer, 2020)."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
         """x [T, H], weight [2 I, H] or what `pack_weight` made of it, gates first, bias [2 I] or None -> [T, I].
 
-        The product is rounded to x's dtype before the activation, as if it had been a tensor.
+        `scales` [2 I] are those of an int8 weight, as in `Linear`. The product is rounded to x's dtype before the
+        activation, as if it had been a tensor.
         """
         ...
 
@@ -150,6 +198,7 @@ class Kernels(NamedTuple):
     pack_weight: PackWeight
     linear: Linear
     gated_linear: GatedLinear
+    linear_rms_norm: LinearRmsNorm
     rms_norm: RmsNorm
     rotate_and_store: RotateAndStore
     attention: Attention

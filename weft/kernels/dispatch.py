@@ -66,6 +66,9 @@ def _variants(operation: str) -> tuple[Variant, ...]:
 REGISTRY: Mapping[str, tuple[Variant, ...]] = {operation: _variants(operation) for operation in Kernels._fields}
 """Operation -> its variants, best first. The reference is last and supports everything."""
 
+WITH_LINEAR = ("pack_weight", "gated_linear", "linear_rms_norm")
+"""Operations that go with `linear`: a packed weight is understood by its own variant only."""
+
 
 def select(
     device: torch.device | str = "cpu",
@@ -74,9 +77,9 @@ def select(
 ) -> Kernels:
     """The best variant of every operation for tensors of `dtype` on `device`.
 
-    `prefer` maps an operation, or `*` for all, to the name of the variant to use instead; `pack_weight` and
-    `gated_linear` are always those of `linear`. Raises `ConfigError` when that variant does not exist or does not
-    support the device.
+    `prefer` maps an operation, or `*` for all, to the name of the variant to use instead; those in `WITH_LINEAR` are
+    always of the variant of `linear`. Raises `ConfigError` when that variant does not exist or does not support the
+    device.
     """
     target = torch.device(device)
     wanted = prefer or {}
@@ -84,7 +87,7 @@ def select(
     if unknown:
         raise ConfigError(f"no kernel operation named {sorted(unknown)}; there are {sorted(REGISTRY)}")
     chosen = {name: _choose(name, target, dtype, wanted.get(name, wanted.get("*"))) for name in REGISTRY}
-    for name in ("pack_weight", "gated_linear"):  # a packed weight is understood by its own variant only
+    for name in WITH_LINEAR:
         chosen[name] = _choose(name, target, dtype, chosen["linear"].name)
     return Kernels(**{name: variant.function for name, variant in chosen.items()})
 
@@ -98,6 +101,22 @@ def describe(device: torch.device | str = "cpu", dtype: torch.dtype = torch.floa
         available = tuple(v.name for v in variants if v.supports(target, dtype))
         choices.append(Choice(name, available[0], available, note))
     return choices
+
+
+def int8_note(device: torch.device | str, dtype: torch.dtype) -> str:
+    """For people: what computes products of `dtype` with int8 weights on `device`."""
+    target = torch.device(device)
+    chosen = _choose("linear", target, dtype, None).name
+    if chosen == triton_support.NAME:
+        return "int8: Triton for a few rows, torch with widened weights for more"
+    compiled = cpu_ops.best()
+    if chosen == cpu_ops.NAME and not isinstance(compiled, Exception):
+        if compiled.packs_int8_for(dtype):
+            return "int8: C++, packed"
+        rows = cpu_ops.THIN_ROWS_INT8.get(compiled.level)
+        if rows is not None:
+            return f"int8: C++ for up to {rows} rows, torch with widened weights for more"
+    return "int8: torch with widened weights"
 
 
 def _note(device: torch.device, dtype: torch.dtype) -> str:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.base import HeadNorm, HeadShape, Kernels
+from weft.kernels.base import HeadNorm, HeadShape, Kernels, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
 
 NAME = "reference"
@@ -21,15 +21,23 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def pack_weight(weight: Tensor) -> Tensor:
+def pack_weight(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """See `base.PackWeight`."""
     return weight
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    """See `base.Linear`."""
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """See `base.Linear`. An int8 weight is exact in every dtype, so its scale meets the sum, not each product."""
     accumulate = wide(x.dtype)
     out = x.to(accumulate) @ weight.to(accumulate).T
+    if scales is not None:
+        out = out * scales.to(accumulate)
     if bias is not None:
         out = out + bias.to(accumulate)
     if residual is not None:
@@ -42,6 +50,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     widened = x.to(wide(x.dtype))
     normed = widened * torch.rsqrt(widened.square().mean(-1, keepdim=True) + eps)
     return weight * normed.to(x.dtype)
+
+
+def linear_rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    norm: Norm,
+    bias: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> NormedSum:
+    """See `base.LinearRmsNorm`."""
+    total = linear(x, weight, bias, residual, scales)
+    return NormedSum(total, rms_norm(total, norm.weight, norm.eps))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -148,9 +169,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """See `base.GatedLinear`."""
-    return silu_mul(linear(x, weight, bias))
+    return silu_mul(linear(x, weight, bias, scales=scales))
 
 
 def copy_pages(kv: Tensor, source: Tensor, destination: Tensor) -> None:
@@ -166,5 +187,14 @@ def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
 
 
 KERNELS = Kernels(
-    pack_weight, linear, gated_linear, rms_norm, rotate_and_store, attention, silu_mul, copy_pages, copy_slots
+    pack_weight=pack_weight,
+    linear=linear,
+    gated_linear=gated_linear,
+    linear_rms_norm=linear_rms_norm,
+    rms_norm=rms_norm,
+    rotate_and_store=rotate_and_store,
+    attention=attention,
+    silu_mul=silu_mul,
+    copy_pages=copy_pages,
+    copy_slots=copy_slots,
 )

@@ -11,19 +11,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.kernels import reference
-from weft.kernels.base import HeadNorm, HeadShape, Kernels
+from weft.kernels.base import HeadNorm, HeadShape, Kernels, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
+from weft.kernels.quantize import dequantize
 from weft.kernels.torch_attention import attention
 
 NAME = "torch"
 
+DEQUANTIZED_BYTES = 1 << 20
+"""Of an int8 weight, what is widened at a time on a CPU: its product then reads it from a core's cache."""
 ROTATED_TOKENS = 64
 """Tokens whose heads are normalised and rotated at a time: their float32 copy then stays in a core's cache."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    """See `base.Linear`."""
-    if x.shape[0] == 1 and x.device.type == "cpu":
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """See `base.Linear`. Values of an int8 weight are rounded to x's dtype, with their scale."""
+    if scales is not None:
+        out = _quantized_product(x, weight, scales)
+        if bias is not None:
+            out += bias
+    elif x.shape[0] == 1 and x.device.type == "cpu":
         # A matrix-vector product reads weights 1.3 times as fast as the matrix product that `F.linear` calls.
         out = torch.mv(weight, x[0])[None]
         if bias is not None:
@@ -33,11 +46,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
     return out if residual is None else residual.add_(out)
 
 
+def _quantized_product(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """x [T, I] @ (weight * scales).T, so many rows of the weight at a time that their wide copy is small."""
+    outputs, inputs = weight.shape
+    out = x.new_empty(x.shape[0], outputs)
+    block = outputs if x.device.type != "cpu" else max(16, DEQUANTIZED_BYTES // (inputs * x.element_size()))
+    for begin in range(0, outputs, block):
+        rows = slice(begin, begin + block)
+        out[:, rows] = x @ dequantize(weight[rows], scales[rows], x.dtype).T
+    return out
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `base.RmsNorm`."""
     # A widened copy that is scaled in place beats both `F.rms_norm` and products of mixed dtypes.
     widened = x.to(reference.wide(x.dtype), copy=True)
     return _norm_in_place(widened, weight, eps).to(x.dtype)
+
+
+def linear_rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    norm: Norm,
+    bias: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> NormedSum:
+    """See `base.LinearRmsNorm`."""
+    total = linear(x, weight, bias, residual, scales)
+    return NormedSum(total, rms_norm(total, norm.weight, norm.eps))
 
 
 def _norm_in_place(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -114,19 +151,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """See `base.GatedLinear`."""
-    return silu_mul(linear(x, weight, bias))
+    return silu_mul(linear(x, weight, bias, scales=scales))
 
 
 KERNELS = Kernels(
-    reference.pack_weight,
-    linear,
-    gated_linear,
-    rms_norm,
-    rotate_and_store,
-    attention,
-    silu_mul,
-    reference.copy_pages,
-    reference.copy_slots,
+    pack_weight=reference.pack_weight,
+    linear=linear,
+    gated_linear=gated_linear,
+    linear_rms_norm=linear_rms_norm,
+    rms_norm=rms_norm,
+    rotate_and_store=rotate_and_store,
+    attention=attention,
+    silu_mul=silu_mul,
+    copy_pages=reference.copy_pages,
+    copy_slots=reference.copy_slots,
 )

@@ -6,8 +6,7 @@ is the worker's:
     x = model.embed(token_ids)
     for index, layer in enumerate(model.layers):
         weights = model.provider.layer(index)
-        x = layer.attend(x, weights, batch, kv[index])
-        x = layer.feed_forward(x, weights)
+        x = layer.forward(x, weights, batch, kv[index])
     logits = model.head(model.final_norm(x[output_tokens]))
 
 Shapes use: T query tokens, H hidden size, V vocabulary, O output rows.
@@ -86,6 +85,8 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Whether each query and key head is normalised before the rotation."""
+    quantization: Literal["int8"] | None = None
+    """What the weights of the layers' products were made into when they were loaded; None: they have `dtype`."""
 
 
 class LayerKV(NamedTuple):
@@ -154,6 +155,10 @@ class Layer(Protocol):
 
     def feed_forward(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """x [T, H] -> x plus the feed-forward part, [T, H]. `x` is consumed."""
+        ...
+
+    def forward(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
+        """`feed_forward` of `attend`, with what is between them as one operation. For whoever needs all rows."""
         ...
 
 

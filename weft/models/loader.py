@@ -3,7 +3,8 @@
 Owns the order of loading and the comparison of what a checkpoint has with what its architecture needs. Knows no
 family by name (`registry.py` does) and prints nothing: progress goes to a callback. The destination is allocated
 first and each tensor is copied (and converted) from the memory map into its rows, so anonymous memory peaks at one
-copy of the model plus one tensor.
+copy of the model plus one tensor. Weights that are quantized are so from the checkpoint's own values, some rows at a
+time: no copy of them in floats is ever whole.
 
 Tensors that the architecture does not use are refused, not ignored: a model that leaves out weights computes
 something else. Known harmless ones are in `HARMLESS`.
@@ -20,10 +21,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.config import DType
+from weft.config import DType, Quantization
 from weft.core.errors import ConfigError, ModelLoadError
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
+from weft.kernels.quantize import quantize
 from weft.models.base import Model, ModelSpec, ResidentWeights
 from weft.models.config_json import DTYPES
 from weft.models.hub import resolve_model
@@ -37,6 +39,8 @@ Progress = Callable[[int, int], None]
 HARMLESS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Endings of tensors that old checkpoints carry: buffers that are computed from the configuration."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+QUANTIZED_NUMBERS = 4 << 20
+"""Of a tensor, what is quantized at a time."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class _Slice(NamedTuple):
     weight: Tensor
     first: int
     source: Source
+    scales: Tensor | None
+    """[rows of `weight`], where it is quantized."""
 
 
 def load_model(
@@ -72,6 +78,7 @@ def load_model(
     revision: str | None = None,
     offline: bool = False,
     dtype: DType = "auto",
+    quantization: Quantization | None = None,
     device: torch.device | str = "cpu",
     max_context: int | None = None,
     kernels: Kernels | None = None,
@@ -79,9 +86,11 @@ def load_model(
 ) -> LoadedModel:
     """Load `model` (the embedded model's name, a directory, or a hub id) onto `device`.
 
-    `kernels` default to the best for the device and dtype. Raises `ModelLoadError` for a checkpoint that is missing,
-    damaged or of the wrong shape, `Unsupported` for an architecture or option that is not implemented, and
-    `ConfigError` when `max_context` exceeds what the model's positions allow.
+    With `quantization`, the weights of the layers' products are quantized; embeddings, norms, biases and the output
+    head, which decides between tokens directly, have the model's dtype. `kernels` default to the best for the device
+    and dtype. Raises `ModelLoadError` for a checkpoint that is missing, damaged or of the wrong shape, `Unsupported`
+    for an architecture or option that is not implemented, and `ConfigError` when `max_context` exceeds what the
+    model's positions allow.
     """
     directory = resolve_model(model, revision, offline)
     raw = read_json(directory / "config.json")
@@ -89,7 +98,7 @@ def load_model(
     spec = family.spec(raw)
     if max_context is not None and max_context > spec.max_position:
         raise ConfigError(f"max_context {max_context} exceeds the {spec.max_position} positions of {model}; lower it")
-    spec = replace(spec, dtype=choose_dtype(spec.dtype, dtype, device))
+    spec = replace(spec, dtype=choose_dtype(spec.dtype, dtype, device), quantization=quantization)
     eos_ids = read_eos_ids(directory, raw, spec.vocab_size)
     chosen = kernels or dispatch.select(device, spec.dtype)
     weights, num_bytes = _load_weights(directory, family, spec, torch.device(device), chosen, progress)
@@ -106,6 +115,15 @@ def read_spec(directory: Path) -> ModelSpec:
     """What config.json says, without touching the weights. Raises as `load_model` does."""
     raw = read_json(directory / "config.json")
     return family_of(raw).spec(raw)
+
+
+def read_weight_bytes(directory: Path, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
+    """Memory that the weights would take, by config.json alone. Raises as `load_model` does."""
+    raw = read_json(directory / "config.json")
+    family = family_of(raw)
+    spec = replace(family.spec(raw), dtype=dtype, quantization=quantization)
+    groups = [_allocate(group, spec, torch.device("meta")) for group in _targets(family, spec)]
+    return _num_bytes(groups)
 
 
 def choose_dtype(checkpoint: torch.dtype, wanted: DType, device: torch.device | str) -> torch.dtype:
@@ -136,18 +154,19 @@ def _load_weights(
     progress: Progress | None,
 ) -> tuple[ResidentWeights, int]:
     tensors = list_tensors(directory)
-    groups = [family.shared_weights(spec), *(family.layer_weights(spec, i) for i in range(spec.num_layers))]
+    groups = _targets(family, spec)
     if spec.tie_embeddings and EMBEDDING not in tensors and HEAD in tensors:
         # Some exporters keep only the second of two tied names.
         groups[0] = [_renamed(target, EMBEDDING, HEAD) for target in groups[0]]
     _check(directory, tensors, [t for group in groups for t in group], spec)
-    loaded = [{t.name: torch.empty(t.shape, dtype=spec.dtype, device=device) for t in group} for group in groups]
+    loaded = [_allocate(group, spec, device) for group in groups]
     slices: dict[Path, list[_Slice]] = defaultdict(list)
     for group, weights in zip(groups, loaded, strict=True):
         for target in group:
             first = 0
+            scales = None if target.scales is None else weights.get(target.scales)
             for source in target.sources:
-                slices[tensors[source.name].file].append(_Slice(weights[target.name], first, source))
+                slices[tensors[source.name].file].append(_Slice(weights[target.name], first, source, scales))
                 first += source.rows
     total = sum(tensors[s.source.name].num_bytes for parts in slices.values() for s in parts)
     _copy(slices, tensors, total, progress)
@@ -156,9 +175,29 @@ def _load_weights(
     for group, weights in zip(groups, loaded, strict=True):
         for target in group:
             if target.packed:
-                weights[target.name] = kernels.pack_weight(weights[target.name])
-    num_bytes = sum(w.numel() * w.element_size() for weights in loaded for w in weights.values())
-    return ResidentWeights(loaded[0], loaded[1:]), num_bytes
+                weights[target.name] = kernels.pack_weight(weights[target.name], spec.dtype)
+    return ResidentWeights(loaded[0], loaded[1:]), _num_bytes(loaded)
+
+
+def _targets(family: Family, spec: ModelSpec) -> list[list[WeightTarget]]:
+    """The weights outside of layers, then those of each layer."""
+    return [family.shared_weights(spec), *(family.layer_weights(spec, i) for i in range(spec.num_layers))]
+
+
+def _num_bytes(groups: list[dict[str, Tensor]]) -> int:
+    return sum(w.numel() * w.element_size() for weights in groups for w in weights.values())
+
+
+def _allocate(targets: list[WeightTarget], spec: ModelSpec, device: torch.device) -> dict[str, Tensor]:
+    """The weights of a layer, or those outside of layers, with nothing in them yet."""
+    weights = {}
+    for target in targets:
+        quantized = target.scales if spec.quantization == "int8" else None
+        dtype = spec.dtype if quantized is None else torch.int8
+        weights[target.name] = torch.empty(target.shape, dtype=dtype, device=device)
+        if quantized is not None:
+            weights[quantized] = torch.empty(target.shape[0], dtype=torch.float32, device=device)
+    return weights
 
 
 def _copy(
@@ -167,11 +206,28 @@ def _copy(
     done = 0
     for file in sorted(slices):
         with open_tensors(file) as opened:
-            for weight, first, source in slices[file]:
-                weight[first : first + source.rows].copy_(opened[source.name])
+            for weight, first, source, scales in slices[file]:
+                rows = slice(first, first + source.rows)
+                if scales is None:
+                    weight[rows].copy_(opened[source.name])
+                else:
+                    _quantize(f"{file}: tensor {source.name}", opened[source.name], weight[rows], scales[rows])
                 done += tensors[source.name].num_bytes
                 if progress is not None:
                     progress(done, total)
+
+
+def _quantize(name: str, tensor: Tensor, values: Tensor, scales: Tensor) -> None:
+    """Write a tensor [O, I] in int8 to `values` [O, I] and `scales` [O]."""
+    step = max(1, QUANTIZED_NUMBERS // tensor.shape[1])
+    for first in range(0, len(tensor), step):
+        rows = slice(first, first + step)
+        try:
+            quantized = quantize(tensor[rows])
+        except ValueError as error:
+            raise ModelLoadError(f"{name} cannot be quantized: {error}") from error
+        values[rows].copy_(quantized.values)
+        scales[rows].copy_(quantized.scales)
 
 
 def _check(directory: Path, tensors: Mapping[str, TensorInfo], targets: list[WeightTarget], spec: ModelSpec) -> None:

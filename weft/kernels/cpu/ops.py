@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.kernels import reference, shared_chunks, torch_attention, torch_ops
-from weft.kernels.base import HeadNorm, HeadShape, Kernels
+from weft.kernels.base import HeadNorm, HeadShape, Kernels, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
 from weft.kernels.cpu import huge_pages, library
 from weft.kernels.cpu.library import BatchFields, Level, Unavailable
@@ -27,7 +27,8 @@ CHUNK, MAX_STACKED = 256, 16
 """`kChunk` and `kMaxStacked` of decode.h."""
 PANEL = 32
 """Outputs, and inputs, that a packed weight takes at a time."""
-PACKED_DIMS = 5
+PACKED = {torch.bfloat16: 1, torch.int8: 2}
+"""Dtypes of weights that can be packed, and their numbers in the library."""
 THIN_ROWS = {
     (Level.AMX, torch.bfloat16): 128,
     (Level.AVX512, torch.bfloat16): 16,
@@ -39,6 +40,9 @@ THIN_ROWS = {
 """Products of up to so many rows with a weight that is not packed are ours: they read the weight once, where a
 library's product rearranges it first. Measured against torch's product held to the same instructions; what is not
 listed leaves it to torch. With a packed weight every product is ours."""
+THIN_ROWS_INT8 = {Level.AMX: 16, Level.AVX512: 16, Level.AVX2: 32}
+"""The same for an int8 weight that is not packed. Torch's product has it widened first. Not measured with AMX, whose
+kernel is that of AVX-512."""
 
 
 class CpuKernels:
@@ -53,59 +57,101 @@ class CpuKernels:
         self._linear = loaded.weft_linear
         self._linear_packed = loaded.weft_linear_packed
         self._pack_weight = loaded.weft_pack_weight
-        self._packs = bool(loaded.weft_packs(self._level))
+        self._packs = {dtype for dtype, number in PACKED.items() if loaded.weft_packs(self._level, number)}
         self._attention = loaded.weft_attention
         self._probe_read = loaded.weft_probe_read
         self._probe_product = loaded.weft_probe_product
 
-    def pack_weight(self, weight: Tensor) -> Tensor:
-        """See `base.PackWeight`: bfloat16 [O, I] -> [O / 32, I / 32, 2, 16, 32], which `packed.h` describes."""
-        if not self._packs or weight.dtype != torch.bfloat16 or not weight.is_cpu:
+    def pack_weight(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """See `base.PackWeight`: bfloat16 [O, I] -> [O / 32, I / 32, 2, 16, 32], which `packed.h` describes, and int8
+        -> uint8 [O / 32, I / 32, 16, 64], which `int8.h` does."""
+        if weight.dtype not in self._packs or (dtype or weight.dtype) != torch.bfloat16 or not weight.is_cpu:
             return weight
         outputs, inputs = weight.shape
         if outputs % PANEL or inputs % PANEL or not weight.is_contiguous():
             return weight
-        packed = torch.empty(outputs // PANEL, inputs // PANEL, 2, 16, PANEL, dtype=weight.dtype)
+        step = (16, 2 * PANEL) if weight.dtype == torch.int8 else (2, 16, PANEL)
+        dtype = torch.uint8 if weight.dtype == torch.int8 else weight.dtype
+        packed = torch.empty(outputs // PANEL, inputs // PANEL, *step, dtype=dtype)
         huge_pages.ask(packed)
         self._pack_weight(
-            *(self._level, weight.data_ptr(), packed.data_ptr(), outputs, inputs, torch.get_num_threads())
+            *(self._level, PACKED[weight.dtype], weight.data_ptr(), packed.data_ptr()),
+            *(outputs, inputs, torch.get_num_threads()),
         )
         return packed
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def packs_int8_for(self, dtype: torch.dtype) -> bool:
+        """Whether products of `dtype` with int8 weights have them packed."""
+        return dtype == torch.bfloat16 and torch.int8 in self._packs
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> Tensor:
         """See `base.Linear`."""
         rows = x.shape[0]
-        if weight.dim() == PACKED_DIMS:
-            return self._packed_product(x, weight, bias, residual)
-        if not 0 < rows <= THIN_ROWS.get((self.level, x.dtype), 0) or not _fit(x, weight, bias, residual):
-            return torch_ops.linear(x, weight, bias, residual)
+        if weight.dim() != 2:
+            return self._packed_product(x, weight, bias, residual, scales)
+        thin_rows = THIN_ROWS.get((self.level, x.dtype), 0) if scales is None else THIN_ROWS_INT8.get(self.level, 0)
         outputs, inputs = weight.shape
+        fit = _fit(x, bias, residual) and _is_weight(weight, scales, x.dtype, outputs)
+        if not 0 < rows <= thin_rows or not fit:
+            return torch_ops.linear(x, weight, bias, residual, scales)
         out = residual if residual is not None else x.new_empty(rows, outputs)
         self._linear(
             *(self._level, DTYPES[x.dtype], x.data_ptr(), weight.data_ptr()),
-            *(None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr()),
+            *(None if t is None else t.data_ptr() for t in (bias, scales, residual)),
             *(out.data_ptr(), rows, inputs, outputs, torch.get_num_threads()),
         )
         return out
 
-    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def gated_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None
+    ) -> Tensor:
         """See `base.GatedLinear`."""
-        if weight.dim() == PACKED_DIMS and weight.shape[0] % 2 == 0:
-            return self._packed_product(x, weight, bias, None, gated=True)
-        return self.silu_mul(self.linear(x, weight, bias))
+        if weight.dim() != 2 and weight.shape[0] % 2 == 0:
+            return self._packed_product(x, weight, bias, None, scales, gated=True)
+        return self.silu_mul(self.linear(x, weight, bias, scales=scales))
+
+    def linear_rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        norm: Norm,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> NormedSum:
+        """See `base.LinearRmsNorm`. The product adds the residual as it writes; its rows are still in the cache."""
+        total = self.linear(x, weight, bias, residual, scales)
+        return NormedSum(total, self.rms_norm(total, norm.weight, norm.eps))
 
     def _packed_product(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *, gated: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        scales: Tensor | None,
+        *,
+        gated: bool = False,
     ) -> Tensor:
         rows, outputs, inputs = x.shape[0], weight.shape[0] * PANEL, weight.shape[1] * PANEL
         x = x.contiguous()
-        if not _fit(x, weight, bias, residual) or x.shape[1] != inputs:
+        if x.dtype != torch.bfloat16 or not _fit(x, bias, residual) or x.shape[1] != inputs:
             raise ValueError(f"a product of {x.dtype} {list(x.shape)} with a packed weight of {inputs} inputs")
+        if not _is_weight(weight, scales, x.dtype, outputs):
+            scaled = "no scales" if scales is None else f"{scales.dtype} scales {list(scales.shape)}"
+            raise ValueError(f"a packed weight of {weight.dtype} and {outputs} outputs with {scaled}")
         out = residual if residual is not None else x.new_empty(rows, outputs // 2 if gated else outputs)
         if rows:
             self._linear_packed(
                 *(self._level, x.data_ptr(), weight.data_ptr()),
-                *(None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr()),
+                *(None if t is None else t.data_ptr() for t in (bias, scales, residual)),
                 *(out.data_ptr(), rows, inputs, outputs, gated, torch.get_num_threads()),
             )
         return out
@@ -192,6 +238,7 @@ class CpuKernels:
             pack_weight=self.pack_weight,
             linear=self.linear,
             gated_linear=self.gated_linear,
+            linear_rms_norm=self.linear_rms_norm,
             rms_norm=self.rms_norm,
             rotate_and_store=self.rotate_and_store,
             attention=self.attention,
@@ -222,6 +269,14 @@ def _fit(first: Tensor, *others: Tensor | None) -> bool:
     if dtype not in DTYPES or not first.is_cpu or not first.is_contiguous():
         return False
     return all(t is None or (t.dtype == dtype and t.is_contiguous()) for t in others)
+
+
+def _is_weight(weight: Tensor, scales: Tensor | None, dtype: torch.dtype, outputs: int) -> bool:
+    """Whether this is a weight of `dtype`, or a quantized one with its scales."""
+    if scales is None:
+        return weight.dtype == dtype and weight.is_contiguous()
+    known = scales.dtype == torch.float32 and scales.is_cpu and scales.is_contiguous() and scales.shape == (outputs,)
+    return known and weight.dtype in (torch.int8, torch.uint8) and weight.is_contiguous()
 
 
 def _fields(batch: AttentionBatch, max_queries: int = 0) -> BatchFields:

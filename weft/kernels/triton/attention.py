@@ -25,17 +25,15 @@ from weft.core.step import I32
 from weft.kernels import torch_attention
 from weft.kernels.base import HeadShape
 from weft.kernels.batch import AttentionBatch
+from weft.kernels.splits import CHUNK, SplitTables
 from weft.kernels.triton.device import attention as device
 from weft.kernels.triton.launch import INTERPRETED, takes
+from weft.kernels.triton.support import MAX_GROUP, has_heads
 
 I64 = npt.NDArray[np.int64]
 
-CHUNK = 256
-"""KV entries of a split. A constant, because a row's splits must not depend on the batch."""
 DECODE_QUERIES = 4
 """Rows of up to so many queries are decoded, fewer where many heads share a KV head: the next token, and drafts."""
-MAX_GROUP = 64
-MAX_HEAD_DIM = 256
 BLOCK_S = 16
 """Splits that `merge` reads at a time."""
 
@@ -88,8 +86,7 @@ class Rules(NamedTuple):
 def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None = None) -> Tensor:
     """See `base.Attention`."""
     shape = HeadShape(q.shape[1], kv.shape[2], q.shape[2])
-    sized = shape.head_dim <= MAX_HEAD_DIM and shape.group <= MAX_GROUP
-    if not sized or q.dtype != kv.dtype or not takes(kv):
+    if not has_heads(shape) or q.dtype != kv.dtype or not takes(kv):
         return torch_attention.attention(q, kv, batch, scale, sliding_window)
     if q.stride()[1:] != (shape.head_dim, 1):
         q = q.contiguous()
@@ -151,8 +148,17 @@ def _plan_for(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Pl
     key = ("triton.attention", shape, dtype)
     plan: Plan | None = batch.cache.get(key)
     if plan is None:
-        plan = batch.cache[key] = _plan(batch, shape, dtype)
+        tables = batch.splits
+        plan = _plan(batch, shape, dtype) if tables is None else _plan_of_tables(batch, tables, shape, dtype)
+        batch.cache[key] = plan
     return plan
+
+
+def _plan_of_tables(batch: AttentionBatch, tables: SplitTables, shape: HeadShape, dtype: torch.dtype) -> Plan:
+    """Launches that depend on the sizes of the tables alone."""
+    scratch = _scratch(batch, 0 if tables.merges is None else len(tables.items), shape)
+    launch = _launch(batch, shape, dtype, tables.items, scratch, is_decode=True, is_plain=True)
+    return Plan([launch], tables.merges, scratch)
 
 
 def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
@@ -176,11 +182,7 @@ def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
     if len(rows):
         arrays.append(_merges(batch, rows, splits, first_partials))
     on_device = _upload(arrays, batch.positions.device)
-    total, heads = int(partials.sum()), shape.num_heads
-    scratch = tuple(
-        batch.positions.new_empty(size, dtype=torch.float32)
-        for size in ((total, heads, shape.head_dim), (total, heads), (total, heads))
-    )
+    scratch = _scratch(batch, int(partials.sum()), shape)
     return Plan(
         launches=[
             _launch(batch, shape, dtype, items, scratch, *kind) for kind, items in zip(kinds, on_device, strict=False)
@@ -188,6 +190,12 @@ def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
         merges=on_device[-1] if len(rows) else None,
         scratch=scratch,
     )
+
+
+def _scratch(batch: AttentionBatch, partials: int, shape: HeadShape) -> tuple[Tensor, ...]:
+    heads = shape.num_heads
+    sizes = ((partials, heads, shape.head_dim), (partials, heads), (partials, heads))
+    return tuple(batch.positions.new_empty(size, dtype=torch.float32) for size in sizes)
 
 
 def _launch(

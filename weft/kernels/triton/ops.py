@@ -1,7 +1,8 @@
 """The operations of `kernels.base` but attention in Triton, and all of them together.
 
 Owns what a tensor must be for a kernel to take it. Whatever does not fit goes to the torch variant, so every operation
-here takes everything that its contract allows. Products of matrices are torch's.
+here takes everything that its contract allows. Products of matrices are torch's, but for those of few rows with an
+int8 weight, which read it as it is.
 """
 
 from __future__ import annotations
@@ -11,16 +12,81 @@ import triton
 from torch import Tensor
 
 from weft.kernels import reference, torch_ops
-from weft.kernels.base import HeadNorm, HeadShape, Kernels
+from weft.kernels.base import HeadNorm, HeadShape, Kernels, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
 from weft.kernels.triton.attention import attention
 from weft.kernels.triton.device import elementwise as device
-from weft.kernels.triton.launch import takes
+from weft.kernels.triton.device import products
+from weft.kernels.triton.launch import INTERPRETED, takes
 
 MAX_ROW = 65536
 """The longest row that `rms_norm` takes: a program holds all of it."""
 BLOCK = 1024
 """Numbers that a program of the other operations has at a time, about."""
+THIN_ROWS = 16
+"""Products of up to so many rows multiply an int8 weight as it is; for more, floats are made of it first."""
+BLOCK_N, BLOCK_K = 32, 128
+"""Outputs and inputs of an int8 weight at a time. Not tuned by measurement."""
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """See `base.Linear`."""
+    if scales is None:
+        return torch_ops.linear(x, weight, bias, residual)
+    if not takes(x, bias, residual) or not weight.is_contiguous() or not scales.is_contiguous():
+        return torch_ops.linear(x, weight, bias, residual, scales)
+    if x.shape[0] > THIN_ROWS:
+        return torch_ops.linear(x, _dequantized(weight, scales, x.dtype), bias, residual)
+    outputs, inputs = weight.shape
+    out = residual if residual is not None else x.new_empty(x.shape[0], outputs)
+    if out.numel():
+        products.int8_linear[(triton.cdiv(outputs, BLOCK_N),)](
+            *(x, weight, scales, scales if bias is None else bias, out, out, x.shape[0]),
+            INPUTS=inputs,
+            OUTPUTS=outputs,
+            BIASED=bias is not None,
+            ADDED=residual is not None,
+            WIDEN=INTERPRETED,
+            BLOCK_M=THIN_ROWS,
+            BLOCK_N=BLOCK_N,
+            BLOCK_K=BLOCK_K,
+        )
+    return out
+
+
+def _dequantized(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """An int8 weight in `dtype`, each value rounded once."""
+    outputs, inputs = weight.shape
+    out = weight.new_empty(weight.shape, dtype=dtype)
+    products.dequantize[outputs, triton.cdiv(inputs, BLOCK)](weight, scales, out, SIZE=inputs, BLOCK=BLOCK)
+    return out
+
+
+def linear_rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    norm: Norm,
+    bias: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> NormedSum:
+    """See `base.LinearRmsNorm`. The product is rounded before the residual is added, as in torch's `Linear`."""
+    size = residual.shape[-1]
+    if not takes(x, residual, norm.weight, bias) or size > MAX_ROW:
+        return torch_ops.linear_rms_norm(x, weight, residual, norm, bias, scales)
+    product = linear(x, weight, bias, scales=scales)
+    out = torch.empty_like(residual)
+    if out.numel():
+        device.add_rms_norm[(len(out),)](
+            *(product, residual, norm.weight, out, norm.eps), SIZE=size, **_row_blocks(size)
+        )
+    return NormedSum(residual, out)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -30,10 +96,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch_ops.rms_norm(x, weight, eps)
     out = torch.empty_like(x)
     if x.numel():
-        block = triton.next_power_of_2(size)
-        warps = min(max(block // 512, 1), 16)
-        device.rms_norm[(x.numel() // size,)](x, weight, out, eps, SIZE=size, BLOCK=block, num_warps=warps)
+        device.rms_norm[(x.numel() // size,)](x, weight, out, eps, SIZE=size, **_row_blocks(size))
     return out
+
+
+def _row_blocks(size: int) -> dict[str, int]:
+    """How a program holds a row of `size`."""
+    block = int(triton.next_power_of_2(size))
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -48,9 +118,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """See `base.GatedLinear`."""
-    return silu_mul(torch_ops.linear(x, weight, bias))
+    return silu_mul(linear(x, weight, bias, scales=scales))
 
 
 def rotate_and_store(
@@ -119,8 +189,9 @@ def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
 
 KERNELS = Kernels(
     pack_weight=reference.pack_weight,
-    linear=torch_ops.linear,
+    linear=linear,
     gated_linear=gated_linear,
+    linear_rms_norm=linear_rms_norm,
     rms_norm=rms_norm,
     rotate_and_store=rotate_and_store,
     attention=attention,

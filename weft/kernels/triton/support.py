@@ -10,17 +10,26 @@ from importlib.util import find_spec
 
 import torch
 
-from weft.kernels.base import Kernels
+from weft.kernels.base import HeadShape, Kernels
 
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIN_CAPABILITY = (8, 0)
 """Of a device: what the sizes of the kernels were chosen for; older ones have less shared memory, and no bfloat16."""
 
+MAX_GROUP = 64
+"""Query heads that share a KV head: the queries of a token are in one program."""
+MAX_HEAD_DIM = 256
+
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are kernels for tensors of `dtype` on `device`."""
     return device.type == "cuda" and missing(device, dtype) is None
+
+
+def has_heads(shape: HeadShape) -> bool:
+    """Whether attention takes heads of this shape; others go to torch."""
+    return shape.head_dim <= MAX_HEAD_DIM and shape.group <= MAX_GROUP
 
 
 def missing(device: torch.device, dtype: torch.dtype) -> str | None:

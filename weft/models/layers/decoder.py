@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.base import Kernels
+from weft.kernels.base import Kernels, Norm
 from weft.kernels.batch import AttentionBatch
 from weft.models.base import KVSpec, Layer, LayerKV, ModelSpec, WeightProvider
 from weft.models.layers.attention import AttentionBlock, attention_weights
@@ -26,6 +26,8 @@ class DecoderLayer:
     def __init__(self, spec: ModelSpec, index: int, rope: Rope, kernels: Kernels):
         self._attention = AttentionBlock(spec, index, rope, kernels)
         self._mlp = GatedMlp(spec, kernels)
+        self._eps = spec.rms_eps
+        self._kernels = kernels
 
     def attend(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
         """See `base.Layer`."""
@@ -34,6 +36,14 @@ class DecoderLayer:
     def feed_forward(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """See `base.Layer`."""
         return self._mlp(x, weights)
+
+    def forward(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
+        """See `base.Layer`."""
+        mixed = self._attention.mix(x, weights, batch, kv)
+        bias, scales = weights.get("output_bias"), weights.get("output_scales")
+        norm = Norm(weights["mlp_norm"], self._eps)
+        x, normed = self._kernels.linear_rms_norm(mixed, weights["output"], x, norm, bias, scales)
+        return self._mlp.project(normed, x, weights)
 
 
 class DecoderModel:

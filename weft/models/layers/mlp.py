@@ -20,10 +20,15 @@ class GatedMlp:
 
     def __call__(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """x [T, H] -> x plus the feed-forward part. See `base.Layer.feed_forward`."""
+        return self.project(self._kernels.rms_norm(x, weights["mlp_norm"], self._eps), x, weights)
+
+    def project(self, normed: Tensor, residual: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """The residual [T, H], which is consumed, plus the feed-forward part of `normed` [T, H]."""
         kernels = self._kernels
-        normed = kernels.rms_norm(x, weights["mlp_norm"], self._eps)
-        gated = kernels.gated_linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
-        return kernels.linear(gated, weights["down"], weights.get("down_bias"), residual=x)
+        gated = kernels.gated_linear(
+            normed, weights["gate_up"], weights.get("gate_up_bias"), weights.get("gate_up_scales")
+        )
+        return kernels.linear(gated, weights["down"], weights.get("down_bias"), residual, weights.get("down_scales"))
 
 
 def mlp_weights(spec: ModelSpec, prefix: str) -> list[WeightTarget]:

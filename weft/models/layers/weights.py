@@ -23,6 +23,8 @@ class WeightTarget(NamedTuple):
     sources: tuple[Source, ...]
     packed: bool = False
     """Whether nothing but a product reads it, so that the product may have it in an order of its own."""
+    scales: str | None = None
+    """Under which name its scales go when weights are quantized. None: it never is."""
 
 
 def vector(name: str, source: str, size: int) -> WeightTarget:
@@ -31,10 +33,13 @@ def vector(name: str, source: str, size: int) -> WeightTarget:
 
 
 def projection(name: str, bias: str | None, sources: dict[str, int], columns: int) -> list[WeightTarget]:
-    """A matrix of the stacked `<source>.weight` (source: rows); if `bias` is a name, their biases under that name."""
+    """A matrix of the stacked `<source>.weight` (source: rows); if `bias` is a name, their biases under that name.
+
+    Every projection is quantized when weights are.
+    """
     rows = sum(sources.values())
     matrices = tuple(Source(f"{s}.weight", n) for s, n in sources.items())
-    targets = [WeightTarget(name, (rows, columns), matrices, packed=True)]
+    targets = [WeightTarget(name, (rows, columns), matrices, packed=True, scales=f"{name}_scales")]
     if bias is not None:
         targets.append(WeightTarget(bias, (rows,), tuple(Source(f"{s}.bias", n) for s, n in sources.items())))
     return targets

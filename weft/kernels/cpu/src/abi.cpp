@@ -40,6 +40,13 @@ bool has_avx512() {
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16);
 }
 
+// What int8.h needs beside a level.
+bool has_byte_permutations() {
+    constexpr unsigned kVbmi = 1u << 1;
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & kVbmi);
+}
+
 bool has_amx() {
     constexpr unsigned kTile = 1u << 24, kTileBf16 = 1u << 22;
     unsigned a, b, c, d;
@@ -93,24 +100,31 @@ WEFT_EXPORT void weft_rotate_and_store(int level, int dtype, const Batch* batch,
 }
 
 WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* weight, const void* bias,
-                             const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
-                             int threads) {
-    table(level).linear(dtype, LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads, false});
+                             const float* scales, const void* residual, void* out, int64_t rows, int64_t inputs,
+                             int64_t outputs, int threads) {
+    table(level).linear(dtype,
+                        LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, false});
 }
 
-// Whether a level has products with packed bfloat16 weights.
-WEFT_EXPORT int weft_packs(int level) { return table(level).linear_packed != nullptr; }
+// Whether a level has products of bfloat16 with packed weights of `dtype`.
+WEFT_EXPORT int weft_packs(int level, int dtype) {
+    if (!table(level).linear_packed) return 0;
+#if defined(__x86_64__)
+    if (dtype == kInt8) return has_byte_permutations();
+#endif
+    return dtype == kBfloat16;
+}
 
-WEFT_EXPORT void weft_pack_weight(int level, const void* weight, void* packed, int64_t outputs, int64_t inputs,
-                                  int threads) {
-    table(level).pack_weight(weight, packed, outputs, inputs, threads);
+WEFT_EXPORT void weft_pack_weight(int level, int dtype, const void* weight, void* packed, int64_t outputs,
+                                  int64_t inputs, int threads) {
+    table(level).pack_weight(dtype, weight, packed, outputs, inputs, threads);
 }
 
 WEFT_EXPORT void weft_linear_packed(int level, const void* x, const void* weight, const void* bias,
-                                    const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
-                                    int gated, int threads) {
+                                    const float* scales, const void* residual, void* out, int64_t rows,
+                                    int64_t inputs, int64_t outputs, int gated, int threads) {
     table(level).linear_packed(
-        LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads, gated != 0});
+        LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, gated != 0});
 }
 
 WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_t heads, int64_t kv_heads,

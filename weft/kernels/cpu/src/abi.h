@@ -7,9 +7,9 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 6;
+constexpr int kAbiVersion = 7;
 
-enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
+enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 
 // bfloat16 as stored; arithmetic happens in float.
@@ -75,7 +75,8 @@ struct RotateArgs {
 struct LinearArgs {
     const void* x;       // [rows, inputs], contiguous
     const void* weight;  // [outputs, inputs], contiguous; or packed: see packed.h
-    const void* bias;    // [outputs] or null
+    const float* scales;  // [outputs], and the weight is int8; null: it is of x's type
+    const void* bias;     // [outputs] or null
     const void* residual;  // [rows, outputs] or null; may be `out`
     void* out;             // [rows, outputs]
     int64_t rows, inputs, outputs;
@@ -90,8 +91,8 @@ struct Table {
     void (*silu_mul)(int dtype, const void* gate_up, void* out, int64_t rows, int64_t size, int threads);
     void (*rotate_and_store)(int dtype, const RotateArgs& args);
     void (*linear)(int dtype, const LinearArgs& args);
-    // Null where no weight is packed.
-    void (*pack_weight)(const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads);
+    // Null where no weight is packed. The dtype is that of the weight.
+    void (*pack_weight)(int dtype, const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads);
     void (*linear_packed)(const LinearArgs& args);
     void (*attention)(int dtype, const AttentionArgs& args);
     double (*probe_read)(const void* data, int64_t bytes, int threads);

@@ -34,19 +34,22 @@ void rotate_and_store(int dtype, const RotateArgs& args) {
 
 void linear(int dtype, const LinearArgs& args) {
     if (dtype == kBfloat16)
-        linear_rows<bf16, true>(args);
+        args.scales ? linear_rows<bf16, int8_t, false>(args) : linear_rows<bf16, bf16, true>(args);
     else
-        linear_rows<float, true>(args);
+        args.scales ? linear_rows<float, int8_t, false>(args) : linear_rows<float, float, true>(args);
 }
 
 #if WEFT_AVX512
-void pack(const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads) {
-    pack_weight((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
+void pack(int dtype, const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads) {
+    if (dtype == kInt8)
+        pack_int8((const int8_t*)weight, (uint8_t*)packed, outputs, inputs, threads);
+    else
+        pack_weight((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
 }
 constexpr auto kPack = pack;
 constexpr auto kLinearPacked = linear_packed;
 #else
-constexpr void (*kPack)(const void*, void*, int64_t, int64_t, int) = nullptr;
+constexpr void (*kPack)(int, const void*, void*, int64_t, int64_t, int) = nullptr;
 constexpr void (*kLinearPacked)(const LinearArgs&) = nullptr;
 #endif
 

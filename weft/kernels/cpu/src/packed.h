@@ -1,13 +1,17 @@
-// The matrix product with a weight that was rearranged once, when it was loaded: bfloat16, any number of rows.
+// The matrix product with a weight that was rearranged once, when it was loaded: bfloat16 rows, any number of them.
 //
 // A packed weight is [outputs / 32][inputs / 32][2][16][32]: panels of 32 outputs; in a panel, steps of 32 inputs; in a
 // step, two blocks of 16 outputs, each with 16 pairs of inputs for each of its outputs in turn. That is how tiles and
 // pairwise dot products read it, in the order in which it lies in memory.
 //
+// An int8 weight (int8.h) becomes bfloat16 on its way: in registers for as many rows as are computed at once, else a few
+// steps at a time in the cache, for all rows of a block. Its sums are scaled when they are written.
+//
 // Each result is a sum over the inputs in one fixed order, so a row of x gives the same result alone as among others.
 #pragma once
 
 #include "amx.h"
+#include "int8.h"
 #include "memory.h"
 #include "simd.h"
 #include "threads.h"
@@ -25,13 +29,14 @@ constexpr int64_t kTileSize = 16 * kStep;      // elements
 // taken so many at a time that they stay in the first-level cache while the rows of the block pass by.
 constexpr int64_t kBlockRows = 512;
 constexpr int64_t kBlockBytes = 1 << 20;
-constexpr int64_t kBlockSteps = 16;
 #if WEFT_AMX
 constexpr bool kTiles = true;
 constexpr int64_t kRowsAtOnce = 32;
+constexpr int64_t kBlockSteps = 16;
 #else
 constexpr bool kTiles = false;
 constexpr int64_t kRowsAtOnce = 12;
+constexpr int64_t kBlockSteps = 8;
 #endif
 constexpr int64_t kFewGroups = 4;  // with so few rows, a whole panel passes by at once: their sums stay in registers
 constexpr int64_t kRowsPerThread = 256;  // with as many or more, threads divide the rows; with fewer, the panels
@@ -61,9 +66,10 @@ struct ReadySums {
     int64_t panel;
 };
 
-// The value of an output before it is rounded: its sum and its bias.
+// The value of an output before it is rounded: its sum, scaled, and its bias.
 WEFT_INLINE vf with_bias(const LinearArgs& a, const float* sums, int64_t column) {
     vf y = load(sums);
+    if (a.scales) y *= load(a.scales + column);
     return a.bias ? y + load((const bf16*)a.bias + column) : y;
 }
 
@@ -175,22 +181,36 @@ WEFT_INLINE void panel_tiles(const bf16* x, const PanelPart& part) {
     TileUnit::barrier();
 }
 #else
-// For M rows of x, `inputs` elements apart.
+// Up to 12 rows of x as [pair of inputs][row]: as they lie, rows may be so far apart that they displace each other from
+// the first-level cache.
+inline void pairs_of_rows(const bf16* x, int64_t rows, int64_t inputs, bf16* to) {
+    alignas(64) int32_t turned[16][16];
+    const int32_t* from[16];
+    for (int64_t k = 0; k < inputs / 2; k += 16) {
+        for (int64_t m = 0; m < 16; m++) from[m] = (const int32_t*)(x + least(m, rows - 1) * inputs) + k;
+        transpose_words(from, turned[0], 16);
+        const __mmask16 kept = (__mmask16)((1u << rows) - 1);
+        for (int64_t i = 0; i < 16; i++)
+            _mm512_mask_storeu_epi32((int32_t*)to + (k + i) * rows, kept, _mm512_load_si512(turned[i]));
+    }
+}
+
+// For M rows of x, as pairs.
 template <int M>
-WEFT_INLINE void panel_rows(const bf16* x, int64_t inputs, const PanelPart& part) {
+WEFT_INLINE void panel_rows(const bf16* x, const PanelPart& part) {
     __m512 acc[M][2];
     for (int m = 0; m < M; m++)
         for (int n = 0; n < 2; n++)
             acc[m][n] = part.add ? _mm512_loadu_ps(part.sums + m * kPanel + n * 16) : _mm512_setzero_ps();
     for (int64_t s = 0; s < part.steps; s++) {
         beside(part, s);
-        const bf16 *w = part.weight + s * kStepSize, *from = x + s * kStep;
-        for (int64_t pair = 0; pair < 16; pair++) {
+        const bf16 *w = part.weight + s * kStepSize, *from = x + s * kStep * M;
+        for (int64_t pair = 0; pair < 16; pair++, from += 2 * M) {
             __m512bh left = (__m512bh)_mm512_loadu_si512(w + pair * 32);
             __m512bh right = (__m512bh)_mm512_loadu_si512(w + kTileSize + pair * 32);
             for (int m = 0; m < M; m++) {
                 int32_t values;
-                __builtin_memcpy(&values, from + m * inputs + 2 * pair, 4);
+                __builtin_memcpy(&values, from + 2 * m, 4);
                 __m512bh y = (__m512bh)_mm512_set1_epi32(values);
                 acc[m][0] = _mm512_dpbf16_ps(acc[m][0], left, y);
                 acc[m][1] = _mm512_dpbf16_ps(acc[m][1], right, y);
@@ -200,29 +220,82 @@ WEFT_INLINE void panel_rows(const bf16* x, int64_t inputs, const PanelPart& part
     for (int m = 0; m < M; m++)
         for (int n = 0; n < 2; n++) _mm512_storeu_ps(part.sums + m * kPanel + n * 16, acc[m][n]);
 }
+
+// The same with a panel of a packed int8 weight, all of it.
+template <int M>
+WEFT_VBMI void panel_rows_int8(const bf16* x, const uint8_t* weight, const PanelPart& part) {
+    const Int8Table table;
+    __m512 acc[M][2] = {};
+    for (int64_t s = 0; s < part.steps; s++) {
+        beside(part, s);
+        const bf16* from = x + s * kStep * M;
+        for (int64_t pair = 0; pair < 16; pair++, weight += kPairBytes, from += 2 * M) {
+            const PairWords words = table.widen(weight);
+            for (int m = 0; m < M; m++) {
+                int32_t values;
+                __builtin_memcpy(&values, from + 2 * m, 4);
+                __m512bh y = (__m512bh)_mm512_set1_epi32(values);
+                acc[m][0] = _mm512_dpbf16_ps(acc[m][0], (__m512bh)words.left, y);
+                acc[m][1] = _mm512_dpbf16_ps(acc[m][1], (__m512bh)words.right, y);
+            }
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < 2; n++) _mm512_storeu_ps(part.sums + m * kPanel + n * 16, acc[m][n]);
+}
+
+template <int M>
+struct Count {
+    static constexpr int value = M;
+};
+
+// run(Count<rows>), for 1 to M rows.
+template <int M, class F>
+WEFT_INLINE void with_count(int64_t rows, const F& run) {
+    if (rows == M) return run(Count<M>());
+    if constexpr (M > 1) with_count<M - 1>(rows, run);
+}
 #endif
 
-// Rows of x that one call works on: `x` is where they begin in what the product reads, tiles or the rows themselves.
+// Bytes of a step of the weight.
+inline int64_t step_bytes(const LinearArgs& a) { return a.scales ? kStepSize : 2 * kStepSize; }
+
+// Rows of x that one call works on: `x` is where they begin in what the product reads, tiles or pairs.
 struct RowPart {
     const bf16* x;
     int64_t first;
     int64_t rows;
+    bf16* expanded;  // room for `kBlockSteps` steps, with an int8 weight
 };
+
+// Rows of x as the product reads them.
+inline void rearrange_rows(const LinearArgs& a, const RowPart& r, bf16* to) {
+    for (int64_t i = 0; i < r.rows; i += kRowsAtOnce, to += kRowsAtOnce * a.inputs)
+#if WEFT_AMX
+        tiles_of_rows((const bf16*)a.x, a.rows, a.inputs, r.first + i, to);
+#else
+        pairs_of_rows(r.x + i * a.inputs, least(kRowsAtOnce, r.rows - i), a.inputs, to);
+#endif
+}
 
 // The sums of these rows for one panel; `next` is the panel that is read after it, or null. With `write`, what is
 // written from them, while they are in the cache.
-inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, const bf16* next, float* sums,
+inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, const char* next, float* sums,
                          bool write, const float* gates) {
-    const int64_t steps = a.inputs / kStep, size = steps * kStepSize;
+    const int64_t steps = a.inputs / kStep, size = steps * step_bytes(a);
     const int64_t groups = (r.rows + kRowsAtOnce - 1) / kRowsAtOnce;
-    const bf16* weight = (const bf16*)a.weight + panel * size;
-    PanelPart part{nullptr, groups <= kFewGroups ? steps : kBlockSteps, false, nullptr, nullptr, 0, &a, {}};
-    part.lines = (kStepSize * 2 / 64 + groups - 1) / groups;
-    const char *fetch = (const char*)next, *end = fetch + (next ? size * 2 : 0);
+    const bool direct = !kTiles && a.scales && groups == 1;
+    const bool whole = a.scales ? direct : groups <= kFewGroups;
+    const char* weight = (const char*)a.weight + panel * size;
+    PanelPart part{nullptr, whole ? steps : kBlockSteps, false, nullptr, nullptr, 0, &a, {}};
+    part.lines = (step_bytes(a) / 64 + groups - 1) / groups;
+    const char *fetch = next, *end = fetch + (next ? size : 0);
     for (int64_t s = 0; s < steps; s += part.steps) {
-        part.weight = weight + s * kStepSize;
         part.steps = least(part.steps, steps - s);
         part.add = s > 0;
+        const char* from = weight + s * step_bytes(a);
+        if (a.scales && !direct) expand_steps((const uint8_t*)from, r.expanded, part.steps);
+        part.weight = a.scales ? r.expanded : (const bf16*)from;
         for (int64_t m = 0; m < r.rows; m += kRowsAtOnce) {
             int64_t count = least(kRowsAtOnce, r.rows - m);
             int64_t bytes = part.lines * part.steps * 64;
@@ -238,14 +311,11 @@ inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, c
             else
                 panel_tiles<1, false>(tiles, part);
 #else
-            const bf16* from = r.x + m * a.inputs + s * kStep;
-            int64_t i = 0;
-            if (count == kRowsAtOnce) {
-                panel_rows<kRowsAtOnce>(from, a.inputs, part);
-                i = count;
-            }
-            for (; i + 4 <= count; i += 4, part.sums += 4 * kPanel) panel_rows<4>(from + i * a.inputs, a.inputs, part);
-            for (; i < count; i++, part.sums += kPanel) panel_rows<1>(from + i * a.inputs, a.inputs, part);
+            const bf16* rows = r.x + m * a.inputs + s * kStep * count;
+            with_count<kRowsAtOnce>(count, [&](auto counted) {
+                constexpr int M = decltype(counted)::value;
+                direct ? panel_rows_int8<M>(rows, (const uint8_t*)from, part) : panel_rows<M>(rows, part);
+            });
 #endif
             if (write && s + part.steps == steps) {
                 const int64_t at = m * kPanel;
@@ -271,7 +341,7 @@ inline int64_t divisor(int64_t threads, int64_t most) {
 inline void linear_packed(const LinearArgs& a) {
     // A gated product takes two panels at a time, a gate's and what it gates.
     const int64_t all_panels = a.outputs / kPanel, panels = a.gated ? all_panels / 2 : all_panels;
-    const int64_t size = a.inputs * kPanel, groups = (a.rows + kRowsAtOnce - 1) / kRowsAtOnce;
+    const int64_t size = a.inputs / kStep * step_bytes(a), groups = (a.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     const int64_t threads = threads_for(a.inputs * a.outputs, a.threads);
     const int64_t wanted = most(a.rows / kRowsPerThread, (threads + panels - 1) / panels);
     const int64_t row_parts = divisor(threads, most<int64_t>(1, least(wanted, groups)));
@@ -285,24 +355,25 @@ inline void linear_packed(const LinearArgs& a) {
         // Equal blocks, each a whole number of what is computed at once.
         const int64_t blocks = (to - from + most_groups - 1) / most_groups;
         const int64_t block_rows = blocks ? (to - from + blocks - 1) / blocks * kRowsAtOnce : 0;
-        const int64_t row_bytes = 2 * kPanel * 4 + (kTiles ? a.inputs * 2 : 0);
-        float* sums = (float*)memory.at_least((size_t)(block_rows * row_bytes));
+        const int64_t row_bytes = 2 * kPanel * 4 + a.inputs * 2;
+        const int64_t expanded_bytes = a.scales ? kBlockSteps * kStepSize * 2 : 0;
+        bf16* expanded = (bf16*)memory.at_least((size_t)(expanded_bytes + block_rows * row_bytes));
+        float* sums = (float*)((char*)expanded + expanded_bytes);
         float* gates = sums + block_rows * kPanel;
+        bf16* rearranged = (bf16*)(gates + block_rows * kPanel);
 #if WEFT_AMX
-        bf16* tiles = (bf16*)(gates + block_rows * kPanel);
         TileUnit in_use;
 #endif
         for (int64_t first = from * kRowsAtOnce; first < least(to * kRowsAtOnce, a.rows); first += block_rows) {
-            RowPart part{(const bf16*)a.x + first * a.inputs, first, least(block_rows, a.rows - first)};
+            RowPart part{(const bf16*)a.x + first * a.inputs, first, least(block_rows, a.rows - first), expanded};
             part.rows = least(part.rows, to * kRowsAtOnce - first);
-#if WEFT_AMX
-            for (int64_t i = 0; i < part.rows; i += kRowsAtOnce)
-                tiles_of_rows((const bf16*)a.x, a.rows, a.inputs, first + i, tiles + i * a.inputs);
-            part.x = tiles;
-#endif
+            if (kTiles || a.rows > 1) {  // one row is the same as pairs
+                rearrange_rows(a, part, rearranged);
+                part.x = rearranged;
+            }
             for (int64_t panel = first_panel; panel < end; panel++) {
-                const bf16* weight = (const bf16*)a.weight + panel * size;
-                const bf16* next = panel + 1 < end ? weight + size : nullptr;
+                const char* weight = (const char*)a.weight + panel * size;
+                const char* next = panel + 1 < end ? weight + size : nullptr;
                 if (a.gated) {
                     linear_panel(a, part, panel, weight + panels * size, gates, false, nullptr);
                     linear_panel(a, part, panels + panel, next, sums, true, gates);

@@ -72,13 +72,11 @@ double probe_product(void* data, int64_t rounds, int threads) {
                 for (int64_t k = 0; k < 64; k++) {
                     const T* at = (const T*)mine + k * 2 * L::step;
                     typename L::vec left = L::get(at), right = L::get(at + L::step);
-                    typename L::vec x = L::get((const T*)(mine + kBytes / 2) + k * L::step);
                     for (int m = 0; m < M; m++) {
+                        typename L::vec x = L::get((const T*)(mine + kBytes / 2) + (k + m) * L::step);
                         acc[m][0] = L::multiply_add(left, x, acc[m][0]);
                         acc[m][1] = L::multiply_add(right, x, acc[m][1]);
                     }
-                    // Without this the compiler would see that all rows are the same and compute one.
-                    for (int m = 0; m < M; m++) __asm__ volatile("" : "+v"(acc[m][0]), "+v"(acc[m][1]));
                 }
             for (int m = 0; m < M; m++)
                 for (int n = 0; n < 2; n++) store((float*)mine + (m * 2 + n) * W, acc[m][n]);

@@ -35,6 +35,7 @@ typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
+typedef int8_t vb __attribute__((vector_size(W)));
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
@@ -67,6 +68,15 @@ WEFT_INLINE vu load_halves(const bf16* p) {
 #endif
 }
 WEFT_INLINE vf load(const bf16* p) { return (vf)(load_halves(p) << 16); }
+WEFT_INLINE vf load(const int8_t* p) {
+#if WEFT_AVX512
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif WEFT_AVX2
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    return __builtin_convertvector(__builtin_convertvector(load_raw<vb>(p), vi), vf);
+#endif
+}
 WEFT_INLINE void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
 // Round to nearest, ties to even; the payload of a NaN is not kept.
@@ -86,6 +96,7 @@ WEFT_INLINE void store(bf16* p, vf v) {
 }
 
 WEFT_INLINE float widen(float x) { return x; }
+WEFT_INLINE float widen(int8_t x) { return (float)x; }
 WEFT_INLINE float widen(bf16 x) {
     uint32_t bits = (uint32_t)x.bits << 16;
     float f;
@@ -266,12 +277,13 @@ inline void transpose_words(const int32_t* const* from, int32_t* to, int64_t to_
 #endif
 
 // How a dot product reads its operands: `step` elements at a time into a `vec`, multiplied and added into W partial
-// sums. Wide is for sizes that are a multiple of 2 W.
+// sums. Wide is for sizes that are a multiple of 2 W, and for operands that are both T; otherwise one may be int8.
 template <class T, bool Wide>
 struct Lanes {
     typedef vf vec;
     static constexpr int step = W;
     static WEFT_INLINE vec get(const T* p) { return load(p); }
+    static WEFT_INLINE vec get(const int8_t* p) { return load(p); }
     static WEFT_INLINE vf multiply_add(vec a, vec b, vf sum) { return a * b + sum; }
 };
 #if WEFT_AVX512

@@ -14,6 +14,8 @@ A work item is eight int32, written by `attention.py` of the package above:
     begin      the first KV entry of the item
     partial    the item's first row in the scratch tensors, or -1: the item has the whole row and writes the result
 
+An item without query tokens fills up a table of fixed size: nothing is read or written for it.
+
 Scores are kept in base 2, because that is the exponential that devices have: `scale` is times log2(e).
 """
 
@@ -310,7 +312,7 @@ def merge(
     """A program per query token and head: the sum of its splits, each weighed by its share of the softmax.
 
     `merges` has four int32 a token: the token, its first row of the scratch tensors, the step to the next split's, and
-    the number of splits.
+    the number of splits; 0: `decode` has written the token's result, which is left alone.
     """
     fields = merges + tl.program_id(0) * MERGE_FIELDS
     token = tl.load(fields).to(tl.int64)
@@ -345,5 +347,5 @@ def merge(
     tl.store(
         out + (token * HEADS + head) * HEAD_DIM + d,
         mean.to(out.dtype.element_ty),
-        mask=d < HEAD_DIM,
+        mask=(d < HEAD_DIM) & (splits > 0),
     )

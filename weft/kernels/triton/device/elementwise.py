@@ -17,6 +17,22 @@ def rms_norm(x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def add_rms_norm(x, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """A program per row of x [rows, SIZE]: adds it to that of the residual, and normalises the sum as it is stored."""
+    first = tl.program_id(0).to(tl.int64) * SIZE
+    i = tl.arange(0, BLOCK)
+    inside = i < SIZE
+    added = tl.load(x + first + i, mask=inside, other=0.0).to(tl.float32)
+    total = added + tl.load(residual + first + i, mask=inside, other=0.0).to(tl.float32)
+    stored = total.to(residual.dtype.element_ty)
+    tl.store(residual + first + i, stored, mask=inside)
+    values = stored.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    weights = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + first + i, (values * scale * weights).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """A program per row of gate_up [rows, 2 SIZE] and BLOCK columns of the result."""
     row = tl.program_id(0).to(tl.int64)
