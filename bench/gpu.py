@@ -1,14 +1,18 @@
-"""The kernels on a CUDA device: first whether each agrees with the reference, then how fast it is.
+"""What a CUDA device makes of Weft, in one call: first whether it is right, then how fast it is.
 
-    python -m bench.gpu [--runs 50] [--variants triton,torch] [--json FILE]
+    python -m bench.gpu [--sections check,kernels,…] [--json FILE] [--limit-s 540]
 
-Checks every operation of every variant in three dtypes, and ends there if one is wrong; products of matrices are
-torch's in all of them and left out. Then measures what the device gives at most (a copy of 1 GiB, a product of
-8192 x 8192 matrices) and each operation in bfloat16 at the sizes of a model with 32 heads, 8 KV heads of 128, hidden
-size 4096 and intermediate size 12,288, pages of 16 tokens. A time is the median of `--runs` calls, each between two
-CUDA events, with the level-2 cache overwritten before. What a variant prepares once per pass for all layers is not in
-it; a call that is shorter than its launches takes as long as they do.
-The ratio is that of the second variant's time to the first's, in the same run.
+Sections, in this order, each in a process of its own with a time limit, so that what goes wrong in one leaves the
+others alone. The file is written after each; of one that fails or is stopped, it has what was found until then:
+
+    check        every kernel against the reference, in three dtypes; pages that go to the host and come back
+    kernels      the device's ceilings (a copy, a product of matrices), and each kernel against them
+    graphs       decode steps as graphs against the same without
+    qwen3-0.6b   that shape, random weights: time per token at batches of 1, 16, 64 and 256, prompts, 32 requests
+    llama-3-8b   the same
+    peer         32 requests on the shape of Qwen3-0.6B by transformers' continuous batching
+
+`--device cpu --tiny` runs all of it at sizes that say nothing, to see that it runs.
 """
 
 from __future__ import annotations
@@ -17,307 +21,180 @@ import argparse
 import json
 import platform
 import shlex
-import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from weft.core.step import ForwardBatch
-from weft.kernels import dispatch, reference
-from weft.kernels.base import HeadNorm, HeadShape, Kernels
-from weft.kernels.batch import AttentionBatch, lower
+from bench import gpu_kernels, gpu_models
+from weft.kernels import dispatch
+from weft.kernels.base import Kernels
 from weft.version import __version__
 
-Row = tuple[int, int]
-"""Queries and entries."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Largest difference from the reference, relative to the largest value of it."""
-PAGE = 16
-CACHE_BYTES = 256 << 20
-"""More than the level-2 cache of any device."""
+Save = Callable[[dict[str, Any]], None]
+LIMITS_S = {"check": 150, "kernels": 120, "graphs": 90, "qwen3-0.6b": 150, "llama-3-8b": 200, "peer": 150}
+"""Of each section, in the order in which they run."""
+DONE, FAILED, NO_DEVICE = 0, 1, 2
 
 
-class Sizes(NamedTuple):
-    """Of a model."""
-
-    shape: HeadShape
-    hidden: int
-    intermediate: int
+def variants(device: str) -> dict[str, Kernels]:
+    """Those that are compared, the first to the second."""
+    names = ("triton", "torch") if device == "cuda" else ("torch", "reference")
+    return {name: dispatch.select(device, torch.bfloat16, {"*": name}) for name in names}
 
 
-class Case(NamedTuple):
-    """One operation on given inputs."""
-
-    operation: str
-    title: str
-    run: Callable[[Kernels], list[Tensor]]
-    """Returns all that was computed or changed. Inputs that an operation consumes are not given back."""
-    bytes: float = 0
-    """That have to be moved, each once."""
-    flops: float = 0
+def check(device: str, tiny: bool, save: Save) -> None:
+    """See the module's docstring. Raises `RuntimeError`, naming every case that is wrong."""
+    dtypes = (torch.float32,) if tiny else gpu_kernels.DTYPES
+    wrong = gpu_kernels.check(variants(device), device, dtypes) + gpu_kernels.check_tiers(device, 20 if tiny else 200)
+    save({"wrong": wrong})
+    if wrong:
+        raise RuntimeError("\n".join(["these do not agree with the reference:", *wrong]))
+    print("every operation agrees with the reference, and pages come back from the host as they went")
 
 
-class Measured(NamedTuple):
-    """A line of the table."""
-
-    operation: str
-    title: str
-    microseconds: dict[str, float]
-    """By variant."""
-    gigabytes_per_s: float
-    teraflops: float
-
-
-SMALL = (Sizes(HeadShape(6, 2, 48), 100, 72), Sizes(HeadShape(8, 1, 128), 256, 96), Sizes(HeadShape(3, 3, 256), 64, 32))
-"""What is checked."""
-LARGE = Sizes(HeadShape(32, 8, 128), 4096, 12288)
-"""What is measured."""
-CHECKED: tuple[Row, ...] = ((1, 20), (3, 300), (40, 130), (1, 700), (9, 9), (2, 1))
-MEASURED: dict[str, tuple[Row, ...]] = {
-    "decode, 64 rows of 4,096 entries": ((1, 4096),) * 64,
-    "decode, 1 row of 32,768 entries": ((1, 32768),),
-    "prefill, 8,192 tokens": ((8192, 8192),),
-    "prefill, 512 tokens after 7,680": ((512, 8192),),
-    "64 decoding rows of 1,024 and a chunk of 1,024": ((1, 1024),) * 64 + ((1024, 2048),),
-}
-
-
-def make_batch(rows: tuple[Row, ...], device: str, generator: np.random.Generator, masked: bool) -> AttentionBatch:
-    """Rows over scattered pages that fill the pool exactly; `masked`: with visibility words and one packed mask."""
-    pages = [-(-k // PAGE) for _, k in rows]
-    ids = generator.permutation(sum(pages)).astype(np.int32)
-    begins = np.cumsum([0, *pages])
-    positions = np.concatenate([np.arange(k - q, k) for q, k in rows])
-    first = np.repeat(begins[:-1], [q for q, _ in rows])
-    inside = np.maximum(positions, 0)
-    slots = np.where(positions >= 0, ids[first + inside // PAGE] * PAGE + inside % PAGE, -1)
-    options: dict[str, Any] = {}
-    if masked:
-        sizes = [q * -(-k // 8) if i == 0 else 0 for i, (q, k) in enumerate(rows)]
-        options = {
-            "visibility": generator.integers(0, 2**32, len(ids), dtype=np.uint32),
-            "mask_bits": generator.integers(0, 256, sizes[0], dtype=np.uint8),
-            "mask_indptr": np.cumsum([0, *sizes]).astype(np.int32),
-        }
-    forward = ForwardBatch(
-        token_ids=np.zeros(len(positions), np.int32),
-        positions=inside.astype(np.int32),
-        write_slots=slots.astype(np.int32),
-        q_indptr=np.cumsum([0, *(q for q, _ in rows)]).astype(np.int32),
-        kv_indptr=begins.astype(np.int32),
-        kv_page_ids=ids,
-        kv_lens=np.array([k for _, k in rows], np.int32),
-        **options,
-    )
-    return lower(forward, PAGE, device)
-
-
-def attention_cases(
-    rows: tuple[Row, ...], shape: HeadShape, dtype: torch.dtype, device: str, title: str, *, options: bool
-) -> Iterator[Case]:
-    """Attention of these rows; with `options` also through a window and under masks."""
-    heads, kv_heads, head_dim = shape
-    seeded = np.random.default_rng(0)
-    for masked, window in ((False, None), (False, 50), (True, None)) if options else ((False, None),):
-        batch = make_batch(rows, device, seeded, masked)
-        q = torch.randn(batch.num_tokens, heads, head_dim, dtype=dtype, device=device)
-        kv = torch.randn(len(batch.kv_page_ids), 2, kv_heads, PAGE, head_dim, dtype=dtype, device=device)
-        pairs = sum(q * k - q * (q - 1) // 2 for q, k in rows)
-        entries = sum(k for _, k in rows)
-        yield Case(
-            "attention",
-            title + (", masked" if masked else "") + (", window" if window else ""),
-            lambda kernels, q=q, kv=kv, batch=batch, window=window: [  # type: ignore[misc]
-                kernels.attention(q, kv, batch, head_dim**-0.5, window)
-            ],
-            bytes=(2 * entries * kv_heads * head_dim + 2 * q.numel()) * dtype.itemsize,
-            flops=4.0 * pairs * heads * head_dim,
-        )
-
-
-def other_cases(tokens: int, sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
-    """The operations on so many tokens that are neither attention nor a product of matrices."""
-    (heads, kv_heads, head_dim), width = sizes.shape, dtype.itemsize
-    batch = make_batch(((tokens, tokens),), device, np.random.default_rng(0), False)
-    x = torch.randn(tokens, sizes.hidden, dtype=dtype, device=device)
-    weight = torch.randn(sizes.hidden, dtype=dtype, device=device)
-    gate_up = torch.randn(tokens, 2 * sizes.intermediate, dtype=dtype, device=device)
-    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
-    angles = torch.randn(tokens, head_dim // 2, device=device)
-    rotation = (angles.cos(), angles.sin())
-    norm = HeadNorm(*torch.randn(2, head_dim, dtype=dtype, device=device), 1e-6)
-    kv = torch.randn(-(-tokens // PAGE), 2, kv_heads, PAGE, head_dim, dtype=dtype, device=device)
-    order = torch.randperm(len(kv), device=device)
-    sources, destinations = order[: len(kv) // 2], order[len(kv) // 2 : len(kv) // 2 * 2]
-    slots = torch.randperm(len(kv) * PAGE, device=device)[:64]
-
-    def rotate(kernels: Kernels) -> list[Tensor]:
-        return [kernels.rotate_and_store(qkv, sizes.shape, rotation, norm, batch, kv), kv]
-
-    def copy_pages(kernels: Kernels) -> list[Tensor]:
-        kernels.copy_pages(kv, sources, destinations)
-        return [kv]
-
-    def copy_slots(kernels: Kernels) -> list[Tensor]:
-        kernels.copy_slots(kv, slots[:-1], slots[1:])
-        return [kv]
-
-    title = f"{tokens:,} tokens"
-    moved = sources.numel() * kv[0].numel() * 2 * width
-    yield Case("rms_norm", title, lambda k: [k.rms_norm(x, weight, 1e-6)], bytes=2 * x.numel() * width)
-    yield Case("silu_mul", title, lambda k: [k.silu_mul(gate_up)], bytes=1.5 * gate_up.numel() * width)
-    yield Case("rotate_and_store", title, rotate, bytes=2 * qkv.numel() * width)
-    yield Case("copy_pages", f"{len(sources):,} pages", copy_pages, bytes=moved)
-    yield Case("copy_slots", f"{len(slots) - 1} slots", copy_slots, bytes=4 * 63 * kv_heads * head_dim * width)
-
-
-def check(variants: dict[str, Kernels], device: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[str]:
-    """Compare every variant with the reference; says what is wrong, a line for each case."""
-    wrong = []
-    for dtype in dtypes:
-        for sizes in SMALL:
-            expected = [outputs for _, outputs in _outputs(reference.KERNELS, sizes, dtype, device)]
-            for name, kernels in variants.items():
-                for (case, got), wanted in zip(_outputs(kernels, sizes, dtype, device), expected, strict=True):
-                    if not all(_close(a, b) for a, b in zip(got, wanted, strict=True)):
-                        wrong.append(f"{name}: {case.operation} ({case.title}) {dtype} {tuple(sizes.shape)}")
-    return wrong
-
-
-def _outputs(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[tuple[Case, list[Tensor]]]:
-    torch.manual_seed(0)  # the same inputs for every variant, although some are consumed
-    for case in (
-        *attention_cases(CHECKED, sizes.shape, dtype, device, "rows of all kinds", options=True),
-        *other_cases(200, sizes, dtype, device),
-    ):
-        # Cloned, because cases share what some of them change.
-        yield case, [out.clone() for out in case.run(kernels)]
-
-
-def _close(got: Tensor, expected: Tensor) -> bool:
-    bound = BOUNDS[got.dtype] * expected.abs().max().float()
-    return bool(((got.float() - expected.float()).abs() <= bound).all())  # false for NaN
-
-
-def median_ms(call: Callable[[], object], runs: int) -> float:
-    """Of `runs` calls after three that are not counted, on the device's clock."""
-    cache = torch.empty(CACHE_BYTES, dtype=torch.uint8, device="cuda")
-    for _ in range(3):
-        call()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
-    for begin, end in events:
-        cache.zero_()
-        begin.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in events)
-
-
-def ceilings(runs: int) -> dict[str, float]:
-    """What the device gives at most: GB/s read and written by a copy, TFLOP/s of a product in bfloat16."""
-    source = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    a, b = torch.randn(2, 8192, 8192, device="cuda").bfloat16()
-    return {
-        "copy_gigabytes_per_s": 2 * source.numel() / median_ms(lambda: target.copy_(source), runs) / 1e6,
-        "product_teraflops": 2 * 8192**3 / median_ms(lambda: a @ b, runs) / 1e9,
-    }
-
-
-def measure(variants: dict[str, Kernels], runs: int) -> Iterator[Measured]:
-    """Every case at its large size, by every variant; the rates are those of the first."""
-    torch.manual_seed(0)
-    for case in large_cases():
-        times = {name: median_ms(lambda k=k, c=case: c.run(k), runs) for name, k in variants.items()}  # type: ignore[misc]
-        first = next(iter(times.values()))
-        yield Measured(
-            case.operation,
-            case.title,
-            {name: 1000 * ms for name, ms in times.items()},
-            case.bytes / first / 1e6,
-            case.flops / first / 1e9,
-        )
-
-
-def large_cases() -> Iterator[Case]:
-    """One at a time, because each fills memory of its own."""
-    for title, rows in MEASURED.items():
-        yield from attention_cases(rows, LARGE.shape, torch.bfloat16, "cuda", title, options=False)
-    for tokens in (64, 8192):
-        yield from other_cases(tokens, LARGE, torch.bfloat16, "cuda")
-
-
-def environment() -> dict[str, object]:
-    """The device, and the versions of what ran."""
-    device = torch.cuda.get_device_properties(0)
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = "not installed"
-    return {
-        "device": device.name,
-        "capability": f"{device.major}.{device.minor}",
-        "memory_gib": round(device.total_memory / 2**30, 1),
-        "system": platform.platform(),
-        "versions": {
-            "weft": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "triton": triton,
-        },
-    }
-
-
-def line(measured: Measured) -> str:
-    """Of the table."""
-    times = [f"{us:10.1f}" for us in measured.microseconds.values()]
-    first, *others = measured.microseconds.values()
-    ratio = f"{others[0] / first:6.2f}x" if others else " " * 7
-    rates = f"{measured.gigabytes_per_s:9.0f} {measured.teraflops:9.1f}"
-    return f"{measured.operation:17s} {measured.title:48s} {' '.join(times)} {ratio} {rates}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument(
-        "--variants", default="triton,torch", help="comma-separated; the first is compared to the others"
-    )
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.exit(2, f"This measures kernels on a CUDA device, and torch {torch.__version__} finds none.\n")
-    names = args.variants.split(",")
-    # Raises what is wrong with a name.
-    variants = {name: dispatch.select("cuda", torch.bfloat16, {"*": name}) for name in names}
-    where = environment()
-    print(f"{where['device']}, {where['versions']}")
-    if wrong := check(variants, "cuda"):
-        parser.exit(1, "\n".join(["These do not agree with the reference:", *wrong, ""]))
-    print("Every operation agrees with the reference.")
-    most = ceilings(args.runs)
-    print(f"copy {most['copy_gigabytes_per_s']:.0f} GB/s, product {most['product_teraflops']:.0f} TFLOP/s\n")
-    columns = " ".join(f"{name + ', us':>10s}" for name in names)
-    print(f"{'operation':17s} {'case':48s} {columns} {'ratio':>7s} {'GB/s':>9s} {'TFLOP/s':>9s}")
-    results = []
-    for measured in measure(variants, args.runs):
-        print(line(measured), flush=True)
+def kernels(device: str, tiny: bool, save: Save) -> None:
+    """See the module's docstring."""
+    scale = (gpu_kernels.TINY_SCALE if tiny else gpu_kernels.LARGE_SCALE)._replace(device=device)
+    compared = variants(device)
+    most = gpu_kernels.ceilings(scale)
+    print(f"copy {most.copy_gigabytes_per_s:.0f} GB/s, product {most.product_teraflops:.0f} TFLOP/s\n")
+    print(gpu_kernels.header(list(compared)))
+    results: list[dict[str, Any]] = []
+    for measured in gpu_kernels.measure(compared, scale, most):
+        print(gpu_kernels.line(measured), flush=True)
         results.append(measured._asdict())
-    if args.json:
-        command = shlex.join(["python", "-m", "bench.gpu", *sys.argv[1:]])
-        args.json.write_text(
-            json.dumps({**where, "command": command, "ceilings": most, "results": results}, indent=2) + "\n"
-        )
+        save({"ceilings": most._asdict(), "results": results})
+
+
+def models(name: str, device: str, tiny: bool, save: Save) -> None:
+    """The sections of models. See the module's docstring."""
+    load = gpu_models.TINY if tiny else gpu_models.LARGE
+    load = load._replace(options={**load.options, "device": device})
+    if name == "graphs":
+        found = gpu_models.same_tokens(load, save)
+    elif name == "peer":
+        found = gpu_models.transformers_requests("tiny" if tiny else "qwen3-0.6b", load, save)
+    else:
+        found = gpu_models.measure("tiny" if tiny else name, load, save)
+    print(json.dumps(found, indent=1))
+
+
+def run_section(name: str, device: str, tiny: bool, save: Save) -> None:
+    """In this process."""
+    if name in ("check", "kernels"):
+        {"check": check, "kernels": kernels}[name](device, tiny, save)
+    else:
+        models(name, device, tiny, save)
+
+
+def environment(device: str) -> dict[str, object]:
+    """The device, and the versions of what ran."""
+    versions: dict[str, str | None] = {"weft": __version__, "python": platform.python_version()}
+    versions |= {"torch": torch.__version__, "cuda": torch.version.cuda}
+    for package in ("triton", "transformers"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    found: dict[str, object] = {"device": device, "system": platform.platform(), "versions": versions}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "device": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+        }
+    return found
+
+
+def run_all(names: list[str], options: list[str], limit_s: float, save: Save) -> dict[str, Any]:
+    """Every section in a process of its own, given `options`; what came of each, also of those that failed."""
+    began = time.monotonic()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            part = Path(folder) / f"{name}.json"
+            left = limit_s - (time.monotonic() - began)
+            print(f"\n== {name}", flush=True)
+            found[name] = _run_apart(name, options, min(left, LIMITS_S[name]), part)
+            if "error" in found[name]:
+                print(f"{name} FAILED: {found[name]['error']}", flush=True)
+            save(found)
+    return found
+
+
+def _run_apart(name: str, options: list[str], limit_s: float, part: Path) -> dict[str, Any]:
+    if limit_s <= 0:
+        return {"error": "not begun: the time was up"}
+    command = [sys.executable, "-m", "bench.gpu", "--only", name, "--json", str(part), *options]
+    began = time.monotonic()
+    try:
+        code = subprocess.run(command, timeout=limit_s, check=False).returncode
+        error = None if code == DONE else f"it ended with status {code}"
+    except subprocess.TimeoutExpired:
+        error = f"it was stopped after {limit_s:.0f} s"
+    said: dict[str, Any] = json.loads(part.read_text()) if part.exists() else {}
+    if error is not None:
+        said.setdefault("error", error)
+    return {"seconds": round(time.monotonic() - began, 1), **said}
+
+
+def _only(name: str, device: str, tiny: bool, path: Path) -> int:
+    """One section, here. What it finds is in the file at any moment, and its error if it fails."""
+    found: dict[str, Any] = {}
+
+    def save(result: dict[str, Any]) -> None:
+        found["result"] = result
+        _write(path, found)
+
+    try:
+        run_section(name, device, tiny, save)
+    except Exception as error:
+        traceback.print_exc()
+        found["error"] = f"{type(error).__name__}: {error}"
+        _write(path, found)
+        return FAILED
+    return DONE
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    """Never half of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.replace(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--sections", default="all", help=f"comma-separated, of {', '.join(LIMITS_S)}")
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="where results are written")
+    parser.add_argument("--limit-s", type=float, default=540, help="seconds, for everything")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes that say nothing")
+    parser.add_argument("--only", choices=tuple(LIMITS_S), help="this section, in this process")
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.exit(NO_DEVICE, f"This needs a CUDA device, and torch {torch.__version__} finds none.\n")
+    if args.only:
+        return _only(args.only, args.device, args.tiny, args.json)
+    names = list(LIMITS_S) if args.sections == "all" else args.sections.split(",")
+    if unknown := set(names) - set(LIMITS_S):
+        parser.error(f"no sections named {sorted(unknown)}; there are {', '.join(LIMITS_S)}")
+    options = ["--device", args.device, *(["--tiny"] if args.tiny else [])]
+    where = environment(args.device)
+    print(f"{where['device']}, {where['versions']}", flush=True)
+    whole = {**where, "command": shlex.join(["python", "-m", "bench.gpu", *sys.argv[1:]])}
+    found = run_all(names, options, args.limit_s, lambda sections: _write(args.json, {**whole, "sections": sections}))
+    return FAILED if any("error" in section for section in found.values()) else DONE
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

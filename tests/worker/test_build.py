@@ -8,8 +8,11 @@ import torch
 from tests.worker.step_help import forward, greedy, run, set_slots, step
 from weft.config import EngineConfig
 from weft.core.errors import ConfigError
-from weft.models.random_checkpoints import write_tiny
-from weft.worker.build import NUM_SAMPLE_SLOTS, build_worker
+from weft.kernels import dispatch
+from weft.models.random_checkpoints import FAMILIES, write_tiny
+from weft.models.registry import family_of
+from weft.worker.build import NUM_SAMPLE_SLOTS, build_worker, graphs_missing
+from weft.worker.graphs import graph_bytes
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +46,35 @@ def test_a_context_that_does_not_fit_is_cut_and_told(checkpoint: str, caplog: py
 def test_a_missing_device_is_refused(checkpoint: str):
     with pytest.raises(ConfigError, match="finds no CUDA device"):
         build_worker(EngineConfig(model=checkpoint, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "settings", "reason"),
+    [
+        ("cuda", {}, {}, None),
+        ("cpu", {}, {}, "only CUDA devices"),
+        ("cuda", {}, {"cuda_graphs": False}, "cuda_graphs is off"),
+        ("cuda", {"head_dim": 512}, {}, "heads of 512"),
+    ],
+)
+def test_why_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch, device, changes, settings, reason):
+    choice = dispatch.Choice("attention", "triton", ("triton", "torch"))
+    monkeypatch.setattr(dispatch, "describe", lambda device, dtype: [choice])
+    raw = {**FAMILIES["qwen3"], **changes}
+    said = graphs_missing(EngineConfig(**settings), family_of(raw).spec(raw), torch.device(device))
+    assert said is None if reason is None else reason in said
+
+
+def test_attention_of_another_variant_has_no_graphs(monkeypatch: pytest.MonkeyPatch):
+    choice = dispatch.Choice("attention", "torch", ("torch",), "Triton: needs a C compiler; install gcc")
+    monkeypatch.setattr(dispatch, "describe", lambda device, dtype: [choice])
+    spec = family_of(FAMILIES["llama"]).spec(FAMILIES["llama"])
+    said = graphs_missing(EngineConfig(), spec, torch.device("cuda"))
+    assert said is not None
+    assert "that of torch" in said
+    assert "install gcc" in said
+
+
+def test_what_graphs_take_grows_with_the_largest_batch():
+    spec = family_of(FAMILIES["llama"]).spec(FAMILIES["llama"])
+    assert graph_bytes(spec, 256) - graph_bytes(spec, 128) == 128 * spec.vocab_size * 12

@@ -15,8 +15,14 @@ from weft.config import EngineConfig
 from weft.core.errors import ConfigError
 from weft.core.sampling import SamplingParams
 from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, SlotSet, Step
+from weft.kernels import dispatch
+from weft.kernels.base import HeadShape
+from weft.kernels.triton import support as triton
+from weft.models.base import ModelSpec
 from weft.models.loader import LoadedModel, load_model
 from weft.worker.executor import PoolSizes, TorchWorker
+from weft.worker.graphs import GraphOptions, default_batch_sizes, graph_bytes
+from weft.worker.graphs_cuda import CudaGraphs
 from weft.worker.memory import free_host_bytes, usable_cores
 from weft.worker.sizing import FreeMemory, Sizing, kernel_threads, size_pools
 
@@ -56,6 +62,7 @@ def load(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
         revision=config.revision,
         offline=config.offline,
         dtype=config.dtype,
+        quantization=config.quantization,
         device=device,
         max_context=config.max_context,
         progress=progress,
@@ -75,6 +82,9 @@ def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
     gpu = device.type == "cuda"
     num_tokens = min(step_tokens(config), loaded.max_context)
     working_bytes = _rehearse(loaded, config, device, num_tokens) if gpu else 0
+    graphs = _graph_options(config, loaded.spec, device)
+    if graphs is not None:
+        working_bytes += graph_bytes(loaded.spec, max(graphs.batch_sizes))
     sizing = size_pools(
         config,
         bytes_per_page=loaded.model.kv_spec().bytes_per_page(config.page_size),
@@ -84,7 +94,7 @@ def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
     )
     if sizing.notice is not None:
         _log.warning("%s", sizing.notice)
-    worker = _start(loaded, config, sizing, device, threads)
+    worker = _start(loaded, config, sizing, device, threads, graphs)
     warm_up(worker, num_tokens if gpu else WARM_UP_TOKENS_ON_CPU)
     return worker
 
@@ -138,8 +148,33 @@ def warm_up(worker: TorchWorker, num_tokens: int) -> None:
     handle.wait()
 
 
+def graphs_missing(config: EngineConfig, spec: ModelSpec, device: torch.device) -> str | None:
+    """Why decode steps are not launched as graphs, for people. None: they are."""
+    if device.type != "cuda":
+        return "only CUDA devices have them"
+    if not config.cuda_graphs:
+        return "cuda_graphs is off"
+    attention = next(c for c in dispatch.describe(device, spec.dtype) if c.operation == "attention")
+    if attention.chosen != triton.NAME:
+        return f"attention is that of {attention.chosen}, whose launches depend on lengths ({attention.note})"
+    if not triton.has_heads(HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)):
+        return f"no kernel of attention for heads of {spec.head_dim}, {spec.num_heads} on {spec.num_kv_heads}"
+    return None
+
+
+def _graph_options(config: EngineConfig, spec: ModelSpec, device: torch.device) -> GraphOptions | None:
+    if graphs_missing(config, spec, device) is not None:
+        return None
+    return GraphOptions(CudaGraphs(), tuple(config.graph_batch_sizes or default_batch_sizes(config.max_running)))
+
+
 def _start(
-    loaded: LoadedModel, config: EngineConfig, sizing: Sizing, device: torch.device, threads: int
+    loaded: LoadedModel,
+    config: EngineConfig,
+    sizing: Sizing,
+    device: torch.device,
+    threads: int,
+    graphs: GraphOptions | None,
 ) -> TorchWorker:
     sizes = PoolSizes(
         page_size=config.page_size,
@@ -148,7 +183,8 @@ def _start(
         num_slots=config.max_running + NUM_SAMPLE_SLOTS,
         num_embed_slots=NUM_EMBED_SLOTS,
     )
-    return TorchWorker(loaded.model, sizes, max_context=sizing.max_context, device=device, threads=threads)
+    context = sizing.max_context
+    return TorchWorker(loaded.model, sizes, max_context=context, device=device, threads=threads, graphs=graphs)
 
 
 def _rehearse(loaded: LoadedModel, config: EngineConfig, device: torch.device, num_tokens: int) -> int:

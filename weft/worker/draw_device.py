@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.core.step import F64, Bool
 from weft.worker.drawing import BLOCK, I64, SMALLEST, Drawing, Draws
-from weft.worker.transfer import upload
+from weft.worker.transfer import upload, upload_all
 
 MAX_ELEMENTS = 1 << 25
 """Logits of a block of rows: enough to fill a GPU, at 128 MiB for each intermediate result."""
@@ -40,17 +39,24 @@ def draw(logits: Tensor, rows: I64, draws: Draws) -> Tensor:
 
 
 def _draw_block(logits: Tensor, rows: I64, draws: Draws) -> Tensor:
-    x = logits.index_select(0, upload(rows, logits.device))
+    limited, nucleus = np.flatnonzero(draws.top_k > 0), np.flatnonzero(draws.top_p < 1)
+    arrays = (rows, draws.temperature, draws.min_p, draws.uniforms)
+    limits = (limited, draws.top_k[limited], nucleus, draws.top_p[nucleus])
+    chosen, temperature, min_p, uniforms, *on_device = upload_all((*arrays, *limits), logits.device)
+    limited_rows, k, nucleus_rows, p = on_device
+    x = logits.index_select(0, chosen)
     # One pass more for rows that should not exist: to branch on the data would be to wait for the device.
     largest, fallback = x.max(-1, keepdim=True)
-    x.sub_(largest).div_(_column(draws.temperature, x))
-    _with_rows(x, draws.top_k > 0, lambda part, index: _keep_top_k(part, draws.top_k[index]))
+    x.sub_(largest).div_(_column(temperature, x))
+    if len(limited):
+        _change_rows(x, limited_rows, lambda part: _keep_top_k(part, k, int(draws.top_k.max())))
     weights = weigh(x)
-    _with_rows(weights, draws.top_p < 1, lambda part, index: _keep_top_p(part, draws.top_p[index]))
+    if len(nucleus):
+        _change_rows(weights, nucleus_rows, lambda part: _keep_top_p(part, p))
     if (draws.min_p > 0).any():
         # The largest weight is 1, so this is `min_p` of the most probable token.
-        weights.masked_fill_(weights < _column(draws.min_p, x), 0.0)
-    tokens = invert(weights, upload(draws.uniforms, x.device))
+        weights.masked_fill_(weights < _column(min_p, x), 0.0)
+    tokens = invert(weights, uniforms)
     return torch.where(largest.isfinite(), tokens.unsqueeze(1), fallback).squeeze(1)
 
 
@@ -96,33 +102,30 @@ def _blocks(weights: Tensor) -> Tensor:
     return padded.view(weights.shape[0], -1, BLOCK)
 
 
-def _column(values: F64, like: Tensor) -> Tensor:
-    return upload(values, like.device).to(like.dtype).unsqueeze(1)
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.dtype).unsqueeze(1)
 
 
-def _with_rows(x: Tensor, chosen: Bool, change: Callable[[Tensor, I64], None]) -> None:
-    """Apply an in-place change to the chosen rows of x."""
-    index = np.flatnonzero(chosen)
+def _change_rows(x: Tensor, index: Tensor, change: Callable[[Tensor], None]) -> None:
+    """Apply an in-place change to rows `index` of x, in order, all different."""
     if len(index) == x.shape[0]:
-        change(x, index)
-    elif len(index):
-        on_device = upload(index, x.device)
-        part = x.index_select(0, on_device)
-        change(part, index)
-        x.index_copy_(0, on_device, part)
+        change(x)
+    else:
+        part = x.index_select(0, index)
+        change(part)
+        x.index_copy_(0, index, part)
 
 
-def _keep_top_k(logits: Tensor, k: I64) -> None:
-    most = int(k.max())
+def _keep_top_k(logits: Tensor, k: Tensor, most: int) -> None:
     ordered = logits.topk(most, -1).values if most <= MAX_SELECTED else logits.sort(-1, descending=True).values
-    count = upload(k, logits.device).unsqueeze(1)
+    count = k.unsqueeze(1)
     _drop_beyond(logits, ordered.gather(1, count - 1), count, -torch.inf)
 
 
-def _keep_top_p(weights: Tensor, p: F64) -> None:
+def _keep_top_p(weights: Tensor, p: Tensor) -> None:
     ordered = weights.sort(-1, descending=True).values
     mass = ordered.cumsum(-1, dtype=torch.float64)
-    target = upload(p, weights.device).unsqueeze(1) * mass[:, -1:]
+    target = p.unsqueeze(1) * mass[:, -1:]
     count = torch.searchsorted(mass, target).clamp_(max=weights.shape[1] - 1) + 1
     _drop_beyond(weights, ordered.gather(1, count - 1), count, 0.0)
 

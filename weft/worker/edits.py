@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.core.step import I32, Bool
 from weft.worker.drawing import I64
 from weft.worker.slots import IN_PROMPT, SlotTable
-from weft.worker.transfer import upload
+from weft.worker.transfer import upload, upload_all
 
 FLOOR = -1e24
 """What a logit of -inf or NaN becomes in rows with masks. Any level divided by the smallest temperature is finite."""
@@ -84,8 +84,8 @@ def _add_bias(logits: Tensor, slots: SlotTable, rows: Rows) -> None:
         return
     cells = np.concatenate([index * slots.vocab_size + ids for index, (ids, _) in found])
     values = np.concatenate([bias for _, (_, bias) in found])
-    added = upload(values, logits.device).to(logits.dtype)
-    logits.view(-1).index_add_(0, upload(cells, logits.device), added)
+    index, added = upload_all((cells, values), logits.device)
+    logits.view(-1).index_add_(0, index, added.to(logits.dtype))
 
 
 def _penalize(logits: Tensor, slots: SlotTable, rows: Rows) -> None:
@@ -97,11 +97,11 @@ def _penalize(logits: Tensor, slots: SlotTable, rows: Rows) -> None:
             _penalize_row(logits[row].numpy(), slots, int(rows.slots[row]))
         return
     ids = rows.slots[chosen]
-    index = upload(chosen, logits.device)
-    counts = slots.counts.data.index_select(0, upload(slots.counts.row_of_slot[ids], logits.device))
-    x = logits.index_select(0, index)
     per_row = np.stack((slots.repetition[ids], slots.frequency[ids], slots.presence[ids]))
-    repetition, frequency, presence = upload(per_row, logits.device).to(logits.dtype).unsqueeze(2)
+    index, count_rows, per_row_there = upload_all((chosen, slots.counts.row_of_slot[ids], per_row), logits.device)
+    counts = slots.counts.data.index_select(0, count_rows)
+    x = logits.index_select(0, index)
+    repetition, frequency, presence = per_row_there.to(logits.dtype).unsqueeze(2)
     x = torch.where(counts > 0, torch.where(x > 0, x / repetition, x * repetition), x)
     num_output = counts >> IN_PROMPT.bit_length()
     x -= frequency * num_output + presence * (num_output > 0)
@@ -134,8 +134,8 @@ def _mask(logits: Tensor, slots: SlotTable, rows: Rows, masks: Masks | None) -> 
         mask = torch.stack([m for _, m in allowed])
         logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(~mask, NOT_ALLOWED))
     if len(late) and masks is not None:
-        index = upload(late, logits.device)
-        mask = masks.unpack(upload(rows.mask_rows[late], logits.device))
+        index, mask_rows = upload_all((late, rows.mask_rows[late]), logits.device)
+        mask = masks.unpack(mask_rows)
         logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(~mask, LATE_MASKED))
 
 
@@ -159,11 +159,12 @@ def _bans(logits: Tensor, slots: SlotTable, rows: Rows) -> tuple[Tensor, Tensor]
     if not stops and not lasts:
         return None
     device = logits.device
+    flat = np.concatenate(prefixes, axis=1) if prefixes else np.empty((3, 0), np.int64)
+    banned, (word, token, cell) = upload_all((np.concatenate(stops + lasts), flat), device)
     mismatches = torch.zeros(num_words, dtype=torch.int32, device=device)
     if prefixes:
-        word, token, cell = upload(np.concatenate(prefixes, axis=1), device)
         mismatches.index_add_(0, word, (slots.recent.data.view(-1)[cell] != token).int())
     always = sum(map(len, stops))
     levels = torch.full((always + num_words,), BANNED, dtype=logits.dtype, device=device)
     levels[always:].masked_fill_(mismatches > 0, torch.inf)
-    return upload(np.concatenate(stops + lasts), device), levels
+    return banned, levels

@@ -25,6 +25,7 @@ from weft.kernels.base import Kernels
 from weft.models.base import Model
 from weft.worker.checks import check_step
 from weft.worker.errors import StepError
+from weft.worker.graphs import GraphCounts, GraphOptions
 from weft.worker.kv_store import KVStore
 from weft.worker.results import step_result
 from weft.worker.runner import StepRunner
@@ -53,10 +54,12 @@ class TorchWorker:
         device: torch.device | str = "cpu",
         threads: int | None = None,
         kernels: Kernels | None = None,
+        graphs: GraphOptions | None = None,
     ):
         """Allocates the pools. `model` is on `device`; `kernels` (for moving KV) default to the device's best.
 
-        `threads` are the CPU threads of each kernel; None leaves torch's choice.
+        `threads` are the CPU threads of each kernel; None leaves torch's choice. With `graphs`, decode passes are
+        captured; the model's attention must follow `AttentionBatch.splits`.
         """
         self._device = torch.device(device)
         spec = model.spec
@@ -68,6 +71,7 @@ class TorchWorker:
             bytes_per_page=kv_spec.bytes_per_page(sizes.page_size),
             device=self._device.type,
             dtype=str(spec.dtype).removeprefix("torch."),
+            quantization=spec.quantization,
             has_windows=any(window is not None for window in spec.sliding_windows),
             **sizes._asdict(),
         )
@@ -76,6 +80,9 @@ class TorchWorker:
         with torch.inference_mode():
             kv = KVStore(kv_spec, chosen, *pages, self._device)
             runner = StepRunner(model, kv, self._spec, self._device, threads or torch.get_num_threads())
+            if graphs is not None:
+                runner.use_graphs(graphs, self._spec.max_context)
+        self._graphs = runner.graphs
         self._queue: SimpleQueue[_Launched | None] = SimpleQueue()
         self._pending: list[_Launched] = []
         self._closed = False
@@ -87,6 +94,11 @@ class TorchWorker:
     def spec(self) -> WorkerSpec:
         """Sizes and shapes; constant."""
         return self._spec
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """What became of decode passes; None: no graphs are used."""
+        return None if self._graphs is None else self._graphs.counts
 
     def launch(self, step: Step) -> StepHandle:
         """Queue a step. Raises `StepError`, with nothing queued, for one that does not fit this worker."""
@@ -117,6 +129,7 @@ class TorchWorker:
         self._queue.put(None)
         self._thread.join()
         self._pending = []
+        self._graphs = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -188,12 +201,15 @@ class _Loop:
         self._queue = queue
         self._device = device
         self._threads = threads
+        self._results_stream: torch.cuda.Stream | None = None
         self._failure: WeftError | None = None
 
     def run(self) -> None:
         """Carry out steps until None arrives."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)
+        if self._device.type == "cuda":
+            self._results_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.inference_mode(), self._stream():
             while (launched := self._queue.get()) is not None:
                 try:
@@ -217,8 +233,10 @@ class _Loop:
             if launched.late is None:
                 raise StepError(f"step {step.step_id} was not bound before the worker closed")
             late = launched.late
-        readback = Readback(self._runner.sampling_half(step, halfway, late))
+        found = self._runner.sampling_half(step, halfway, late)
+        # Before the copy is issued: whoever waits for the copy then waits for this mark as well.
         stopwatch.pause()
+        readback = Readback(found, self._results_stream)
         return _Outcome(readback, stopwatch.seconds)
 
     def _stream(self) -> torch.cuda.StreamContext | nullcontext[None]:

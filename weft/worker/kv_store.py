@@ -4,11 +4,15 @@ Owns the memory of the device pool (one tensor per layer, which kernels read and
 of bytes per page, all layers together, so that a page crosses the link in one copy). Does not know which page belongs
 to whom.
 
-Everything runs in the order of a stream: a swap-out reads before anything later overwrites.
+Everything on the device runs in the order of a stream: a swap-out reads before anything later overwrites. What crosses
+the link on a GPU has a stream of its own, and goes through staging buffers: pages on their way out hold up nothing, and
+pages on their way in start while earlier steps still compute.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +26,9 @@ from weft.models.base import KVSpec
 from weft.worker.transfer import upload
 
 STAGING_BYTES = 32 << 20
-"""Device memory that swapping may use at a time, besides the pools."""
+"""Device memory of one staging buffer."""
+NUM_STAGING = 2
+"""One is filled while another is emptied."""
 ALIGNMENT = 4096
 
 
@@ -47,6 +53,8 @@ class KVStore:
         self._layer_bytes = [layer.view(num_device_pages, -1).view(torch.uint8) for layer in self.layers]
         self._widths = [view.shape[1] for view in self._layer_bytes]
         self._host = _host_pool(num_host_pages, self.bytes_per_page, pinned=device.type == "cuda")
+        self._link = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._staging: list[_Staging] = []
 
     def move(self, step: Step) -> None:
         """Carry out the step's swap-outs, page copies, token copies and swap-ins, in this order."""
@@ -70,26 +78,75 @@ class KVStore:
     def _swap_out(self, device_pages: I32, host_pages: I32) -> None:
         for part in self._parts(len(device_pages)):
             index = upload(device_pages[part], self._device, np.int64)
-            staging = torch.cat([view.index_select(0, index) for view in self._layer_bytes], dim=1)
-            start = 0
-            for first, count in _runs(host_pages[part]):
-                self._host[first : first + count].copy_(staging[start : start + count], non_blocking=True)
-                start += count
+            staging = self._next_staging()
+            staging.wait(None)
+            pages = staging.buffer[: len(index)]
+            torch.cat([view.index_select(0, index) for view in self._layer_bytes], dim=1, out=pages)
+            with self._crossing(after_current=True):
+                start = 0
+                for first, count in _runs(host_pages[part]):
+                    self._host[first : first + count].copy_(pages[start : start + count], non_blocking=True)
+                    start += count
+                staging.used()
 
     def _swap_in(self, host_pages: I32, device_pages: I32) -> None:
         for part in self._parts(len(device_pages)):
             index = upload(device_pages[part], self._device, np.int64)
-            staging = torch.empty(len(index), self.bytes_per_page, dtype=torch.uint8, device=index.device)
-            start = 0
-            for first, count in _runs(host_pages[part]):
-                staging[start : start + count].copy_(self._host[first : first + count], non_blocking=True)
-                start += count
-            for view, data in zip(self._layer_bytes, torch.split(staging, self._widths, dim=1), strict=True):
+            staging = self._next_staging()
+            pages = staging.buffer[: len(index)]
+            staging.wait(self._link)
+            with self._crossing(after_current=False):
+                start = 0
+                for first, count in _runs(host_pages[part]):
+                    pages[start : start + count].copy_(self._host[first : first + count], non_blocking=True)
+                    start += count
+            if self._link is not None:
+                torch.cuda.current_stream(self._device).wait_stream(self._link)
+            for view, data in zip(self._layer_bytes, torch.split(pages, self._widths, dim=1), strict=True):
                 view.index_copy_(0, index, data)
+            staging.used()
+
+    def _next_staging(self) -> _Staging:
+        if len(self._staging) < NUM_STAGING:
+            shape = (max(1, STAGING_BYTES // self.bytes_per_page), self.bytes_per_page)
+            self._staging.append(_Staging(torch.empty(shape, dtype=torch.uint8, device=self._device)))
+        else:
+            self._staging.append(self._staging.pop(0))
+        return self._staging[-1]
+
+    @contextmanager
+    def _crossing(self, *, after_current: bool) -> Iterator[None]:
+        """What is inside goes to the link's stream; `after_current`: after all that the current stream has by now."""
+        if self._link is None:
+            yield
+            return
+        if after_current:
+            self._link.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._link):
+            yield
 
     def _parts(self, count: int) -> list[slice]:
         size = max(1, STAGING_BYTES // self.bytes_per_page)
         return [slice(start, start + size) for start in range(0, count, size)]
+
+
+class _Staging:
+    """A buffer on the device, [pages, bytes per page], and until when it is used."""
+
+    def __init__(self, buffer: Tensor):
+        self.buffer = buffer
+        self._used = torch.cuda.Event() if buffer.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.used()
+
+    def used(self) -> None:
+        """It is in use until the current stream has done what it has by now."""
+        if self._used is not None:
+            self._used.record()
+
+    def wait(self, stream: torch.cuda.Stream | None) -> None:
+        """Have `stream` (None: the current one) wait until it is free."""
+        if self._used is not None:
+            self._used.wait(stream)
 
 
 def _runs(pages: I32) -> list[tuple[int, int]]:

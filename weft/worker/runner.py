@@ -16,6 +16,7 @@ from torch import Tensor
 from weft.core.protocols import WorkerSpec
 from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, Step
 from weft.models.base import Model, lower
+from weft.worker.graphs import DecodeGraphs, GraphOptions
 from weft.worker.kv_store import KVStore
 from weft.worker.logprobs import score_tokens, top_tokens
 from weft.worker.lowering import input_embeddings, rows_of
@@ -46,6 +47,13 @@ class StepRunner:
         self._sampler = Sampler(self._slots, threads=threads)
         shape = (spec.num_embed_slots, spec.hidden_size)
         self._embeddings = torch.zeros(shape, dtype=model.spec.dtype, device=device)
+        self.graphs: DecodeGraphs | None = None
+        """What carries out decode passes that it takes."""
+
+    def use_graphs(self, options: GraphOptions, max_context: int) -> None:
+        """From now on, carry out decode passes as graphs."""
+        sizes = {"page_size": self._page_size, "max_context": max_context}
+        self.graphs = DecodeGraphs(self._model, self._kv.layers, self._slots.tokens, options, **sizes)
 
     def forward_half(self, step: Step) -> Halfway:
         """Everything up to the logits."""
@@ -55,6 +63,10 @@ class StepRunner:
         if step.embed is not None:
             embedded = self._model.embed(upload(step.embed.token_ids, self._device, np.int64))
             self._embeddings.index_copy_(0, upload(step.embed.slots, self._device, np.int64), embedded)
+        if self.graphs is not None and step.forward is not None and step.head is None:
+            logits = self.graphs.logits(step.forward)
+            if logits is not None:
+                return Halfway(logits, None)
         states: list[Tensor] = []
         hidden_sums = None
         if step.forward is not None:
@@ -85,11 +97,12 @@ class StepRunner:
         x = input_embeddings(forward, model, self._slots.tokens, self._embeddings)
         last = len(model.layers) - 1
         for index, layer in enumerate(model.layers):
-            weights = model.provider.layer(index)
-            x = layer.attend(x, weights, batch, self._kv.layers[index])
-            if index == last:
-                # All KV is written; what follows concerns each token alone, so only those that someone asked for.
-                x = rows_of(x, wanted)
+            weights, kv = model.provider.layer(index), self._kv.layers[index]
+            if index < last:
+                x = layer.forward(x, weights, batch, kv)
+                continue
+            # With it, all KV is written; what follows concerns each token alone, so only those that someone asked for.
+            x = rows_of(layer.attend(x, weights, batch, kv), wanted)
             if len(x):
                 x = layer.feed_forward(x, weights)
         final = model.final_norm(x) if len(x) else x

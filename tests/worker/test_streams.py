@@ -1,0 +1,193 @@
+"""What runs on streams of its own comes after what it needs, and before what needs it.
+
+Streams are stand-ins (see `streams`); tensors lie on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.worker.step_help import ints, step
+from tests.worker.streams import Streams, streams
+from weft.core.errors import WeftError
+from weft.kernels import dispatch
+from weft.models.base import KVSpec, LayerKV
+from weft.worker import kv_store, transfer
+from weft.worker.graphs_cuda import MIN_FREE_BYTES, CudaGraphs
+from weft.worker.kv_store import KVStore
+
+SPEC = KVSpec((LayerKV(1, 4), LayerKV(1, 4)), torch.float32)
+PAGE = 8
+
+
+@pytest.fixture
+def device() -> Iterator[Streams]:
+    with streams() as found:
+        yield found
+
+
+class Watch(TorchDispatchMode):
+    """Notes each copy between tensors, each gathering and each scattering, with the memory it reads and writes."""
+
+    def __init__(self, device: Streams, named: dict[str, torch.Tensor]):
+        super().__init__()
+        self._device = device
+        self._named = named
+        self.touched: list[tuple[str, int, str]] = []
+        """(name, number, "r" or "w")"""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        if name in ("copy_", "cat", "index_select", "index_copy_"):
+            number = self._device.note(name)
+            writes = kwargs.get("out", args[0]) if name != "index_select" else None
+            reads = {"copy_": args[1:2], "cat": tuple(args[0]) if name == "cat" else ()}
+            reads |= {"index_select": args[:1], "index_copy_": args[3:4]}
+            self._touch(number, "w", (writes,))
+            self._touch(number, "r", reads[name])
+        return out
+
+    def _touch(self, number: int, how: str, tensors: Any) -> None:
+        for tensor in tensors:
+            for name, memory in self._named.items():
+                if tensor is not None and _address(tensor) == _address(memory):
+                    self.touched.append((name, number, how))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pages_cross_in_order(device: Streams, monkeypatch: pytest.MonkeyPatch, seed: int):
+    """Whatever touches a buffer after something else that wrote it, or writes what something else read, comes after."""
+    monkeypatch.setattr(kv_store, "STAGING_BYTES", 4 * SPEC.bytes_per_page(PAGE))
+    store = KVStore(SPEC, dispatch.select(prefer={"*": "reference"}), PAGE, 12, 12, torch.device("cpu"))
+    made = kv_store._Staging
+
+    def make(buffer: torch.Tensor) -> Any:
+        staging = made(buffer)
+        staging._used = device.event()
+        staging.used()
+        return staging
+
+    monkeypatch.setattr(kv_store, "_Staging", make)
+    store._link = device.make()  # type: ignore[assignment]
+    store._staging = [store._next_staging() for _ in range(kv_store.NUM_STAGING)]
+    named = {"host": store._host, "layer 0": store.layers[0], "layer 1": store.layers[1]}
+    named |= {f"staging {i}": staging.buffer for i, staging in enumerate(store._staging)}
+    rng = np.random.default_rng(seed)
+    watch = Watch(device, named)
+    with watch:
+        for _ in range(6):
+            pages_out, pages_in = (int(rng.integers(1, 13)) for _ in range(2))
+            outs, ins = (np.stack((rng.permutation(12), rng.permutation(12)), 1) for _ in range(2))
+            store.move(step(swap_outs=ints(outs[:pages_out]), swap_ins=ints(ins[:pages_in])))
+    assert {where for _, where, _ in device.done} == {"default", "made"}
+    crossing = {number for name, number, _ in watch.touched if name == "host"}
+    assert {device.done[number][1] for number in crossing} == {"made"}
+    for i, (name, number, how) in enumerate(watch.touched):
+        for other, earlier, its in watch.touched[:i]:
+            if name == other and earlier != number and "w" in (how, its):
+                assert earlier in device.done[number][2], f"{device.done[number]} does not wait for {earlier} on {name}"
+    # And what goes out holds up nothing: the default stream is not given anything that waits for it.
+    with watch:
+        store.move(step(swap_outs=ints([[1, 2], [3, 4]])))
+    last = len(device.done) - 1
+    assert device.done[last][1] == "made"
+    assert last not in device.current.past
+
+
+def test_results_leave_on_a_stream_of_their_own(device: Streams, monkeypatch: pytest.MonkeyPatch):
+    host = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: host(*a, **k))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append((tensor, stream)))
+    kept: list[Any] = []
+    beside = device.make()
+    packed = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=(2,))
+    tokens = torch.tensor([5, 7])
+    real = torch.cat
+
+    def cat(parts: Any) -> Any:
+        found = real(parts)
+        device.note("cat")
+        return Elsewhere(found)
+
+    class Elsewhere(torch.Tensor):
+        @staticmethod
+        def __new__(cls, value: torch.Tensor) -> Any:
+            return torch.Tensor._make_subclass(cls, value)
+
+        @property
+        def device(self) -> Any:  # type: ignore[override]
+            return packed.device
+
+    monkeypatch.setattr(torch, "cat", cat)
+    readback = transfer.Readback({"tokens": tokens}, beside)  # type: ignore[arg-type]
+    assert readback.done()
+    assert readback.arrays()["tokens"].tolist() == [5, 7]
+    assert beside.past == {0}  # the copy comes after the results
+    assert device.current.past == {0}  # and nothing waits for the copy
+    ((_, stream),) = kept
+    assert stream is beside
+
+
+class FakeGraph:
+    """Notes what it is told."""
+
+    def __init__(self, log: list[str]):
+        self._log = log
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        self._log.append(f"begin {pool} {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self._log.append("end")
+        if "broken" in self._log:
+            raise RuntimeError("the capture was invalidated")
+
+    def replay(self) -> None:
+        self._log.append("replay")
+
+
+@pytest.fixture
+def log(device: Streams, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (MIN_FREE_BYTES, 1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(said))
+    return said
+
+
+def test_a_capture(log: list[str]):
+    graph = CudaGraphs().capture(lambda: log.append("body"))
+    graph.replay()
+    assert log == ["begin pool thread_local", "body", "end", "replay"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_capture_ends_whatever_its_body_does(log: list[str], broken: bool):
+    def body() -> None:
+        if broken:
+            log.append("broken")
+        raise ValueError("of the body")
+
+    with pytest.raises(ValueError, match="of the body"):
+        CudaGraphs().capture(body)
+    assert log[-1] == "end"
+
+
+def test_no_capture_where_memory_is_short(log: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (MIN_FREE_BYTES - 1, 1))
+    with pytest.raises(WeftError, match="255 MiB of device memory are free, 256 are needed"):
+        CudaGraphs().capture(lambda: log.append("body"))
+    assert log == []

@@ -1,0 +1,51 @@
+"""Graphs of a CUDA device, through torch.
+
+All graphs of a worker share one pool of memory: they run one after the other, and what one leaves there is read before
+the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from weft.core.errors import WeftError
+from weft.worker.graphs import Graph
+
+MIN_FREE_BYTES = 256 << 20
+"""Of the device: with less, the memory of another graph could be what a later step lacks."""
+
+
+class CudaGraphs:
+    """`graphs.GraphBackend` of the current CUDA device. Captures on the current stream, which must not be the default
+    one."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, body: Callable[[], None]) -> Graph:
+        """See `graphs.GraphBackend`."""
+        free, _ = torch.cuda.mem_get_info()
+        if free < MIN_FREE_BYTES:
+            raise WeftError(f"{free >> 20} MiB of device memory are free, {MIN_FREE_BYTES >> 20} are needed")
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.current_stream().synchronize()
+        # Other threads wait for events meanwhile, which only this mode allows them.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            body()
+        except BaseException:
+            _abandon(graph)
+            raise
+        graph.capture_end()
+        return graph
+
+
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    """End a capture whose body failed, which may have broken the capture as well."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        # The body's own error says more.
+        return
