@@ -1,12 +1,16 @@
 """Offline throughput and latency against other engines on the same weights, tokens and threads.
 
-    python -m bench.offline [--runs 5] [--peers transformers,llama.cpp,openvino] [--packages DIR] [--json FILE]
+    python -m bench.offline [--runs 5] [--peers transformers,llama.cpp,openvino,vllm] [--packages DIR] [--json FILE]
+                            [--vllm-python PATH]
 
 Random weights in the shape of Qwen3-0.6B (vocabulary 32,000), bfloat16, greedy, end-of-sequence ignored: 32 requests
-of 256 -> 64 tokens at once, and one alone. Engines take turns in one process; the median of the runs is reported, its
-spread, and the ratio to each peer. A peer that is not installed is left out, and said so, with what would install it:
-into this environment, or with pip's `--target` into a directory of its own, which `--packages` names. What is there
-is looked for last, so it replaces nothing that Weft uses.
+of 256 -> 64 tokens at once, and one alone. Engines take turns; the median of the runs is reported, its spread, and the
+ratio to each peer, with the least and the greatest ratio of neighbouring runs. A peer that is not installed is left
+out, and said so, with what would install it: into this environment, or with pip's `--target` into a directory of its
+own, which `--packages` names. What is there is looked for last, so it replaces nothing that Weft uses.
+
+Engines share this process, but for vLLM, which needs a Python environment of its own (`--vllm-python` names its
+interpreter). Its process is stopped while others are measured, and its time is taken inside it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import argparse
 import asyncio
+import contextlib
 import json
 import platform
 import shlex
@@ -33,7 +38,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from bench.peers import PACKAGES, PEERS
+from bench.peers import INSTALL, PEERS, PYTHON_VARIABLE
 from weft.cli import probe
 from weft.cli.version import versions
 from weft.config import EngineConfig
@@ -45,6 +50,8 @@ from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
 from weft.version import __version__
 
 INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS = 256, 64, 32, 2
+CONTEXT = 512
+"""Tokens that each engine has room for, in each of `REQUESTS` sequences."""
 
 
 class Contender(Protocol):
@@ -52,6 +59,8 @@ class Contender(Protocol):
 
     name: str
     version: str
+    seconds_inside: float | None
+    """Of the last `generate`, by the process that computes; None where that is this one."""
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         """Generate exactly `output_tokens` greedy tokens for each prompt, all at once."""
@@ -67,6 +76,7 @@ class Weft:
 
     name = "weft"
     version = __version__
+    seconds_inside = None
 
     def __init__(self, checkpoint: Path, threads: int, **options: object):
         defaults: dict[str, object] = {
@@ -124,18 +134,21 @@ class Weft:
         self.loop.close()
 
 
-def measure(contenders: list[Contender], prompts: list[list[int]], runs: int) -> dict[str, list[float]]:
+def measure(
+    contenders: list[Contender], prompts: list[list[int]], output_tokens: int, runs: int
+) -> dict[str, list[float]]:
     """Seconds of each run of each contender, taking turns; one warm-up run each is not counted."""
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for run in range(runs + 1):
         for contender in contenders:
             began = time.perf_counter()
-            outputs = contender.generate(prompts, OUTPUT_TOKENS)
+            outputs = contender.generate(prompts, output_tokens)
             seconds = time.perf_counter() - began
-            if [len(output) for output in outputs] != [OUTPUT_TOKENS] * len(prompts):
-                raise RuntimeError(f"{contender.name} did not generate {OUTPUT_TOKENS} tokens for each prompt")
+            if [len(output) for output in outputs] != [output_tokens] * len(prompts):
+                raise RuntimeError(f"{contender.name} did not generate {output_tokens} tokens for each prompt")
             if run:
-                times[contender.name].append(seconds)
+                inside = contender.seconds_inside
+                times[contender.name].append(seconds if inside is None else inside)
     return times
 
 
@@ -149,7 +162,12 @@ def report(title: str, times: dict[str, list[float]]) -> dict[str, object]:
         ratios = [theirs / mine for theirs, mine in zip(seconds, times["weft"], strict=True)]
         ratio = f"{median / ours:5.2f}x  (pairs {min(ratios):.2f} to {max(ratios):.2f})" if name != "weft" else ""
         print(f"  {name:14s} {median:8.2f} s  (min {min(seconds):.2f}, max {max(seconds):.2f})  {ratio}")
-        rows[name] = {"median_s": median, "all_s": seconds, "ratio_to_weft": median / ours}
+        rows[name] = {
+            "median_s": median,
+            "all_s": seconds,
+            "ratio_to_weft": median / ours,
+            "ratio_pairs": [min(ratios), max(ratios)],
+        }
     return rows
 
 
@@ -162,7 +180,7 @@ def load_peers(checkpoint: Path, names: list[str], threads: int) -> list[Contend
             peers.append(make(checkpoint, threads))
         except ImportError as error:
             print(f"{name} is left out: {error}")
-            print(f"  pip install --target DIR {PACKAGES[name]}  installs it; name DIR in --packages")
+            print(f"  {INSTALL[name]}")
     return peers
 
 
@@ -172,44 +190,65 @@ def environment(contenders: list[Contender], threads: int) -> dict[str, object]:
     return {"machine": {**probe.machine(), "threads": threads}, "versions": {**versions(), **ran}}
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--peers", default=",".join(PEERS), help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument("--packages", type=Path, help="a directory into which pip installed peers with --target")
+    parser.add_argument("--vllm-python", help=f"the interpreter of an environment with vLLM ({PYTHON_VARIABLE})")
     parser.add_argument("--requests", type=int, nargs="*", default=[REQUESTS, 1])
+    parser.add_argument("--input-tokens", type=int, default=INPUT_TOKENS)
+    parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
+    parser.add_argument("--quantization", choices=["int8"], help="of Weft's weights; peers keep bfloat16")
     parser.add_argument("--checkpoint", type=Path, help="use this checkpoint instead of a random one")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    names = [name for name in args.peers.split(",") if name]
-    if unknown := [name for name in names if name not in PEERS]:
+    args.peers = [name for name in args.peers.split(",") if name]
+    if unknown := [name for name in args.peers if name not in PEERS]:
         parser.error(f"no such peer: {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    if max(args.requests, default=1) > REQUESTS or args.input_tokens + args.output_tokens > CONTEXT:
+        parser.error(f"every engine has room for {REQUESTS} requests of {CONTEXT} tokens, input and output together")
     if args.packages:
         if not args.packages.is_dir():
             parser.error(f"--packages {args.packages} is not a directory")
         sys.path.append(str(args.packages.resolve()))
+    if args.vllm_python:
+        os.environ[PYTHON_VARIABLE] = args.vllm_python
+    return args
+
+
+def run(args: argparse.Namespace, checkpoint: Path) -> dict[str, object]:
+    """Load every engine, measure them in turn, free them; the whole report as data."""
+    results: dict[str, object] = {}
+    with contextlib.ExitStack() as stack:
+        contenders: list[Contender] = [Weft(checkpoint, args.threads, quantization=args.quantization)]
+        stack.callback(contenders[0].close)
+        for peer in load_peers(checkpoint, args.peers, args.threads):
+            contenders.append(peer)
+            stack.callback(peer.close)
+        print(f"{probe.cpu_name()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}")
+        print(", ".join(f"{c.name} {c.version}" for c in contenders) + f", torch {torch.__version__}")
+        generator = np.random.default_rng(0)
+        for count in args.requests:
+            prompts = generator.integers(0, QWEN3_0_6B["vocab_size"], (count, args.input_tokens)).tolist()
+            title = f"{count} request(s) of {args.input_tokens} -> {args.output_tokens} tokens, median of {args.runs}"
+            results[str(count)] = report(title, measure(contenders, prompts, args.output_tokens, args.runs))
+        where = environment(contenders, args.threads)
+    command = shlex.join(["python", "-m", "bench.offline", *sys.argv[1:]])
+    lengths = {"input_tokens": args.input_tokens, "output_tokens": args.output_tokens}
+    return {**where, "command": command, **lengths, "quantization": args.quantization, "results": results}
+
+
+def main() -> None:
+    args = parse_arguments()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         checkpoint = args.checkpoint or write_checkpoint(
             Path(folder) / "qwen3-0.6b-random", QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True
         )
-        contenders: list[Contender] = [Weft(checkpoint, args.threads)]
-        contenders += load_peers(checkpoint, names, args.threads)
-        print(f"{probe.cpu_name()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}")
-        print(", ".join(f"{c.name} {c.version}" for c in contenders) + f", torch {torch.__version__}")
-        generator = np.random.default_rng(0)
-        results: dict[str, object] = {}
-        for count in args.requests:
-            prompts = generator.integers(0, QWEN3_0_6B["vocab_size"], (count, INPUT_TOKENS)).tolist()
-            title = f"{count} request(s) of {INPUT_TOKENS} -> {OUTPUT_TOKENS} tokens, median of {args.runs}"
-            results[str(count)] = report(title, measure(contenders, prompts, args.runs))
-        where = environment(contenders, args.threads)
-        for contender in contenders:
-            contender.close()
+        data = run(args, checkpoint)
     if args.json:
-        command = shlex.join(["python", "-m", "bench.offline", *sys.argv[1:]])
-        data = {**where, "command": command, "results": results}
         args.json.write_text(json.dumps(data, indent=2) + "\n")
 
 

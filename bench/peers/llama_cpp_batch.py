@@ -21,6 +21,7 @@ class LlamaCpp:
     """Prompts of any number up to `max_sequences`; raises `ImportError` where the packages are missing."""
 
     name = "llama.cpp"
+    seconds_inside = None
 
     def __init__(self, checkpoint: Path, threads: int, max_sequences: int = 32, context: int = 512):
         import llama_cpp

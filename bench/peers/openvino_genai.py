@@ -25,6 +25,7 @@ class OpenVino:
     """Prompts of any number up to `max_sequences`; raises `ImportError` where the packages are missing."""
 
     name = "openvino"
+    seconds_inside = None
 
     def __init__(
         self,

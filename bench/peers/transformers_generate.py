@@ -11,6 +11,7 @@ class TransformersGenerate:
     """All prompts have the same length, so the batch needs no padding."""
 
     name = "transformers"
+    seconds_inside = None
 
     def __init__(self, checkpoint: Path, threads: int):
         import transformers

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from bench import offline
-from bench.peers import PACKAGES, PEERS
+from bench.peers import INSTALL, PEERS, PYTHON_VARIABLE
 
 MODULES = {"transformers": "transformers", "llama.cpp": "llama_cpp", "openvino": "openvino_genai"}
 
 
 class Peer:
     name, version = "a peer", "1.2"
+    seconds_inside = None
 
     def __init__(self, checkpoint: Path, threads: int):
         self.threads = threads
@@ -28,18 +29,20 @@ class Peer:
 
 
 def test_every_peer_can_be_installed() -> None:
-    assert set(PEERS) == set(PACKAGES) == set(MODULES)
+    assert set(PEERS) == set(INSTALL) == {*MODULES, "vllm"}
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_that_is_not_installed_is_named_with_what_installs_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, MODULES[name], None)
+    if name in MODULES:
+        monkeypatch.setitem(sys.modules, MODULES[name], None)
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     assert offline.load_peers(tmp_path, [name], threads=1) == []
     said = capsys.readouterr().out
     assert f"{name} is left out: " in said
-    assert f"pip install --target DIR {PACKAGES[name]} " in said
+    assert INSTALL[name] in said
 
 
 def test_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,4 +74,25 @@ def test_the_wrong_number_of_tokens_is_not_timed(tmp_path: Path, monkeypatch: py
     peer = Peer(tmp_path, 1)
     monkeypatch.setattr(peer, "generate", lambda prompts, output_tokens: [[0]])
     with pytest.raises(RuntimeError, match="a peer did not generate"):
-        offline.measure([peer], [[1, 2]], runs=1)
+        offline.measure([peer], [[1, 2]], 3, runs=1)
+
+
+def test_more_than_there_is_room_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["--requests", "33"], ["--input-tokens", "500", "--output-tokens", "13"]):
+        monkeypatch.setattr(sys, "argv", ["offline", *arguments])
+        with pytest.raises(SystemExit):
+            offline.parse_arguments()
+        assert "room for 32 requests of 512 tokens" in capsys.readouterr().err
+
+
+def test_ratios_are_of_neighbouring_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = offline.report("title", {"weft": [1.0, 2.0, 4.0], "a peer": [2.0, 3.0, 12.0]})
+    assert rows["a peer"] == {
+        "median_s": 3.0,
+        "all_s": [2.0, 3.0, 12.0],
+        "ratio_to_weft": 1.5,
+        "ratio_pairs": [1.5, 3.0],
+    }
+    assert "1.50x  (pairs 1.50 to 3.00)" in capsys.readouterr().out

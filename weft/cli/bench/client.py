@@ -1,90 +1,204 @@
-"""A client that measures: streams completions and notes when each event came."""
+"""A client that measures: streams answers of any server with OpenAI's API and notes when each event came.
+
+Numbers of tokens are the server's own (`usage` of the last event), never guesses from texts or events. Every request
+ends as one `Outcome`: what goes wrong is a `Failure` of a kind, nothing is raised.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from weft.cli.bench.measure import Timing
+import msgspec
+
+from weft.cli.bench.measure import Failure, Outcome, Timing
+from weft.cli.bench.workload import Request
 from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
     import httpx
 
+Endpoint = Literal["completions", "chat"]
+PATHS: dict[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 TIMEOUT_S = 600.0
+_SHOWN_CHARS = 300
+
+
+class Target(NamedTuple):
+    """A server, and how it is asked."""
+
+    url: str | None
+    """None: none yet; one of its own is started."""
+    model: str | None = None
+    """None: the first that it lists."""
+    api_key: str | None = None
+    endpoint: Endpoint = "completions"
+    ignore_eos: bool = True
+    """Ask for answers of exactly the length wanted. Not a field of OpenAI's; Weft, vLLM and SGLang have it."""
+    timeout_s: float = TIMEOUT_S
+    """Of one request, from its first byte to its last."""
+
+
+class Answer:
+    """What one request brought, as its events come."""
+
+    def __init__(self) -> None:
+        self.came_s: list[float] = []
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        """Where the request asked for them (`return_token_ids`) and the server knows that field."""
+        self.usage: dict[str, Any] | None = None
 
 
 @asynccontextmanager
-async def open_load(url: str, model: str | None, api_key: str | None) -> AsyncIterator[Load]:
-    """A client of a server, which is asked for its model where none is named. Raises `WeftError`."""
+async def open_client(target: Target) -> AsyncIterator[Client]:
+    """A client of a server. Raises `WeftError` where no model is named and the server does not list any."""
     import httpx
 
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    base = url.rstrip("/").removesuffix("/v1")
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=TIMEOUT_S, limits=limits) as client:
-        yield Load(client, model or await _first_model(client))
+    base = (target.url or "").rstrip("/").removesuffix("/v1")
+    # A request has one time limit as a whole, set where it is sent; httpx's are of single reads.
+    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits) as http:  # noqa: S113
+        yield Client(http, target, target.model or await _first_model(http, target.timeout_s))
 
 
-class Load:
+class Client:
     """Sends requests to one model of one server."""
 
-    def __init__(self, client: httpx.AsyncClient, model: str):
-        self._client = client
+    def __init__(self, http: httpx.AsyncClient, target: Target, model: str):
+        self._http = http
+        self._target = target
+        self._path = PATHS[target.endpoint]
         self.model = model
 
-    async def complete(self, prompt: list[int], output_len: int) -> Timing:
-        """Stream a completion of exactly `output_len` tokens. Raises `WeftError` for any other end."""
+    async def send(self, request: Request, due_s: float, answer: Answer | None = None) -> Outcome:
+        """Stream the answer to its end. `answer` is filled with what comes, for who continues it."""
         import httpx
 
-        body = {
+        answer = answer or Answer()
+        sent_s = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._target.timeout_s):
+                await self._stream(self._body(request), answer)
+        except _Failed as error:
+            return Failure(error.kind, error.message)
+        except TimeoutError:
+            return Failure("timeout", f"no answer within {self._target.timeout_s:g} s")
+        except httpx.ConnectError as error:
+            return Failure("connect", f"{self._http.base_url} cannot be reached: {error}")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return Failure("disconnected", f"{type(error).__name__}: {error}")
+        return self._outcome(request, answer, due_s, sent_s)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        prompt: dict[str, Any] = {"prompt": request.prompt}
+        if self._target.endpoint == "chat":
+            content = request.prompt
+            prompt = {"messages": [{"role": "user", "content": content}] if isinstance(content, str) else content}
+        return {
             "model": self.model,
-            "prompt": prompt,
-            "max_tokens": output_len,
+            **prompt,
+            "max_tokens": request.output_len,
             "temperature": 0,
-            "ignore_eos": True,
+            **({"ignore_eos": True} if self._target.ignore_eos else {}),
+            **request.fields,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        came: list[float] = []
-        num_tokens = 0
-        sent = time.perf_counter()
+
+    async def _stream(self, body: dict[str, Any], answer: Answer) -> None:
+        content = msgspec.json.encode(body)
+        headers = {"content-type": "application/json"}
+        async with self._http.stream("POST", self._path, content=content, headers=headers) as response:
+            if response.status_code != 200:
+                await response.aread()
+                raise _Failed(f"http_{response.status_code}", response.text[:_SHOWN_CHARS])
+            ended = False
+            async for event in _events(response):
+                if event == b"[DONE]":
+                    ended = True
+                else:
+                    _take(event, answer)
+            if not ended:
+                raise _Failed("disconnected", "the stream ended without [DONE]")
+
+    def _outcome(self, request: Request, answer: Answer, due_s: float, sent_s: float) -> Outcome:
+        if answer.usage is None:
+            return Failure("no_usage", "the stream told no usage, and tokens are not guessed from its events")
         try:
-            async with self._client.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    await response.aread()
-                    raise WeftError(f"the server answered {response.status_code}: {response.text[:300]}")
-                async for event in _events(response):
-                    if event.get("choices"):
-                        came.append(time.perf_counter())
-                    if event.get("usage"):
-                        num_tokens = int(event["usage"]["completion_tokens"])
-        except httpx.HTTPError as error:
-            raise WeftError(f"{type(error).__name__}: {error}") from error
-        if num_tokens != output_len or not came:
-            raise WeftError(f"{output_len} tokens were asked for and {num_tokens} came")
-        return Timing(sent, came, num_tokens)
+            prompt, output = int(answer.usage["prompt_tokens"]), int(answer.usage["completion_tokens"])
+            cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return Failure("malformed", f"this usage cannot be read: {str(answer.usage)[:_SHOWN_CHARS]}")
+        if not answer.came_s or not output:
+            return Failure("empty", "the answer has no tokens")
+        if self._target.ignore_eos and output != request.output_len:
+            return Failure("length", f"{request.output_len} tokens were asked for and {output} came")
+        return Timing(due_s, sent_s, answer.came_s, output, prompt, cached)
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    async for line in response.aiter_lines():
-        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-            event: dict[str, Any] = json.loads(data)
-            if "error" in event:
-                raise WeftError(f"the server ended a request: {event['error']}")
-            yield event
+class _Failed(Exception):
+    def __init__(self, kind: str, message: str):
+        self.kind, self.message = kind, message
 
 
-async def _first_model(client: httpx.AsyncClient) -> str:
+def _take(data: bytes, answer: Answer) -> None:
+    """Note what an event brings; its moment only if it brings a part of the answer."""
+    came_s = time.perf_counter()
+    try:
+        event = msgspec.json.decode(data)
+        if error := event.get("error"):
+            raise _Failed("server_error", str(error)[:_SHOWN_CHARS])
+        for choice in event.get("choices") or ():
+            if _brings_tokens(choice):
+                answer.came_s.append(came_s)
+            answer.text.append(_text(choice) or "")
+            answer.token_ids.extend(choice.get("token_ids") or ())
+        if usage := event.get("usage"):
+            answer.usage = usage
+    except (msgspec.DecodeError, AttributeError, TypeError) as error:
+        raise _Failed("malformed", f"{error} in {data[:_SHOWN_CHARS]!r}") from error
+
+
+def _text(choice: dict[str, Any]) -> str | None:
+    text: str | None = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+    return text
+
+
+def _brings_tokens(choice: dict[str, Any]) -> bool:
+    """In a chat, a role alone or an end alone are no tokens. A completion's event is one even where it has no text:
+    the token may be a part of a letter."""
+    if "delta" not in choice:
+        return "text" in choice
+    delta = choice["delta"]
+    return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")) or bool(
+        choice.get("token_ids")
+    )
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The data of each server-sent event, in one piece each; comments and other fields are skipped."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+    if rest.startswith(b"data:"):
+        yield rest[5:].strip()
+
+
+async def _first_model(http: httpx.AsyncClient, timeout_s: float) -> str:
     import httpx
 
     try:
-        response = await client.get("/v1/models")
+        response = await http.get("/v1/models", timeout=timeout_s)
         response.raise_for_status()
         name: str = response.json()["data"][0]["id"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise WeftError(f"{client.base_url} does not list its models: {error}") from error
+        raise WeftError(f"{http.base_url} does not list its models, so name one with --model: {error}") from error
     return name

@@ -1,19 +1,63 @@
-"""The group `weft bench` and its flags that are the same everywhere."""
+"""The group `weft bench`, and what its commands have in common: flags, and the server that is measured."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from weft.cli.bench.client import TIMEOUT_S, Endpoint, Target
+from weft.cli.bench.lengths import KINDS, Lengths, parse_lengths
+from weft.cli.bench.measure import Targets, parse_targets
 from weft.cli.random_weights import SHAPES
 from weft.cli.settings import Settings, with_setting
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+T = TypeVar("T")
+
+
+def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """For typer: what it cannot read is wrong usage, told in the parser's own words."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return read
+
 
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Measured runs; the median and the extremes are reported.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of prompts and arrivals; run i uses SEED + i.")]
 InputLen = Annotated[int, typer.Option("--input-len", min=1, help="Tokens of each prompt, shared prefix included.")]
 OutputLen = Annotated[int, typer.Option("--output-len", min=1, help="Tokens of each answer, whatever comes.")]
+InputLengths = Annotated[
+    Lengths,
+    typer.Option(
+        "--input-len",
+        parser=parsed(parse_lengths),
+        metavar="LENGTHS",
+        help=f"Tokens of each prompt, shared prefix included: {KINDS}.",
+        show_default=False,
+    ),
+]
+OutputLengths = Annotated[
+    Lengths,
+    typer.Option(
+        "--output-len",
+        parser=parsed(parse_lengths),
+        metavar="LENGTHS",
+        help="Tokens of each answer, in the same form.",
+        show_default=False,
+    ),
+]
 SharedPrefixLen = Annotated[
     int, typer.Option("--shared-prefix-len", min=0, help="First tokens that all prompts of a run share.")
 ]
@@ -30,15 +74,93 @@ RandomWeights = Annotated[
     ),
 ]
 
+SERVER_PANEL, LOAD_PANEL = "Server to measure", "Load"
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--base-url",
+        "--url",
+        envvar="WEFT_URL",
+        help="Of a server that runs; any with OpenAI's API. (one of its own is started)",
+        rich_help_panel=SERVER_PANEL,
+        show_default=False,
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="What the model is called there, or which one to start. (the first that it lists)",
+        rich_help_panel=SERVER_PANEL,
+        show_default=False,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", envvar="WEFT_API_KEY", help="For that server.", rich_help_panel=SERVER_PANEL, show_default=False
+    ),
+]
+EndpointFlag = Annotated[
+    Endpoint,
+    typer.Option(
+        "--endpoint",
+        help="Token ids to /v1/completions, or words to /v1/chat/completions, for servers that take only texts.",
+        rich_help_panel=SERVER_PANEL,
+    ),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos/--no-ignore-eos",
+        help="Ask for answers of exactly the length wanted; not every server knows that field.",
+        rich_help_panel=SERVER_PANEL,
+    ),
+]
+ExtraBody = Annotated[
+    str | None,
+    typer.Option(
+        "--extra-body",
+        metavar="JSON",
+        help="More fields of every request.",
+        rich_help_panel=SERVER_PANEL,
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, help="Seconds of one request.", rich_help_panel=SERVER_PANEL)
+]
+MaxConcurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--max-concurrency",
+        min=1,
+        help="Most under way at once; others wait in the client.",
+        rich_help_panel=LOAD_PANEL,
+        show_default=False,
+    ),
+]
+Slo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slo",
+        "--goodput",
+        metavar="NAME:MS",
+        help="Count as good what keeps ttft:MS, tpot:MS, e2e:MS; repeat.",
+        rich_help_panel=LOAD_PANEL,
+        show_default=False,
+    ),
+]
+DEFAULT_TIMEOUT_S = TIMEOUT_S
+
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    from weft.cli.bench import latency, serve, throughput
+    from weft.cli.bench import latency, multi_turn, serve, shared_prefix, throughput
 
     group = typer.Typer(no_args_is_help=True, help="Measure how fast this machine, or a server, runs a model.")
-    throughput.register(group)
-    latency.register(group)
-    serve.register(group)
+    for command in (throughput, latency, serve, multi_turn, shared_prefix):
+        command.register(group)
     app.add_typer(group, name="bench")
 
 
@@ -52,3 +174,73 @@ def with_model(settings: Settings, random_shape: str | None) -> Settings:
 
     directory = random_weights(random_shape, lambda line: typer.echo(line, err=True))
     return with_setting(settings, "engine.model", str(directory), "flag --random-weights")
+
+
+def engine_subject(settings: Settings) -> dict[str, Any]:
+    """What is said of an engine of one's own where it is not as usual."""
+    engine = settings.config.engine
+    return {
+        **({"quantization": engine.quantization} if engine.quantization is not None else {}),
+        **({} if engine.prefix_cache else {"prefix cache": "off"}),
+    }
+
+
+@contextlib.contextmanager
+def measured_server(settings: Settings, asked: Target, random_weights: str | None) -> Iterator[Target]:
+    """The server that is asked for, or one with these settings that lives as long as the context."""
+    if asked.url is not None:
+        if random_weights is not None:
+            raise typer.BadParameter("--random-weights is for a server of its own; the one at --base-url has its model")
+        yield asked
+        return
+    from weft.cli.bench.server import own_server
+
+    if asked.model is not None:
+        settings = with_setting(settings, "engine.model", asked.model, "flag MODEL")
+    with own_server(with_model(settings, random_weights)) as url:
+        # It asks for no key, and has one model.
+        yield asked._replace(url=url, model=None, api_key=None)
+
+
+def read_slo(texts: list[str] | None) -> Targets:
+    """The targets of `--slo`."""
+    return parsed(lambda _: parse_targets(texts or []))("")
+
+
+def read_extra_body(text: str | None) -> dict[str, Any]:
+    """The fields of `--extra-body`."""
+    try:
+        fields = json.loads(text) if text is not None else {}
+    except ValueError as error:
+        raise typer.BadParameter(f"--extra-body is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise typer.BadParameter("--extra-body must be an object, such as '{\"seed\": 1}'")
+    return fields
+
+
+def text_of_random_weights(shape: str | None) -> dict[str, Any]:
+    """Fields for a server of random weights: most of its tokens have no text, so events must come for ids."""
+    return {} if shape is None else {"return_token_ids": True}
+
+
+@contextlib.contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[object], None]]:
+    """A bar on standard error while requests end, on a terminal; call what it gives with each outcome."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar: Progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=2,
+    )
+    if not bar.console.is_terminal:
+        yield lambda outcome: None
+        return
+    with bar:
+        task = bar.add_task(label, total=total)
+        yield lambda outcome: bar.advance(task)

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.bench.commands import InputLen, JsonFile, OutputLen, RandomWeights, Runs, Seed, with_model
+from weft.cli.bench.commands import (
+    InputLen,
+    JsonFile,
+    OutputLen,
+    RandomWeights,
+    Runs,
+    Seed,
+    engine_subject,
+    with_model,
+)
+from weft.cli.bench.lengths import fixed
 from weft.cli.bench.measure import Timing, latencies
 from weft.cli.bench.report import Run, report
 from weft.cli.bench.workload import random_prompts
@@ -19,6 +29,7 @@ from weft.cli.settings import Settings
 if TYPE_CHECKING:
     from weft.programs.runtime import Runtime
 
+OVERVIEW = ("ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99", "e2e_ms_p50", "output_tokens_per_s")
 EXAMPLES = """Examples:
 
   weft bench latency --batch-size 1 --batch-size 8
@@ -50,7 +61,8 @@ def latency(
     settings = with_model(settings, random_weights)
     sizes = batch_size or [1]
     groups, subject = asyncio.run(_measure(settings, sizes, input_len, output_len, runs, seed))
-    report("latency", groups, subject | {"input": input_len, "output": output_len}, json_file)
+    subject |= {"input": input_len, "output": output_len, **engine_subject(settings)}
+    report("latency", groups, subject, json_file, overview=OVERVIEW)
 
 
 async def _measure(
@@ -68,11 +80,12 @@ async def _measure(
         info = await engine.wait_ready()
         tokens = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
         groups: dict[str, list[Run]] = {}
+        lengths = fixed(input_len)
         for number, size in enumerate(sizes):
             # Seeds of their own: no batch finds the KV of another. The first one warms up.
             first = seed + number * (runs + 1)
             measured = [
-                await _batch(runtime, random_prompts(first + index, tokens, count=size, length=input_len), output_len)
+                await _batch(runtime, random_prompts(first + index, tokens, count=size, lengths=lengths), output_len)
                 for index in range(runs + 1)
             ]
             groups[f"batch size {size}"] = measured[1:]
@@ -85,7 +98,7 @@ async def _batch(runtime: Runtime, prompts: list[list[int]], output_len: int) ->
     began = time.perf_counter()
     timings = await asyncio.gather(*(_request(runtime, prompt, output_len) for prompt in prompts))
     elapsed = time.perf_counter() - began
-    num_tokens = sum(timing.num_tokens for timing in timings)
+    num_tokens = sum(timing.num_output_tokens for timing in timings)
     return {**latencies(timings), "output_tokens_per_s": num_tokens / elapsed}
 
 
@@ -105,4 +118,4 @@ async def _request(runtime: Runtime, prompt: list[int], output_len: int) -> Timi
     async for chunk in completion.main(args, Caller(), runtime):
         # Tokens of one step come together: the gap between them is nothing.
         came += [time.perf_counter()] * len(chunk.tokens)
-    return Timing(sent, came, len(came))
+    return Timing(sent, sent, came, len(came), len(prompt))

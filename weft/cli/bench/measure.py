@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 95, 99)
+SLOW_LOOP_S = 0.01
+"""A client that notes events later than this, one time in a hundred, is no witness of milliseconds."""
+SLOW_LOOP_SHARE = 0.2
+"""Nor is one that is late by this part of the time between two tokens."""
+BUSY_SHARE = 0.8
+"""Of one core, which is all that an event loop has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One request: when it was sent, and when each of its pieces came."""
+    """One request that was answered in full."""
 
+    due_s: float
+    """When it should have been sent. Latencies count from here, so a wait in the client counts too."""
     sent_s: float
     came_s: list[float]
-    """Of each token, or of each event where a server sends several tokens in one."""
-    num_tokens: int
+    """Of each token, or of each event where a server sends several tokens in one. Not empty."""
+    num_output_tokens: int
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int | None = None
+    """Of the prompt, those whose KV the server found; None where it does not tell."""
 
     @property
     def first_s(self) -> float:
         """Time to the first token."""
-        return self.came_s[0] - self.sent_s
+        return self.came_s[0] - self.due_s
 
     @property
     def total_s(self) -> float:
         """Time to the last token."""
-        return self.came_s[-1] - self.sent_s
+        return self.came_s[-1] - self.due_s
 
     @property
     def gaps_s(self) -> list[float]:
@@ -36,46 +48,132 @@ class Timing:
         return [later - earlier for earlier, later in pairwise(self.came_s)]
 
     @property
-    def per_token_s(self) -> float:
-        """Mean time of each token after the first."""
-        return (self.came_s[-1] - self.came_s[0]) / max(1, self.num_tokens - 1)
+    def per_token_s(self) -> float | None:
+        """Mean time of each token after the first; None where there is no second."""
+        if self.num_output_tokens < 2:
+            return None
+        return (self.came_s[-1] - self.came_s[0]) / (self.num_output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One request that was not answered in full."""
+
+    kind: str
+    """One word for all failures alike, such as `http_429` or `timeout`."""
+    message: str
+
+
+Outcome = Timing | Failure
 
 
 class Targets(NamedTuple):
-    """What a request must keep to count as good; None: anything."""
+    """What a request must keep to count as good, in seconds; None: anything."""
 
-    first_s: float | None = None
-    per_token_s: float | None = None
-    total_s: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
 
     def kept_by(self, timing: Timing) -> bool:
-        """Whether a request kept all of them."""
-        pairs = ((self.first_s, timing.first_s), (self.per_token_s, timing.per_token_s), (self.total_s, timing.total_s))
-        return all(target is None or value <= target for target, value in pairs)
+        """Whether a request kept all of them. One that has no second token keeps any time per token."""
+        pairs = ((self.ttft, timing.first_s), (self.tpot, timing.per_token_s), (self.e2e, timing.total_s))
+        return all(target is None or value is None or value <= target for target, value in pairs)
+
+
+def parse_targets(texts: Iterable[str]) -> Targets:
+    """`ttft:500`, `tpot:50`, `e2e:10000`, in milliseconds, each at most once. Raises `ValueError`."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        if name not in Targets._fields:
+            raise ValueError(f"{text!r} names no latency; there are {', '.join(Targets._fields)}, as in ttft:500")
+        if name in found:
+            raise ValueError(f"{name} is given twice")
+        try:
+            found[name] = float(value) / 1000
+        except ValueError:
+            raise ValueError(f"{text!r} has no number of milliseconds, as in {name}:500") from None
+        if not found[name] > 0:
+            raise ValueError(f"{text!r} can never be kept; give a positive number of milliseconds")
+    return Targets(**found)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """By linear interpolation between the two nearest ranks. `values` must not be empty."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return _at(sorted(values), percent)
 
 
 def latencies(timings: Sequence[Timing]) -> dict[str, float]:
-    """Percentiles in milliseconds of time to first token, gap between tokens, and time to the last token."""
+    """Means and percentiles in milliseconds: to the first token, per further token, between events, to the last."""
     series = {
         "ttft_ms": [timing.first_s for timing in timings],
+        "tpot_ms": [timing.per_token_s for timing in timings if timing.per_token_s is not None],
         "itl_ms": [gap for timing in timings for gap in timing.gaps_s],
         "e2e_ms": [timing.total_s for timing in timings],
     }
-    return {
-        f"{name}_p{percent}": 1000 * percentile(values, percent)
-        for name, values in series.items()
-        if values
-        for percent in PERCENTILES
+    return {name: value for base, values in series.items() for name, value in distribution(base, values).items()}
+
+
+def distribution(name: str, values_s: Sequence[float]) -> dict[str, float]:
+    """`name_mean` and `name_p…` of seconds, in milliseconds; nothing where there are no values."""
+    if not values_s:
+        return {}
+    ordered = sorted(values_s)
+    figures = {f"{name}_mean": 1000 * statistics.fmean(ordered)}
+    return figures | {f"{name}_p{percent}": 1000 * _at(ordered, percent) for percent in PERCENTILES}
+
+
+def load_figures(outcomes: Sequence[Outcome], elapsed_s: float, targets: Targets) -> dict[str, float]:
+    """What one run of requests came to: latencies of those answered, rates, goodput, and failures by kind.
+
+    `elapsed_s` is the time from the first arrival to the end of the last request. Requests that failed are in no
+    latency and no rate, only in `failed_…`.
+    """
+    timings = [outcome for outcome in outcomes if isinstance(outcome, Timing)]
+    figures = latencies(timings) | distribution("send_delay_ms", [timing.sent_s - timing.due_s for timing in timings])
+    inputs = sum(timing.num_prompt_tokens for timing in timings)
+    outputs = sum(timing.num_output_tokens for timing in timings)
+    figures |= {
+        "seconds": elapsed_s,
+        "requests_per_s": len(timings) / elapsed_s,
+        "input_tokens_per_s": inputs / elapsed_s,
+        "output_tokens_per_s": outputs / elapsed_s,
+        "input_tokens": inputs,
+        "output_tokens": outputs,
     }
+    if (share := cached_share(timings)) is not None:
+        figures["cached_share"] = share
+    if targets != Targets():
+        good = sum(map(targets.kept_by, timings))
+        figures |= {"goodput_requests_per_s": good / elapsed_s, "good_share": good / len(outcomes)}
+    failed = Counter(outcome.kind for outcome in outcomes if isinstance(outcome, Failure))
+    figures |= {"answered_requests": len(timings), "failed_requests": failed.total()}
+    return figures | {f"failed_{kind}": count for kind, count in sorted(failed.items())}
+
+
+def cached_share(timings: Sequence[Timing]) -> float | None:
+    """Part of the prompts' tokens whose KV was found, 0 to 1; None where no request tells."""
+    told = [timing for timing in timings if timing.num_cached_tokens is not None]
+    prompts = sum(timing.num_prompt_tokens for timing in told)
+    return sum(timing.num_cached_tokens or 0 for timing in told) / prompts if prompts else None
+
+
+def doubts(figures: Mapping[str, float]) -> list[str]:
+    """Why the client's own figures (`client_…`) make the others hard to believe. Empty: no reason is seen."""
+    found = []
+    lag, gap = figures.get("client_lag_ms_p99", 0.0), figures.get("tpot_ms_p50")
+    bound = 1000 * SLOW_LOOP_S if gap is None else min(1000 * SLOW_LOOP_S, SLOW_LOOP_SHARE * gap)
+    if lag > max(1.0, bound):
+        found.append(
+            f"the client notes events up to {lag:.1f} ms late (99th percentile): latencies are longer here than on the "
+            "wire; give the client cores of its own, or another machine"
+        )
+    busy = figures.get("client_busy_share", 0.0)
+    if busy > BUSY_SHARE:
+        found.append(
+            f"the client is busy {busy:.0%} of the time and limits the load: lower the rate or start several clients"
+        )
+    return found
 
 
 class Spread(NamedTuple):
@@ -93,3 +191,10 @@ def over_runs(runs: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
         for name, value in run.items():
             values.setdefault(name, []).append(value)
     return {name: Spread(statistics.median(found), min(found), max(found)) for name, found in values.items()}
+
+
+def _at(ordered: Sequence[float], percent: float) -> float:
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

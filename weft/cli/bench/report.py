@@ -1,25 +1,48 @@
-"""A benchmark's table on standard output, and its file: figures with the machine, the versions and the command."""
+"""A benchmark's tables on standard output, and its file: figures with the machine, the versions and the command."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from weft.cli.bench.measure import Spread, over_runs
 from weft.cli.files import write_file
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 Run = Mapping[str, float]
-"""Figures of one run, by name; a name ends in its unit."""
+"""Figures of one run, by name; a name ends in its unit, and that of a distribution then in `_mean` or `_p99`."""
+Groups = Mapping[str, Sequence[Run]]
+"""Runs by what differed between them; one group: "". """
+
+WIDE = 1000
+_DISTRIBUTION = re.compile(r"(\w+)_(mean|p\d+)")
 
 
-def report(name: str, groups: Mapping[str, Sequence[Run]], subject: Mapping[str, Any], file: Path | None) -> None:
-    """Print and write what was measured. `groups` are runs by what differed between them (one group: "")."""
+def report(
+    name: str,
+    groups: Groups,
+    subject: Mapping[str, Any],
+    file: Path | None,
+    *,
+    overview: Sequence[str] = (),
+    detailed: Sequence[str] | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Print and write what was measured.
+
+    Every group has a table of its own, or those in `detailed`. With `overview`, groups that are several are compared
+    in one more table, these figures as its columns. `notes` are what a reader must know to believe the figures; they go
+    to standard error and into the file.
+    """
     from weft.cli import probe
     from weft.cli.version import versions
 
@@ -29,7 +52,12 @@ def report(name: str, groups: Mapping[str, Sequence[Run]], subject: Mapping[str,
     typer.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in subject.items()))
     typer.echo(f"on {where['cpu']}, {where['usable_cores']} cores, GPUs: {', '.join(where['gpus']) or 'none'}")
     for title, summary in summaries.items():
-        _print(title, summary, len(groups[title]))
+        if detailed is None or title in detailed:
+            _print_group(title, summary, len(groups[title]))
+    if overview and len(groups) > 1:
+        _print_overview(summaries, overview)
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
     if file is not None:
         content = {
             "benchmark": name,
@@ -37,6 +65,7 @@ def report(name: str, groups: Mapping[str, Sequence[Run]], subject: Mapping[str,
             "subject": dict(subject),
             "machine": where,
             "versions": versions(),
+            "notes": list(notes),
             "summary": {
                 title: {key: one._asdict() for key, one in found.items()} for title, found in summaries.items()
             },
@@ -45,20 +74,51 @@ def report(name: str, groups: Mapping[str, Sequence[Run]], subject: Mapping[str,
         write_file(file, json.dumps(content, indent=2) + "\n")
 
 
-def _print(title: str, summary: Mapping[str, Spread], num_runs: int) -> None:
+def _print_group(title: str, summary: Mapping[str, Spread], num_runs: int) -> None:
+    """Distributions as a row each, medians over the runs; every other figure with its extremes."""
     from rich.console import Console
+
+    distributions: dict[str, dict[str, Spread]] = {}
+    single: dict[str, Spread] = {}
+    for name, spread in summary.items():
+        if match := _DISTRIBUTION.fullmatch(name):
+            distributions.setdefault(match[1], {})[match[2]] = spread
+        else:
+            single[name] = spread
+    if title:
+        typer.echo(f"\n{title}")
+    if distributions:
+        parts = list(dict.fromkeys(part for found in distributions.values() for part in found))
+        table = _table("", *parts)
+        for name, found in distributions.items():
+            table.add_row(name, *(_digits(found[part].median) if part in found else "" for part in parts))
+        Console().print(table)
+    table = _table("", *(["median", f"least of {num_runs}", "most"] if num_runs > 1 else ["value"]))
+    for name, spread in single.items():
+        table.add_row(name, *map(_digits, spread if num_runs > 1 else spread[:1]))
+    Console().print(table)
+
+
+def _print_overview(summaries: Mapping[str, Mapping[str, Spread]], names: Sequence[str]) -> None:
+    from rich.console import Console
+
+    shown = [name for name in names if any(name in summary for summary in summaries.values())]
+    table = _table("median", *shown)
+    for title, summary in summaries.items():
+        table.add_row(title, *(_digits(summary[name].median) if name in summary else "" for name in shown))
+    typer.echo()
+    # As wide as it is: a terminal breaks long lines in a better place than a table breaks names.
+    Console(width=WIDE).print(table)
+
+
+def _table(first: str, *others: str) -> Table:
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    table.add_column("figure")
-    table.add_column("median" if num_runs > 1 else "value", justify="right")
-    if num_runs > 1:
-        table.add_column(f"least of {num_runs}", justify="right")
-        table.add_column("most", justify="right")
-    for name, spread in summary.items():
-        shown = spread if num_runs > 1 else spread[:1]
-        table.add_row(name, *(_digits(value) for value in shown))
-    Console().print(table)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(first)
+    for other in others:
+        table.add_column(other, justify="right", no_wrap=True)
+    return table
 
 
 def _digits(value: float) -> str:

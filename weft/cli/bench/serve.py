@@ -3,40 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import Annotated, Any
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from weft.cli.bench.client import Load, open_load
+from weft.cli.bench.client import Client, Endpoint, Target, open_client
+from weft.cli.bench.clock import LoopWatch
 from weft.cli.bench.commands import (
-    InputLen,
+    DEFAULT_TIMEOUT_S,
+    LOAD_PANEL,
+    ApiKey,
+    BaseUrl,
+    EndpointFlag,
+    ExtraBody,
+    IgnoreEos,
+    InputLengths,
     JsonFile,
-    OutputLen,
+    MaxConcurrency,
+    ModelName,
+    OutputLengths,
     RandomWeights,
     Runs,
     Seed,
     SharedPrefixLen,
-    with_model,
+    Slo,
+    Timeout,
+    engine_subject,
+    measured_server,
+    parsed,
+    progress,
+    read_extra_body,
+    read_slo,
+    text_of_random_weights,
 )
-from weft.cli.bench.measure import Targets, Timing, latencies
-from weft.cli.bench.report import Run, report
-from weft.cli.bench.server import own_server
-from weft.cli.bench.workload import arrivals, random_prompts
+from weft.cli.bench.lengths import Lengths
+from weft.cli.bench.load import closed_loop, is_closed, offer
+from weft.cli.bench.measure import Failure, Outcome, Targets
+from weft.cli.bench.report import report
+from weft.cli.bench.results import Results
+from weft.cli.bench.shapes import SINGLE, single_requests
+from weft.cli.bench.workload import Request, arrivals, check_prefix, parse_rate, random_requests, read_requests
 from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.settings import Settings
 from weft.core.errors import WeftError
 
-FIRST_TOKEN, LAST_TOKEN = 100, 1000
-"""Prompts are drawn from these ids: ordinary tokens of every vocabulary there is."""
-
+NUM_PROMPTS = 32
+OVERVIEW = (
+    "requests_per_s",
+    "goodput_requests_per_s",
+    "output_tokens_per_s",
+    "ttft_ms_p50",
+    "ttft_ms_p99",
+    "tpot_ms_p50",
+    "tpot_ms_p99",
+    "e2e_ms_p99",
+    "failed_requests",
+)
 EXAMPLES = """Examples:
 
-  weft bench serve --rate 4 --num-requests 40                   starts a server of its own
+  weft bench serve --request-rate 4 --num-prompts 40                     starts a server of its own
 
-  weft bench serve --url http://127.0.0.1:8000 --max-concurrency 8
+  weft bench serve --base-url http://127.0.0.1:8000 --request-rate 1 --request-rate 2 --request-rate inf
 
-  weft bench serve --rate 2 --slo-ttft 500 --slo-tpot 50 --json result.json
+  weft bench serve --request-rate 2 --slo ttft:500 --slo tpot:50 --json result.json
+
+  weft bench serve --dataset chat-search --scale 0.1 --max-concurrency 8
 """
 
 
@@ -49,23 +82,54 @@ def register(group: typer.Typer) -> None:
 def serve(
     settings: Settings,
     model: Model = None,
-    url: Annotated[
-        str | None, typer.Option("--url", envvar="WEFT_URL", help="Of a server that runs; any with OpenAI's API.")
+    base_url: BaseUrl = None,
+    model_name: ModelName = None,
+    api_key: ApiKey = None,
+    endpoint: EndpointFlag = "completions",
+    ignore_eos: IgnoreEos = True,
+    extra_body: ExtraBody = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    request_rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--request-rate",
+            "--rate",
+            metavar="RATE",
+            help="Mean arrivals per second, Poisson; inf: all at once; repeat for a sweep. (inf)",
+            rich_help_panel=LOAD_PANEL,
+        ),
     ] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="For that server.")] = None,
-    num_requests: Annotated[int, typer.Option("--num-requests", min=1, help="Requests of a run.")] = 32,
-    rate: Annotated[
-        float | None, typer.Option("--rate", min=0.001, help="Mean arrivals per second, Poisson. (all at once)")
+    max_concurrency: MaxConcurrency = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            "--num-prompts",
+            "--num-requests",
+            min=1,
+            help=f"Requests of a run. ({NUM_PROMPTS}, or all of a file)",
+            rich_help_panel=LOAD_PANEL,
+        ),
     ] = None,
-    max_concurrency: Annotated[
-        int | None, typer.Option("--max-concurrency", min=1, help="Requests under way; later ones wait in the client.")
-    ] = None,
-    input_len: InputLen = 128,
-    output_len: OutputLen = 32,
+    warmup: Annotated[
+        int, typer.Option("--warmup", min=0, help="Requests before the first run.", rich_help_panel=LOAD_PANEL)
+    ] = 2,
+    dataset: Annotated[
+        str,
+        typer.Option(
+            "--dataset",
+            metavar="random|SHAPE|FILE",
+            help=f"Random lengths; a published shape ({', '.join(SINGLE)}); or JSON lines with prompt or messages.",
+            rich_help_panel=LOAD_PANEL,
+        ),
+    ] = "random",
+    scale: Annotated[
+        float,
+        typer.Option("--scale", min=0.0001, help="Lengths of a SHAPE, times this.", rich_help_panel=LOAD_PANEL),
+    ] = 1.0,
+    slo: Slo = None,
+    input_len: InputLengths = "128",  # type: ignore[assignment]  # typer parses defaults
+    output_len: OutputLengths = "32",  # type: ignore[assignment]
     shared_prefix_len: SharedPrefixLen = 0,
-    slo_ttft: Annotated[float | None, typer.Option("--slo-ttft", help="Goodput: ms to the first token.")] = None,
-    slo_tpot: Annotated[float | None, typer.Option("--slo-tpot", help="Goodput: mean ms per further token.")] = None,
-    slo_e2e: Annotated[float | None, typer.Option("--slo-e2e", help="Goodput: ms to the last token.")] = None,
     random_weights: RandomWeights = None,
     runs: Runs = 3,
     seed: Seed = 0,
@@ -73,90 +137,152 @@ def serve(
 ) -> None:
     """Latency percentiles, throughput and goodput of a server, over HTTP with streaming.
 
-    Time counts from when a request should have been sent, so waiting for --max-concurrency counts too.
+    Latency counts from when a request should have been sent, so that a server that falls behind cannot hide it: a wait
+    for --max-concurrency is part of it. Only --request-rate inf with --max-concurrency has no such moments; there, a
+    request is due when one before it has ended.
     """
-    if url is not None and random_weights is not None:
-        raise typer.BadParameter("--random-weights is for a server of its own; the one at --url has its model")
-    targets = Targets(*(None if ms is None else ms / 1000 for ms in (slo_ttft, slo_tpot, slo_e2e)))
-    plan = Plan(num_requests, rate, max_concurrency, input_len, output_len, shared_prefix_len, targets)
-    if url is not None:
-        measured, name = asyncio.run(_measure(url, model, api_key, plan, runs, seed))
-    else:
-        settings = with_model(settings, random_weights)
-        with own_server(settings) as own_url:
-            measured, name = asyncio.run(_measure(own_url, None, None, plan, runs, seed))
+    lengths = RandomLengths(input_len, output_len, shared_prefix_len)
+    extra = read_extra_body(extra_body) | text_of_random_weights(random_weights)
+    source = Source(dataset, lengths, scale, num_prompts, endpoint, extra)
+    source.check()
+    rates = [parsed(parse_rate)(text) for text in request_rate or ["inf"]]
+    plan = Plan(source, rates, max_concurrency, read_slo(slo), warmup, runs, seed)
+    asked = Target(base_url, model_name or model, api_key, endpoint, ignore_eos, timeout)
+    with measured_server(settings, asked, random_weights) as target:
+        results, name = asyncio.run(_measure(target, plan))
     subject: dict[str, Any] = {
         "model": name,
-        "server": url or "own",
-        "requests": num_requests,
-        "rate": rate or "all at once",
-        "input": input_len,
-        "shared prefix": shared_prefix_len,
-        "output": output_len,
+        "server": base_url or "own",
+        "endpoint": endpoint,
+        "requests": num_prompts or "all of the file" if source.file else source.num_requests,
+        "concurrency": max_concurrency or "unlimited",
+        **source.describe(),
+        **({} if base_url else engine_subject(settings)),
     }
-    report("serve", {"": measured}, subject, json_file)
+    notes = results.notes()
+    if source.file is not None and runs * len(rates) > 1:
+        notes.append("a file's prompts are the same in every run; cached_share tells what later runs found of them")
+    report("serve", results.groups, subject, json_file, overview=OVERVIEW, notes=notes)
 
 
-class Plan:
-    """What every run does."""
+class RandomLengths(NamedTuple):
+    """Requests of random lengths."""
 
-    def __init__(
-        self,
-        num_requests: int,
-        rate: float | None,
-        max_concurrency: int | None,
-        input_len: int,
-        output_len: int,
-        shared_prefix_len: int,
-        targets: Targets,
-    ):
-        self.num_requests = num_requests
-        self.rate = rate
-        self.max_concurrency = max_concurrency or num_requests
-        self.output_len = output_len
-        self.targets = targets
-        self._sizes = {"length": input_len, "shared_prefix": shared_prefix_len}
-
-    def prompts(self, seed: int, count: int) -> list[list[int]]:
-        """The prompts of a run."""
-        return random_prompts(seed, range(FIRST_TOKEN, LAST_TOKEN), count=count, **self._sizes)
+    inputs: Lengths
+    outputs: Lengths
+    shared_prefix: int
 
 
-async def _measure(
-    url: str, model: str | None, api_key: str | None, plan: Plan, runs: int, seed: int
-) -> tuple[list[Run], str]:
-    async with open_load(url, model, api_key) as load:
-        await asyncio.gather(*(load.complete(prompt, plan.output_len) for prompt in plan.prompts(seed - 1, 2)))
-        return [await _run(load, plan, seed + index) for index in range(runs)], load.model
+class Source(NamedTuple):
+    """Where the requests of a run come from."""
+
+    dataset: str
+    lengths: RandomLengths
+    scale: float
+    num_prompts: int | None
+    endpoint: Endpoint
+    extra: dict[str, Any]
+
+    @property
+    def file(self) -> Path | None:
+        """The file, where it is one."""
+        return None if self.dataset == "random" or self.dataset in SINGLE else Path(self.dataset)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of a run that is not a file's."""
+        return self.num_prompts or NUM_PROMPTS
+
+    def check(self) -> None:
+        """Before a server is started for nothing. Raises `typer.BadParameter` or `WeftError`."""
+        if self.file is not None and not self.file.is_file():
+            known = ", ".join(SINGLE)
+            raise typer.BadParameter(f"--dataset {self.dataset} is neither a file nor random, nor one of {known}")
+        if self.scale != 1.0 and self.dataset not in SINGLE:
+            raise typer.BadParameter("--scale is for shapes; give --input-len and --output-len")
+        if self.dataset == "random":
+            check_prefix(self.lengths.inputs, self.lengths.shared_prefix)
+        self.requests(0)
+
+    def requests(self, seed: int) -> list[Request]:
+        """Those of a run; other seeds, other prompts, but for a file."""
+        as_text = self.endpoint == "chat"
+        if self.file is not None:
+            requests = read_requests(self.file, self.lengths.outputs, seed)
+            if other := {request.endpoint for request in requests} - {None, self.endpoint}:
+                raise WeftError(f"{self.file} has prompts for another endpoint; give --endpoint {other.pop()}")
+            if self.num_prompts is not None and self.num_prompts > len(requests):
+                raise WeftError(
+                    f"{self.file} has {len(requests)} requests and --num-prompts asks for {self.num_prompts}; the same "
+                    "prompt twice would be found in the cache"
+                )
+            requests = requests[: self.num_prompts]
+        elif self.dataset in SINGLE:
+            requests = single_requests(SINGLE[self.dataset], seed, self.num_requests, self.scale, as_text)
+        else:
+            requests = random_requests(
+                seed,
+                count=self.num_requests,
+                inputs=self.lengths.inputs,
+                outputs=self.lengths.outputs,
+                shared_prefix=self.lengths.shared_prefix,
+                as_text=as_text,
+            )
+        return [dataclasses.replace(request, fields=self.extra | request.fields) for request in requests]
+
+    def describe(self) -> dict[str, Any]:
+        """For the report."""
+        if self.dataset != "random":
+            return {"dataset": self.dataset, **({} if self.file else {"scale": self.scale})}
+        inputs, outputs, shared_prefix = self.lengths
+        return {"input": str(inputs), "shared prefix": shared_prefix, "output": str(outputs)}
 
 
-async def _run(load: Load, plan: Plan, seed: int) -> Run:
-    prompts = plan.prompts(seed, plan.num_requests)
-    slots = asyncio.Semaphore(plan.max_concurrency)
-    began = time.perf_counter()
+class Plan(NamedTuple):
+    """What is measured."""
 
-    async def one(prompt: list[int], at: float) -> Timing | WeftError:
-        await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-        async with slots:
-            try:
-                timing = await load.complete(prompt, plan.output_len)
-            except WeftError as error:
-                return error
-        return Timing(began + at, timing.came_s, timing.num_tokens)
+    source: Source
+    rates: list[float]
+    max_concurrency: int | None
+    targets: Targets
+    warmup: int
+    runs: int
+    seed: int
 
-    schedule = arrivals(seed, plan.num_requests, plan.rate)
-    outcomes = await asyncio.gather(*(one(prompt, at) for prompt, at in zip(prompts, schedule, strict=True)))
-    elapsed = time.perf_counter() - began
-    timings = [outcome for outcome in outcomes if isinstance(outcome, Timing)]
-    errors = [outcome for outcome in outcomes if isinstance(outcome, WeftError)]
-    if not timings:
-        raise WeftError(f"no request succeeded; the first error: {errors[0].message}")
-    figures = {
-        **latencies(timings),
-        "requests_per_s": len(timings) / elapsed,
-        "output_tokens_per_s": sum(timing.num_tokens for timing in timings) / elapsed,
-        "failed_requests": float(len(errors)),
-    }
-    if plan.targets != Targets():
-        figures["goodput_requests_per_s"] = sum(map(plan.targets.kept_by, timings)) / elapsed
-    return figures
+
+async def _measure(target: Target, plan: Plan) -> tuple[Results, str]:
+    results = Results(plan.targets)
+    async with open_client(target) as client:
+        await _warm_up(client, plan)
+        for number, rate in enumerate(plan.rates):
+            # Seeds of their own: no run finds the KV of another.
+            for seed in range(plan.seed + number * plan.runs, plan.seed + (number + 1) * plan.runs):
+                outcomes, elapsed, watch = await _run(client, plan, rate, seed)
+                results.add(f"rate {rate:g}" if len(plan.rates) > 1 else "", outcomes, elapsed, watch)
+    return results, client.model
+
+
+async def _warm_up(client: Client, plan: Plan) -> None:
+    requests = plan.source.requests(plan.seed - 1)[: plan.warmup]
+    for outcome in await asyncio.gather(*(client.send(request, 0.0) for request in requests)):
+        if isinstance(outcome, Failure):
+            raise WeftError(f"a request before the first run failed ({outcome.kind}): {outcome.message}")
+
+
+async def _run(client: Client, plan: Plan, rate: float, seed: int) -> tuple[list[Outcome], float, LoopWatch]:
+    requests = plan.source.requests(seed)
+    with progress(f"rate {rate:g}", len(requests)) as advance:
+        async with LoopWatch() as watch:
+            if is_closed(rate, plan.max_concurrency):
+                outcomes, elapsed = await closed_loop(
+                    requests, client.send, concurrency=plan.max_concurrency or 1, on_done=advance
+                )
+            else:
+                outcomes, elapsed = await offer(
+                    requests,
+                    arrivals(seed, len(requests), rate),
+                    client.send,
+                    max_concurrency=plan.max_concurrency,
+                    on_done=advance,
+                )
+    return outcomes, elapsed, watch

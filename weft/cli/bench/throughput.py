@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from weft.cli.bench.commands import (
-    InputLen,
+    InputLengths,
     JsonFile,
     OutputLen,
     RandomWeights,
     Runs,
     Seed,
     SharedPrefixLen,
+    engine_subject,
     with_model,
 )
+from weft.cli.bench.lengths import Lengths
 from weft.cli.bench.report import Run, report
 from weft.cli.bench.workload import random_prompts
 from weft.cli.local import local_llm
@@ -25,6 +27,14 @@ from weft.cli.settings import Settings
 
 if TYPE_CHECKING:
     from weft.llm import LLM
+
+
+class Sizes(TypedDict):
+    """Of the prompts of a run."""
+
+    lengths: Lengths
+    shared_prefix: int
+
 
 EXAMPLES = """Examples:
 
@@ -44,7 +54,7 @@ def throughput(
     settings: Settings,
     model: Model = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts of a run.")] = 64,
-    input_len: InputLen = 128,
+    input_len: InputLengths = "128",  # type: ignore[assignment]  # typer parses defaults
     output_len: OutputLen = 64,
     shared_prefix_len: SharedPrefixLen = 0,
     random_weights: RandomWeights = None,
@@ -59,7 +69,7 @@ def throughput(
     settings = with_model(settings, random_weights)
     with local_llm(settings.config.engine) as llm:
         tokens = [token for token in range(llm.tokenizer.vocab_size) if token not in llm.tokenizer.special_ids]
-        sizes = {"length": input_len, "shared_prefix": shared_prefix_len}
+        sizes: Sizes = {"lengths": input_len, "shared_prefix": shared_prefix_len}
         _run(llm, random_prompts(seed - 1, tokens, count=min(8, num_prompts), **sizes), min(8, output_len))
         measured = [
             _run(llm, random_prompts(seed + index, tokens, count=num_prompts, **sizes), output_len)
@@ -70,9 +80,10 @@ def throughput(
             "device": llm.info.device,
             "dtype": llm.info.dtype,
             "prompts": num_prompts,
-            "input": input_len,
+            "input": str(input_len),
             "shared prefix": shared_prefix_len,
             "output": output_len,
+            **engine_subject(settings),
         }
     report("throughput", {"": measured}, subject, json_file)
 

@@ -1,0 +1,101 @@
+"""The protocol with a peer in another process, against a script that computes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench import offline
+from bench.peers.child import ChildError, ChildPeer
+from bench.peers.vllm_cpu import PYTHON_VARIABLE, VllmCpu
+
+SCRIPT = str(Path(__file__).with_name("child_script.py"))
+
+
+def start(checkpoint: str = "somewhere") -> ChildPeer:
+    return ChildPeer([sys.executable, SCRIPT], {}, checkpoint=checkpoint, threads=2, max_sequences=4, context=64)
+
+
+@pytest.fixture
+def peer() -> Iterator[ChildPeer]:
+    peer = start()
+    yield peer
+    peer.close()
+
+
+def test_it_loads_and_generates(peer: ChildPeer) -> None:
+    assert peer.version == "1.0 with 2 threads"
+    assert peer.seconds_inside is None
+    assert peer.generate([[5, 6, 7], [8]], 4) == [[3, 4, 5, 6], [1, 2, 3, 4]]
+    assert peer.seconds_inside == 0.25
+
+
+def test_its_own_time_is_what_counts(peer: ChildPeer) -> None:
+    assert offline.measure([peer], [[1], [2]], 3, runs=2) == {"child": [0.25, 0.25]}
+
+
+def test_it_is_stopped_between_calls(peer: ChildPeer) -> None:
+    process = psutil.Process(peer._process.pid)
+    assert process.status() == psutil.STATUS_STOPPED
+    peer.generate([[1]], 2)
+    assert process.status() == psutil.STATUS_STOPPED
+    peer.close()
+    assert not process.is_running()
+
+
+def test_closing_twice_is_closing_once(peer: ChildPeer) -> None:
+    peer.close()
+    peer.close()
+
+
+def test_an_error_is_told(peer: ChildPeer) -> None:
+    with pytest.raises(ChildError, match="could not generate: unlucky"):
+        peer.generate([[13]], 2)
+
+
+def test_a_death_shows_what_was_written(peer: ChildPeer) -> None:
+    with pytest.raises(ChildError, match=r"did not answer 'generate'(.|\n)*the child died"):
+        peer.generate([[14]], 2)
+
+
+def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ChildError, match="there is no such checkpoint"):
+        start("broken")
+    assert not [child for child in psutil.Process().children() if SCRIPT in child.cmdline()]
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("stand_in")))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_child_of_vllm(tmp_path: Path) -> None:
+    peer = VllmCpu(tmp_path, threads=1)
+    try:
+        assert peer.version == "0.0 of a stand-in"
+        assert peer.generate([[1, 2], [3]], 2) == [[2, 2], [3, 3]]
+        assert peer.seconds_inside is not None
+        assert peer.seconds_inside >= 0
+    finally:
+        peer.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_vllm_raises_is_told() -> None:
+    with pytest.raises(ChildError, match="vllm could not load: ValueError: no such checkpoint"):
+        VllmCpu(Path("missing"), threads=1)
+
+
+@pytest.mark.parametrize(("python", "why"), [("", "does not name"), ("/nowhere/python", "is no program")])
+def test_vllm_without_its_python_is_not_installed(
+    python: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, python)
+    with pytest.raises(ImportError, match=why):
+        VllmCpu(tmp_path, 1)

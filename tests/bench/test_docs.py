@@ -1,0 +1,48 @@
+"""What the page about benchmarks names is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench import offline
+from bench.peers import PEERS
+from weft.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/benchmarks.md").read_text()
+HERE = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()} | {"programs"}
+
+
+def test_every_module_is_listed_and_there() -> None:
+    named = set(re.findall(r"python -m (bench\.\w+)", PAGE))
+    assert all(importlib.util.find_spec(name) for name in named)
+    assert named == {f"bench.{name}" for name in HERE}
+
+
+def test_every_command_is_listed_and_its_flags_exist() -> None:
+    group = next(group for group in app.registered_groups if group.name == "bench")
+    commands = {command.name for command in group.typer_instance.registered_commands}
+    found = re.findall(r"`weft bench ([\w-]+)([^`]*)`", PAGE)
+    assert {name for name, _ in found} == commands
+    for name, rest in found:
+        shown = CliRunner().invoke(app, ["bench", name, "--help"], prog_name="weft").output
+        assert all(flag in shown for flag in re.findall(r"--[\w-]+", rest)), (name, rest)
+
+
+def test_flags_of_the_comparison_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    [command] = re.findall(r"^python -m bench.offline (.*)$", PAGE, re.MULTILINE)
+    monkeypatch.setattr("sys.argv", ["offline", "--help"])
+    with pytest.raises(SystemExit):
+        offline.parse_arguments()
+    shown = capsys.readouterr().out
+    assert all(flag in shown for flag in re.findall(r"--[\w-]+", command))
+
+
+def test_every_peer_is_explained() -> None:
+    rows = PAGE.partition("| peer |")[2].partition("\n\n")[0].lower()
+    assert all(f"| {name}" in rows for name in PEERS)

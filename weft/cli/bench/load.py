@@ -1,0 +1,84 @@
+"""Offers requests to a server at the moments of a schedule, whether or not it keeps up, and accounts for every one.
+
+It knows nothing of HTTP: `send` is given, and answers for one request. Latency counts from when a request is *due*, not
+from when it could be sent; a server that falls behind therefore shows in the latencies and cannot slow the arrivals
+down (Tene's "coordinated omission").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from weft.cli.bench.clock import Clock, MachineClock
+from weft.cli.bench.measure import Outcome
+from weft.cli.bench.workload import Request
+
+Send = Callable[[Request, float], Awaitable[Outcome]]
+"""Sends a request that is due at this moment of the clock. Does not raise."""
+
+
+async def offer(
+    requests: Sequence[Request],
+    schedule: Iterable[float],
+    send: Send,
+    *,
+    max_concurrency: int | None = None,
+    on_done: Callable[[Outcome], None] = lambda outcome: None,
+    clock: Clock | None = None,
+) -> tuple[list[Outcome], float]:
+    """Send each request at its second of `schedule`; outcomes in the order of `requests`, and the seconds it all took.
+
+    With `max_concurrency`, requests that are due wait here for one that is under way to end, in their order, and the
+    wait is part of their latency. `closed_loop` is for a load without a schedule.
+    """
+    clock = clock or MachineClock()
+    slots = asyncio.Semaphore(max_concurrency or max(1, len(requests)))
+    began = clock.now()
+
+    async def one(request: Request, due: float) -> Outcome:
+        async with slots:
+            outcome = await send(request, due)
+        on_done(outcome)
+        return outcome
+
+    tasks = []
+    async with asyncio.TaskGroup() as group:
+        for request, at in zip(requests, schedule, strict=True):
+            await clock.until(began + at)
+            tasks.append(group.create_task(one(request, began + at)))
+    return [task.result() for task in tasks], clock.now() - began
+
+
+async def closed_loop(
+    requests: Sequence[Request],
+    send: Send,
+    *,
+    concurrency: int,
+    on_done: Callable[[Outcome], None] = lambda outcome: None,
+    clock: Clock | None = None,
+) -> tuple[list[Outcome], float]:
+    """Keep `concurrency` requests under way until all are done. A request is due when one before it has ended.
+
+    Nothing else says when it should be sent, so a slow server is offered less: for capacity, not for latency.
+    """
+    clock = clock or MachineClock()
+    began = clock.now()
+    outcomes: dict[int, Outcome] = {}
+    waiting = iter(enumerate(requests))
+
+    async def one_after_the_other() -> None:
+        for index, request in waiting:
+            outcomes[index] = await send(request, clock.now())
+            on_done(outcomes[index])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(one_after_the_other())
+    return [outcomes[index] for index in range(len(requests))], clock.now() - began
+
+
+def is_closed(rate: float, max_concurrency: int | None) -> bool:
+    """Whether a load has no schedule but what a number of requests under way makes of it."""
+    return math.isinf(rate) and max_concurrency is not None

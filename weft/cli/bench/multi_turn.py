@@ -1,0 +1,278 @@
+"""`weft bench multi-turn`: conversations that go on, with pauses: what a server keeps of a growing history."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from weft.cli.bench.client import Client, Target, open_client
+from weft.cli.bench.clock import LoopWatch
+from weft.cli.bench.commands import (
+    DEFAULT_TIMEOUT_S,
+    LOAD_PANEL,
+    ApiKey,
+    BaseUrl,
+    EndpointFlag,
+    ExtraBody,
+    IgnoreEos,
+    JsonFile,
+    MaxConcurrency,
+    ModelName,
+    OutputLengths,
+    RandomWeights,
+    Runs,
+    Seed,
+    Slo,
+    Timeout,
+    engine_subject,
+    measured_server,
+    parsed,
+    progress,
+    read_extra_body,
+    read_slo,
+)
+from weft.cli.bench.conversation import Pauses, Workload, hold, scripts, workload_of
+from weft.cli.bench.lengths import KINDS, Lengths, fixed, parse_lengths
+from weft.cli.bench.measure import Outcome, Targets, Timing
+from weft.cli.bench.report import report
+from weft.cli.bench.results import Results
+from weft.cli.bench.shapes import CONVERSATIONS
+from weft.cli.bench.workload import arrivals, parse_rate
+from weft.cli.options import ENGINE_KEYS, Model, takes_settings
+from weft.cli.settings import Settings
+from weft.core.errors import WeftError
+
+ALL_TURNS = "all turns"
+SHOWN_TURNS = 8
+"""Later turns are counted together."""
+OVERVIEW = ("answered_requests", "input_tokens", "cached_share", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50")
+EXAMPLES = """Examples:
+
+  weft bench multi-turn --num-conversations 8 --turns 5 --think-time 0.5
+
+  weft bench multi-turn --turns 5 --no-prefix-cache                     the same without reuse, to compare with
+
+  weft bench multi-turn --shape qa --scale 0.25 --request-rate 0.5
+
+  weft bench multi-turn --base-url http://127.0.0.1:8000 --endpoint chat --tool-share 0.5 --tool-time 0.2
+"""
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("multi-turn", epilog=EXAMPLES)(multi_turn)
+
+
+@takes_settings(*ENGINE_KEYS)
+def multi_turn(
+    settings: Settings,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    model_name: ModelName = None,
+    api_key: ApiKey = None,
+    endpoint: EndpointFlag = "completions",
+    ignore_eos: IgnoreEos = True,
+    extra_body: ExtraBody = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    num_conversations: Annotated[
+        int,
+        typer.Option("--num-conversations", min=1, help="Conversations of a run.", rich_help_panel=LOAD_PANEL),
+    ] = 8,
+    request_rate: Annotated[
+        str,
+        typer.Option(
+            "--request-rate",
+            metavar="RATE",
+            help="Mean conversations that begin per second, Poisson; inf: all at once.",
+            rich_help_panel=LOAD_PANEL,
+        ),
+    ] = "inf",
+    max_concurrency: MaxConcurrency = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape",
+            metavar="|".join(CONVERSATIONS),
+            help="Turns, lengths and pauses of published agents, instead of the flags below.",
+            rich_help_panel=LOAD_PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    scale: Annotated[
+        float,
+        typer.Option("--scale", min=0.0001, help="Lengths of a shape, times this.", rich_help_panel=LOAD_PANEL),
+    ] = 1.0,
+    time_scale: Annotated[
+        float,
+        typer.Option("--time-scale", min=0, help="Pauses of a shape, times this.", rich_help_panel=LOAD_PANEL),
+    ] = 1.0,
+    turns: Annotated[
+        Lengths,
+        typer.Option(
+            "--turns",
+            parser=parsed(parse_lengths),
+            metavar="LENGTHS",
+            help=f"Turns of a conversation: 5, or in the form {KINDS}. (5)",
+            rich_help_panel=LOAD_PANEL,
+            show_default=False,
+        ),
+    ] = "5",  # type: ignore[assignment]  # typer parses defaults
+    system_len: Annotated[
+        int,
+        typer.Option("--system-len", min=0, help="Tokens that all begin with.", rich_help_panel=LOAD_PANEL),
+    ] = 64,
+    input_len: Annotated[
+        Lengths,
+        typer.Option(
+            "--input-len",
+            parser=parsed(parse_lengths),
+            metavar="LENGTHS",
+            help="New tokens of each turn. (64)",
+            rich_help_panel=LOAD_PANEL,
+            show_default=False,
+        ),
+    ] = "64",  # type: ignore[assignment]
+    output_len: OutputLengths = "32",  # type: ignore[assignment]
+    think_time: Annotated[
+        float,
+        typer.Option(
+            "--think-time", min=0, help="Mean seconds between turns, exponential.", rich_help_panel=LOAD_PANEL
+        ),
+    ] = 0.0,
+    tool_share: Annotated[
+        float,
+        typer.Option(
+            "--tool-share",
+            min=0,
+            max=1,
+            help="Of the pauses, those that are a tool's instead.",
+            rich_help_panel=LOAD_PANEL,
+        ),
+    ] = 0.0,
+    tool_time: Annotated[
+        float,
+        typer.Option("--tool-time", min=0, help="Mean seconds of a tool, exponential.", rich_help_panel=LOAD_PANEL),
+    ] = 0.0,
+    slo: Slo = None,
+    random_weights: RandomWeights = None,
+    runs: Runs = 3,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Time to the first token turn by turn, and the share of each prompt whose KV the server still had.
+
+    With --no-prefix-cache, a server of its own computes every history again: the same conversations, to compare with.
+    """
+    if shape is None:
+        pauses = Pauses(think_time, tool_time, tool_share)
+        workload = Workload(turns, system_len, input_len, input_len, output_len, pauses.draw)
+        described = _described(workload, pauses)
+    elif shape in CONVERSATIONS:
+        workload = workload_of(CONVERSATIONS[shape], scale, time_scale)
+        described = {"shape": shape, "scale": scale, "time scale": time_scale}
+    else:
+        raise typer.BadParameter(f"--shape {shape}: there are {', '.join(CONVERSATIONS)}")
+    plan = Plan(
+        workload,
+        num_conversations,
+        parsed(parse_rate)(request_rate),
+        max_concurrency,
+        endpoint == "chat",
+        # Histories hold the answers' ids; in a chat they hold the texts.
+        ({} if endpoint == "chat" else {"return_token_ids": True}) | read_extra_body(extra_body),
+        read_slo(slo),
+        runs,
+        seed,
+    )
+    asked = Target(base_url, model_name or model, api_key, endpoint, ignore_eos, timeout)
+    with measured_server(settings, asked, random_weights) as target:
+        results, name = asyncio.run(_measure(target, plan))
+    subject: dict[str, Any] = {
+        "model": name,
+        "server": base_url or "own",
+        "endpoint": endpoint,
+        "conversations": num_conversations,
+        "rate": request_rate,
+        **described,
+        **({} if base_url else engine_subject(settings)),
+    }
+    report(
+        "multi-turn",
+        results.groups,
+        subject,
+        json_file,
+        overview=OVERVIEW,
+        detailed=(ALL_TURNS,),
+        notes=results.notes(),
+    )
+
+
+class Plan(NamedTuple):
+    """What is measured."""
+
+    workload: Workload
+    num_conversations: int
+    rate: float
+    max_concurrency: int | None
+    as_text: bool
+    fields: dict[str, Any]
+    targets: Targets
+    runs: int
+    seed: int
+
+
+def _described(workload: Workload, pauses: Pauses) -> dict[str, Any]:
+    return {
+        "turns": str(workload.turns),
+        "system": workload.system_len,
+        "input": str(workload.first),
+        "output": str(workload.outputs),
+        "think": f"{pauses.think_s:g} s",
+        **({"tools": f"{pauses.tool_share:.0%} of {pauses.tool_s:g} s"} if pauses.tool_share else {}),
+    }
+
+
+async def _measure(target: Target, plan: Plan) -> tuple[Results, str]:
+    results = Results(plan.targets)
+    async with open_client(target) as client:
+        await _warm_up(client, plan)
+        for seed in range(plan.seed, plan.seed + plan.runs):
+            conversations, elapsed, watch = await _run(client, plan, seed)
+            results.add(ALL_TURNS, [outcome for turns in conversations for outcome in turns], elapsed, watch)
+            for title, outcomes in by_turn(conversations).items():
+                results.add_part(title, outcomes, elapsed)
+    return results, client.model
+
+
+async def _warm_up(client: Client, plan: Plan) -> None:
+    short = plan.workload._replace(turns=fixed(1), system_len=0)
+    [[first]], _ = await hold(scripts(short, plan.seed - 1, 1, plan.as_text), [0.0], client.send, fields=plan.fields)
+    if not isinstance(first, Timing):
+        raise WeftError(f"a request before the first run failed ({first.kind}): {first.message}")
+
+
+async def _run(client: Client, plan: Plan, seed: int) -> tuple[list[list[Outcome]], float, LoopWatch]:
+    held = scripts(plan.workload, seed, plan.num_conversations, plan.as_text)
+    with progress("turns", sum(len(script.turns) for script in held)) as advance:
+        async with LoopWatch() as watch:
+            conversations, elapsed = await hold(
+                held,
+                arrivals(seed, plan.num_conversations, plan.rate),
+                client.send,
+                fields=plan.fields,
+                max_concurrency=plan.max_concurrency,
+                on_done=advance,
+            )
+    return conversations, elapsed, watch
+
+
+def by_turn(conversations: list[list[Outcome]]) -> dict[str, list[Outcome]]:
+    """Outcomes of the first turns, the second ones and so on; those after `SHOWN_TURNS` together."""
+    groups: dict[str, list[Outcome]] = {}
+    for turns in conversations:
+        for number, outcome in enumerate(turns, 1):
+            title = f"turn {number}" if number <= SHOWN_TURNS else f"turn {SHOWN_TURNS + 1} and later"
+            groups.setdefault(title, []).append(outcome)
+    return groups

@@ -1,0 +1,41 @@
+"""The runs of a load benchmark as they come in, and what a reader must know to believe them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.cli.bench.clock import LoopWatch
+from weft.cli.bench.measure import Failure, Outcome, Targets, Timing, distribution, doubts, load_figures, over_runs
+from weft.cli.bench.report import Run
+from weft.core.errors import WeftError
+
+
+class Results:
+    """Figures of every run, by group; one failure of each kind to show."""
+
+    def __init__(self, targets: Targets):
+        self.groups: dict[str, list[Run]] = {}
+        self._targets = targets
+        self._failures: dict[str, str] = {}
+
+    def add(self, group: str, outcomes: Sequence[Outcome], elapsed_s: float, watch: LoopWatch) -> None:
+        """A run, with what the client's own loop was like meanwhile. Raises `WeftError` where nothing succeeded."""
+        failures = {outcome.kind: outcome.message for outcome in outcomes if isinstance(outcome, Failure)}
+        self._failures = failures | self._failures
+        if not any(isinstance(outcome, Timing) for outcome in outcomes):
+            kind, message = next(iter(failures.items()))
+            raise WeftError(f"no request succeeded; one that failed ({kind}): {message}")
+        figures = load_figures(outcomes, elapsed_s, self._targets) | distribution("client_lag_ms", watch.lags_s)
+        self.groups.setdefault(group, []).append(figures | {"client_busy_share": watch.busy_share})
+
+    def add_part(self, group: str, outcomes: Sequence[Outcome], elapsed_s: float) -> None:
+        """Some requests of a run that is added as a whole, too."""
+        self.groups.setdefault(group, []).append(load_figures(outcomes, elapsed_s, self._targets))
+
+    def notes(self) -> list[str]:
+        """Failures, and reasons to doubt the client."""
+        notes = [f"requests failed ({kind}), such as: {message}" for kind, message in self._failures.items()]
+        for group, runs in self.groups.items():
+            medians = {name: spread.median for name, spread in over_runs(runs).items()}
+            notes += [f"{group}: {doubt}" if group else doubt for doubt in doubts(medians)]
+        return notes
