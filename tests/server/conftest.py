@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from weft.config import ProgramsConfig, ServerConfig
+from weft.programs.run_records import RunRecords
 from weft.server.app import App, create_app
 from weft.server.programs import inline_programs
 from weft.server.run import Server
@@ -139,12 +140,13 @@ def running(
     names: list[str] | None = None,
     timer: Timer | None = None,
     programs: ProgramsConfig | None = None,
+    records: RunRecords | None = None,
     **settings,
 ) -> Iterator[RunningServer]:
     config = msgspec.structs.replace(ServerConfig(port=0, drain_s=5.0), **settings)
     engine = engine or FakeEngine(auto=auto)
     served = ServedModel(names or [MODEL], engine, tokenizer or byte_tokenizer(), root="/somewhere/private/" + MODEL)
-    service = Service(config, [served], timer, programs=lambda service: inline_programs(service, programs))
+    service = Service(config, [served], timer, programs=lambda service: inline_programs(service, programs, records))
     server = RunningServer(create_app(config, service), engine, config)
     try:
         yield server

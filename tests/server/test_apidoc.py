@@ -14,8 +14,9 @@ from tests.server.conftest import running
 from weft.config import ServerConfig
 from weft.core import sampling
 from weft.programs import runs
+from weft.programs.builtin import beam
 from weft.programs.limits import Limits
-from weft.server import constraints, generate, limits, protocol, tools
+from weft.server import constraints, generate, limits, metrics_http, protocol, tools
 from weft.server.apidoc import filled
 from weft.server.errors import _MEANINGS
 from weft.server.fields import ADVISORY, REFUSED
@@ -65,6 +66,26 @@ def test_the_example_of_programs_runs() -> None:
     assert out.getvalue() == "6\n"
 
 
+def test_the_example_of_beams_runs() -> None:
+    [example] = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "use_beam_search" in text]
+    with running(names=["weft-tiny"]) as server, contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(example, "api.md", "exec"), {"client": server.openai()})
+    scores = [float(line.partition(" ")[0]) for line in out.getvalue().splitlines() if line.startswith("-")]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_the_metrics_are_those_of_the_code() -> None:
+    with running() as server:
+        text = server.http().get("/metrics").text
+    kinds = dict(re.findall(r"^# TYPE (weft:\S+) (\S+)$", text, re.M))
+    meanings = re.findall(r"^# HELP (weft:\S+) (.+)$", text, re.M)
+    told = re.findall(r"^\| `(weft:\w+)` \| (\w+) \| (.+) \|$", PAGE, re.M)
+    assert told == [(name, kinds[name], meaning) for name, meaning in meanings]
+    assert len(told) > 40
+    assert f"within\n{metrics_http.SCRAPE_TIMEOUT_S:g} seconds" in PAGE
+
+
 def test_limits_are_those_of_the_code() -> None:
     defaults = ServerConfig()
     rows = [
@@ -72,6 +93,7 @@ def test_limits_are_those_of_the_code() -> None:
         ("request line and headers", f"{protocol.MAX_HEAD_BYTES // 1024} KiB; {protocol.HEAD_TIMEOUT_S:g} seconds"),
         ("requests at once", f"`max_concurrent_requests`, {defaults.max_concurrent_requests}; then 429"),
         ("`n`; prompts times `n`", str(MAX_CHOICES)),
+        ("beams of a search; prompts times beams", f"{beam.MAX_WIDTH}; {MAX_CHOICES}"),
         ("inputs of one embedding request", str(MAX_INPUTS)),
         ("prompts or inputs of one request that run at once", str(generate.PROMPTS_AT_ONCE)),
         ("`stop`", f"{sampling.MAX_STOP_STRINGS} strings of up to {sampling.MAX_STOP_BYTES} bytes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+import httpx
 import pytest
 
 from tests.server.conftest import RunningServer, ids, running, sse
@@ -155,3 +156,14 @@ def test_request_ids(server: RunningServer) -> None:
 def test_unknown_errors_are_internal() -> None:
     assert problem_of(WeftError("at 0x7f"), "id").status == 500
     assert "0x7f" not in problem_of(ValueError("at 0x7f"), "id").body.message
+
+
+def test_a_wrong_method_hears_of_all_that_there_are(server: RunningServer) -> None:
+    for method, path, allowed in (
+        ("DELETE", "/v1/runs", "GET, HEAD, POST"),
+        ("PUT", "/v1/runs/run-1", "DELETE, GET, HEAD"),
+        ("GET", "/v1/chat/completions", "POST"),
+    ):
+        answer = httpx.request(method, server.url + path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert f"takes {allowed}, not {method}" in answer.json()["error"]["message"]

@@ -131,6 +131,30 @@ def test_a_required_call_fits_the_schema_of_its_tool(real: RunningServer) -> Non
         assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
 
 
+JSON_IN_GBNF = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value){0,2})? "}" ws
+array  ::= "[" ws (value ("," ws value){0,2})? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})){0,9} "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,5})) ("." [0-9]{1,4})? ([eE] [-+]? [0-9]{1,2})? ws
+ws     ::= | " " | "\n" [ \t]{0,4}
+"""
+
+
+def test_a_grammar_in_gbnf(real: RunningServer) -> None:
+    """JSON, with Python's parser as the judge; sums, with its evaluation."""
+    answer = complete(real, prompt="{", guided_grammar=JSON_IN_GBNF, temperature=1.5, seed=4, n=16, max_tokens=400)
+    whole = [choice["text"] for choice in answer["choices"] if choice["finish_reason"] == "stop"]
+    assert len(whole) > 8
+    assert all(isinstance(json.loads(text), dict) for text in whole)
+    sums = 'root ::= "=" sum\nsum ::= term ([-+*] term){1,3}\nterm ::= [1-9] [0-9]{0,2} | "(" term "-" [0-9] ")"'
+    for choice in complete(real, guided_grammar=sums, temperature=1.5, seed=4, n=16, max_tokens=400)["choices"]:
+        if choice["finish_reason"] == "stop":
+            assert choice["text"].startswith("=")
+            assert isinstance(eval(choice["text"][1:], {}), int)
+
+
 def test_answers_have_the_form_that_was_asked_for(real: RunningServer) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -26,7 +26,7 @@ def error_of(response: httpx.Response, status: int = 400) -> dict:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"", "JSON"),
+        (b"", "empty"),
         (b"{", "JSON"),
         (b'{"messages": NaN}', "JSON"),
         (b'{"messages": "\xff"}', "JSON"),
@@ -115,9 +115,6 @@ def test_wrong_fields_are_named(server: RunningServer, fields: dict, param: str)
 
 
 HARMFUL = {
-    "best_of": 3,
-    "early_stopping": True,
-    "length_penalty": 2.0,
     "parallel_tool_calls": False,
     "spaces_between_special_tokens": False,
     "tools": [{"name": "f"}],
@@ -128,6 +125,7 @@ HARMFUL = {
     "functions": [{"name": "f"}],
     "function_call": "auto",
     "mm_processor_kwargs": {"x": 1},
+    "include_reasoning": False,
 }
 
 
@@ -196,7 +194,9 @@ def test_other_content_types(server: RunningServer, content_type: str) -> None:
         good = {"content-type": "Application/JSON; charset=utf-8"}
         assert client.post(CHAT, content=b'{"prompt": "a"}', headers=good).status_code == 400
         packed = {"content-type": "application/json", "content-encoding": "gzip"}
-        error_of(client.post(CHAT, content=b"x", headers=packed), 415)
+        refused = client.post(CHAT, content=b"x", headers=packed)
+        error_of(refused, 415)
+        assert refused.headers["accept-encoding"] == "identity"
 
 
 def test_methods_and_paths(server: RunningServer) -> None:
@@ -204,6 +204,7 @@ def test_methods_and_paths(server: RunningServer) -> None:
         wrong = client.get(CHAT)
         assert "POST" in error_of(wrong, 405)["message"]
         assert wrong.headers["allow"] == "POST"
+        assert "takes POST, not TRACE" in error_of(client.request("TRACE", CHAT), 405)["message"]
         for path in ("/", "/v1", "/v1/chat/completions/", "//v1/models", "/V1/models", "/%00"):
             error_of(client.get(path), 404)
         head = client.head("/health")
@@ -270,6 +271,15 @@ def test_context_is_told_in_numbers(server: RunningServer) -> None:
     # Far too long to be worth tokenizing: refused by its size.
     huge = error_of(server.post("/v1/completions", {"prompt": "x" * 3_000_000}))
     assert "characters" in huge["message"]
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
+@pytest.mark.parametrize("wrong", ["", "x" * 5000, "x" * 3_000_000, [], [999], [1.5]])
+def test_the_wrong_one_of_several_is_named(server: RunningServer, path: str, field: str, wrong: object) -> None:
+    good = [97] if isinstance(wrong, list) else "a"
+    error = error_of(server.post(path, {field: [good, good, wrong, good]}))
+    assert error["param"].startswith(f"{field}[2]")
+    assert error_of(server.post(path, {field: [wrong]}))["param"].startswith(field)
 
 
 def test_bad_words_become_token_sequences(server: RunningServer) -> None:

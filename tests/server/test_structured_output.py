@@ -52,6 +52,9 @@ def grammars(server: RunningServer, path: str, **fields) -> list[Grammar | None]
         ({"guided_regex": r"\d+/\d+"}, Grammar.regex(r"\d+/\d+")),
         ({"guided_choice": ["yes", "no"]}, Grammar.choice(["yes", "no"])),
         ({"guided_grammar": 'start: "a"+'}, Grammar.lark('start: "a"+')),
+        ({"guided_grammar": 'start: "::="\nx: "root ::= 1"'}, Grammar.lark('start: "::="\nx: "root ::= 1"')),
+        ({"guided_grammar": '# a\n root ::= "a" [b]\n'}, Grammar.lark('start : "a" /[b]/\n')),
+        ({"structured_outputs": {"grammar": 'root::="a"'}}, Grammar.lark('start : "a"\n')),
         ({"structured_outputs": {"json": SCHEMA}}, Grammar.json_schema(SCHEMA)),
         ({"structured_outputs": {"regex": "a+", "json": None}}, Grammar.regex("a+")),
         ({"structured_outputs": {"choice": ["a"]}}, Grammar.choice(["a"])),
@@ -88,7 +91,9 @@ def test_every_choice_gets_the_grammar(server: RunningServer, path: str, fields:
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [1]}, "guided_choice[0]"),
         ({"guided_choice": ["x" * 1000] * 100}, "guided_choice"),
-        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
+        ({"guided_grammar": 'root ::= "a"\nb ::= c'}, "guided_grammar"),
+        ({"guided_grammar": 'expr ::= "a"'}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": 'root ::= "a'}}, "structured_outputs.grammar"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"xml": True}}, "structured_outputs"),
@@ -100,6 +105,11 @@ def test_wrong_forms_are_named(server: RunningServer, path: str, fields: dict, p
     error = error_of(post(server, path, **fields))
     assert error["param"] == param
     assert param in error["message"]
+
+
+def test_gbnf_that_is_none_says_in_which_line(server: RunningServer) -> None:
+    error = error_of(post(server, PATHS[1], guided_grammar='root ::= "a"\n\nb ::= c'))
+    assert error["message"] == "guided_grammar, read as GBNF: line 3 of the grammar names a rule that is none: c."
 
 
 @both

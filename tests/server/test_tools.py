@@ -224,6 +224,10 @@ def test_a_required_call_is_a_grammar(server: RunningServer) -> None:
     assert grammar_of(server) == expected([weather, now], only_one=True)
     create(server, WEATHER, tool_choice={"type": "function", "function": {"name": "weather"}})
     assert grammar_of(server) == expected([weather], only_one=True)
+    create(server, WEATHER, tool_choice=allowed("weather"))
+    assert grammar_of(server) == expected([weather], only_one=False)
+    create(server, WEATHER, tool_choice=allowed("now", "weather"), parallel_tool_calls=False)
+    assert grammar_of(server) == expected([weather, now], only_one=True)
 
 
 def test_a_form_of_the_text_beside_tools_allows_both(server: RunningServer) -> None:
@@ -232,6 +236,11 @@ def test_a_form_of_the_text_beside_tools_allows_both(server: RunningServer) -> N
     grammar = grammar_of(server)
     assert grammar is not None
     assert grammar.text.startswith("start: (calls | body)\n")
+
+
+def allowed(*names: str, mode: str = "required") -> dict:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def function(**fields) -> list[dict]:
@@ -260,6 +269,17 @@ def function(**fields) -> list[dict]:
             "tool_choice.function.name",
         ),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": function(), "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": function(), "tool_choice": allowed()}, "tool_choice.allowed_tools"),
+        ({"tools": function(), "tool_choice": allowed("f", mode="auto")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": function(), "tool_choice": allowed("f", "g")}, "tool_choice.allowed_tools.tools[1].function.name"),
+        (
+            {
+                "tools": function(),
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [1]}},
+            },
+            "tool_choice.allowed_tools.tools[0]",
+        ),
         (
             {"tools": function(), "tool_choice": "required", "response_format": {"type": "json_object"}},
             "tool_choice",

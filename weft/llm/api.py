@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from weft.config import EMBEDDED_MODEL
 from weft.core.errors import WeftError
@@ -187,7 +187,7 @@ class LLM:
         max_tokens: int = 16,
         *,
         length_penalty: float = 1.0,
-        early_stopping: bool = False,
+        early_stopping: bool | Literal["never"] = False,
         ignore_eos: bool = False,
         progress: bool | None = None,
         return_errors: bool = False,
@@ -195,9 +195,9 @@ class LLM:
     ) -> list[Result]:
         """The likeliest continuations of every prompt: `beam_width` outputs each, by falling `score`.
 
-        A score is the sum of a continuation's log-probabilities over its length to the power `length_penalty`. With
-        `early_stopping` a search ends with the first `beam_width` continuations that are complete, instead of when no
-        other can be better.
+        A score is the sum of a continuation's log-probabilities over its length to the power `length_penalty`.
+        `early_stopping` says when a search with `beam_width` complete continuations ends. True: at once; False: when no
+        other would be better at its present length; "never": when no other can become better at any length.
         """
         template = BeamArgs(
             prompt=pack_tokens([0]),

@@ -110,19 +110,20 @@ async def gather(args: CompletionArgs, caller: Caller, runtime: Runtime) -> Resu
 
 async def search(args: BeamArgs, caller: Caller, runtime: Runtime) -> Result:
     """The beams of a prompt as outputs, best first, as a result without its prompt."""
-    found = await beam.main(args, caller, runtime)
-    ends = set(runtime.engine.info.eos_token_ids)
-    outputs = [
-        Output(
-            index=index,
-            text=runtime.tokenizer.decode(token for token in one.tokens if token not in ends),
-            token_ids=list(one.tokens),
-            finish_reason=one.finish_reason,
-            usage=found.usage,
-            score=one.score,
-        )
-        for index, one in enumerate(found.beams)
-    ]
+    async with aclosing(beam.chunks(args, caller, runtime)) as chunks:
+        outputs = [
+            Output(
+                index=chunk.index,
+                text=chunk.text,
+                token_ids=list(chunk.tokens),
+                finish_reason=chunk.finish_reason,
+                stop=chunk.stop,
+                logprobs=None if args.logprobs is None else list(chunk.logprobs),
+                usage=chunk.usage or Usage(),
+                score=None if chunk.score is None else chunk.score.score,
+            )
+            async for chunk in chunks
+        ]
     return Result(index=0, prompt=[], outputs=outputs)
 
 

@@ -1,7 +1,7 @@
 """Answers of a chat as their parts: what was thought, what was said, and which tools are called.
 
-Owns the ids of calls. `AnswerParser` takes one choice's text as it comes; writers and responses put it into the API's
-form.
+Owns the ids of calls that the model gave none. `AnswerParser` takes one choice's text as it comes; writers and
+responses put it into the API's form.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class AnswerParser:
             self._calls = PARSERS[dialect.tool_form]()
         self._num_calls = 0
 
+    @property
+    def num_complete_calls(self) -> int:
+        """Calls to which nothing is added any more, whatever comes."""
+        return 0 if self._calls is None else self._calls.num_complete
+
     def push(self, text: str) -> list[Delta]:
         """What is certain after the next piece of text."""
         deltas: list[Delta] = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
@@ -86,6 +91,18 @@ class AnswerParser:
         return [delta for delta in deltas if not isinstance(delta, CallStart | CallArguments) or delta.index == 0]
 
 
+class FirstCall:
+    """Reads one choice along, for a generation that ends with its first call."""
+
+    def __init__(self, reading: Reading):
+        self._parser = AnswerParser(reading)
+
+    def __call__(self, text: str) -> bool:
+        """Whether the first call is complete after the next piece of text."""
+        self._parser.push(text)
+        return self._parser.num_complete_calls > 0
+
+
 def new_call_id() -> str:
     """An id that no other call has."""
     return "call_" + secrets.token_hex(12)
@@ -98,11 +115,10 @@ def chat_delta(delta: Delta) -> ChatDelta:
             return ChatDelta(content=text)
         case Reasoning(text):
             return ChatDelta(reasoning_content=text)
-        case CallStart(index, name):
+        case CallStart(index, name, call_id):
             function = FunctionDelta(name=name, arguments="")
-            return ChatDelta(
-                tool_calls=[ToolCallDelta(index=index, id=new_call_id(), type="function", function=function)]
-            )
+            call = ToolCallDelta(index=index, id=call_id or new_call_id(), type="function", function=function)
+            return ChatDelta(tool_calls=[call])
         case CallArguments(index, text):
             return ChatDelta(tool_calls=[ToolCallDelta(index=index, function=FunctionDelta(arguments=text))])
 
@@ -116,7 +132,10 @@ def message_of(deltas: list[Delta]) -> ChatMessage:
         if isinstance(delta, CallArguments):
             arguments.setdefault(delta.index, []).append(delta.text)
     calls = [
-        ToolCall(id=new_call_id(), function=FunctionCall(delta.name, "".join(arguments.get(delta.index, ()))))
+        ToolCall(
+            id=delta.id or new_call_id(),
+            function=FunctionCall(delta.name, "".join(arguments.get(delta.index, ()))),
+        )
         for delta in deltas
         if isinstance(delta, CallStart)
     ]

@@ -6,6 +6,7 @@ error the name of the request's field.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
@@ -15,11 +16,15 @@ import msgspec
 from weft.core.errors import InvalidRequest, Unsupported
 from weft.core.grammar import Grammar
 from weft.programs.types import Chunk
+from weft.sdk import gbnf
+from weft.sdk.errors import InvalidRequest as SdkInvalidRequest
 from weft.server.schemas.common import GenerationRequest
 
 MAX_GRAMMAR_BYTES = 64 << 10
 FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _KINDS = ("json", "regex", "choice", "grammar")
+_GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.M)
+"""The first line of a rule as GBNF has it, and Lark does not."""
 
 
 class Constraint(NamedTuple):
@@ -121,9 +126,16 @@ def _of_kind(kind: str, value: Any, path: str) -> Grammar:
         raise InvalidRequest(f"{path} must be a string that is not empty.", path)
     if kind == "regex":
         return Grammar.regex(value)
-    if "::=" in value:
-        raise Unsupported(f"{path} looks like GBNF or EBNF; write it in Lark, with a rule named start.", path)
-    return Grammar.lark(value)
+    check_size(len(value), path)
+    return Grammar.lark(_lark(value, path) if _GBNF.search(value) else value)
+
+
+def _lark(rules: str, path: str) -> str:
+    """A grammar in GBNF, in Lark."""
+    try:
+        return gbnf.to_lark(rules)
+    except SdkInvalidRequest as error:
+        raise InvalidRequest(f"{path}, read as GBNF: {error}.", path) from error
 
 
 def _json(schema: Mapping[str, Any], path: str) -> Grammar:

@@ -27,6 +27,8 @@ OTHER_SIGNS = ("<function=", "<arg_key>")
 """Of forms that begin like one above and are none of them."""
 NAMED_ARGUMENTS = "[ARGS]"
 """Of newer models of Mistral's, in the template and in the call."""
+CALL_ID = "[CALL_ID]"
+"""Of some of those: between the name and the arguments the model writes an id of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Dialect:
     tool_form: ToolForm | None = None
     named_arguments: bool = False
     """Mistral's newer form, a name and its arguments, instead of a list of objects."""
+    call_ids: bool = False
+    """In that form, whether the model writes an id behind each name."""
     reasoning: bool = False
     special: Mapping[str, int] = field(default_factory=dict)
     """Markers that are special tokens, with their ids: left out of the text unless that is asked for."""
@@ -44,7 +48,7 @@ class Dialect:
         """Whether a text without special tokens lacks what reasoning or calls are recognised by."""
         marks = [reasoning.OPEN, reasoning.CLOSE] if self.reasoning else []
         if calls and self.tool_form is not None:
-            marks += [PARSERS[self.tool_form].marker, NAMED_ARGUMENTS, "</tool_call>"]
+            marks += [PARSERS[self.tool_form].marker, CALL_ID, NAMED_ARGUMENTS, "</tool_call>"]
         return any(mark in self.special for mark in marks)
 
 
@@ -59,11 +63,12 @@ def dialect_of(tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
         form = _form_in(template)
     else:
         form = None if config.tool_call_parser == "none" else config.tool_call_parser
-    marks = (reasoning.OPEN, reasoning.CLOSE, NAMED_ARGUMENTS, "</tool_call>", *(sign for sign, _ in SIGNS))
+    marks = (reasoning.OPEN, reasoning.CLOSE, CALL_ID, NAMED_ARGUMENTS, "</tool_call>", *(sign for sign, _ in SIGNS))
     ids = {mark: tokenizer.token_to_id(mark) for mark in marks}
     return Dialect(
         tool_form=form,
         named_arguments=NAMED_ARGUMENTS in template,
+        call_ids=CALL_ID in template,
         reasoning=config.reasoning_parser == "think"
         or (config.reasoning_parser == "auto" and reasoning.OPEN in template),
         special={mark: token for mark, token in ids.items() if token is not None and token in tokenizer.special_ids},

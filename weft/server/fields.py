@@ -16,7 +16,6 @@ import msgspec
 
 from weft.core.errors import InvalidRequest, Unsupported
 from weft.server.schemas.chat import ChatRequest
-from weft.server.schemas.common import GenerationRequest
 from weft.server.schemas.completion import CompletionRequest
 from weft.server.schemas.embedding import EmbeddingRequest
 
@@ -51,18 +50,18 @@ _COMPILER = "There is one compiler of grammars; leave it out."
 
 _GENERATION: dict[str, Refusal] = {
     "backend": Refusal(NEVER, _COMPILER),
-    "early_stopping": Refusal((False,), "Beam search is offline only: weft.LLM.beam_search."),
     "guided_decoding_backend": Refusal(NEVER, _COMPILER),
     "guided_whitespace_pattern": Refusal(NEVER, "White space in JSON is free, up to a length; leave it out."),
     "kv_hints": Refusal(NEVER, "Cache hints are not in this release; prefixes are kept and found without them."),
     "kv_transfer_params": Refusal(NEVER, "KV transfer between servers is not in this release."),
-    "length_penalty": Refusal((1,), "Beam search is offline only: weft.LLM.beam_search."),
     "logits_processors": Refusal(([],), "Code in requests is not run; use logit_bias, allowed_token_ids or bad_words."),
     "lora_request": Refusal(NEVER, "Adapters are not in this release."),
+    "repetition_detection": Refusal(NEVER, "Use stop, or a penalty, against repetition."),
     "request_id": Refusal(NEVER, "Send it as the X-Request-Id header."),
     "return_tokens_as_token_ids": Refusal((False,), "Set return_token_ids to get the ids."),
     "spaces_between_special_tokens": Refusal((True,), "Special tokens are written as the tokenizer has them."),
-    "use_beam_search": Refusal((False,), "Use n for several samples; beams are offline only (weft.LLM.beam_search)."),
+    "truncation_side": Refusal(("left",), "truncate_prompt_tokens keeps the end of a prompt."),
+    "vllm_xargs": Refusal(({},), "There are no plug-ins that take arguments."),
 }
 
 _CHAT: dict[str, Refusal] = _GENERATION | {
@@ -70,11 +69,13 @@ _CHAT: dict[str, Refusal] = _GENERATION | {
     "chat_template": Refusal(NEVER, "A template of the caller's would be code in a request; the model's own is used."),
     "echo": Refusal((False,), "Use /v1/completions to have the prompt repeated."),
     "function_call": Refusal(("none",), "Use tool_choice, the newer name."),
+    "include_reasoning": Refusal((True,), "Reasoning comes in a field of its own; leave that unread."),
     "functions": Refusal(([],), "Use tools, the newer name."),
     "mm_processor_kwargs": Refusal(({},), "This server reads text only."),
     "modalities": Refusal((["text"],), "This server generates text only."),
     "moderation": Refusal(NEVER, "This server does not moderate."),
     "reasoning_effort": Refusal(NEVER, "Where the model's template has such a switch, set it in chat_template_kwargs."),
+    "thinking_token_budget": Refusal(NEVER, "Reasoning has no limit of its own; max_tokens counts it too."),
     "verbosity": Refusal(("medium",), "Ask for it in the messages."),
     "web_search_options": Refusal(NEVER, "This server does not search the web."),
 }
@@ -112,8 +113,6 @@ def request_from(kind: type[T], raw: Any) -> T:
                 kept[name] = value
         elif name in refused:
             _check_harmless(name, value, refused[name])
-        elif name == "best_of" and issubclass(kind, GenerationRequest):
-            _check_best_of(value, raw.get("n"))
         elif name not in ADVISORY:
             raise InvalidRequest(_unknown(name, (*known, *refused, *ADVISORY)), name[:100])
     try:
@@ -129,15 +128,6 @@ def _check_harmless(name: str, value: Any, refusal: Refusal) -> None:
     if value is None or any(same_kind and value == harmless for harmless, same_kind in kinds):
         return
     raise Unsupported(f"{name} is not supported. {refusal.advice}", name)
-
-
-def _check_best_of(best_of: Any, n: Any) -> None:
-    if best_of is not None and best_of != (1 if n is None else n):
-        raise Unsupported(
-            f"best_of {best_of!r:.20} differs from n: choosing among more samples than are returned is not supported. "
-            "Leave best_of out.",
-            "best_of",
-        )
 
 
 def _unknown(name: str, names: tuple[str, ...]) -> str:

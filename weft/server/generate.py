@@ -1,4 +1,4 @@
-"""Runs the completion program for the prompts of one request, and gathers what it says.
+"""Runs the built-in program of one request for each of its prompts, and gathers what they say.
 
 Owns the numbering of choices over several prompts and how many of a request's prompts run at once. It knows chunks,
 not the form in which an API tells them.
@@ -14,28 +14,36 @@ from dataclasses import dataclass, field, replace
 from starlette.requests import Request
 
 from weft.core.wire import FinishReason, TokenLogprobs
-from weft.programs.builtin import completion
+from weft.programs.builtin import beam, completion
+from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
-from weft.programs.types import Caller, Chunk, CompletionArgs
+from weft.programs.types import BeamScore, Caller, Chunk, CompletionArgs
 from weft.server.guard import Guard
 from weft.server.observe import Observer
 from weft.server.state import Service
 
 PROMPTS_AT_ONCE = 64
 """Of one request: the rest waits here, so that one caller does not fill everybody's queue."""
+Args = CompletionArgs | BeamArgs
 
 
-def chunks_of(args: Sequence[CompletionArgs], caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+def _start(args: Args, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+    if isinstance(args, BeamArgs):
+        return beam.chunks(args, caller, runtime)
+    return completion.main(args, caller, runtime)
+
+
+def chunks_of(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
     """Chunks of all prompts as they come; choice `p * n + i` is the i-th of prompt p. Close it to give all pages back.
 
     Raises what the first failing program raised; the others are then closed.
     """
     if len(args) == 1:
-        return completion.main(args[0], caller, runtime)
-    return _merged(args, caller, runtime)
+        return _start(args[0], caller, runtime)
+    return _merged(args, n, caller, runtime)
 
 
-async def _merged(args: Sequence[CompletionArgs], caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+async def _merged(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
     # One place: a program that is ahead of its reader waits, and its tokens gather in its own operation.
     ready: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue(maxsize=1)
     waiting = list(enumerate(args))[::-1]
@@ -44,9 +52,9 @@ async def _merged(args: Sequence[CompletionArgs], caller: Caller, runtime: Runti
         try:
             while waiting:
                 number, prompt = waiting.pop()
-                async with aclosing(completion.main(prompt, caller, runtime)) as chunks:
+                async with aclosing(_start(prompt, caller, runtime)) as chunks:
                     async for chunk in chunks:
-                        await ready.put(replace(chunk, index=number * prompt.n + chunk.index))
+                        await ready.put(replace(chunk, index=number * n + chunk.index))
         except Exception as error:
             await ready.put(error)
         else:
@@ -78,6 +86,7 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "length"
     stop: str | int | None = None
+    score: BeamScore | None = None
 
 
 @dataclass(slots=True)
@@ -114,6 +123,7 @@ async def gather(
                     gathered.prompt_logprobs[chunk.index // n] = chunk.prompt_logprobs
                 if chunk.finish_reason is not None:
                     choice.finish_reason, choice.stop = chunk.finish_reason, chunk.stop
+                    choice.score = chunk.score
     except BaseException as error:
         failure = error
         raise

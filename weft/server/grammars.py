@@ -15,13 +15,15 @@ from weft.core.grammar import Grammar
 from weft.sdk import reasoning
 from weft.sdk.tool_calls import PARSERS
 from weft.server.constraints import Constraint
-from weft.server.dialect import NAMED_ARGUMENTS, Dialect
+from weft.server.dialect import CALL_ID, NAMED_ARGUMENTS, Dialect
 
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BOUNDED_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}"}
 """Between the tokens of JSON: a model that has lost its way would write blanks for ever."""
 _GAP = r"/\s{0,8}/"
 """Between reasoning and the rest."""
+_CALL_ID = "/[A-Za-z0-9]{9}/"
+"""As Mistral's tokenizers check it."""
 
 
 class Tool(NamedTuple):
@@ -84,8 +86,10 @@ def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
         raise ValueError("calls need a form")
     marker = _mark(dialect, PARSERS[form].marker)
     if form == "mistral" and dialect.named_arguments:
-        arguments = _mark(dialect, NAMED_ARGUMENTS)
-        options = [f"{_quoted(tool.name)} {arguments} {_arguments(tool)}" for tool in calls.tools]
+        between = _mark(dialect, NAMED_ARGUMENTS)
+        if dialect.call_ids:
+            between = f"{_mark(dialect, CALL_ID)} {_CALL_ID} {between}"
+        options = [f"{_quoted(tool.name)} {between} {_arguments(tool)}" for tool in calls.tools]
         return [f"calls: call{'' if calls.only_one else '+'}", f"call: {marker} ({' | '.join(options)})"]
     key = "parameters" if form == "llama3_json" else "arguments"
     names = [f"call_{number}" for number in range(len(calls.tools))]

@@ -78,7 +78,8 @@ def content_type_of(request: Request) -> str:
 async def read_bytes(request: Request, max_bytes: int) -> bytes:
     """The body of a request as it is. Raises `HttpProblem` 408, 413 or 415, and `ClientGone`."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise HttpProblem(415, "Compressed bodies are not accepted: send the body without Content-Encoding.")
+        message = "Compressed bodies are not accepted: send the body without Content-Encoding."
+        raise HttpProblem(415, message, headers={"accept-encoding": "identity"})
     body = await _read_body(request, max_bytes)
     record_of(request).body_bytes = len(body)
     return body
@@ -114,6 +115,8 @@ def _too_large(max_bytes: int) -> HttpProblem:
 
 def decode(body: bytes) -> Any:
     """JSON as Python values. Raises `InvalidRequest` for anything that is not JSON, or is nested too deeply."""
+    if not body:
+        raise InvalidRequest("The body is empty; send a JSON object.")
     try:
         return msgspec.json.decode(body)
     except RecursionError:

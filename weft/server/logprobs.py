@@ -25,11 +25,11 @@ def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], toke
     content = []
     for token, entry in zip(tokens, logprobs, strict=True):
         tops = [
-            TopLogprob(_text(data), _finite(logprob), list(data))
+            TopLogprob(_text(data), finite(logprob), list(data))
             for data, logprob in zip(map(token_bytes, entry.top_ids), entry.top_logprobs, strict=True)
         ]
         data = token_bytes(token)
-        content.append(TokenLogprob(_text(data), _finite(entry.logprob), list(data), tops))
+        content.append(TokenLogprob(_text(data), finite(entry.logprob), list(data), tops))
     return ChatLogprobs(content)
 
 
@@ -43,10 +43,10 @@ def prompt_logprobs(
             result.append(None)
             continue
         candidates = {
-            str(top): PromptLogprob(_finite(logprob), rank, _text(token_bytes(top)))
+            str(top): PromptLogprob(finite(logprob), rank, _text(token_bytes(top)))
             for rank, (top, logprob) in enumerate(zip(entry.top_ids[:num_tops], entry.top_logprobs, strict=False), 1)
         }
-        candidates[str(token)] = PromptLogprob(_finite(entry.logprob), entry.rank, _text(token_bytes(token)))
+        candidates[str(token)] = PromptLogprob(finite(entry.logprob), entry.rank, _text(token_bytes(token)))
         result.append(candidates)
     return result
 
@@ -73,7 +73,7 @@ class CompletionLogprobsWriter:
             result.tokens.append(_quoted(data))
             result.text_offset.append(self._offset)
             self._offset += len(self._decoder.decode(data)) if self._is_shown(token) else 0
-            result.token_logprobs.append(None if entry is None else _finite(entry.logprob))
+            result.token_logprobs.append(None if entry is None else finite(entry.logprob))
             result.top_logprobs.append(None if entry is None else self._tops(data, entry))
         return result
 
@@ -81,8 +81,8 @@ class CompletionLogprobsWriter:
         tops: dict[str, float] = {}
         for top, logprob in zip(entry.top_ids[: self._num_tops], entry.top_logprobs, strict=False):
             # Most probable first: of two tokens that are written alike, the more probable one is told.
-            tops.setdefault(_quoted(self._token_bytes(top)), _finite(logprob))
-        tops.setdefault(_quoted(chosen), _finite(entry.logprob))
+            tops.setdefault(_quoted(self._token_bytes(top)), finite(logprob))
+        tops.setdefault(_quoted(chosen), finite(entry.logprob))
         return tops
 
 
@@ -97,5 +97,6 @@ def _quoted(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """As JSON can write it."""
     return max(logprob, LEAST_LOGPROB) if logprob == logprob else LEAST_LOGPROB

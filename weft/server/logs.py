@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.config import ServerConfig
@@ -157,8 +158,15 @@ def _problem(error: Exception, scope: Scope, request_id: str) -> HttpProblem:
     if error.status_code == 404:
         message = f"There is nothing at {_path(scope)}; /docs lists what there is."
     elif error.status_code == 405:
-        message = f"{_path(scope)} takes {headers.get('Allow', 'another method')}, not {_method(scope)}."
+        headers["Allow"] = ", ".join(_methods(scope))
+        message = f"{_path(scope)} takes {headers['Allow']}, not {scope['method'][:20]}."
     return HttpProblem(error.status_code, message, headers=headers)
+
+
+def _methods(scope: Scope) -> list[str]:
+    """All methods that the path takes: each has a route of its own, and the router tells those of the first alone."""
+    found = [route.methods for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE]
+    return sorted({method for methods in found for method in methods or ()})
 
 
 class TextFormatter(logging.Formatter):

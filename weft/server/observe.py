@@ -39,7 +39,8 @@ class Observer:
             last = self._last_s.get(chunk.index)
             if last is not None:
                 self._metrics.inter_token.observe((now - last) / count, count)
-            elif count > 1:
+            elif count > 1 and chunk.score is None:
+                # The tokens of a beam come at once whatever they took.
                 self._metrics.inter_token.observe(0.0, count - 1)
             self._last_s[chunk.index] = now
             record.completion_tokens += count

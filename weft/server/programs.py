@@ -29,12 +29,15 @@ from weft.programs.host_client import HostClient
 from weft.programs.host_process import host_parts
 from weft.programs.host_wire import HostArgs, HostedModel
 from weft.programs.limits import Limits
+from weft.programs.machine_memory import machine_memory_bytes
 from weft.programs.model import Model as ProgramModel
 from weft.programs.registry import Code, Program, ProgramKind, Quota, Registry, Version, checked_code
+from weft.programs.run_records import RunRecords
 from weft.programs.runs import Run, RunSpec
 from weft.programs.shelf import FolderShelf
 from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
+from weft.server.auth import parse_keys
 
 if TYPE_CHECKING:
     from weft.server.state import Model, Service
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("weft.server")
 
 MakeHost = Callable[["Programs"], RunHost]
+
+SANDBOX_OVERCOMMIT = 4
+"""Times the machine's memory that sandboxes may grow to, together: one that waits holds a small part of it."""
 
 
 class Found(NamedTuple):
@@ -55,15 +61,21 @@ class Found(NamedTuple):
 class Programs:
     """See the module's docstring. Used from one event loop."""
 
-    def __init__(self, config: ProgramsConfig, registry: Registry, make_host: MakeHost):
+    def __init__(
+        self, config: ProgramsConfig, registry: Registry, make_host: MakeHost, records: RunRecords | None = None
+    ):
+        """`records` keep runs across restarts; closed with this."""
         self.config = config
         self._registry = registry
         self._writing = asyncio.Lock()
         self._own = _own_programs(config)
         self._make_host = make_host
         self._host: RunHost | None = None
-        self.history = History(max_ended=config.max_kept_runs)
+        self.history = History(max_ended=config.max_kept_runs, max_age_s=config.max_kept_s, journal=records)
         """The runs there are and were."""
+        self._records = records
+        if records is not None:
+            self.history.restore(records.load())
 
     @property
     def num_restarts(self) -> int:
@@ -153,6 +165,8 @@ class Programs:
         """End every run and stop what runs them."""
         if self._host is not None:
             await self._host.close()
+        if self._records is not None:
+            await self._records.close()
 
     # ---- inside
 
@@ -166,8 +180,10 @@ class Programs:
             raise Unsupported('Programs are not served here: the server runs with programs.start = "off".')
 
 
-def inline_programs(service: Service, config: ProgramsConfig | None = None) -> Programs:
-    """Programs that run in this process and are kept in memory."""
+def inline_programs(
+    service: Service, config: ProgramsConfig | None = None, records: RunRecords | None = None
+) -> Programs:
+    """Programs that run in this process and are kept in memory, as their runs are without `records`."""
     config = config or ProgramsConfig()
 
     def make_host(programs: Programs) -> RunHost:
@@ -177,7 +193,7 @@ def inline_programs(service: Service, config: ProgramsConfig | None = None) -> P
         )
         return ProgramHost(parts, HostOptions(max_waiting=config.max_waiting, allow_trusted=True), programs.history)
 
-    return Programs(config, Registry(quota=_quota(config)), make_host)
+    return Programs(config, Registry(quota=_quota(config)), make_host, records)
 
 
 def process_programs(service: Service, config: ProgramsConfig, engines: Sequence[EngineConfig]) -> Programs:
@@ -187,7 +203,11 @@ def process_programs(service: Service, config: ProgramsConfig, engines: Sequence
     Raises `StorageFailed` for a folder that cannot be used.
     """
     folder = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
-    registry = Registry(quota=_quota(config)) if config.start == "off" else _kept_in(folder, config)
+    config = resolved(config, num_tenants=len({key.tenant for key in parse_keys(service.config.api_keys)}))
+    if config.start == "off":
+        registry, records = Registry(quota=_quota(config)), None
+    else:
+        registry, records = _kept_in(folder, config), RunRecords(folder / "runs.sqlite")
 
     def make_host(programs: Programs) -> RunHost:
         models = [
@@ -209,7 +229,25 @@ def process_programs(service: Service, config: ProgramsConfig, engines: Sequence
         clients = [model.engine for model in service.models if isinstance(model.engine, ProcessEngine)]
         return HostClient(args, clients, programs.code, programs.history)
 
-    return Programs(config, registry, make_host)
+    return Programs(config, registry, make_host, records)
+
+
+def resolved(config: ProgramsConfig, num_tenants: int, machine_bytes: int | None = None) -> ProgramsConfig:
+    """With the defaults that depend on the machine, `machine_bytes` of whose memory there are, and on whether there are
+    several tenants: then none has everything."""
+    memory = machine_memory_bytes() if machine_bytes is None else machine_bytes
+    alone = num_tenants < 2
+    most, own = config.max_sandbox_bytes, config.max_sandbox_bytes_per_tenant
+    if most is None:
+        most = SANDBOX_OVERCOMMIT * memory
+    if own is None:
+        own = most if alone else min(most, memory) // 2
+    fraction = config.tenant_pages_fraction
+    if fraction is None:
+        fraction = 1.0 if alone else 0.5
+    return msgspec.structs.replace(
+        config, max_sandbox_bytes=most, max_sandbox_bytes_per_tenant=own, tenant_pages_fraction=fraction
+    )
 
 
 def _kept_in(folder: Path, config: ProgramsConfig) -> Registry:

@@ -8,6 +8,7 @@ tokenized on a thread, and ids are packed only when their number is known to fit
 from __future__ import annotations
 
 from array import array
+from copy import copy
 from typing import cast
 
 from weft.core.errors import ContextTooLong, InvalidRequest
@@ -34,6 +35,12 @@ class Fit:
         self.keep_last = max(room, 1) if keep_last == -1 else keep_last
         """Prompt tokens kept from the end; None: all."""
         self.max_chars = _SHRINKING * self.context * model.longest_token
+
+    def at(self, number: int) -> Fit:
+        """The same for one of several, whose errors say which."""
+        own = copy(self)
+        own.param = f"{self.param}[{number}]"
+        return own
 
     def check_text(self, text: str) -> None:
         """Refuse a text that cannot fit, without tokenizing it."""
@@ -110,10 +117,11 @@ def _mixture(param: str) -> InvalidRequest:
 async def tokenize(prompts: list[str | list[int]], tokenizer: Tokenizer, fit: Fit, *, add_special: bool) -> list[bytes]:
     """Packed token ids of every prompt, all of which fit."""
     result = []
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
+        own = fit.at(number) if len(prompts) > 1 else fit
         if isinstance(prompt, str):
-            fit.check_text(prompt)
-            result.append(fit.packed(await tokenizer.encode_async(prompt, add_special_tokens=add_special)))
+            own.check_text(prompt)
+            result.append(own.packed(await tokenizer.encode_async(prompt, add_special_tokens=add_special)))
         else:
-            result.append(fit.ids(prompt))
+            result.append(own.ids(prompt))
     return result

@@ -20,6 +20,10 @@ from weft.server.schemas.chat import ChatRequest
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CHOICES = (
+    'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name": …}}, or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": …}}.'
+)
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -31,6 +35,11 @@ class ToolPlan(NamedTuple):
     calls: Calls | None = None
     """Calls that the answer is held to."""
     only_one: bool = False
+
+    @property
+    def ends_with_a_call(self) -> bool:
+        """Whether the answer is over with its first call, and no grammar sees to that."""
+        return self.parse and self.only_one and self.calls is None
 
 
 def tool_plan(body: ChatRequest, dialect: Dialect, constraint: Constraint | None) -> ToolPlan:
@@ -63,14 +72,16 @@ def tool_plan(body: ChatRequest, dialect: Dialect, constraint: Constraint | None
         )
     if choice == "required":
         return ToolPlan(parse=True, calls=_calls(tools, only_one), only_one=only_one)
-    named = [tool for tool in tools if tool.name == choice.function]
-    return ToolPlan(parse=True, calls=_calls(named, True), only_one=True)
+    only_one = only_one or choice.only_one
+    named = [tool for tool in tools if tool.name in choice.functions]
+    return ToolPlan(parse=True, calls=_calls(named, only_one), only_one=only_one)
 
 
 class _Named(NamedTuple):
-    """The choice of one function."""
+    """The choice of one function, or of some."""
 
-    function: str
+    functions: list[str]
+    only_one: bool
 
 
 def _choice(value: Any, names: list[str]) -> Literal["auto", "none", "required"] | _Named:
@@ -78,23 +89,41 @@ def _choice(value: Any, names: list[str]) -> Literal["auto", "none", "required"]
         return "auto"
     if value == "none":
         return "none"
-    named = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    name = named.get("name") if isinstance(named, dict) else None
-    if value != "required" and not isinstance(name, str):
-        raise InvalidRequest(
-            'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}.',
-            "tool_choice",
-        )
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value != "required" and kind not in ("function", "allowed_tools"):
+        raise InvalidRequest(_CHOICES, "tool_choice")
     if not names:
         raise InvalidRequest("tool_choice asks for a call, and there are no tools.", "tool_choice")
     if value == "required":
         return "required"
+    if kind == "function":
+        return _Named([_named(value, names, "tool_choice")], only_one=True)
+    allowed = value.get("allowed_tools")
+    path = "tool_choice.allowed_tools"
+    if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
+        raise InvalidRequest(f'{path} must be an object with a "mode" and a list of "tools".', path)
+    if allowed.get("mode") != "required":
+        raise Unsupported(
+            f'{path}.mode must be "required": a model that may also answer is not held to some of its tools. '
+            "Send only those in tools instead.",
+            f"{path}.mode",
+        )
+    chosen = [_named(tool, names, f"{path}.tools[{number}]") for number, tool in enumerate(allowed["tools"])]
+    return _Named(chosen, only_one=False)
+
+
+def _named(value: Any, names: list[str], path: str) -> str:
+    """The function of a choice, which must be one of the tools."""
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise InvalidRequest(_CHOICES if path == "tool_choice" else f"{path} must name a function.", path)
     if name not in names:
         raise InvalidRequest(
-            f"tool_choice names {name!r:.80}, which is not among the tools: {', '.join(names)[:500]}.",
-            "tool_choice.function.name",
+            f"{path} names {name!r:.80}, which is not among the tools: {', '.join(names)[:500]}.",
+            f"{path}.function.name",
         )
-    return _Named(str(name))
+    return name
 
 
 def _calls(tools: list[Tool], only_one: bool) -> Calls:

@@ -14,7 +14,7 @@ from weft.core.wire import TokenLogprobs
 from weft.programs.types import Chunk
 from weft.sdk.deltas import Content, Delta, joined
 from weft.server.answers import AnswerParser, chat_delta
-from weft.server.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs
+from weft.server.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs, finite
 from weft.server.observe import Observer
 from weft.server.schemas.chat import AnswerFinish, ChatChunk, ChatChunkChoice, ChatDelta
 from weft.server.schemas.common import StreamOptions, UsageInfo
@@ -100,7 +100,14 @@ class ChatWriter:
         elif chunk.text or chunk.tokens:
             parts.append(self._detailed(chunk, ChatDelta(content=chunk.text)))
         if finish is not None:
-            choice = ChatChunkChoice(index=chunk.index, delta=ChatDelta(), finish_reason=finish, stop_reason=chunk.stop)
+            choice = ChatChunkChoice(
+                index=chunk.index,
+                delta=ChatDelta(),
+                finish_reason=finish,
+                stop_reason=chunk.stop,
+                cumulative_logprob=UNSET if chunk.score is None else finite(chunk.score.logprob),
+                score=UNSET if chunk.score is None else finite(chunk.score.score),
+            )
             parts.append(self._event(choice))
         return b"".join(parts)
 
@@ -207,6 +214,8 @@ class CompletionWriter:
                 stop_reason=chunk.stop,
                 token_ids=list(chunk.tokens) if prompts is not None else UNSET,
                 prompt_token_ids=prompts[chunk.index // self._n] if prompts is not None and first else UNSET,
+                cumulative_logprob=UNSET if chunk.score is None else finite(chunk.score.logprob),
+                score=UNSET if chunk.score is None else finite(chunk.score.score),
             )
         )
 

@@ -6,18 +6,34 @@ extend. What beams share is computed and kept once. The rules are those of trans
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
-from weft.core.errors import ContextTooLong, InvalidRequest
+import numpy as np
+
+from weft.core.errors import ContextTooLong, InvalidRequest, WeftError
 from weft.core.ids import TOKEN_BYTES, pack_tokens
-from weft.core.wire import MAX_DIST, EngineInfo, Finished, FinishReason, PromptOutputs, Usage
+from weft.core.sampling import MAX_LOGPROBS, StopParams
+from weft.core.wire import (
+    MAX_DIST,
+    EngineInfo,
+    Finished,
+    FinishReason,
+    PromptOutputs,
+    Token,
+    TokenLogprobs,
+    Usage,
+)
+from weft.programs.builtin.choice import Choice
 from weft.programs.runtime import Runtime
 from weft.programs.runtime import Sequence as Branch
-from weft.programs.types import Caller
+from weft.programs.types import BeamScore, Caller, Chunk
 
 MAX_WIDTH = 64
+MAX_LENGTH_PENALTY = 10.0
+"""Either way: beyond it, powers of a long beam's length leave the range of numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +43,31 @@ class BeamArgs:
     prompt: bytes
     """Packed token ids, at least one."""
     width: int = 4
-    """Beams that are followed at once, and results."""
+    """Beams that are followed at once."""
+    n: int | None = None
+    """Beams that are given back, the best ones; None: all."""
     max_tokens: int = 16
+    min_tokens: int = 0
+    """No beam is complete before it has so many tokens, and one that ends it."""
     length_penalty: float = 1.0
     """A beam's score is the sum of its log-probabilities divided by its length to this power: above 0, longer beams
     gain."""
-    early_stopping: bool = False
-    """End with the first `width` beams that are complete, instead of when no other can be better any more."""
+    early_stopping: bool | Literal["never"] = False
+    """When `width` beams are complete, the search ends: True: at once; False: when no other would be better at its
+    present length; "never": when no other can become better at any length."""
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that complete a beam, as the end of sequence does."""
+    logprobs: int | None = None
+    """None: none. k >= 0: the log-probabilities of each beam's tokens, and of the k most probable ones there."""
+    include_stop: bool = False
+    """Whether a beam's text keeps the token that completed it."""
+    skip_special_tokens: bool = True
+
+    @property
+    def num_results(self) -> int:
+        """Beams that are given back."""
+        return self.width if self.n is None else self.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +80,8 @@ class Beam:
     """Of all tokens together, in nats."""
     score: float
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token where asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,51 +92,87 @@ class BeamResult:
     usage: Usage
 
 
+class _Step(NamedTuple):
+    """A token of a beam, and those before it: beams that part share what they have in common."""
+
+    before: _Step | None
+    token: int
+    logprobs: TokenLogprobs | None
+
+
 @dataclass(slots=True)
 class _Live:
-    """A beam that goes on; its last token is not in its sequence yet."""
+    """A beam that goes on."""
 
     branch: Branch
-    tokens: tuple[int, ...]
+    pending: bytes
+    """Packed tokens that are not in its sequence yet."""
+    last: _Step | None
     logprob: float
+
+
+class _Complete(NamedTuple):
+    """A beam that does not go on."""
+
+    score: float
+    logprob: float
+    last: _Step | None
+    reason: FinishReason
+
+
+class _Candidate(NamedTuple):
+    """A beam and the token that would extend it."""
+
+    logprob: float
+    """Of the beam with the token."""
+    token: int
+    parent: _Live
+    report: Finished
+    place: int
+    """Of the token in the parent's distribution, from 0."""
+
+
+async def chunks(args: BeamArgs, caller: Caller, rt: Runtime) -> AsyncGenerator[Chunk, None]:
+    """The beams that are given back as choices, best first, one chunk each: nothing of them is certain before the end.
+
+    Raises as `main` does.
+    """
+    found = await main(args, caller, rt)
+    for index, beam in enumerate(found.beams):
+        yield _chunk(index, beam, found.usage, args, rt)
 
 
 async def main(args: BeamArgs, caller: Caller, rt: Runtime) -> BeamResult:
     """Search. Raises `InvalidRequest` (`ContextTooLong` among them) before anything is computed."""
     info = rt.engine.info
     check(args, info)
-    ends = frozenset() if args.ignore_eos else frozenset(info.eos_token_ids)
-    complete: list[Beam] = []
-    cached = 0
-    root = rt.open(caller)
-    live = [_Live(root, (), 0.0)]
+    ends = _ends(args, info)
+    count = args.width * (1 + len(ends))
+    complete: list[_Complete] = []
+    usage = Usage()
+    live = [_Live(rt.open(caller), args.prompt, None, 0.0)]
     try:
-        root.append(args.prompt)
         for length in range(1, args.max_tokens + 1):
-            reports = await _ask(live, min(args.width * (1 + len(ends)), info.vocab_size))
+            reports = await _ask(live, min(max(count, args.logprobs or 0), info.vocab_size))
             if length == 1:
-                cached = reports[0].usage.num_cached_tokens
-            grown: list[tuple[float, int, _Live]] = []
-            for rank, (logprob, token, parent) in enumerate(_best(live, reports, args.width * (1 + len(ends)))):
-                if token not in ends:
-                    grown.append((logprob, token, parent))
+                usage = reports[0].usage
+            banned = ends if length <= args.min_tokens else frozenset[int]()
+            grown: list[_Candidate] = []
+            for rank, candidate in enumerate(_best(live, reports, banned, count)):
+                if candidate.token not in ends:
+                    grown.append(candidate)
                 elif rank < args.width:
-                    complete.append(_beam((*parent.tokens, token), logprob, args, "stop"))
+                    complete.append(_complete(_step(candidate, args), length, candidate.logprob, args, "stop"))
                 if len(grown) == args.width:
                     break
-            complete = sorted(complete, key=lambda beam: -beam.score)[: args.width]
-            live = _grow(live, grown)
-            if not live or _is_over(complete, live, args):
+            complete = _ranked(complete)[: args.width]
+            live = _grow(live, grown, args)
+            if _is_over(complete, live, length, args):
                 break
-        if len(complete) < args.width or not args.early_stopping:
-            complete += [_beam(beam.tokens, beam.logprob, args, "length") for beam in live if _at_end(beam, args)]
-        beams = sorted(complete, key=lambda beam: -beam.score)[: args.width]
-        usage = Usage(
-            num_prompt_tokens=len(args.prompt) // TOKEN_BYTES,
-            num_cached_tokens=cached,
-            num_output_tokens=sum(len(beam.tokens) for beam in beams),
-        )
-        return BeamResult(beams=beams, usage=usage)
+        if length == args.max_tokens and (len(complete) < args.width or args.early_stopping is not True):
+            complete += [_complete(beam.last, length, beam.logprob, args, "length") for beam in live]
+        beams = [_beam(one) for one in _ranked(complete)[: args.num_results]]
+        return BeamResult(beams=beams, usage=_total(usage, args, beams))
     finally:
         for beam in live:
             beam.branch.release()
@@ -111,71 +182,144 @@ def check(args: BeamArgs, info: EngineInfo) -> None:
     """Raise `InvalidRequest`, naming the field, for what this engine could not carry out."""
     if not args.prompt or len(args.prompt) % TOKEN_BYTES:
         raise InvalidRequest("the prompt is empty; it needs at least one token", "prompt")
+    tokens = np.frombuffer(args.prompt, dtype="<i4")
+    if tokens.min() < 0 or tokens.max() >= info.vocab_size:
+        raise InvalidRequest(f"the prompt has token ids outside 0 to {info.vocab_size - 1}", "prompt")
     if not 1 <= args.width <= MAX_WIDTH:
         raise InvalidRequest(f"beam_width must be between 1 and {MAX_WIDTH}, got {args.width}", "beam_width")
+    if not 1 <= args.num_results <= args.width:
+        raise InvalidRequest(f"n must be between 1 and the {args.width} beams there are, got {args.n}", "n")
     if args.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, got {args.max_tokens}", "max_tokens")
-    if args.width * (1 + len(info.eos_token_ids)) > min(info.vocab_size, MAX_DIST):
+    if not -MAX_LENGTH_PENALTY <= args.length_penalty <= MAX_LENGTH_PENALTY:
+        raise InvalidRequest(
+            f"length_penalty must be between {-MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}, "
+            f"got {args.length_penalty:g}",
+            "length_penalty",
+        )
+    if args.logprobs is not None and not 0 <= args.logprobs <= MAX_LOGPROBS:
+        raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}, got {args.logprobs}", "logprobs")
+    stop = StopParams(max_tokens=args.max_tokens, min_tokens=args.min_tokens, stop_token_ids=list(args.stop_token_ids))
+    stop.validate(info.vocab_size)
+    if args.width * (1 + len(_ends(args, info))) > min(info.vocab_size, MAX_DIST):
         raise InvalidRequest(f"this model's vocabulary is too small for {args.width} beams", "beam_width")
-    length = len(args.prompt) // TOKEN_BYTES
-    if length + args.max_tokens > info.max_context:
+    if len(tokens) + args.max_tokens > info.max_context:
         raise ContextTooLong(
-            f"the prompt has {length} tokens and {args.max_tokens} more are asked for, but this model takes "
+            f"the prompt has {len(tokens)} tokens and {args.max_tokens} more are asked for, but this model takes "
             f"{info.max_context} in all; shorten the prompt or lower max_tokens",
             "prompt",
         )
 
 
+def _ends(args: BeamArgs, info: EngineInfo) -> frozenset[int]:
+    """Tokens that complete a beam."""
+    return frozenset(() if args.ignore_eos else info.eos_token_ids) | frozenset(args.stop_token_ids)
+
+
 async def _ask(live: Sequence[_Live], count: int) -> list[Finished]:
-    """What may follow each beam. All are asked at once, so that they share a batch."""
+    """What may follow each beam. All are asked before any is waited for, so that they share a batch."""
     outputs = PromptOutputs(dist=count)
-    return list(await asyncio.gather(*(_report(beam, outputs) for beam in live)))
+    reports = [beam.branch.append(beam.pending, outputs) for beam in live]
+    return [await report for report in reports]
 
 
-async def _report(beam: _Live, outputs: PromptOutputs) -> Finished:
-    return await beam.branch.append(pack_tokens(beam.tokens[-1:]), outputs)
-
-
-def _best(live: Sequence[_Live], reports: Sequence[Finished], count: int) -> list[tuple[float, int, _Live]]:
-    """The likeliest (log-probability, token, parent) of all beams, best first; ties go to the earlier beam."""
-    grown = [
-        (beam.logprob + logprob, token, beam)
+def _best(live: Sequence[_Live], reports: Sequence[Finished], banned: frozenset[int], count: int) -> list[_Candidate]:
+    """The likeliest extensions of all beams, best first, without banned tokens; ties go to the earlier beam."""
+    candidates = (
+        _Candidate(beam.logprob + logprob, token, beam, report, place)
         for beam, report in zip(live, reports, strict=True)
         if report.dists is not None
-        for token, logprob in zip(report.dists.ids, report.dists.logprobs, strict=True)
-    ]
-    return sorted(grown, key=lambda candidate: -candidate[0])[:count]
+        for place, (token, logprob) in enumerate(zip(report.dists.ids, report.dists.logprobs, strict=True))
+        if token not in banned
+    )
+    return heapq.nlargest(count, candidates, key=lambda candidate: candidate.logprob)
 
 
-def _grow(live: Sequence[_Live], grown: Sequence[tuple[float, int, _Live]]) -> list[_Live]:
+def _grow(live: Sequence[_Live], grown: Sequence[_Candidate], args: BeamArgs) -> list[_Live]:
     """The beams of the next step. A beam's last heir takes its sequence over; the others get forks."""
     heirs: dict[int, int] = {}
-    for _, _, parent in grown:
-        heirs[parent.branch.id] = heirs.get(parent.branch.id, 0) + 1
+    for candidate in grown:
+        number = candidate.parent.branch.id
+        heirs[number] = heirs.get(number, 0) + 1
     for beam in live:
         if beam.branch.id not in heirs:
             beam.branch.release()
-    following = []
-    for logprob, token, parent in grown:
-        heirs[parent.branch.id] -= 1
-        branch = parent.branch.fork() if heirs[parent.branch.id] else parent.branch
-        following.append(_Live(branch, (*parent.tokens, token), logprob))
+    following: list[_Live] = []
+    try:
+        for candidate in grown:
+            branch = candidate.parent.branch
+            heirs[branch.id] -= 1
+            own = branch.fork() if heirs[branch.id] else branch
+            following.append(_Live(own, pack_tokens([candidate.token]), _step(candidate, args), candidate.logprob))
+    except WeftError:
+        # The engine was lost meanwhile: the caller knows of the parents alone.
+        for beam in following:
+            beam.branch.release()
+        raise
     return following
 
 
-def _beam(tokens: tuple[int, ...], logprob: float, args: BeamArgs, reason: FinishReason) -> Beam:
-    score = logprob / len(tokens) ** args.length_penalty
-    return Beam(tokens=tokens, logprob=logprob, score=score, finish_reason=reason)
+def _step(candidate: _Candidate, args: BeamArgs) -> _Step:
+    dists = candidate.report.dists
+    if args.logprobs is None or dists is None:
+        return _Step(candidate.parent.last, candidate.token, None)
+    logprobs = dists.logprobs
+    entry = TokenLogprobs(
+        logprobs[candidate.place], candidate.place + 1, dists.ids[: args.logprobs], logprobs[: args.logprobs]
+    )
+    return _Step(candidate.parent.last, candidate.token, entry)
 
 
-def _is_over(complete: Sequence[Beam], live: Sequence[_Live], args: BeamArgs) -> bool:
-    """Whether no beam that goes on can still be among the best: log-probabilities only fall."""
-    if len(complete) < args.width:
-        return False
-    longest = args.max_tokens if args.length_penalty > 0 else len(live[0].tokens)
-    best = max(beam.logprob for beam in live) / longest**args.length_penalty
-    return args.early_stopping or best <= complete[-1].score
+def _complete(last: _Step | None, length: int, logprob: float, args: BeamArgs, reason: FinishReason) -> _Complete:
+    return _Complete(logprob / length**args.length_penalty, logprob, last, reason)
 
 
-def _at_end(beam: _Live, args: BeamArgs) -> bool:
-    return len(beam.tokens) == args.max_tokens
+def _ranked(complete: Iterable[_Complete]) -> list[_Complete]:
+    """Best first; of equals, the one that was complete first."""
+    return sorted(complete, key=lambda one: -one.score)
+
+
+def _beam(complete: _Complete) -> Beam:
+    steps: list[_Step] = []
+    step = complete.last
+    while step is not None:
+        steps.append(step)
+        step = step.before
+    steps.reverse()
+    return Beam(
+        tokens=tuple(step.token for step in steps),
+        logprob=complete.logprob,
+        score=complete.score,
+        finish_reason=complete.reason,
+        logprobs=tuple(step.logprobs for step in steps if step.logprobs is not None),
+    )
+
+
+def _is_over(complete: Sequence[_Complete], live: Sequence[_Live], length: int, args: BeamArgs) -> bool:
+    """Whether no beam that goes on is taken for one that could still be among the best: log-probabilities only fall."""
+    if len(complete) < args.width or args.early_stopping is True:
+        return len(complete) >= args.width
+    longest = args.max_tokens if args.early_stopping == "never" and args.length_penalty > 0 else length
+    best: float = max(beam.logprob for beam in live) / longest**args.length_penalty
+    return best <= complete[-1].score
+
+
+def _total(first: Usage, args: BeamArgs, beams: Iterable[Beam]) -> Usage:
+    """Of the search: its prompt, as the first step found it, and the tokens that are given back."""
+    return Usage(
+        num_prompt_tokens=len(args.prompt) // TOKEN_BYTES,
+        num_cached_tokens=first.num_cached_tokens,
+        num_output_tokens=sum(len(beam.tokens) for beam in beams),
+        queued_s=first.queued_s,
+    )
+
+
+def _chunk(index: int, beam: Beam, usage: Usage, args: BeamArgs, rt: Runtime) -> Chunk:
+    """All there is to say of one beam."""
+    choice = Choice(index, args, rt)
+    logprobs = beam.logprobs or (None,) * len(beam.tokens)
+    tokens = [Token(0, token, 0, entry) for token, entry in zip(beam.tokens, logprobs, strict=True)]
+    last = beam.tokens[-1]
+    stop = last if beam.finish_reason == "stop" and last in args.stop_token_ids else None
+    chunk = choice.chunk(tokens, Finished(op=0, reason=beam.finish_reason, stop=stop, usage=usage))
+    return replace(chunk, score=BeamScore(beam.logprob, beam.score))

@@ -1,33 +1,71 @@
 """One choice of a completion: what came from the engine, turned into a chunk of text.
 
-Owns the choice's detokenizer, and what of the text is cut where something stopped it. Called by the completion program.
+Owns the choice's detokenizer, and what of the text is cut where something stopped it. Called by the completion
+program, and by the beam search for whole beams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from weft.core.wire import Finished, Token
 from weft.programs.runtime import Runtime
-from weft.programs.types import Chunk, CompletionArgs
+from weft.programs.types import Chunk
 from weft.tokenizers.detokenize import IncrementalDetokenizer
+
+
+class Shown(Protocol):
+    """What of a choice is text, as the arguments of a program say."""
+
+    @property
+    def include_stop(self) -> bool:
+        """Whether what ended it is."""
+
+    @property
+    def skip_special_tokens(self) -> bool:
+        """Whether special tokens are not."""
 
 
 class Choice:
     """The text of one choice so far."""
 
-    def __init__(self, index: int, args: CompletionArgs, rt: Runtime):
+    def __init__(self, index: int, shown: Shown, rt: Runtime, is_enough: Callable[[str], bool] | None = None):
+        """`is_enough` sees the text token by token; nothing is told of what follows once it says yes."""
+        self.has_enough = False
+        self.num_tokens = 0
+        """Told so far."""
+        self._is_enough = is_enough
         self._index = index
-        self._include_stop = args.include_stop
+        self._include_stop = shown.include_stop
         self._eos = frozenset(rt.engine.info.eos_token_ids)
         self._tokenizer = rt.tokenizer
         # A choice goes on where the prompt ends, so a leading space in it is one.
-        self._text = IncrementalDetokenizer(rt.tokenizer, skip_special=args.skip_special_tokens, continues=True)
+        self._text = IncrementalDetokenizer(rt.tokenizer, skip_special=shown.skip_special_tokens, continues=True)
         self._last = -1
 
     def chunk(self, tokens: Sequence[Token], finished: Finished | None) -> Chunk:
         """What these tokens, and the end where it came, add."""
+        if self._is_enough is None or not (tokens or self.has_enough):
+            return self._chunk(tokens, finished)
+        chunk = Chunk(index=self._index)
+        for number, token in enumerate(tokens, 1):
+            if self.has_enough:
+                return chunk
+            following = self._chunk([token], finished if number == len(tokens) else None)
+            chunk = replace(
+                following,
+                text=chunk.text + following.text,
+                tokens=chunk.tokens + following.tokens,
+                logprobs=chunk.logprobs + following.logprobs,
+            )
+            self.has_enough = self._is_enough(following.text)
+        return chunk
+
+    def _chunk(self, tokens: Sequence[Token], finished: Finished | None) -> Chunk:
         ids = tuple(token.token for token in tokens)
+        self.num_tokens += len(ids)
         self._last = ids[-1] if ids else self._last
         logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
         if finished is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -54,14 +55,25 @@ async def main(args: CompletionArgs, caller: Caller, rt: Runtime) -> AsyncGenera
         ]
         if report is not None:
             yield Chunk(index=0, prompt_logprobs=_logprobs(await report))
-        choices = [Choice(index, args, rt) for index in range(args.n)]
+        choices = [
+            Choice(index, args, rt, is_enough=None if args.until is None else args.until()) for index in range(args.n)
+        ]
         async for news in await scope.enter_async_context(aclosing(merge(generations))):
-            finished = None
+            choice, generation, sequence = choices[news.choice], generations[news.choice], sequences[news.choice]
+            had_enough = choice.has_enough
+            chunk = choice.chunk(news.tokens, generation.finished if news.ended else None)
             if news.ended:
-                finished = generations[news.choice].finished
                 # Its pages serve others while its siblings go on.
-                sequences[news.choice].release()
-            yield choices[news.choice].chunk(news.tokens, finished)
+                sequence.release()
+                if choice.has_enough:
+                    usage = msgspec.structs.replace(generation.usage, num_output_tokens=choice.num_tokens)
+                    chunk = replace(chunk, finish_reason="stop", stop=None, usage=usage)
+            elif had_enough:
+                continue
+            elif choice.has_enough:
+                # The engine says with the end what it cost.
+                sequence.cancel()
+            yield chunk
 
 
 def check(args: CompletionArgs, info: EngineInfo) -> None:

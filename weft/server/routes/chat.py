@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -10,15 +11,16 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
-from weft.programs.types import CompletionArgs
-from weft.server.answers import AnswerParser, Reading, message_of
+from weft.server.answers import AnswerParser, FirstCall, Reading, message_of
 from weft.server.arguments import completion_args
+from weft.server.beams import beam_args, check_beams
 from weft.server.chat_prompt import chat_args, render
 from weft.server.constraints import constraint_of, named
-from weft.server.generate import Choice, Gathered, gather
+from weft.server.generate import Args, Choice, Gathered, gather
 from weft.server.grammars import answer_grammar
-from weft.server.logprobs import TokenBytes, chat_logprobs, prompt_logprobs
+from weft.server.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit
 from weft.server.record import record_of
@@ -43,17 +45,23 @@ async def create(service: Service, request: Request) -> ASGIApp:
     body = await read(service, request, ChatRequest)
     _check(body)
     model = service.usable(body.model)
+    check_beams(body)
     constraint = constraint_of(body)
     plan = tool_plan(body, model.dialect, constraint)
+    require(
+        plan.calls is None or not body.use_beam_search,
+        "tool_choice asks for a call, which use_beam_search does not hold its texts to; leave one of them out.",
+        "tool_choice",
+    )
     record = record_of(request)
     record.model, record.stream = model.names[0], body.stream
     fit = Fit(model, max_tokens=_max_tokens(body), keep_last=body.truncate_prompt_tokens, param="messages")
     prompt = await render(chat_args(body), model.tokenizer, fit, record, add_special=body.add_special_tokens)
     record.mark("tokenized")
     reading = Reading(model.dialect, plan.parse, plan.only_one, prompt.opens_reasoning)
-    args = _completion_args(body, model, prompt.tokens, reading)
     grammar = answer_grammar(model.dialect, plan.calls, constraint, reasoning_opened=prompt.opens_reasoning)
-    head, observer, chunks = begin(request, body, model, [replace(args, grammar=grammar)], "chatcmpl")
+    args = _args(body, model, prompt.tokens, reading, grammar, ends_with_a_call=plan.ends_with_a_call)
+    head, observer, chunks = begin(request, body, model, args, "chatcmpl")
     if grammar is not None:
         chunks = named(chunks, "tools" if constraint is None else constraint.param)
     told = body.return_token_ids or body.prompt_logprobs is not None
@@ -78,17 +86,31 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
-def _completion_args(body: ChatRequest, model: Model, prompt: bytes, reading: Reading) -> CompletionArgs:
+def _args(
+    body: ChatRequest,
+    model: Model,
+    prompt: bytes,
+    reading: Reading,
+    grammar: Grammar | None,
+    *,
+    ends_with_a_call: bool,
+) -> Sequence[Args]:
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    skip_special = body.skip_special_tokens and not model.dialect.hides(calls=reading.calls)
+    if body.use_beam_search:
+        return beam_args(
+            body, model, [prompt], max_tokens=_max_tokens(body), logprobs=logprobs, skip_special_tokens=skip_special
+        )
     (args,) = completion_args(
         body,
         model,
         [prompt],
         max_tokens=_max_tokens(body),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )
-    hidden = model.dialect.hides(calls=reading.calls)
-    return replace(args, skip_special_tokens=body.skip_special_tokens and not hidden)
+    until = functools.partial(FirstCall, reading) if ends_with_a_call else None
+    return [replace(args, grammar=grammar, skip_special_tokens=skip_special, until=until)]
 
 
 def _check(body: ChatRequest) -> None:
@@ -137,4 +159,6 @@ def _choice(index: int, choice: Choice, body: ChatRequest, token_bytes: TokenByt
         finish_reason=parser.finish_reason(choice.finish_reason),
         stop_reason=choice.stop,
         token_ids=choice.tokens if body.return_token_ids else UNSET,
+        cumulative_logprob=UNSET if choice.score is None else finite(choice.score.logprob),
+        score=UNSET if choice.score is None else finite(choice.score.score),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -12,11 +13,11 @@ from starlette.types import ASGIApp
 
 from weft.core.ids import unpack_tokens
 from weft.core.wire import TokenLogprobs
-from weft.programs.types import CompletionArgs
 from weft.server.arguments import completion_args
-from weft.server.constraints import constraint_of, named
-from weft.server.generate import Choice, Gathered, gather
-from weft.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from weft.server.beams import beam_args, check_beams, num_beams
+from weft.server.constraints import Constraint, constraint_of, named
+from weft.server.generate import Args, Choice, Gathered, gather
+from weft.server.logprobs import CompletionLogprobsWriter, finite, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit, as_prompts, tokenize
 from weft.server.record import record_of
@@ -41,24 +42,16 @@ async def create(service: Service, request: Request) -> ASGIApp:
     """Continue every prompt, `n` times each."""
     body = await read(service, request, CompletionRequest)
     _check(body)
+    check_beams(body)
     constraint = constraint_of(body)
     model = service.usable(body.model)
     record = record_of(request)
     record.model, record.stream = model.names[0], body.stream
     fit = Fit(model, max_tokens=body.max_tokens, keep_last=body.truncate_prompt_tokens, param="prompt")
-    prompts = as_prompts(body.prompt, "prompt", MAX_CHOICES // body.n)
+    prompts = as_prompts(body.prompt, "prompt", MAX_CHOICES // num_beams(body))
     packed = await tokenize(prompts, model.tokenizer, fit, add_special=body.add_special_tokens)
     record.mark("tokenized")
-    args = completion_args(
-        body,
-        model,
-        packed,
-        max_tokens=body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=_prompt_logprobs(body),
-    )
-    if constraint is not None:
-        args = [replace(arg, grammar=constraint.grammar) for arg in args]
+    args = _args(body, model, packed, constraint)
     head, observer, chunks = begin(request, body, model, args, "cmpl")
     if constraint is not None:
         chunks = named(chunks, constraint.param)
@@ -79,11 +72,42 @@ def _check(body: CompletionRequest) -> None:
         "max_tokens",
     )
     require(
+        not body.use_beam_search or body.max_tokens > 0,
+        "max_tokens is 0, and a beam has at least one token; leave out use_beam_search.",
+        "max_tokens",
+    )
+    require(
+        not (body.use_beam_search and body.echo and body.logprobs is not None),
+        "echo with logprobs cannot be combined with use_beam_search; leave out echo, or logprobs.",
+        "echo",
+    )
+    require(
         not (body.stream and body.prompt_logprobs is not None),
         "prompt_logprobs cannot be streamed; leave out stream, or use echo with logprobs.",
         "prompt_logprobs",
     )
     require(body.stream or body.stream_options is None, "stream_options needs stream.", "stream_options")
+
+
+def _args(body: CompletionRequest, model: Model, prompts: list[bytes], constraint: Constraint | None) -> Sequence[Args]:
+    if body.use_beam_search:
+        return beam_args(
+            body,
+            model,
+            prompts,
+            max_tokens=body.max_tokens,
+            logprobs=body.logprobs,
+            skip_special_tokens=body.skip_special_tokens,
+        )
+    args = completion_args(
+        body,
+        model,
+        prompts,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=_prompt_logprobs(body),
+    )
+    return args if constraint is None else [replace(arg, grammar=constraint.grammar) for arg in args]
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:
@@ -92,11 +116,11 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
     return max((k for k in wanted if k is not None), default=None)
 
 
-def _token_ids(args: list[CompletionArgs]) -> list[list[int]]:
+def _token_ids(args: Sequence[Args]) -> list[list[int]]:
     return [unpack_tokens(arg.prompt).tolist() for arg in args]
 
 
-def _echoes(body: CompletionRequest, model: Model, args: list[CompletionArgs]) -> list[Echo] | None:
+def _echoes(body: CompletionRequest, model: Model, args: Sequence[Args]) -> list[Echo] | None:
     if not body.echo:
         return None
     skip = body.skip_special_tokens
@@ -109,7 +133,7 @@ def _logprobs_writer(body: CompletionRequest, model: Model) -> CompletionLogprob
 
 
 def _writer(
-    body: CompletionRequest, model: Model, args: list[CompletionArgs], head: Head, observer: Observer
+    body: CompletionRequest, model: Model, args: Sequence[Args], head: Head, observer: Observer
 ) -> CompletionWriter:
     return CompletionWriter(
         head,
@@ -125,7 +149,7 @@ def _writer(
 def _response(
     body: CompletionRequest,
     model: Model,
-    args: list[CompletionArgs],
+    args: Sequence[Args],
     head: Head,
     observer: Observer,
     gathered: Gathered,
@@ -136,9 +160,7 @@ def _response(
     )
 
 
-def _choices(
-    body: CompletionRequest, model: Model, args: list[CompletionArgs], gathered: Gathered
-) -> list[CompletionChoice]:
+def _choices(body: CompletionRequest, model: Model, args: Sequence[Args], gathered: Gathered) -> list[CompletionChoice]:
     echoes = _echoes(body, model, args)
     prompt_ids = _token_ids(args)
     choices = []
@@ -160,6 +182,8 @@ def _choices(
                 token_ids=choice.tokens if body.return_token_ids else UNSET,
                 prompt_token_ids=prompt_ids[prompt] if body.return_token_ids else UNSET,
                 prompt_logprobs=told,
+                cumulative_logprob=UNSET if choice.score is None else finite(choice.score.logprob),
+                score=UNSET if choice.score is None else finite(choice.score.score),
             )
         )
     return choices

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
 from starlette.requests import Request
 
 from weft.core.ids import TOKEN_BYTES
-from weft.programs.types import Chunk, CompletionArgs
+from weft.programs.types import Chunk
 from weft.server.arguments import caller_of
-from weft.server.generate import chunks_of
+from weft.server.generate import Args, chunks_of
 from weft.server.observe import Observer
 from weft.server.record import record_of
 from weft.server.schemas.common import GenerationRequest
@@ -27,7 +27,7 @@ class Run(NamedTuple):
     chunks: AsyncGenerator[Chunk, None]
 
 
-def begin(request: Request, body: GenerationRequest, model: Model, args: list[CompletionArgs], kind: str) -> Run:
+def begin(request: Request, body: GenerationRequest, model: Model, args: Sequence[Args], kind: str) -> Run:
     """Run a program for each of `args`; the answer's id begins with `kind`."""
     record = record_of(request)
     prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
@@ -35,5 +35,5 @@ def begin(request: Request, body: GenerationRequest, model: Model, args: list[Co
     return Run(
         Head(id=f"{kind}-{record.request_id}", created=int(time.time()), model=body.model or model.names[0]),
         Observer(record, model.metrics, num_prompts=len(args), n=body.n, prompt_tokens=prompt_tokens),
-        chunks_of(args, caller, model.runtime),
+        chunks_of(args, body.n, caller, model.runtime),
     )

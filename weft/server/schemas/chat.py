@@ -111,6 +111,10 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET
+    """Of a beam: of all its tokens together."""
+    score: float | msgspec.UnsetType = msgspec.UNSET
+    """Of a beam: what beams are ranked by."""
 
 
 class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +164,8 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: AnswerFinish | None = None
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET
+    score: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):

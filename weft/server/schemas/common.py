@@ -5,7 +5,7 @@ A request struct holds exactly the fields that have an effect; `weft.server.fiel
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -93,7 +93,37 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     guided_json: Annotated[Any, Meta(description="The text is JSON that this schema (or its text) allows.")] = None
     guided_regex: Annotated[str, Meta(description="The expression matches the whole text.")] | None = None
     guided_choice: Annotated[list[str], Meta(description="The text is one of these.")] | None = None
-    guided_grammar: Annotated[str, Meta(description="The text belongs to this grammar, in Lark.")] | None = None
+    guided_grammar: Annotated[str, Meta(description="The text belongs to this grammar, in Lark or GBNF.")] | None = None
+    use_beam_search: Annotated[
+        bool,
+        Meta(description="Search for the likeliest texts instead of drawing: the `n` best of `best_of` beams."),
+    ] = False
+    best_of: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=MAX_CHOICES,
+                description="With `use_beam_search`: beams that are followed, `n` or more; absent: `n`. "
+                "Without it: the same as `n`.",
+            ),
+        ]
+        | None
+    ) = None
+    length_penalty: Annotated[
+        float,
+        Meta(
+            description="-10 to 10. Beams are ranked by the sum of their log-probabilities over their length to this "
+            "power."
+        ),
+    ] = 1.0
+    early_stopping: Annotated[
+        bool | Literal["never"],
+        Meta(
+            description="When a search with `best_of` complete beams ends. true: at once; false: when no other would "
+            'be better at its present length; "never": when no other can become better at any length.'
+        ),
+    ] = False
     stream: Annotated[bool, Meta(description="Answer as server-sent events that end with `data: [DONE]`.")] = False
     stream_options: Annotated[
         StreamOptions | None, Meta(description="With `stream`: `include_usage`, and `continuous_usage_stats` with it.")

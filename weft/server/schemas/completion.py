@@ -58,6 +58,10 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET
+    """Of a beam: of all its tokens together."""
+    score: float | msgspec.UnsetType = msgspec.UNSET
+    """Of a beam: what beams are ranked by."""
 
 
 class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):

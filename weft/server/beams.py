@@ -1,0 +1,116 @@
+"""Beam searches as requests ask for them: `use_beam_search`, and what goes with it.
+
+Owns which fields a search takes; every other field that would change the answer is refused beside it, by name. How
+beams are found is the program's, `weft.programs.builtin.beam`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.core.errors import InvalidRequest, Unsupported
+from weft.core.ids import TOKEN_BYTES
+from weft.programs.builtin import beam
+from weft.programs.builtin.beam import BeamArgs
+from weft.server.schemas.common import GenerationRequest
+from weft.server.state import Model
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 1.0),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (None,),
+    "bad_words": ([],),
+    "stop": ([],),
+    "prompt_logprobs": (None,),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+}
+"""Fields that a search has no use for, and the values of them that ask for nothing."""
+
+
+def check_beams(body: GenerationRequest) -> None:
+    """Raise `InvalidRequest`, naming the fields, for what does not go with a search, or needs one."""
+    if not body.use_beam_search:
+        _check_sampling(body)
+        return
+    wrong = [name for name, harmless in NEUTRAL.items() if getattr(body, name) not in harmless]
+    if wrong:
+        raise Unsupported(
+            f"{' and '.join(wrong)} cannot be combined with use_beam_search, which follows the model's own "
+            "probabilities; leave one or the other out.",
+            wrong[0],
+        )
+    if num_beams(body) < body.n:
+        raise InvalidRequest(f"best_of is {body.best_of}, fewer beams than n asks for, {body.n}.", "best_of")
+    if num_beams(body) > beam.MAX_WIDTH:
+        raise InvalidRequest(
+            f"{_width_field(body)} is {num_beams(body)}; a search follows at most {beam.MAX_WIDTH} beams.",
+            _width_field(body),
+        )
+
+
+def num_beams(body: GenerationRequest) -> int:
+    """Sequences that one prompt of the request takes."""
+    return body.n if body.best_of is None or not body.use_beam_search else body.best_of
+
+
+def beam_args(
+    body: GenerationRequest,
+    model: Model,
+    prompts: list[bytes],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    skip_special_tokens: bool,
+) -> list[BeamArgs]:
+    """One search's arguments per prompt. Raises `InvalidRequest`, naming the field."""
+    args = [
+        BeamArgs(
+            prompt=prompt,
+            width=num_beams(body),
+            n=body.n,
+            max_tokens=model.max_context - len(prompt) // TOKEN_BYTES if max_tokens is None else max_tokens,
+            min_tokens=body.min_tokens,
+            length_penalty=body.length_penalty,
+            early_stopping=body.early_stopping,
+            ignore_eos=body.ignore_eos,
+            stop_token_ids=tuple(body.stop_token_ids),
+            logprobs=logprobs,
+            include_stop=body.include_stop_str_in_output,
+            skip_special_tokens=skip_special_tokens,
+        )
+        for prompt in prompts
+    ]
+    try:
+        beam.check(args[0], model.engine.info)
+    except InvalidRequest as error:
+        if error.param != "beam_width":
+            raise
+        raise InvalidRequest(f"{_width_field(body)}: {error.message}.", _width_field(body)) from error
+    return args
+
+
+def _check_sampling(body: GenerationRequest) -> None:
+    if body.best_of is not None and body.best_of != body.n:
+        raise Unsupported(
+            f"best_of {body.best_of} differs from n: choosing among more samples than are returned is only done by "
+            "use_beam_search. Leave best_of out.",
+            "best_of",
+        )
+    given = {"length_penalty": body.length_penalty != 1, "early_stopping": body.early_stopping is not False}
+    for name in (name for name, is_given in given.items() if is_given):
+        raise InvalidRequest(f"{name} is about beams, and use_beam_search is not set.", name)
+
+
+def _width_field(body: GenerationRequest) -> str:
+    return "n" if body.best_of is None else "best_of"
