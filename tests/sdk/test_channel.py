@@ -9,7 +9,7 @@ import pytest
 
 from weft.sdk import channel as channels
 from weft.sdk import errors
-from weft.sdk.channel import Channel, Resource
+from weft.sdk.channel import MANY_BYTES, Channel, Resource
 from weft.sdk.wire import Kind, Op, WireError, commands, pack_event
 
 P = ParamSpec("P")
@@ -56,6 +56,16 @@ def test_commands_leave_in_order_and_one_flush_asks_for_all_of_them() -> None:
     assert log.channel.take() == b""
     log.channel.post(Op.LOG, 1, b"d")
     assert log.num_flushes == 2
+
+
+def test_much_that_is_said_at_once_leaves_before_the_program_awaits() -> None:
+    taken: list[int] = []
+    channel = Channel(lambda: None, lambda: taken.append(len(channel.take())))
+    said = b"x" * 1000
+    for _ in range(10 * MANY_BYTES // len(said)):
+        channel.post(Op.SEND, said)
+    assert 9 <= len(taken) <= 10
+    assert all(MANY_BYTES < size < MANY_BYTES + 2 * len(said) for size in taken)
 
 
 def test_numbers_of_calls_and_handles_are_never_the_same() -> None:
@@ -214,9 +224,18 @@ async def test_closing_ends_what_is_under_way() -> None:
         await call
 
 
-def test_bytes_that_are_no_events() -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\1\2\3",
+        bytes([6, 0, 0, 0, len(Kind), 1, 0, 0, 0, 0]),
+        bytes([10, 0, 0, 0, Kind.RESULT, 1, 0, 0, 0, 2, 0, 0, 0, 0]),
+        bytes([10, 0, 0, 0, Kind.RESULT, 1, 0, 0, 0, 1, 1, 0, 0, 0]),
+    ],
+)
+def test_bytes_that_are_no_events(data: bytes) -> None:
     with pytest.raises(WireError):
-        Log().channel.dispatch(b"\1\2\3")
+        Log().channel.dispatch(data)
 
 
 def test_outside_a_program_the_library_says_how_to_run_one() -> None:

@@ -26,7 +26,7 @@ def run(source: str, function: str) -> Any:
     host.web["http://allowed/"] = (200, {}, b"page")
 
     def whole() -> Awaitable[bytes]:
-        module = main.load(f"{source}\nmain = {function}", "example.py")
+        module = main.load(main.compiled(f"{source}\nmain = {function}", "example.py"))
 
         async def encoded() -> bytes:
             return main.encode_result(await main.call(module, ARGS))

@@ -12,7 +12,7 @@ from weft.sdk.errors import InvalidRequest
 
 
 def run(source: str, args: object = None) -> object:
-    return json.loads(asyncio.run(main.run(source, "program.py", json.dumps(args).encode())))
+    return json.loads(asyncio.run(main.run(main.compiled(source, "program.py"), json.dumps(args).encode())))
 
 
 @pytest.mark.parametrize(

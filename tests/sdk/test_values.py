@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
+import pickle
 import random
+import struct
 import subprocess
 import sys
 
@@ -32,6 +36,7 @@ from weft.sdk import (
     top_k,
     top_p,
 )
+from weft.sdk.dist import unpack_dist
 from weft.sdk.grammar import Allowed
 from weft.sdk.sampling import stopping
 
@@ -43,6 +48,29 @@ def test_looking_at_a_distribution() -> None:
     assert DIST.probs() == pytest.approx([0.5, 0.3, 0.1])
     assert (DIST.logprob(9), DIST.logprob(1)) == (math.log(0.1), -math.inf)
     assert Dist((1, 2), (-1.0, -1.0)).entropy == pytest.approx(math.log(2))
+
+
+def test_a_distribution_as_it_came_is_what_it_says() -> None:
+    def came() -> Dist:
+        return unpack_dist(struct.pack("<4i", 7, 3, 9, -1), struct.pack("<4f", -0.5, -1, -2, math.nan), b"")
+
+    said = Dist((7, 3, 9), (-0.5, -1.0, -2.0))
+    assert came().max_index() == 7
+    assert (came().logprobs, came().ids, came().given) == (said.logprobs, said.ids, said.given)
+    assert came() == said
+    assert hash(came()) == hash(said)
+    assert repr(came()) == repr(said)
+    assert dataclasses.asdict(came()) == dataclasses.asdict(said)
+    assert pickle.loads(pickle.dumps(came())) == dataclasses.replace(came()) == copy.deepcopy(came()) == said
+    assert came().top_k(2) == said.top_k(2)
+    for nothing in (unpack_dist(b"", b""), unpack_dist(struct.pack("<i", -1), struct.pack("<f", math.nan))):
+        assert nothing == Dist((), ())
+        with pytest.raises(InvalidRequest, match="empty"):
+            nothing.max_index()
+    with pytest.raises(AttributeError, match="has no best"):
+        came().best  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        came().ids = ()  # type: ignore[misc]
 
 
 def test_narrowing_a_distribution() -> None:

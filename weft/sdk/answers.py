@@ -28,8 +28,10 @@ class Answer(Generic[T]):
         self._decode = decode
 
     def __await__(self) -> Generator[Any, None, T]:
-        blobs = yield from self._call.__await__()
-        return self._decode(blobs)
+        call = self._call
+        if not call.ended:
+            yield from call.wait()
+        return self._decode(call.outcome())
 
     @property
     def ended(self) -> bool:

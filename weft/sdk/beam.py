@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from weft.sdk.context import Context
 from weft.sdk.dist import Dist
@@ -41,19 +42,20 @@ class _Rules:
     width: int
     max_tokens: int
     length_penalty: float
-    early_stopping: bool
+    early_stopping: bool | Literal["never"]
     ends: frozenset[int]
 
     def beam(self, tokens: tuple[int, ...], logprob: float, reason: str) -> Beam:
         return Beam(tokens, logprob, logprob / len(tokens) ** self.length_penalty, reason)
 
     def is_over(self, complete: Sequence[Beam], live: Sequence[_Live]) -> bool:
-        """Whether no beam that goes on can still be among the best: log-probabilities only fall."""
-        if len(complete) < self.width:
-            return False
-        longest = self.max_tokens if self.length_penalty > 0 else len(live[0].tokens)
-        best = max(beam.logprob for beam in live) / longest**self.length_penalty
-        return self.early_stopping or best <= complete[-1].score
+        """Whether no beam that goes on is taken for one that could still be among the best."""
+        if len(complete) < self.width or self.early_stopping is True:
+            return len(complete) >= self.width
+        at_any_length = self.early_stopping == "never" and self.length_penalty > 0
+        longest = self.max_tokens if at_any_length else len(live[0].tokens)
+        best: float = max(beam.logprob for beam in live) / longest**self.length_penalty
+        return best <= complete[-1].score
 
 
 @dataclass(slots=True)
@@ -71,14 +73,15 @@ async def beam_search(
     max_tokens: int = 16,
     *,
     length_penalty: float = 1.0,
-    early_stopping: bool = False,
+    early_stopping: bool | Literal["never"] = False,
     ignore_eos: bool = False,
 ) -> list[Beam]:
     """The `width` best continuations, by falling score. The context stays as it is; `ctx.fill(beam.tokens)` goes on
     with one.
 
     A beam's score is the sum of its log-probabilities divided by its length to the power `length_penalty`.
-    `early_stopping`: end with the first `width` complete beams, instead of when no other can be better any more.
+    `early_stopping` says when a search with `width` complete beams ends. True: at once; False: when no other would be
+    better at its present length; "never": when no other can become better at any length.
     """
     model = await own_model()
     rules = _Rules(
@@ -115,7 +118,7 @@ async def _search(root: Branch, rules: _Rules) -> list[Beam]:
             live = _grow(live, grown)
             if not live or rules.is_over(complete, live):
                 break
-        if len(complete) < rules.width or not rules.early_stopping:
+        if len(complete) < rules.width or rules.early_stopping is not True:
             at_end = [beam for beam in live if len(beam.tokens) == rules.max_tokens]
             complete += [rules.beam(beam.tokens, beam.logprob, "length") for beam in at_end]
         return sorted(complete, key=lambda beam: -beam.score)[: rules.width]

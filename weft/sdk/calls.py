@@ -44,7 +44,25 @@ class Call:
 
     def __await__(self) -> Generator[Any, None, Blobs]:
         if not self._ended:
-            yield from self._wait()
+            yield from self.wait()
+        return self.outcome()
+
+    def wait(self) -> Generator[Any, None, None]:
+        """Wait for news. A task that is cancelled meanwhile takes its call with it, unless it is one to keep."""
+        if self._waiter is not None:
+            raise RuntimeError("two tasks wait for the same call; let one of them wait")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            yield from self._waiter
+        except asyncio.CancelledError:
+            if not self.keep:
+                self.cancel()
+            raise
+        finally:
+            self._waiter = None
+
+    def outcome(self) -> Blobs:
+        """The blobs of its result, once it has ended. Raises what went wrong with its owner, or with itself."""
         if self._owner is not None:
             self._owner.raise_failure()
         if self._error is not None:
@@ -73,20 +91,6 @@ class Call:
         self._wake()
 
     # ---- inside
-
-    def _wait(self) -> Generator[Any, None, None]:
-        """Wait for news. A task that is cancelled meanwhile takes its call with it, unless it is one to keep."""
-        if self._waiter is not None:
-            raise RuntimeError("two tasks wait for the same call; let one of them wait")
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            yield from self._waiter.__await__()
-        except asyncio.CancelledError:
-            if not self.keep:
-                self.cancel()
-            raise
-        finally:
-            self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -150,7 +154,7 @@ class _News:
         self._call = call
 
     def __await__(self) -> Generator[Any, None, None]:
-        return self._call._wait()
+        return self._call.wait()
 
 
 def error_of(blobs: Blobs) -> ProgramError:

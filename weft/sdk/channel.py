@@ -18,6 +18,9 @@ from weft.sdk.calls import Call, Stream, error_of
 from weft.sdk.errors import NoProgram, ProgramError, UnknownHandle
 from weft.sdk.wire import Kind, Op, events, pack
 
+MANY_BYTES = 64 << 10
+"""Of commands that are queued."""
+
 
 class Resource:
     """Something of the host's that a program holds by a number: a sequence, a queue, a child, ...
@@ -67,10 +70,14 @@ class Channel:
     """Of one program that runs.
 
     `flush` is called when something is queued while nothing was: it makes sure that somebody calls `take` soon.
+    `hurry` is called when much is queued, by a program that says one thing after the other and never awaits: it calls
+    `take` before it returns.
     """
 
-    def __init__(self, flush: Callable[[], None]):
+    def __init__(self, flush: Callable[[], None], hurry: Callable[[], None] | None = None):
         self._flush = flush
+        self._hurry = hurry
+        self._queued_bytes = 0
         # Calls and handles share one counter, so that a post may use its resource's number as its call.
         self._last = 0
         self._outbox: list[bytes] = []
@@ -105,9 +112,13 @@ class Channel:
         """
         number = 0 if owner is None else owner.number
         outbox = self._outbox
-        outbox.append(pack(op, number, *values))
+        command = pack(op, number, *values)
+        outbox.append(command)
+        self._queued_bytes += len(command)
         if len(outbox) == 1:
             self._flush()
+        if self._queued_bytes > MANY_BYTES and self._hurry is not None:
+            self._hurry()
         return number
 
     def ask(self, op: Op, *values: float | bytes, owner: Resource | None = None) -> Call:
@@ -136,6 +147,7 @@ class Channel:
         """All commands since the last time, as one message."""
         data = b"".join(self._outbox)
         self._outbox.clear()
+        self._queued_bytes = 0
         return data
 
     def dispatch(self, data: bytes) -> None:
@@ -149,6 +161,12 @@ class Channel:
             elif kind == Kind.ERROR:
                 self._fail(number, error_of(blobs))
 
+    def raise_failure(self) -> None:
+        """Raise what went wrong with something that belongs to no call and no resource, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
     def close(self, error: ProgramError) -> None:
         """Nothing comes any more: all calls that are under way end with this error."""
         calls, self._calls = self._calls, {}
@@ -159,8 +177,7 @@ class Channel:
 
     def _begin(self, call: Call, op: Op, values: tuple[float | bytes, ...]) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+            self.raise_failure()
         outbox = self._outbox
         outbox.append(pack(op, call.number, *values))
         self._calls[call.number] = call

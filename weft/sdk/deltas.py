@@ -26,6 +26,8 @@ class CallStart:
 
     index: int
     name: str
+    id: str = ""
+    """That the model gave it; empty where it gives none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,44 @@ import random
 import struct
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from weft.sdk.errors import InvalidRequest
 
+_ID = struct.Struct("<i")
+
+
+class _Packed:
+    """A distribution as it came. A field is unpacked when somebody looks at it: most loops want the likeliest token
+    alone, and hundreds of numbers as objects of Python are dear."""
+
+    __slots__ = ("_packed",)
+    _packed: tuple[bytes, bytes, bytes] | None
+    """Ids int32, those below 0 (which come last) for none; log-probabilities float32; those of given tokens. None
+    where the fields were given."""
+
+    def __getattr__(self, name: str) -> Any:
+        """What has no value yet."""
+        if name == "_packed":
+            return None
+        if self._packed is None or name not in ("ids", "logprobs", "given"):
+            raise AttributeError(f"a distribution has no {name}", name=name, obj=self)
+        ids, logprobs, given = self._packed
+        value: tuple[float, ...]
+        if name == "ids":
+            value = struct.unpack(f"<{len(ids) // 4}i", ids)
+            if value and value[-1] < 0:
+                value = tuple(token for token in value if token >= 0)
+        elif name == "logprobs":
+            value = struct.unpack(f"<{len(logprobs) // 4}f", logprobs)[: len(self.ids)]
+        else:
+            value = struct.unpack(f"<{len(given) // 4}f", given)
+        object.__setattr__(self, name, value)
+        return value
+
 
 @dataclass(frozen=True, slots=True)
-class Dist:
+class Dist(_Packed):
     """The most probable next tokens, most probable first."""
 
     ids: tuple[int, ...]
@@ -32,6 +64,10 @@ class Dist:
 
     def max_index(self) -> int:
         """The most probable token."""
+        if self._packed is not None and self._packed[0]:
+            first: int = _ID.unpack_from(self._packed[0])[0]
+            if first >= 0:
+                return first
         self._check()
         return self.ids[0]
 
@@ -94,9 +130,6 @@ class Dist:
 
 def unpack_dist(ids: bytes, logprobs: bytes, given: bytes = b"") -> Dist:
     """One distribution from its packed parts. Ids below 0 stand for none."""
-    tokens = struct.unpack(f"<{len(ids) // 4}i", ids)
-    values = struct.unpack(f"<{len(logprobs) // 4}f", logprobs)
-    if tokens and tokens[-1] < 0:  # they come last
-        known = sum(token >= 0 for token in tokens)
-        tokens, values = tokens[:known], values[:known]
-    return Dist(tokens, values, struct.unpack(f"<{len(given) // 4}f", given))
+    dist = Dist.__new__(Dist)
+    object.__setattr__(dist, "_packed", (ids, logprobs, given))
+    return dist

@@ -1,100 +1,233 @@
-"""Grammars in the notation `root ::= "a" item*` (GBNF), translated to the engine's dialect of Lark.
+r"""Grammars in the notation `root ::= "a" item*` (GBNF, llama.cpp's), translated to the engine's dialect of Lark.
 
-Only names and character classes differ: rule names become lower-case identifiers, classes become regular expressions,
-and comments are dropped. Everything else (strings, groups, `|`, `*`, `+`, `?`, `{m,n}`) is written the same in both.
+Strings, character classes and `.` are read to the characters they stand for and written anew, because escapes differ;
+rule names become lower-case identifiers, each its own; comments are dropped. Groups, `|`, `*`, `+`, `?` and `{m,n}` are
+written the same in both. A rule ends where the next one begins: line breaks mean nothing.
 """
 
 from __future__ import annotations
+
+import json
+from typing import NamedTuple
 
 from weft.sdk.errors import InvalidRequest
 
 START = "root"
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+_CODES = {"x": 2, "u": 4, "U": 8}
+"""Escapes by number, with how many hexadecimal digits they have."""
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+"""Characters that mean themselves in a regular expression, wherever they are."""
+
+
+class Token(NamedTuple):
+    """A piece of the grammar: `text` is Lark already, but for names."""
+
+    kind: str
+    """`name`, `defines`, `item` (a string or a class), `open`, `close`, `or`, or `suffix` (a repetition)."""
+    text: str
+    line: int
 
 
 def to_lark(rules: str) -> str:
     """The same grammar in Lark. Raises `InvalidRequest`, with the line, for what is none."""
-    tokens = _scan(rules)
-    names = [text for at, (kind, text, _) in enumerate(tokens) if kind == "name" and _is_rule(tokens, at)]
+    tokens = _Scanner(rules).tokens()
+    names = _names(tokens)
     if START not in names:
         raise InvalidRequest(f"the grammar has no rule {START}; write `{START} ::= ...`", "grammar")
     lines: list[list[str]] = []
+    opened: list[int] = []
+    before = ""
     for at, (kind, text, line) in enumerate(tokens):
-        if kind == "name" and _is_rule(tokens, at):
-            lines.append([_lark_name(text), ":"])
+        defined = kind == "name" and _is_rule(tokens, at)
+        if opened and defined:
+            raise _wrong(opened[-1], "opens a group that the rule does not close")
+        if defined:
+            lines.append([names[text], ":"])
         elif kind == "defines":
-            continue
+            if before != "rule":
+                raise _wrong(line, "has ::= without a rule's name before it")
         elif not lines:
             raise InvalidRequest(f"line {line} of the grammar comes before any rule: {text}", "grammar")
         elif kind == "name":
             if text not in names:
-                raise InvalidRequest(f"line {line} of the grammar names a rule that is none: {text}", "grammar")
-            lines[-1].append(_lark_name(text))
+                raise _wrong(line, f"names a rule that is none: {text}")
+            lines[-1].append(names[text])
         elif kind == "suffix":
+            if before not in ("item", "name", "close"):
+                raise _wrong(line, f"has {text} behind nothing that it could repeat; put that in parentheses")
             lines[-1][-1] += text
         else:
+            if kind == "open":
+                opened.append(line)
+            elif kind == "close" and not opened:
+                raise _wrong(line, "closes a group that was not opened")
+            elif kind == "close":
+                opened.pop()
             lines[-1].append(text)
+        before = "rule" if defined else kind
+    if opened:
+        raise _wrong(opened[-1], "opens a group that the rule does not close")
     return "\n".join(" ".join(line) for line in lines) + "\n"
 
 
-Token = tuple[str, str, int]
+class _Scanner:
+    """Reads a grammar from its beginning to its end, once."""
+
+    def __init__(self, rules: str):
+        self._rules = rules
+        self._at = 0
+        self._line = 1
+
+    def tokens(self) -> list[Token]:
+        found: list[Token] = []
+        while self._at < len(self._rules):
+            char = self._rules[self._at]
+            if char == "\n":
+                self._line += 1
+                self._at += 1
+            elif char.isspace():
+                self._at += 1
+            elif char == "#":
+                end = self._rules.find("\n", self._at)
+                self._at = len(self._rules) if end < 0 else end
+            else:
+                line = self._line
+                kind, text = self._token(char)
+                found.append(Token(kind, text, line))
+        return found
+
+    def _token(self, char: str) -> tuple[str, str]:
+        """The kind and the text of what begins here."""
+        if char in _NAME:
+            return "name", self._word()
+        if self._rules.startswith("::=", self._at):
+            self._at += 3
+            return "defines", "::="
+        self._at += 1
+        match char:
+            case '"':
+                return "item", self._string()
+            case "[":
+                return "item", self._class()
+            case ".":
+                return "item", "/(?s:.)/"
+            case "(":
+                return "open", char
+            case ")":
+                return "close", char
+            case "|":
+                return "or", char
+            case "*" | "+" | "?":
+                return "suffix", char
+            case "{":
+                return "suffix", self._count()
+            case _:
+                raise _wrong(self._line, f"has a character that means nothing: {char}")
+
+    def _word(self) -> str:
+        start = self._at
+        while self._at < len(self._rules) and self._rules[self._at] in _NAME:
+            self._at += 1
+        return self._rules[start : self._at]
+
+    def _string(self) -> str:
+        chars: list[str] = []
+        while (char := self._char('"'))[0]:
+            chars.append(char[0])
+        return json.dumps("".join(chars), ensure_ascii=False)
+
+    def _class(self) -> str:
+        """The ranges of a class, whose opening bracket was read, as a regular expression."""
+        negated = self._rules.startswith("^", self._at)
+        self._at += negated
+        ranges: list[str] = []
+        char, _ = self._char("]")
+        while char:
+            following, escaped = self._char("]")
+            if following == "-" and not escaped:
+                last, _ = self._char("]")
+                if not last:
+                    ranges += [_in_class(char), _in_class("-")]
+                    break
+                if last < char:
+                    raise _wrong(self._line, f"has a class whose range ends before it begins: {char}-{last}")
+                ranges.append(f"{_in_class(char)}-{_in_class(last)}")
+                following, _ = self._char("]")
+            else:
+                ranges.append(_in_class(char))
+            char = following
+        if not ranges:
+            raise _wrong(self._line, "has a class without characters; write . for any character")
+        return f"/[{'^' if negated else ''}{''.join(ranges)}]/"
+
+    def _char(self, last: str) -> tuple[str, bool]:
+        """The next character of a string or a class, and whether it was escaped; empty behind `last`, its end."""
+        if self._at >= len(self._rules) or self._rules[self._at] == "\n":
+            raise _wrong(self._line, "has a string or class without an end")
+        char = self._rules[self._at]
+        self._at += 1
+        if char != "\\":
+            return ("" if char == last else char), False
+        code = self._rules[self._at : self._at + 1]
+        self._at += 1
+        if code in _CODES and code:
+            return self._coded(code), True
+        if not code or code == "\n" or (code in _PLAIN and code not in _ESCAPES):
+            raise _wrong(self._line, f"has an escape that means nothing: \\{code.strip()}")
+        return _ESCAPES.get(code, code), True
+
+    def _coded(self, code: str) -> str:
+        digits = self._rules[self._at : self._at + _CODES[code]]
+        self._at += len(digits)
+        try:
+            char = chr(int(digits, 16)) if len(digits) == _CODES[code] and digits.isalnum() else "\ud800"
+            char.encode()
+        except (ValueError, OverflowError) as error:
+            raise _wrong(self._line, f"has an escape that is no character: \\{code}{digits}") from error
+        return char
+
+    def _count(self) -> str:
+        """A repetition whose opening brace was read."""
+        end = self._rules.find("}", self._at)
+        text = self._rules[self._at : end] if end >= 0 else ""
+        counts = [part.strip() for part in text.split(",")]
+        if not (len(counts) <= 2 and counts[0].isdecimal() and (counts[-1].isdecimal() or not counts[-1])):
+            raise _wrong(self._line, "has a repetition that is none; write {2}, {2,} or {2,5}")
+        self._line += text.count("\n")
+        self._at = end + 1
+        return "{" + ",".join(counts) + "}"
 
 
-def _scan(rules: str) -> list[Token]:
-    """Pieces of the grammar: (kind, text, line)."""
-    tokens: list[Token] = []
-    at, line = 0, 1
-    while at < len(rules):
-        char = rules[at]
-        if char == "\n":
-            line += 1
-            at += 1
-        elif char.isspace():
-            at += 1
-        elif char == "#":
-            end = rules.find("\n", at)
-            at = len(rules) if end < 0 else end
-        elif rules.startswith("::=", at):
-            tokens.append(("defines", "::=", line))
-            at += 3
-        elif char in '"[':
-            end = _closing(rules, at, line)
-            text = rules[at:end]
-            tokens.append(("item", text if char == '"' else "/" + text.replace("/", "\\/") + "/", line))
-            at = end
-        elif char in "*+?{":
-            end = rules.find("}", at) + 1 if char == "{" else at + 1
-            tokens.append(("suffix", rules[at : max(end, at + 1)], line))
-            at = max(end, at + 1)
-        elif char in "()|":
-            tokens.append(("item", char, line))
-            at += 1
-        elif char in _NAME:
-            end = at
-            while end < len(rules) and rules[end] in _NAME:
-                end += 1
-            tokens.append(("name", rules[at:end], line))
-            at = end
-        else:
-            raise InvalidRequest(f"line {line} of the grammar has a character that means nothing: {char}", "grammar")
-    return tokens
+def _wrong(line: int, what: str) -> InvalidRequest:
+    return InvalidRequest(f"line {line} of the grammar {what}", "grammar")
 
 
-def _closing(rules: str, start: int, line: int) -> int:
-    """Where the string or class that begins at `start` ends."""
-    last = '"' if rules[start] == '"' else "]"
-    at = start + 1
-    while at < len(rules) and rules[at] != "\n":
-        if rules[at] == "\\":
-            at += 1
-        elif rules[at] == last:
-            return at + 1
-        at += 1
-    raise InvalidRequest(f"line {line} of the grammar has a string or class without an end", "grammar")
+def _in_class(char: str) -> str:
+    """A character inside the brackets of a regular expression."""
+    return char if char in _PLAIN else f"\\x{{{ord(char):X}}}"
 
 
 def _is_rule(tokens: list[Token], at: int) -> bool:
-    return at + 1 < len(tokens) and tokens[at + 1][0] == "defines"
+    return at + 1 < len(tokens) and tokens[at + 1].kind == "defines"
+
+
+def _names(tokens: list[Token]) -> dict[str, str]:
+    """What each rule is called in Lark. Raises `InvalidRequest` for a rule that is there twice."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for at, (kind, name, line) in enumerate(tokens):
+        if kind != "name" or not _is_rule(tokens, at):
+            continue
+        if name in names:
+            raise _wrong(line, f"defines a rule a second time: {name}")
+        lark = _lark_name(name)
+        while lark in taken:
+            lark += "_"
+        taken.add(lark)
+        names[name] = lark
+    return names
 
 
 def _lark_name(name: str) -> str:

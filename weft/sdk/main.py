@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from weft.sdk.errors import InvalidRequest
@@ -23,29 +23,35 @@ _NOTHING = ModuleType(MODULE)
 _MAX_FRAMES = 30
 
 
-async def run(source: str, name: str, args: bytes = b"") -> bytes:
+async def run(code: CodeType, args: bytes = b"") -> bytes:
     """Load a program, call its `main` with the arguments (JSON; nothing: null), and encode what it returns.
 
     Raises `InvalidRequest` for what is wrong with the program's form, and whatever `main` raises.
     """
-    return encode_result(await call(load(source, name), decode_args(args)))
+    return encode_result(await call(load(code), decode_args(args)))
 
 
-def load(source: str, name: str) -> Main:
-    """Execute the source as a module and get its `main`.
+def compiled(source: str, name: str) -> CodeType:
+    """The code of a source, none of which is run. `name` is what tracebacks call the file.
 
-    `name` is what tracebacks call the file. Raises `InvalidRequest` for a syntax error (with its line) or a source
-    without a `main`, and whatever the source itself raises.
+    Raises `InvalidRequest` for a syntax error (with its line).
     """
-    module = ModuleType(MODULE)
     try:
-        code = compile(source, name, "exec", dont_inherit=True)
+        return compile(source, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         line = (error.text or "").strip()
         shown = f": {line}" if line else ""
         raise InvalidRequest(f"{name}, line {error.lineno}: {error.msg}{shown}", "source") from None
     except ValueError as error:
         raise InvalidRequest(f"{name} is no Python source: {error}", "source") from None
+
+
+def load(code: CodeType) -> Main:
+    """Execute a source as a module and get its `main`.
+
+    Raises `InvalidRequest` for a source without a `main`, and whatever the source itself raises.
+    """
+    name, module = code.co_filename, ModuleType(MODULE)
     # Classes of a program look their module up by name while they are made (dataclasses do).
     sys.modules[MODULE] = module
     try:

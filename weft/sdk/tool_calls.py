@@ -52,10 +52,18 @@ class ToolCallParser(ABC):
         self._leading = True
         """Whether white space that comes next belongs to a call, if one follows."""
         self._num_calls = 0
+        self._num_complete = 0
         self._num_reread = 0
         self._is_started = False
         """Whether the start of the call that is arriving was told."""
+        self._call_id = ""
+        """Of the call that is arriving, where the model gave it one."""
         self._deltas: list[Delta] = []
+
+    @property
+    def num_complete(self) -> int:
+        """Calls to which nothing is added any more, whatever comes."""
+        return self._num_complete
 
     def push(self, text: str) -> list[Delta]:
         """What is certain after the next piece of text."""
@@ -130,11 +138,13 @@ class ToolCallParser(ABC):
 
     def _leave(self, end: int) -> None:
         """Go on with content behind the calls."""
+        self._num_complete = self._num_calls
         self._text, self._reader, self._leading = self._text[end:], None, True
 
     def _give_back(self, end: int) -> None:
         """What was not told, up to `end`, is content after all: the marker for certain; what follows may begin another
         call, so it is looked at again, within limits."""
+        self._num_complete = self._num_calls
         begin = self._marker_end or self._told
         self._num_reread += end - begin
         if self._num_reread > MAX_REREAD_CHARS:
@@ -173,6 +183,11 @@ class ToolCallParser(ABC):
             raise _NotACall
         self._tell(call.name or "", call.take_arguments())
 
+    def _object_in_a_row(self, char: str, call: CallObject) -> Reader:
+        """`_object`, where nothing of a call comes behind its object."""
+        yield from self._object(char, call)
+        self._num_complete = self._num_calls
+
     def _arguments(self, name: str, char: str) -> Reader:
         """The arguments of a call whose name is known. Leaves with their last character."""
         self._is_started = False
@@ -190,7 +205,7 @@ class ToolCallParser(ABC):
 
     def _tell(self, name: str, arguments: str) -> None:
         if not self._is_started:
-            self._deltas.append(CallStart(self._num_calls, name))
+            self._deltas.append(CallStart(self._num_calls, name, self._call_id))
             self._num_calls += 1
             self._is_started = True
         self._deltas.append(CallArguments(self._num_calls - 1, arguments))
@@ -238,41 +253,55 @@ class Llama3JsonParser(ToolCallParser):
         while True:
             char = yield from self._skip_blank()
             # Strict: an answer in JSON that was asked for is no call.
-            yield from self._object(char, CallObject(other_keys=("type",), needs_arguments=True))
+            yield from self._object_in_a_row(char, CallObject(other_keys=("type",), needs_arguments=True))
             char = yield from self._skip_blank()
             if char != ";":
                 raise _NotACall
 
 
 class MistralParser(ToolCallParser):
-    """Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`; newer models `[TOOL_CALLS]name[ARGS]{…}`."""
+    """Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`; newer models `[TOOL_CALLS]name[ARGS]{…}`, or
+    `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`."""
 
     marker = "[TOOL_CALLS]"
 
     def _calls(self) -> Reader:
+        self._call_id = ""
         char = yield from self._skip_blank()
         if char != "[":
             yield from self._named(char)
             return
         while char != "]":
             char = yield from self._skip_blank()
-            yield from self._object(char, CallObject())
+            yield from self._object_in_a_row(char, CallObject())
             char = yield from self._skip_blank()
             if char not in ",]":
                 raise _NotACall
 
     def _named(self, char: str) -> Reader:
-        name = ""
-        while char in _NAME_CHARS and len(name) < MAX_NAME_CHARS:
-            name += char
+        name, char = yield from self._word(char)
+        yield from self._literal("[", char)
+        char = yield
+        if char == "C":
+            yield from self._literal("CALL_ID]", char)
+            self._call_id, char = yield from self._word((yield))
+            yield from self._literal("[", char)
             char = yield
-        if not name:
-            raise _NotACall
-        yield from self._literal("[ARGS]", char)
+        yield from self._literal("ARGS]", char)
         char = yield from self._skip_blank()
         if char != "{":
             raise _NotACall
         yield from self._arguments(name, char)
+
+    def _word(self, char: str) -> Generator[None, str, tuple[str, str]]:
+        """A name or an id that begins with the character, and the character behind it."""
+        word = ""
+        while char in _NAME_CHARS and len(word) < MAX_NAME_CHARS:
+            word += char
+            char = yield
+        if not word:
+            raise _NotACall
+        return word, char
 
 
 PARSERS: dict[str, type[ToolCallParser]] = {

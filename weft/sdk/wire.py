@@ -242,11 +242,26 @@ LAYOUT: dict[Op, Layout] = {
     Op.MATCHER_CLOSE: Layout("I", 0),
 }
 
+
+class _Frame(NamedTuple):
+    """How a command is packed."""
+
+    op: Op
+    head: struct.Struct
+    """Size, operation, call, numbers, and the length of each blob."""
+    num_numbers: int
+
+
+_FRAMES = {
+    op: _Frame(op, struct.Struct(f"<IBI{layout.numbers}{layout.blobs}I"), len(layout.numbers))
+    for op, layout in LAYOUT.items()
+}
+"""Found by the number of an operation too, which equals it."""
 _SIZE = struct.Struct("<I")
 _EVENT = struct.Struct("<IBIB")
-_HEADS = {op: struct.Struct(f"<IBI{layout.numbers}{layout.blobs}I") for op, layout in LAYOUT.items()}
-_COUNTS = {op: len(layout.numbers) for op, layout in LAYOUT.items()}
-_BY_CODE = {int(op): op for op in Op}
+_LENGTHS = [struct.Struct(f"<{count}I") for count in range(256)]
+"""Of an event's blobs, by how many there are."""
+_KINDS = tuple(Kind)
 
 
 class WireError(ValueError):
@@ -273,10 +288,13 @@ class Event(NamedTuple):
 def pack(op: Op, call: int, *values: float | bytes) -> bytes:
     """One command: its numbers, then its blobs, in the order of `LAYOUT`. Raises `struct.error` for a number that does
     not fit."""
-    split = _COUNTS[op]
-    head, blobs = _HEADS[op], values[split:]
-    size = head.size - 4 + sum(map(len, blobs))  # type: ignore[arg-type]
-    return b"".join((head.pack(size, op, call, *values[:split], *map(len, blobs)), *blobs))  # type: ignore[arg-type]
+    _, head, num_numbers = _FRAMES[op]
+    size = head.size - _SIZE.size
+    if len(values) == num_numbers:
+        return head.pack(size, op, call, *values)
+    blobs: tuple[bytes, ...] = values[num_numbers:]  # type: ignore[assignment]
+    size += sum(map(len, blobs))
+    return b"".join((head.pack(size, op, call, *values[:num_numbers], *map(len, blobs)), *blobs))
 
 
 def commands(data: bytes) -> Iterator[Command]:
@@ -286,25 +304,25 @@ def commands(data: bytes) -> Iterator[Command]:
         if end - start < 9:
             raise WireError(f"{end - start} bytes are no command")
         size = _SIZE.unpack_from(data, start)[0]
-        op = _BY_CODE.get(data[start + 4])
-        if op is None:
+        frame = _FRAMES.get(data[start + 4])  # type: ignore[call-overload]
+        if frame is None:
             raise WireError(f"there is no operation {data[start + 4]}")
-        head = _HEADS[op]
-        stop = start + 4 + size
-        if stop > end or start + head.size > stop or size > MAX_FRAME_BYTES:
+        op, head, num_numbers = frame
+        stop = start + _SIZE.size + size
+        body = start + head.size
+        if stop > end or body > stop or size > MAX_FRAME_BYTES:
             raise WireError(f"a frame of {op.name} has a wrong size, {size} bytes")
         fields = head.unpack_from(data, start)
-        split = 3 + _COUNTS[op]
-        blobs = _blobs(data, start + head.size, stop, fields[split:])
-        yield Command(op, fields[2], fields[3:split], blobs)
+        split = 3 + num_numbers
+        yield Command(op, fields[2], fields[3:split], _blobs(data, body, stop, fields[split:]))
         start = stop
 
 
 def pack_event(kind: Kind, call: int, *blobs: bytes) -> bytes:
     """One event."""
-    lengths = struct.pack(f"<{len(blobs)}I", *map(len, blobs))
-    size = _EVENT.size - 4 + len(lengths) + sum(map(len, blobs))
-    return b"".join((_EVENT.pack(size, kind, call, len(blobs)), lengths, *blobs))
+    lengths = _LENGTHS[len(blobs)]
+    size = _EVENT.size - _SIZE.size + lengths.size + sum(map(len, blobs))
+    return b"".join((_EVENT.pack(size, kind, call, len(blobs)), lengths.pack(*map(len, blobs)), *blobs))
 
 
 def events(data: bytes) -> Iterator[Event]:
@@ -314,12 +332,12 @@ def events(data: bytes) -> Iterator[Event]:
         if end - start < _EVENT.size:
             raise WireError(f"{end - start} bytes are no event")
         size, kind, call, count = _EVENT.unpack_from(data, start)
-        stop = start + 4 + size
-        body = start + _EVENT.size + 4 * count
-        if stop > end or body > stop or kind > Kind.PART:
+        lengths = _LENGTHS[count]
+        stop = start + _SIZE.size + size
+        body = start + _EVENT.size + lengths.size
+        if stop > end or body > stop or kind >= len(_KINDS):
             raise WireError(f"a frame of an event has a wrong size, {size} bytes")
-        lengths = struct.unpack_from(f"<{count}I", data, start + _EVENT.size)
-        yield Event(Kind(kind), call, _blobs(data, body, stop, lengths))
+        yield Event(_KINDS[kind], call, _blobs(data, body, stop, lengths.unpack_from(data, start + _EVENT.size)))
         start = stop
 
 

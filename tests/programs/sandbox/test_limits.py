@@ -133,6 +133,36 @@ def test_running_out_of_memory_can_be_caught(sandbox: Sandbox) -> None:
     assert python(sandbox, source) == b'"caught"'
 
 
+FULL = """
+from weft.sdk.channel import current
+from weft.sdk.wire import Op
+
+async def main(args):
+    held, size = [], 1 << 20
+    while size >= args["smallest"]:
+        try:
+            while True:
+                held.append(bytearray(size))
+        except MemoryError:
+            size >>= 1
+    return len((await current().ask(Op.TOKENIZE, 0, b"\\xff" * args["said"]))[0])
+"""
+
+
+@pytest.mark.parametrize("smallest", [1 << 20, 1 << 14, 1 << 10, 256])
+@pytest.mark.parametrize("said", [1000, 20_000, 1_000_000])
+def test_whoever_runs_out_of_memory_within_a_call_of_the_host_hears_which_limit_it_was(
+    sandbox: Sandbox, smallest: int, said: int
+) -> None:
+    args = f'{{"smallest": {smallest}, "said": {said}}}'.encode()
+    try:
+        outcome = python(sandbox, FULL, args).decode()
+    except LimitExceeded as error:
+        outcome = str(error.param)
+    # Where only large pieces were taken there is room for small ones.
+    assert outcome == "memory_bytes" or (outcome == f"{4 * said}" and smallest * 4 > said)
+
+
 def test_too_little_memory_to_start(sandbox: Sandbox) -> None:
     with pytest.raises(LimitExceeded, match="to start") as caught:
         python(sandbox, "def main(): pass", limits=GuestLimits(memory_bytes=1 << 20))

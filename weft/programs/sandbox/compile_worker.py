@@ -1,7 +1,8 @@
 """The process that compiles Wasm: `python -m weft.programs.sandbox.compile_worker component|module TARGET LIMITS`.
 
 Reads the code from its standard input, writes machine code to TARGET. It limits itself before it reads anything, since
-what it compiles may come from a stranger. Exit status 0, or 1 and the reason on standard error. Started by `compiled`.
+what it compiles may come from a stranger. Exit status 0, or 1 and the reason on standard error; 3 where it is the disk
+that does not take the machine code. Started by `compiled`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import resource
 import sys
 
+UNWRITTEN = 3
 CPU_S, MEMORY_BYTES, FILE_BYTES = 300, 6 << 30, 1 << 30
 
 
@@ -51,8 +53,12 @@ def main() -> int:
     except (wasmtime.WasmtimeError, InvalidRequest) as error:
         print(error, file=sys.stderr)
         return 1
-    with open(target, "wb") as file:
-        file.write(compiled)
+    try:
+        with open(target, "wb") as file:
+            file.write(compiled)
+    except OSError as error:
+        print(error.strerror, file=sys.stderr)
+        return UNWRITTEN
     return 0
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from weft.core.errors import ConfigError, InvalidRequest
+from weft.programs.errors import StorageFailed
+from weft.programs.sandbox import compile_worker
 from weft.programs.sandbox.engine import ENGINE_FORMAT, WASMTIME_VERSION
 
 Kind = Literal["component", "module"]
@@ -63,16 +65,17 @@ class CompiledCode:
     def component(self, identity: str, code: bytes | None) -> Path | None:
         """Machine code of our own component, whose hash is `identity`; without `code`, None where it is not there."""
         key = key_of("component", identity.encode())
-        return self._find(key) or (None if code is None else self._compile("component", key, code, _RUNNER_CPU_S))
+        return self._find(key) or (None if code is None else self._kept("component", key, code, _RUNNER_CPU_S))
 
     def module(self, code: bytes) -> Path:
-        """Machine code of an uploaded module. Raises `InvalidRequest` for what is no usable module."""
+        """Machine code of an uploaded module. Raises `InvalidRequest` for what is no usable module, and `StorageFailed`
+        where the disk takes no more."""
         if len(code) > MODULE_BYTES:
             raise InvalidRequest(f"a module may have {MODULE_BYTES} bytes, this one has {len(code)}", "source")
         if code[:8] != b"\0asm\1\0\0\0":
             raise InvalidRequest("this is no core Wasm module (version 1); components are not taken", "source")
         key = key_of("module", hashlib.sha256(code).digest())
-        return self._find(key) or self._compile("module", key, code, _UPLOAD_CPU_S)
+        return self._find(key) or self._kept("module", key, code, _UPLOAD_CPU_S)
 
     def _find(self, key: str) -> Path | None:
         """What the index names, if it is whole and ours."""
@@ -92,6 +95,19 @@ class CompiledCode:
             os.utime(self.directory / f"{key}.json")
         return path
 
+    def _kept(self, kind: Kind, key: str, code: bytes, cpu_s: int) -> Path:
+        """Compile it, and keep it whole or not at all. Raises `StorageFailed` too."""
+        try:
+            return self._compile(kind, key, code, cpu_s)
+        except OSError as error:
+            raise self._unkept(error.strerror or str(error)) from error
+
+    def _unkept(self, reason: str) -> StorageFailed:
+        return StorageFailed(
+            f"machine code of the sandbox cannot be kept in {self.directory}: {reason}; free space there, or name "
+            "another folder with WEFT_CACHE"
+        )
+
     def _compile(self, kind: Kind, key: str, code: bytes, cpu_s: int) -> Path:
         with tempfile.TemporaryDirectory(dir=self.directory) as scratch:
             target = Path(scratch, "code")
@@ -106,6 +122,8 @@ class CompiledCode:
                 cwd=scratch,
                 env={"PATH": os.defpath, "PYTHONPATH": package, "RAYON_NUM_THREADS": str(min(4, os.cpu_count() or 1))},
             )
+            if done.returncode == compile_worker.UNWRITTEN:
+                raise self._unkept(done.stderr.decode("utf-8", "replace").strip())
             if done.returncode != 0:
                 raise self._failed(kind, done.returncode, done.stderr.decode("utf-8", "replace"))
             digest = hashlib.sha256(target.read_bytes()).hexdigest()

@@ -14,6 +14,8 @@ TABLE_ELEMENTS = 20_000
 """Of each table of functions; CPython needs about half of it."""
 INTERFACE = "weft:runner/host@1.0.0"
 """What a component imports: `runner/runner.wit`."""
+EXPORTS = ("compile", "run")
+"""What it exports."""
 ENGINE_FORMAT = 1
 """Changes with the settings below, so that older machine code is not looked at."""
 

@@ -17,7 +17,8 @@ import wasmtime.component
 
 from weft.core.errors import ProgramFailed, WeftError
 from weft.programs.sandbox import bindings
-from weft.programs.sandbox.engine import INTERFACE
+from weft.programs.sandbox.bytecode import Call, Calls
+from weft.programs.sandbox.engine import EXPORTS, INTERFACE
 from weft.programs.sandbox.imports import CLOCKS, IMPORTS, entry_of, module_linker
 from weft.programs.sandbox.machine import GuestLimits, Request, Trapped, Value, out_of_bounds, refused, trapped
 from weft.programs.sandbox.turns import Turns
@@ -84,6 +85,8 @@ class _FiberMachine:
             if state == bindings.GARBLED:
                 raise WireError("the program handed over text where bytes were expected")
             self._check()
+            if self._limits.pause is not None:
+                await self._limits.pause()
             await self._pool.turns.next()
 
     def _running(self) -> bindings.Instance:
@@ -93,27 +96,29 @@ class _FiberMachine:
 
 
 class ComponentCode:
-    """A compiled component that imports `INTERFACE` and exports `run` of strings."""
+    """A compiled component that imports `INTERFACE` and exports `EXPORTS`, functions of strings."""
 
     def __init__(self, pool: Pool, compiled: Path):
         self.pool = pool
         self.component = wasmtime.component.Component.deserialize_file(pool.engine, str(compiled))
         self.linker = wasmtime.component.Linker(pool.engine)
         bindings.define_component_imports(self.linker, INTERFACE, ["exchange"], "now")
-        self.export = bindings.component_export(self.component, "run")
+        self.exports = {name: bindings.component_export(self.component, name) for name in EXPORTS}
 
-    def machine(self, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]) -> ComponentMachine:
+    def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> ComponentMachine:
         """See `Code`."""
-        return ComponentMachine(self, limits, args, check)
+        return ComponentMachine(self, limits, calls, check)
 
 
 class ComponentMachine(_FiberMachine):
     """An instance of a component. Its requests: the bytes and the number of a call."""
 
-    def __init__(self, code: ComponentCode, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]):
+    def __init__(self, code: ComponentCode, limits: GuestLimits, calls: Calls, check: Callable[[], None]):
         super().__init__(code.pool, limits, check)
-        self._code, self._args = code, args
+        self._code, self._calls = code, calls
+        self._made: Any = None
         self._results: Any = None
+        """Of the call that was begun last; None before the first."""
         self._result = b""
 
     @property
@@ -123,26 +128,24 @@ class ComponentMachine(_FiberMachine):
 
     async def next(self) -> Request | None:
         """See `Machine`."""
-        if self._results is None:
+        if self._made is None:
             await self._pool.turns.next()
             await self._start()
-        if await self._poll():
-            fields = self._running().fields
-            data = ctypes.string_at(fields.bytes, fields.size)
-            if len(data) > _KEPT_BYTES:
-                # A guest may be suspended for long: what it said is not kept twice.
-                bindings.shim().weft_free(fields.bytes)
-                fields.bytes, fields.size = None, 0
-            return Request(fields.function, (data, _D.unpack(_Q.pack(fields.args[0]))[0]))
-        instance = self._running()
-        message = instance.end()
-        if message is not None:
-            raise trapped(message)
-        result = instance.take_component_result(self._results)
-        if result is None:
-            raise Trapped("it returned no bytes")
-        self._result = result
-        return None
+            self._call(next(self._calls))
+        while not await self._poll():
+            returned = self._returned()
+            try:
+                self._call(self._calls.send(returned))
+            except StopIteration as over:
+                self._result = over.value
+                return None
+        fields = self._running().fields
+        data = ctypes.string_at(fields.bytes, fields.size)
+        if len(data) > _KEPT_BYTES:
+            # A guest may be suspended for long: what it said is not kept twice.
+            bindings.shim().weft_free(fields.bytes)
+            fields.bytes, fields.size = None, 0
+        return Request(fields.function, (data, _D.unpack(_Q.pack(fields.args[0]))[0]))
 
     def answer(self, value: int | bytes) -> None:
         """See `Machine`."""
@@ -164,13 +167,26 @@ class ComponentMachine(_FiberMachine):
 
     async def _start(self) -> None:
         instance = self._running()
-        made = instance.instantiate_component(self._code.linker, self._code.component)
+        self._made = instance.instantiate_component(self._code.linker, self._code.component)
         if await self._poll():
             raise Trapped("it called its host before it was started")
         message = instance.end()
         if message is not None:
             raise refused(message, self._limits)
-        self._results = instance.call_component(made, self._code.export, self._args)
+
+    def _call(self, call: Call) -> None:
+        self._results = self._running().call_component(self._made, self._code.exports[call.export], call.args)
+
+    def _returned(self) -> bytes:
+        """What the call came to that has just ended."""
+        instance = self._running()
+        message = instance.end()
+        if message is not None:
+            raise trapped(message)
+        result = instance.take_component_result(self._results)
+        if result is None:
+            raise Trapped("it returned no bytes")
+        return result
 
 
 class ModuleCode:
@@ -188,7 +204,7 @@ class ModuleCode:
         self.pre = linker.instantiate_pre(self.module)
         self.entry, self.entry_results = entry_of(self.module)
 
-    def machine(self, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]) -> ModuleMachine:
+    def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> ModuleMachine:
         """See `Code`."""
         return ModuleMachine(self, limits, check)
 

@@ -11,14 +11,17 @@ import math
 import time
 from collections.abc import Awaitable
 
-from weft.core.errors import LimitExceeded, ProgramFailed, WeftError
+from weft.core.errors import EngineDead, LimitExceeded, ProgramFailed, WeftError
 from weft.programs.guest import GuestHost, GuestUsage
+from weft.programs.sandbox.bytecode import Calls
 from weft.programs.sandbox.imports import IMPORTS, Entropy, Exited, Handler
 from weft.programs.sandbox.machine import Code, GuestLimits, Machine, Request, Trapped
 from weft.sdk.wire import WireError
 
 _TURN_S = 0.002
 _BYTES_PER_CALL = 64 << 10
+_ENGINE_DEAD = "EngineDead: "
+"""How what a program in Python failed with begins where it let that error of the SDK go by."""
 _MAX_MEMORY_SHARE = 0.9
 """A module that ends with a trap while its memory is fuller than this ran out of memory, most likely."""
 
@@ -73,9 +76,9 @@ class SandboxedGuest:
 
     # ---- for the kinds
 
-    def args(self) -> tuple[bytes, ...]:
-        """Of the component's function."""
-        return ()
+    def calls(self) -> Calls:
+        """Of a component."""
+        raise NotImplementedError
 
     def handle(self, request: Request) -> int | bytes | Awaitable[int | bytes]:
         """Carry out a request."""
@@ -117,7 +120,7 @@ class SandboxedGuest:
 
     async def _run(self) -> bytes:
         self._check()
-        machine = self._machine = self._code.machine(self._limits, self.args(), self._check)
+        machine = self._machine = self._code.machine(self._limits, self.calls(), self._check)
         turn_ends = time.monotonic() + _TURN_S
         try:
             request = await machine.next()
@@ -156,6 +159,8 @@ class SandboxedGuest:
 
     def _explained(self, error: Trapped) -> WeftError:
         used, most = self.usage().memory_bytes, self._limits.memory_bytes
+        if error.no_memory:
+            return LimitExceeded("memory_bytes", f"the program needs more than {most} bytes of memory: {error}")
         if most is not None and used > most * _MAX_MEMORY_SHARE:
             return LimitExceeded("memory_bytes", f"the program ended with {used} of {most} bytes in use: {error}")
         return ProgramFailed(f"the sandbox ended the program: {error}")
@@ -171,16 +176,13 @@ class SandboxedGuest:
 class PythonGuest(SandboxedGuest):
     """A program in Python: requests are exchanges; the component returns a letter and JSON."""
 
-    def __init__(
-        self, code: Code, host: GuestHost, limits: GuestLimits, source: str, name: str, args: bytes, seed: bytes
-    ):
+    def __init__(self, code: Code, host: GuestHost, limits: GuestLimits, calls: Calls):
         super().__init__(code, host, limits)
-        self._args = (source, name, args, seed)
+        self._calls = calls
 
-    def args(self) -> tuple[bytes, ...]:
-        """All travel as bytes in characters; texts as UTF-8."""
-        source, name, args, seed = self._args
-        return source.encode("utf-8", "replace"), name.encode("utf-8", "replace"), args, seed
+    def calls(self) -> Calls:
+        """Of the component that runs Python."""
+        return self._calls
 
     def handle(self, request: Request) -> bytes | Awaitable[bytes]:
         """The one request there is."""
@@ -205,6 +207,9 @@ class PythonGuest(SandboxedGuest):
             raise LimitExceeded(
                 "memory_bytes", f"the program needs more than {most} bytes of memory\n{traceback}".strip()
             )
+        if message.startswith(_ENGINE_DEAD):
+            # Nothing is wrong with the program: whoever launched it may do so again.
+            raise EngineDead(message.removeprefix(_ENGINE_DEAD))
         raise ProgramFailed(message, traceback)
 
 
@@ -222,6 +227,11 @@ class ModuleGuest(SandboxedGuest):
         if self._machine is None:
             raise RuntimeError("the guest does not run")
         return self._machine
+
+    def calls(self) -> Calls:
+        """None: a module has an entry."""
+        yield from ()
+        return b""
 
     def handle(self, request: Request) -> int | Awaitable[int]:
         """By the number of the import."""

@@ -6,12 +6,13 @@ and `.threads` make machines; `.guest` drives them and does not know which it ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from weft.core.errors import LimitExceeded, Overloaded, ProgramFailed, WeftError
+from weft.programs.sandbox.bytecode import Calls
 
 Value = int | float | bytes
 
@@ -26,6 +27,8 @@ class GuestLimits(msgspec.Struct, frozen=True):
     """Requests; one that carries more than 64 KiB counts once more for each."""
     result_bytes: int = 16 << 20
     """Of what its main returns."""
+    pause: Callable[[], Awaitable[None]] | None = None
+    """Awaited by one that computes each time it gives way to others: it goes on when this returns. On fibers alone."""
 
 
 class Request(NamedTuple):
@@ -54,7 +57,7 @@ class Machine(Protocol):
         """What the last request comes to; `next` goes on."""
 
     def result(self) -> bytes:
-        """Of a component, after its end: the bytes it returned. Of a module: nothing."""
+        """Of a component, after its end: what its calls came to. Of a module: nothing."""
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a module's memory. Raises `ProgramFailed` outside of it."""
@@ -69,13 +72,29 @@ class Machine(Protocol):
 class Code(Protocol):
     """Compiled code, ready to make machines of."""
 
-    def machine(self, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]) -> Machine:
-        """A new instance that has not begun. `args` are those of a component's function. Raises `Overloaded` where all
-        slots are taken."""
+    def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> Machine:
+        """A new instance that has not begun. `calls` are those of a component; a module has none but its entry. Raises
+        `Overloaded` where all slots are taken."""
 
 
 class Trapped(Exception):
     """The guest's code was ended by the engine: out of bounds, out of stack, unreachable, an abort."""
+
+    def __init__(self, message: str, *, no_memory: bool = False):
+        """`no_memory`: it gave up because it was given no more memory."""
+        super().__init__(message)
+        self.no_memory = no_memory
+
+
+_NO_MEMORY = (
+    "handle_alloc_error",
+    "rust_oom",
+    "raw_vec::handle_error",
+    "wit_dylib_push_string",
+    "wit_dylib_pop_string",
+)
+"""Functions in a backtrace that say so: Rust's, and those that give up where CPython has no room for what passes
+between the runner and its host."""
 
 
 def trapped(message: str) -> Trapped:
@@ -85,7 +104,8 @@ def trapped(message: str) -> Trapped:
         line for line in lines if line and not line[0].isdigit() and not line.startswith(("error while", "note:"))
     ]
     causes = [line for line in causes if line not in ("Caused by:", "wasm backtrace:")]
-    return Trapped(causes[-1] if causes else message.strip())
+    no_memory = any(name in message for name in _NO_MEMORY)
+    return Trapped(causes[-1] if causes else message.strip(), no_memory=no_memory)
 
 
 def out_of_bounds(address: int, size: int) -> ProgramFailed:

@@ -21,6 +21,7 @@ from weft.core.errors import ConfigError, InvalidRequest
 from weft.programs.guest import GuestHost
 from weft.programs.sandbox import build_runner
 from weft.programs.sandbox.backend import Backend, choose
+from weft.programs.sandbox.bytecode import Bytecode
 from weft.programs.sandbox.compiled import CompiledCode
 from weft.programs.sandbox.guest import ModuleGuest, PythonGuest, SandboxedGuest
 from weft.programs.sandbox.machine import Code, GuestLimits
@@ -54,6 +55,7 @@ class Sandbox:
 
     def __init__(self, backend: Backend, compiled: CompiledCode, python: Code):
         self._backend, self._compiled, self._python = backend, compiled, python
+        self._bytecode = Bytecode()
         self._modules: dict[Path, Module] = {}
         self._lock = threading.Lock()
 
@@ -89,7 +91,8 @@ class Sandbox:
         """A program from its source text. `args` is JSON (nothing: null); `name` is what tracebacks call the file; the
         same `seed` gives the same random numbers (None: others each time)."""
         seed = os.urandom(32) if seed is None else seed
-        return PythonGuest(self._python, host, limits or GuestLimits(), source, name, args, seed)
+        calls = self._bytecode.calls(source.encode("utf-8", "replace"), name.encode("utf-8", "replace"), args, seed)
+        return PythonGuest(self._python, host, limits or GuestLimits(), calls)
 
     def compile(self, code: bytes) -> Module:
         """Check and compile a core module; known ones are found. Blocks, so call it on a thread. Raises

@@ -20,6 +20,7 @@ import wasmtime
 import wasmtime.component
 
 from weft.core.errors import Overloaded, ProgramFailed, WeftError
+from weft.programs.sandbox.bytecode import Call, Calls
 from weft.programs.sandbox.engine import INTERFACE, TABLE_ELEMENTS, engine_config
 from weft.programs.sandbox.imports import CLOCKS, IMPORTS, entry_of, module_linker
 from weft.programs.sandbox.machine import GuestLimits, Request, Trapped, Value, out_of_bounds, refused, trapped
@@ -170,11 +171,9 @@ class _ThreadMachine:
 class ComponentMachine(_ThreadMachine):
     """An instance of a component."""
 
-    def __init__(
-        self, slots: Slots, compiled: Path, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]
-    ):
+    def __init__(self, slots: Slots, compiled: Path, limits: GuestLimits, calls: Calls, check: Callable[[], None]):
         super().__init__(slots, limits, check)
-        self._compiled, self._args = compiled, args
+        self._compiled, self._calls = compiled, calls
 
     @property
     def memory_bytes(self) -> int:
@@ -199,11 +198,22 @@ class ComponentMachine(_ThreadMachine):
             instance = linker.instantiate(self._store, component)
         except wasmtime.WasmtimeError as error:
             raise refused(str(error), self._limits) from None
-        function = instance.get_func(self._store, "run")
+        call = next(self._calls)
+        while True:
+            returned = self._call(instance, call)
+            try:
+                call = self._calls.send(returned)
+            except StopIteration as over:
+                self._returned = over.value
+                return
+
+    def _call(self, instance: wasmtime.component.Instance, call: Call) -> bytes:
+        function = instance.get_func(self._store, call.export)
         if function is None:
-            raise Trapped("it has no function run")
-        returned: Any = function(self._store, *(arg.decode("latin-1") for arg in self._args))
-        self._returned = _narrow(returned)
+            raise Trapped(f"it has no function {call.export}")
+        returned: Any = function(self._store, *(arg.decode("latin-1") for arg in call.args))
+        function.post_return(self._store)
+        return _narrow(returned)
 
     def _exchange(self, store: object, commands: str, timeout_s: float) -> str:
         try:
@@ -296,16 +306,16 @@ class _Component:
     def __init__(self, slots: Slots, compiled: Path):
         self._slots, self._compiled = slots, compiled
 
-    def machine(self, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]) -> ComponentMachine:
+    def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> ComponentMachine:
         """See `Code`."""
-        return ComponentMachine(self._slots, self._compiled, limits, args, check)
+        return ComponentMachine(self._slots, self._compiled, limits, calls, check)
 
 
 class _Module:
     def __init__(self, slots: Slots, compiled: Path):
         self._slots, self._compiled = slots, compiled
 
-    def machine(self, limits: GuestLimits, args: tuple[bytes, ...], check: Callable[[], None]) -> ModuleMachine:
+    def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> ModuleMachine:
         """See `Code`."""
         return ModuleMachine(self._slots, self._compiled, limits, check)
 

@@ -11,10 +11,11 @@ import gc
 import importlib
 import json
 import linecache
+import marshal
 import pkgutil
 import random
 import sys
-import types
+import warnings
 
 # The C modules ask the system for the time; those in Python ask `time`, which is replaced below.
 sys.modules["_datetime"] = sys.modules["_zoneinfo"] = None
@@ -44,6 +45,7 @@ for _name in PRELOADED.split():
 install_clocks()
 
 import weft.sdk
+from weft.programs.sandbox.runner import warm
 from weft.sdk import main as program
 from weft.sdk.channel import Channel, install
 from weft.sdk.errors import InvalidRequest
@@ -90,13 +92,32 @@ def _failure(error, source, name):
         return {"kind": "failed", "message": f"{type(error).__name__}, and {type(second).__name__} while it was shown"}
 
 
-class WitWorld(wit_world.WitWorld):
-    """The export."""
+_SPARE = []
+_SPARE_BYTES = 256 << 10
+"""Room to say what went wrong where a program has taken all other; set aside in the image."""
 
-    def run(self, source: str, name: str, args: str, seed: str) -> str:
+
+def _text(said):
+    return said.encode("latin-1").decode("utf-8")
+
+
+class WitWorld(wit_world.WitWorld):
+    """The exports."""
+
+    def compile(self, source: str, name: str) -> str:
         """See runner.wit."""
-        source, name = (text.encode("latin-1").decode("utf-8") for text in (source, name))
-        LINK.channel = Channel(lambda: None)
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                code = program.compiled(_text(source), _text(name))
+        except Exception:
+            return ""
+        # What the compiler remarks is for each run's log.
+        return "" if said else marshal.dumps(code).decode("latin-1")
+
+    def run(self, source: str, name: str, code: str, args: str, seed: str) -> str:
+        """See runner.wit."""
+        source, name = _text(source), _text(name)
+        LINK.channel = Channel(lambda: None, LINK.push)
         install(LINK.channel)
         ENTROPY.seed(seed.encode("latin-1"))
         random.seed(ENTROPY(32))
@@ -107,10 +128,15 @@ class WitWorld(wit_world.WitWorld):
         try:
             text = args.encode("latin-1")
             LINK.channel.values["args"] = program.decode_args(text)
-            answer = "R" + loop.run_until_complete(program.run(source, name, text)).decode("latin-1")
+            loaded = marshal.loads(code.encode("latin-1")) if code else program.compiled(source, name)
+            answer = "R" + loop.run_until_complete(program.run(loaded, text)).decode("latin-1")
+            # What it said last may be refused.
+            if LINK.channel._outbox:
+                LINK.channel.dispatch(LINK.exchange(0.0))
+            LINK.channel.raise_failure()
         except BaseException as error:
+            _SPARE.clear()
             failure = _failure(error, source, name)
-            # MemoryError: what is left needs room.
             error.__traceback__ = None
             answer = "E" + json.dumps(failure)
         sys.stdout.flush()
@@ -120,37 +146,25 @@ class WitWorld(wit_world.WitWorld):
         return answer
 
 
-# ---- warm up: what the first run of a program would compute, cache and allocate is part of the image afterwards
-
-
-_WARM = """
-import asyncio, json
-from weft.sdk.channel import current
-from weft.sdk.wire import Op
-class Error(Exception): pass
-async def step(n):
-    await asyncio.sleep(0)
-    return n
-async def main(args):
-    print("warm")
-    await asyncio.gather(*(step(n) for n in range(3)))
-    current().post(Op.SEND, json.dumps(args).encode())
-    if args: raise Error("warm")
-    return {"a": [1, 2.5, "x"]}
-"""
+# ---- the image
 
 
 def _warm_up():
-    LINK.host = types.SimpleNamespace(now=lambda: 1e9, exchange=lambda commands, timeout: "")
+    """See `warm`."""
     output, errors = sys.stdout, sys.stderr
+    LINK.host = warm.Host()
     world = WitWorld()
     for n in range(30):
-        world.run(_WARM, "program.py", "[1]" if n % 3 == 2 else "null", "seed")
+        code = world.compile(warm.PROGRAM, "program.py") if n % 3 == 0 else ""
+        answer = world.run(warm.PROGRAM, "program.py", code, "[1]" if n % 3 == 2 else "null", "seed")
+        if answer[0] != "RRE"[n % 3]:
+            raise RuntimeError(f"the program that warms the image up does not work: {answer}")
     linecache.cache.clear()
     sys.stdout, sys.stderr, LINK.host = output, errors, host
     asyncio.set_event_loop(None)
     LINK.channel = None
     LINK._early.clear()
+    _SPARE[:] = [bytes(_SPARE_BYTES)]
 
 
 def _fill_holes():

@@ -13,21 +13,13 @@ class HostLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._selector = self
         self._passes = 0
-        self._was_selected = False
-        self._at = LINK.now()
 
     def time(self):
-        """The clock is read when somebody needs it: right after `select` only where timers run."""
-        if self._was_selected:
-            self._was_selected = False
-            if not self._scheduled:
-                return self._at
-        self._at = LINK.now()
-        return self._at
+        """The host's clock."""
+        return LINK.now()
 
     def select(self, timeout):
         """Called once per pass: None waits without end, 0 says that something is ready to run."""
-        self._was_selected = True
         if timeout == 0:
             # Nothing to say, and others ready to run: the host is asked now and then only.
             self._passes += 1
@@ -37,6 +29,19 @@ class HostLoop(asyncio.BaseEventLoop):
         if data:
             LINK.channel.dispatch(data)
         return ()
+
+    def _run_once(self):
+        """A pass. Those without timers, which are most, need little of what the base class does; and a program that
+        asks for token after token makes one for each."""
+        if self._scheduled:
+            super()._run_once()
+            return
+        ready = self._ready
+        self.select(0 if ready or self._stopping else None)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def _process_events(self, events):
         pass
