@@ -6,10 +6,11 @@ Precedence, lowest first: defaults here, a TOML file, `WEFT_…` environment var
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -21,6 +22,7 @@ EMBEDDED_MODEL = "weft-tiny"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+Quantization = Literal["int8"]
 
 
 def is_hub_id(model: str) -> bool:
@@ -52,6 +54,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Use only what the hub cache already has."""
     dtype: DType = "auto"
     """auto: the checkpoint's, except bfloat16 and float16 where the device computes neither well: then float32."""
+    quantization: Quantization | None = None
+    """int8: the weights of the layers' products are quantized when they are loaded, with a scale for each output;
+    activations, KV, embeddings and the output head keep `dtype`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     page_size: int = 16
     kv_cache_bytes: int | None = None
@@ -89,6 +94,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batching_wait_s: float = 0.01
     overlap: bool = True
     """Schedule the next step while the device runs this one."""
+    cuda_graphs: bool = True
+    """On CUDA devices, launch decode steps as captured graphs. Not yet run on a device; a capture that fails is told
+    once, and steps then run without."""
+    graph_batch_sizes: list[int] | None = None
+    """Batch sizes that decode steps are padded to for graphs; larger ones run without. None: about thirty sizes up to
+    `max_running`, at most 512."""
     threads: int | None = None
     """CPU threads of kernels. None: one per core, less what front and host need on four cores and more."""
     progress_deadline_s: float = 60.0
@@ -106,6 +117,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.graph_batch_sizes is not None and not (self.graph_batch_sizes and min(self.graph_batch_sizes) >= 1):
+            raise ConfigError(f"graph_batch_sizes must be sizes of at least 1, got {self.graph_batch_sizes}")
         for name in ("max_running", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -166,7 +179,10 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Python files here are programs that every client may run, without a sandbox. Whoever can write here owns the
     server."""
     network: list[str] = []
-    """Hosts that programs may talk to where their run asks for it too; `*` is every public one. Empty: none."""
+    """Hosts that programs may talk to where their run asks for it too; `*` is every public one, and `NAME=HOST` is for
+    one tenant. Empty: none."""
+    max_connections_per_tenant: int = 64
+    """Requests of a tenant's programs to the web at once; more wait."""
     max_runs: int = 1024
     """Runs at once, children included; more wait."""
     max_runs_per_tenant: int = 256
@@ -175,6 +191,21 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_pages: int | None = None
     """KV pages that all programs hold together. None: what the engine has."""
     max_pages_per_tenant: int | None = None
+    tenant_pages_fraction: float | None = None
+    """Of an engine's pages for programs, what those of one tenant may hold explicitly. None: all, or half where there
+    are several tenants."""
+    max_sandbox_bytes: int | None = None
+    """Memory that all sandboxes may grow to, the sum of their limits; more runs wait. None: four times the
+    machine's, because one that waits holds a few MiB of the many it may grow to."""
+    max_sandbox_bytes_per_tenant: int | None = None
+    """None: all of that; where there are several tenants, half of the machine's memory at most."""
+    tenant_cpu_s_per_minute: float | None = None
+    """Processor time that the programs of a tenant may use; then they wait, as with the following. None: no limit."""
+    tenant_host_calls_per_minute: float | None = None
+    tenant_tokens_per_minute: float | None = None
+    """Put in and generated."""
+    tenants: list[str] = []
+    """What single tenants have instead of the above: `NAME.SETTING=VALUE`, of `TENANT_SETTINGS`."""
     max_cpu_s: float = 300.0
     """What a run may ask for at most, as the following."""
     max_memory_bytes: int = 512 << 20
@@ -186,17 +217,67 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_store_bytes: int = 64 << 20
     """What a tenant's programs may store."""
     max_kept_runs: int = 200
-    """Runs of each tenant that are remembered after their end."""
+    """Runs of each tenant that are remembered after their end, across restarts too."""
+    max_kept_s: float = 30 * 86400.0
+    """And for how long."""
     progress_deadline_s: float = 30.0
     """A process that runs programs and says nothing for so long is killed and restarted."""
 
     def __post_init__(self) -> None:
-        for name in ("max_runs", "max_runs_per_tenant", "max_waiting", "max_kept_runs", "max_memory_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_cpu_s", "max_wall_s", "progress_deadline_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        counts = ("max_runs", "max_runs_per_tenant", "max_waiting", "max_kept_runs", "max_memory_bytes")
+        for name in (*counts, "max_connections_per_tenant", "max_sandbox_bytes", "max_sandbox_bytes_per_tenant"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        rates = ("tenant_cpu_s_per_minute", "tenant_host_calls_per_minute", "tenant_tokens_per_minute")
+        for name in ("max_cpu_s", "max_wall_s", "max_kept_s", "progress_deadline_s", *rates):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        if self.tenant_pages_fraction is not None and not 0 <= self.tenant_pages_fraction <= 1:
+            raise ConfigError(f"tenant_pages_fraction must be in [0, 1], got {self.tenant_pages_fraction}")
+        for entry in self.tenants:
+            self.of(_tenant_setting(entry).tenant)
+
+    def of(self, tenant: str) -> ProgramsConfig:
+        """What holds for this tenant. Raises `ConfigError`."""
+        asked = [setting for setting in map(_tenant_setting, self.tenants) if setting.tenant == tenant]
+        own = {setting.name: setting.value for setting in asked}
+        return msgspec.structs.replace(self, tenants=[], **own) if own else self
+
+
+TENANT_SETTINGS = (
+    "max_connections_per_tenant",
+    "max_runs_per_tenant",
+    "max_pages_per_tenant",
+    "tenant_pages_fraction",
+    "max_sandbox_bytes_per_tenant",
+    "tenant_cpu_s_per_minute",
+    "tenant_host_calls_per_minute",
+    "tenant_tokens_per_minute",
+)
+"""Those that `ProgramsConfig.tenants` may have."""
+
+
+class _TenantSetting(NamedTuple):
+    tenant: str
+    name: str
+    value: int | float | None
+
+
+def _tenant_setting(entry: str) -> _TenantSetting:
+    """An entry of `ProgramsConfig.tenants`. Raises `ConfigError`."""
+    key, equals, text = entry.partition("=")
+    tenant, dot, name = key.strip().rpartition(".")
+    if not equals or not dot or not tenant or name not in TENANT_SETTINGS:
+        raise ConfigError(
+            f"tenants has {entry!r}; write NAME.SETTING=VALUE, where SETTING is one of {', '.join(TENANT_SETTINGS)}"
+        )
+    try:
+        value = msgspec.convert(text.strip(), get_type_hints(ProgramsConfig)[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"tenants has {entry!r}, whose value cannot be used: {error}") from None
+    return _TenantSetting(tenant, name, value)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

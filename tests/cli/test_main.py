@@ -180,6 +180,7 @@ def test_doctor_says_what_will_be_used(weft):
     assert found["ok"]
     assert found["problems"] == []
     used = found["will_use"]
+    assert used["cuda_graphs"] == "only CUDA devices have them"
     assert (used["device"], used["dtype"], used["threads"]) == ("cpu", "float32", 1)
     assert (used["kv_pages"], used["kv_tokens"]) == (128, 2048)
     assert found["machine"]["usable_cores"] >= 1
@@ -206,3 +207,16 @@ def test_doctor_plans_the_pages_that_an_engine_gets(weft):
         assert (
             planned["max_step_tokens"] == 512 < llm.info.max_step_tokens == 2048
         )  # the server's, and the offline API's
+
+
+def test_doctor_says_what_computes_with_int8(weft):
+    plain, small = (
+        json.loads(weft("doctor", "--json", "--num-pages", "128", "--device", "cpu", "--dtype", dtype, *more).output)
+        for dtype, more in (("float64", ()), ("float64", ("--quantization", "int8")))
+    )
+    assert plain["will_use"]["quantization"] == "none"
+    assert small["will_use"]["quantization"] == "int8: torch with widened weights"
+    assert small["will_use"]["weights_gib"] < plain["will_use"]["weights_gib"]
+    refused = weft("doctor", "--quantization", "int4")
+    assert refused.exit_code != 0
+    assert "there is int8" in refused.output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -14,6 +16,9 @@ import pytest
 
 from tests.cli.conftest import Weft
 from tests.server.conftest import running
+from weft.cli.run_values import Screen
+from weft.client.values import Run, RunError, RunEvent
+from weft.core.errors import WeftError
 
 HELLO = """
 from weft.sdk import session
@@ -97,6 +102,43 @@ def test_in_the_sandbox_limits_hold(weft: Weft, files: Path) -> None:
     assert "cpu_s" in result.stderr
 
 
+def written(*events: RunEvent, as_json: bool = False) -> str:
+    """What the terminal shows of these events of a run."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(WeftError):
+        Screen(as_json=as_json).follow(events)
+    return out.getvalue()
+
+
+def said(*values: object) -> list[RunEvent]:
+    return [RunEvent(type="message", message=value) for value in values]
+
+
+def ended(result: object) -> RunEvent:
+    names = {"program": "", "hash": "", "kind": "python", "trusted": False, "model": "", "created": 0.0}
+    return RunEvent(type="end", run=Run(id="run-1", status="finished", result=result, **names))
+
+
+def test_pieces_of_text_read_as_a_text() -> None:
+    pieces = said("Once", " upon", "", " a time.\n", "The end")
+    assert written(*pieces, ended(None)) == "Once upon a time.\nThe end\n"
+    assert written(*pieces, ended("text")) == "Once upon a time.\nThe end\ntext\n"
+    assert written(*pieces, *said({"a": 1}, "b", [2]), ended({"c": 3})) == (
+        'Once upon a time.\nThe end\n{"a": 1}\nb\n[2]\n{"c": 3}\n'
+    )
+    assert written(*said("cut"), RunEvent(type="error")) == "cut\n"  # a stream without an end
+    assert written(*said("line\n"), ended(None)) == "line\n"
+    lines = written(*pieces, *said({"a": 1}), ended(None), as_json=True).splitlines()
+    assert [json.loads(line) for line in lines] == ["Once", " upon", "", " a time.\n", "The end", {"a": 1}, None]
+
+
+def test_a_failure_comes_after_the_end_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    screen.message("half")
+    screen.failure("failed", RunError(kind="engine_dead", message="it is back soon"))
+    assert capsys.readouterr() == ("half\n", "weft: the program failed: engine_dead: it is back soon\n")
+
+
 def test_what_cannot_be_run(weft: Weft, files: Path) -> None:
     (files / "none.py").write_text("x = 1\n")
     for arguments, message in [
@@ -144,7 +186,7 @@ def test_a_reader_that_leaves_ends_it(files: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    assert process.stdout.readline() == b"x" * 1000 + b"\n"
+    assert process.stdout.read(1000) == b"x" * 1000
     process.stdout.close()
     told = process.stderr.read()
     process.stderr.close()
@@ -154,9 +196,13 @@ def test_a_reader_that_leaves_ends_it(files: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_cancels(files: Path) -> None:
-    waits = (
-        "from weft.sdk import session\nasync def main():\n    session.send('waiting')\n    await session.receive()\n"
-    )
+    waits = """
+from weft.sdk import session
+async def main():
+    session.send("wait")
+    session.send("ing\\n")
+    await session.receive()
+"""
     (files / "waits.py").write_text(waits)
     process = subprocess.Popen(
         [sys.executable, "-m", "weft.cli.main", "run", str(files / "waits.py")],

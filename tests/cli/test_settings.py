@@ -54,6 +54,7 @@ def test_the_environment_is_text_of_every_type():
             "WEFT_ENGINE_KV_CACHE_BYTES": "1.5GiB",
             "WEFT_ENGINE_PREFIX_CACHE": "false",
             "WEFT_ENGINE_NUM_PAGES": "null",
+            "WEFT_ENGINE_GRAPH_BATCH_SIZES": "1, 8,16",
             "WEFT_ENGINE_REVISION": "",
             "WEFT_SERVER_API_KEYS": "alice=one, two",
             "HOME": "/home/somebody",
@@ -62,6 +63,7 @@ def test_the_environment_is_text_of_every_type():
     engine = settings.config.engine
     assert (engine.dtype, engine.memory_fraction, engine.kv_cache_bytes) == ("float32", 0.5, 3 << 29)
     assert (engine.prefix_cache, engine.num_pages, engine.revision) == (False, None, None)
+    assert engine.graph_batch_sizes == [1, 8, 16]
     assert settings.config.server.api_keys == ["alice=one", "two"]
     assert "engine.revision" not in settings.given
 

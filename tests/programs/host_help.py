@@ -45,11 +45,13 @@ class Bench:
         return self.host.launch(spec(source, args, **fields), caller)
 
 
-def with_host(test: Callable[[Bench], Coroutine[Any, Any, None]], config: ProgramsConfig | None = None) -> None:
+def with_host(
+    test: Callable[[Bench], Coroutine[Any, Any, None]], config: ProgramsConfig | None = None, **engine: Any
+) -> None:
     """Run a test; afterwards nothing may be left anywhere."""
 
     async def body() -> None:
-        bench = Bench(config)
+        bench = Bench(config, **engine)
         await asyncio.wait_for(test(bench), 60)
         await bench.host.close()
         await settle()

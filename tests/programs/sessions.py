@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.programs.help import settle
 from weft.core.errors import InvalidRequest, WeftError
-from weft.programs.limits import Accounts, Budget, Caps, Limits
+from weft.programs.accounts import Accounts, Caps
+from weft.programs.limits import Budget, Limits
 from weft.programs.messages import Hub
 from weft.programs.model import Model
 from weft.programs.network import Network

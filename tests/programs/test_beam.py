@@ -8,8 +8,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tests.programs.help import CALLER, run
 from weft import LLM
-from weft.core.errors import ContextTooLong, InvalidRequest
+from weft.core.errors import ContextTooLong, EngineDead, InvalidRequest
+from weft.core.ids import pack_tokens
+from weft.programs.builtin import beam
+from weft.programs.runtime import Runtime, Sequence
+from weft.testing.fake_engine import FakeEngine
 
 ASSET = "weft/assets/weft-tiny"
 PROMPTS = [
@@ -32,9 +37,10 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize(
-    ("width", "length_penalty", "early"), [(1, 1.0, False), (3, 1.0, False), (4, 0.0, False), (3, 1.0, True)]
+    ("width", "length_penalty", "early"),
+    [(1, 1.0, False), (3, 1.0, False), (3, 1.0, "never"), (4, 0.0, False), (4, 0.0, "never"), (3, 1.0, True)],
 )
-def test_the_beams_are_those_of_transformers(llm: LLM, width: int, length_penalty: float, early: bool) -> None:
+def test_the_beams_are_those_of_transformers(llm: LLM, width: int, length_penalty: float, early: bool | str) -> None:
     model = LlamaForCausalLM.from_pretrained(ASSET, dtype=torch.float64)
     results = llm.beam_search(
         PROMPTS, beam_width=width, max_tokens=14, length_penalty=length_penalty, early_stopping=early
@@ -43,7 +49,7 @@ def test_the_beams_are_those_of_transformers(llm: LLM, width: int, length_penalt
         prompt = torch.tensor([list(memoryview(llm.tokenizer.encode(text)).cast("i"))])
         found = model.generate(
             prompt, num_beams=width, num_return_sequences=width, max_new_tokens=14, do_sample=False, pad_token_id=0,
-            length_penalty=length_penalty, early_stopping=True if early else "never", return_dict_in_generate=True,
+            length_penalty=length_penalty, early_stopping=early, return_dict_in_generate=True,
             output_scores=True,
         )  # fmt: skip
         expected = [unpadded(row) for row in found.sequences[:, prompt.shape[1] :].tolist()]
@@ -74,6 +80,27 @@ def test_nothing_is_left(llm: LLM) -> None:
 def test_what_cannot_be_searched_is_refused(llm: LLM, options: dict[str, int], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         llm.beam_search(PROMPTS, **options)
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_an_engine_that_is_lost_between_two_steps_leaves_nothing(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Some beams are forked already when the next fork fails."""
+    forks, fork = [], Sequence.fork
+
+    def failing(self: Sequence, **fields: str) -> Sequence:
+        if len(forks) == count:
+            raise EngineDead("gone")
+        forks.append(fork(self, **fields))
+        return forks[-1]
+
+    monkeypatch.setattr(Sequence, "fork", failing)
+
+    async def test(engine: FakeEngine, rt: Runtime) -> None:
+        with pytest.raises(EngineDead):
+            await beam.main(beam.BeamArgs(prompt=pack_tokens([97, 98]), width=4), CALLER, rt)
+        assert len(forks) == count
+
+    run(test)  # which looks at what is left
 
 
 def test_a_prompt_that_is_too_long_says_which(llm: LLM) -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from weft.core.clock import ManualClock
 from weft.core.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloaded
-from weft.programs.limits import Accounts, Budget, Caps, Limits, limits_from_json
+from weft.programs.accounts import Accounts, Caps
+from weft.programs.limits import Budget, Limits, limits_from_json
 
 
 def test_a_child_gets_what_is_left() -> None:

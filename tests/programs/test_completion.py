@@ -1,6 +1,7 @@
 """The completion program: text, endings, choices, and that every page comes back."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 
 import pytest
@@ -61,6 +62,21 @@ def test_length() -> None:
     chunks = complete(b"abcdef", max_tokens=3)
     assert text_of(chunks) == "abc"
     assert chunks[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("end", ["b", "é", "abé", "f"])
+def test_a_choice_ends_when_its_reader_has_enough(end: str) -> None:
+    def until() -> Callable[[str], bool]:
+        seen = []
+        return lambda text: seen.append(text) or end in "".join(seen)
+
+    output = "abécdef".encode()
+    chunks = complete(output + b"x" * 99, until=until)
+    assert text_of(chunks) == "abécdef"[: "abécdef".index(end) + len(end)]
+    assert (chunks[-1].finish_reason, chunks[-1].stop) == ("stop", None)
+    assert chunks[-1].usage.num_prompt_tokens == 6
+    assert text_of(complete(b"hello ENDmore", stop=StopParams(stop=[b"END"]), until=until)) == "hello "
+    assert text_of(complete([*b"ab", *"é".encode()[:1]], max_tokens=3, until=lambda: lambda text: False)) == "ab\ufffd"
 
 
 def test_max_tokens_of_stop_params() -> None:

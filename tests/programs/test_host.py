@@ -10,8 +10,10 @@ import pytest
 from tests.programs.help import settle
 from tests.programs.host_help import TENANT, Bench, spec, with_host
 from weft.config import ProgramsConfig
+from weft.core import wire
 from weft.core.errors import (
     Draining,
+    EngineDead,
     InvalidRequest,
     LimitExceeded,
     Overloaded,
@@ -22,8 +24,9 @@ from weft.core.errors import (
 from weft.programs.errors import RunCancelled, RunEnded, SlowListener, UnknownRun
 from weft.programs.history import History
 from weft.programs.host import HostOptions, ProgramHost
+from weft.programs.limits import Limits
 from weft.programs.listeners import LISTENER_BYTES, Listener
-from weft.programs.runs import KEPT_MESSAGES, TRANSITIONS, Run, RunUsage
+from weft.programs.runs import KEPT_MESSAGES, TRANSITIONS, Run, RunRecord, RunUsage
 from weft.programs.types import Caller
 
 ECHO = """
@@ -75,6 +78,36 @@ def test_what_a_program_raises_is_told_with_its_own_lines():
         assert "line 2, in main" in record.error.traceback
         with pytest.raises(ProgramFailed, match="no such luck"):
             await run.answer()
+
+    with_host(test)
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "sandboxed"])
+def test_last_words_that_are_refused_are_not_lost(trusted: bool):
+    source = """
+        from weft.sdk import LimitExceeded, session
+        async def main(args):
+            session.send("x" * args["size"])
+            if args["catch"]:
+                try:
+                    while True:
+                        await session.sleep(0)
+                except LimitExceeded:
+                    return "caught"
+            return "done"
+    """
+
+    async def test(bench: Bench) -> None:
+        async def ended(size: int, catch: bool) -> RunRecord:
+            args = json.dumps({"size": size, "catch": catch}).encode()
+            return await bench.launch(source, args, limits=Limits(message_bytes=1000), trusted=trusted).wait()
+
+        lost = await ended(2000, catch=False)
+        assert lost.error is not None
+        assert lost.error.kind == "program_failed"
+        assert "2002 bytes; the limit is 1000" in lost.error.message
+        assert (await ended(2000, catch=True)).status == "finished"
+        assert (await ended(500, catch=False)).status == "finished"
 
     with_host(test)
 
@@ -315,7 +348,7 @@ def test_an_engine_that_dies():
             seq.append([1, 2, 3])
             try:
                 async for step in seq.generate(stop=Stop(max_tokens=1000)):
-                    session.send("a token")
+                    pass
             except EngineDead:
                 if not args:
                     raise
@@ -326,18 +359,31 @@ def test_an_engine_that_dies():
                     return "resumed"
     """
 
+    async def generating(bench: Bench, count: int) -> None:
+        def num() -> int:
+            operations = [op for seq in bench.engine.sequences.values() for op in seq.operations]
+            return sum(isinstance(op, wire.Generate) for op in operations)
+
+        while num() < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
     async def test(bench: Bench) -> None:
-        careless, careful = bench.launch(source), bench.launch(source, b"true")
-        for run in (careless, careful):
-            await anext(run.messages())
+        careless = [bench.launch(source, trusted=trusted) for trusted in (True, False)]
+        careful = bench.launch(source, b"true")
+        await generating(bench, 3)
         bench.engine.die()
-        with pytest.raises(ProgramFailed, match="engine_dead"):
-            await careless.answer()
+        for run in careless:
+            with pytest.raises(EngineDead, match="engine") as raised:
+                await run.answer()
+            assert run.record().error.kind == "engine_dead"
+            assert not str(raised.value).startswith("EngineDead")
         bench.engine.restart()
         careful.send(b"null")
+        await generating(bench, 1)
+        bench.engine.step(3)
         assert await careful.answer() == b'"resumed"'
 
-    with_host(test)
+    with_host(test, auto=False)
 
 
 def test_closing_ends_everything():

@@ -318,6 +318,20 @@ def test_it_does_not_outlive_the_front() -> None:
     run(test)
 
 
+def test_a_stop_that_is_given_up_is_done_by_the_next_one() -> None:
+    async def test(client: HostClient) -> None:
+        await client.start(spec(ECHO), CALLER)
+        process = client._process
+        assert process is not None
+        stopping = asyncio.create_task(client._stop_process())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        await client.close()
+        assert process.returncode is not None
+
+    run(test)
+
+
 def test_without_an_engine_a_program_hears_so() -> None:
     async def test(client: HostClient) -> None:
         run = await client.start(

@@ -11,6 +11,7 @@ from tests.programs.help import settle
 from tests.programs.sessions import CALLER, Host, obj, run
 from weft.core.errors import LimitExceeded, Overloaded, ProgramFailed
 from weft.core.ids import pack_tokens, unpack_tokens
+from weft.programs.accounts import Caps
 from weft.programs.calls import desk
 from weft.programs.calls.core import CoreCalls
 from weft.programs.calls.grammar import GrammarCalls
@@ -19,7 +20,7 @@ from weft.programs.calls.pages import PageCalls
 from weft.programs.calls.sequence import SequenceCalls
 from weft.programs.calls.store import StoreCalls
 from weft.programs.calls.tokenize import TokenizeCalls
-from weft.programs.limits import Caps, Limits
+from weft.programs.limits import Limits
 from weft.programs.session import TABLE
 from weft.programs.types import Caller
 from weft.sdk.wire import LAYOUT, MAX_FRAME_BYTES, Kind, Op, WireError, pack

@@ -14,7 +14,8 @@ from weft.core.errors import LimitExceeded
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.wire import Hold, Open, SetPriority
 from weft.engine.inline import InlineEngine
-from weft.programs.limits import Accounts, Caps, Limits
+from weft.programs.accounts import Accounts, Caps
+from weft.programs.limits import Limits
 from weft.programs.messages import Hub
 from weft.programs.model import Model
 from weft.programs.network import Network

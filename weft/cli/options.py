@@ -35,6 +35,7 @@ FLAGS: Mapping[str, Flag] = {
     "engine.revision": Flag(("--revision",), str, "Branch, tag or commit of a hub id."),
     "engine.offline": Flag(("--offline/--no-offline",), bool, "Use only what the hub cache already has."),
     "engine.dtype": Flag(("--dtype",), str, "Of weights and KV.", "auto|float32|bfloat16|float16|float64"),
+    "engine.quantization": Flag(("--quantization",), str, "Of the layers' weights. (none)", "int8"),
     "engine.device": Flag(("--device",), str, "Where it runs.", "auto|cpu|cuda"),
     "engine.max_context": Flag(
         ("--max-context", "--max-model-len"), int, "Longest sequence, prompt and output, in tokens."
@@ -50,6 +51,9 @@ FLAGS: Mapping[str, Flag] = {
     "engine.max_step_tokens": Flag(("--max-step-tokens",), int, "Tokens of one step. (512 on a CPU, 8192 on a GPU)"),
     "engine.performance_mode": Flag(
         ("--performance-mode",), str, "interactivity; or throughput: longer steps on a CPU."
+    ),
+    "engine.prefix_cache": Flag(
+        ("--prefix-cache/--no-prefix-cache",), bool, "Reuse the KV of tokens that were computed before. (on)"
     ),
     "engine.threads": Flag(("--threads",), int, "CPU threads of kernels. (by the number of cores)"),
     "server.served_model_name": Flag(

@@ -7,12 +7,12 @@ import importlib.metadata
 import os
 import platform
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from weft.cli.version import versions
-from weft.config import EngineConfig
+from weft.config import EngineConfig, cache_directory
 from weft.core.errors import WeftError
 from weft.worker.machine import cpu_lines, cpu_name
 
@@ -36,7 +36,10 @@ REQUIRED = (
     "rich",
 )
 """Modules of the dependencies; an installation may have them and still be unable to load them."""
-CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
+CPU_FLAGS = (
+    *("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512vbmi", "avx512_vnni", "amx_bf16"),
+    *("asimd", "bf16", "sve"),
+)
 LOW_MEMORY_BYTES = 1 << 30
 NVIDIA = Path("/proc/driver/nvidia/version")
 
@@ -136,14 +139,16 @@ def broken_modules() -> dict[str, str]:
 def plan(config: EngineConfig) -> dict[str, Any]:
     """Device, dtype, threads, kernels and pages of an engine with this configuration, by its config.json.
 
-    Pages are those that would fit now, after weights of the checkpoint's size are loaded. Raises what keeps the model
+    Pages are those that would fit now, after the weights are loaded. Raises what keeps the model
     from being served. Looks in the hub cache, downloads nothing.
     """
+    from weft.engine.profiles import find_profile, saturation_tokens
     from weft.kernels import dispatch
     from weft.models.base import KVSpec, LayerKV
     from weft.models.hub import resolve_model
-    from weft.models.loader import choose_dtype, read_spec
-    from weft.worker.build import choose_device, free_memory, step_tokens
+    from weft.models.loader import choose_dtype, read_spec, read_weight_bytes
+    from weft.worker.build import choose_device, free_memory, graphs_missing, step_tokens
+    from weft.worker.identity import identify_spec
     from weft.worker.memory import usable_cores
     from weft.worker.sizing import FreeMemory, kernel_threads, size_pools
 
@@ -153,21 +158,24 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     dtype = choose_dtype(spec.dtype, config.dtype, device)
     layout = KVSpec((LayerKV(spec.num_kv_heads, spec.head_dim),) * spec.num_layers, dtype)
     bytes_per_page = layout.bytes_per_page(config.page_size)
-    weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    weights = weights * dtype.itemsize // spec.dtype.itemsize
+    weights = read_weight_bytes(directory, dtype, config.quantization)
     free = free_memory(device)
     on_gpu = device.type == "cuda"
     left = FreeMemory(max(0, free.device - weights), free.host if on_gpu else max(0, free.host - weights))
     sizing = size_pools(config, bytes_per_page=bytes_per_page, model_context=spec.max_position, free=left, gpu=on_gpu)
     choices = dispatch.describe(device, dtype)
+    identity = identify_spec(config, replace(spec, dtype=dtype, quantization=config.quantization))
+    profile = find_profile(cache_directory(os.environ), identity, config.model)
     return {
         "model": config.model,
         "architecture": spec.architecture,
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
+        "quantization": dispatch.int8_note(device, dtype) if config.quantization == "int8" else "none",
         "threads": kernel_threads(config.threads, usable_cores()),
         "kernels": [f"{choice.operation}: {choice.chosen}" for choice in choices],
         "kernels_note": choices[0].note or "none",
+        "cuda_graphs": graphs_missing(config, replace(spec, dtype=dtype), device) or "yes",
         "weights_gib": gib(weights),
         "kv_pages": sizing.num_device_pages,
         "kv_tokens": sizing.num_device_pages * config.page_size,
@@ -175,6 +183,7 @@ def plan(config: EngineConfig) -> dict[str, Any]:
         "host_kv_pages": sizing.num_host_pages,
         "max_context": sizing.max_context,
         "max_step_tokens": step_tokens(config),
+        "saturation_tokens": saturation_tokens(config, profile) or "none",
         "notice": sizing.notice or "none",
     }
 

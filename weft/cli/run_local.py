@@ -105,6 +105,7 @@ async def _carry_out(host: ProgramHost, local: LocalRun, spec: RunSpec, screen: 
         screen.result(msgspec.json.decode(run.result or b"null"))
         return True
     if told.interrupted:
+        screen.close()
         raise KeyboardInterrupt
     screen.failure(
         record.status,

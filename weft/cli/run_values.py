@@ -1,7 +1,9 @@
 """What `weft run` and `weft programs` share: arguments from the command line, and a run's news on the terminal.
 
-Messages and the result go to standard output, a line each (texts as they are, everything else as JSON); what a program
-notes, and why it failed, to standard error.
+Messages and the result go to standard output; what a program notes, and why it failed, to standard error. Programs send
+text in pieces, as they write it, so messages that are texts are written one after the other, as they are, and read as
+one text. Everything else is JSON, on a line of its own, and so is the result. With `--json` each message is a line of
+JSON, texts too.
 """
 
 from __future__ import annotations
@@ -81,49 +83,58 @@ def _pair(text: str, flag: str) -> tuple[str, Any]:
 
 
 class Screen:
-    """Writes a run's news."""
+    """Writes a run's news. `close` it, or a text may stay without the end of its line."""
 
     def __init__(self, *, as_json: bool = False):
         self._as_json = as_json
+        self._in_line = False
+        """Whether the last text that was written did not end its line."""
 
     def message(self, value: Any) -> None:
         """Something that it said."""
-        self._line(value)
+        if isinstance(value, str) and not self._as_json:
+            if value:
+                print(value, end="", flush=True)
+                self._in_line = not value.endswith("\n")
+        else:
+            self._line(value)
 
     def log(self, line: LogEntry) -> None:
         """Something that it noted."""
-        print(f"{line.level}: {line.text}", file=sys.stderr, flush=True)
+        self._aside(f"{line.level}: {line.text}")
 
     def result(self, value: Any) -> None:
         """What it returned; nothing for null, unless everything is to be JSON."""
         if value is not None or self._as_json:
             self._line(value)
+        self.close()
 
     def failure(self, status: str, error: RunError) -> None:
         """Why it did not finish."""
+        self.close()
         if error.traceback:
-            print(error.traceback, file=sys.stderr)
+            self._aside(error.traceback)
         if not error.traceback or error.message not in error.traceback:
             blamed = error.kind if error.param is None else f"{error.kind} ({error.param})"
             told = error.message if error.kind in ("program_failed", "run_cancelled") else f"{blamed}: {error.message}"
-            print(f"weft: the program {'was ' if status == 'cancelled' else ''}{status}: {told}", file=sys.stderr)
+            self._aside(f"weft: the program {'was ' if status == 'cancelled' else ''}{status}: {told}")
+
+    def close(self) -> None:
+        """End the line. Idempotent."""
+        if self._in_line:
+            self._in_line = False
+            print(flush=True)
 
     def follow(self, events: Iterable[RunEvent], *, log_of: Callable[[str], Iterable[LogEntry]] | None = None) -> bool:
         """Write events as they come, and at the end the log, where `log_of` a run's id is known. Whether the run
         finished. Raises `WeftError` for a stream without an end."""
-        for event in events:
-            if event.type == "run" and event.run is not None:
-                if event.missed:
-                    print(f"weft: {event.missed} earlier messages are no longer kept", file=sys.stderr)
-            elif event.type == "message":
-                self.message(event.message)
-            elif event.type == "error" and event.error is not None:
-                print(f"weft: {event.error.message}", file=sys.stderr)
-            elif event.type == "end" and event.run is not None:
-                for line in log_of(event.run.id) if log_of is not None else ():
-                    self.log(line)
-                return self.end(event.run)
-        raise WeftError("the server ended the stream before the run's end; see `weft programs runs`")
+        try:
+            return self._follow(events, log_of)
+        except OSError:
+            raise  # most likely of the output itself
+        except BaseException:
+            self.close()
+            raise
 
     def end(self, run: Run) -> bool:
         """Write how it ended. Whether it finished."""
@@ -133,8 +144,33 @@ class Screen:
         self.result(run.result)
         return True
 
+    # ---- inside
+
+    def _follow(self, events: Iterable[RunEvent], log_of: Callable[[str], Iterable[LogEntry]] | None) -> bool:
+        for event in events:
+            if event.type == "run" and event.run is not None:
+                if event.missed:
+                    self._aside(f"weft: {event.missed} earlier messages are no longer kept")
+            elif event.type == "message":
+                self.message(event.message)
+            elif event.type == "error" and event.error is not None:
+                self._aside(f"weft: {event.error.message}")
+            elif event.type == "end" and event.run is not None:
+                for line in log_of(event.run.id) if log_of is not None else ():
+                    self.log(line)
+                return self.end(event.run)
+        raise WeftError("the server ended the stream before the run's end; see `weft programs runs`")
+
     def _line(self, value: Any) -> None:
+        """On a line of its own."""
+        self.close()
         if isinstance(value, str) and not self._as_json:
             print(value, flush=True)
         else:
             print(json.dumps(value, ensure_ascii=False), flush=True)
+
+    def _aside(self, text: str) -> None:
+        """On standard error, and where both are one terminal, not in the middle of a line."""
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            self.close()
+        print(text, file=sys.stderr, flush=True)

@@ -171,12 +171,14 @@ def _from_flags(flags: Mapping[str, tuple[str, Any]]) -> Iterator[tuple[str, Set
 def _from_text(key: str, text: str, source: str) -> Any:
     """A variable's text as the setting's type."""
     kind = _types(key)
+    parts = [part.strip() for part in text.split(",") if part.strip()]
     if kind == list[str]:
-        return [part.strip() for part in text.split(",") if part.strip()]
+        return parts
     if key.endswith("_bytes"):
         return text
+    value = parts if kind == list[int] | None and text != "null" else text
     try:
-        return msgspec.convert(text, kind, strict=False)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(_unusable(key, source, error)) from error
 
@@ -224,9 +226,10 @@ def _near_section(name: str) -> str:
 
 def _unusable(key: str, source: str, error: Exception) -> str:
     reason = str(error).partition(" - at ")[0]
-    choices = typing.get_args(_types(key))
-    if "enum value" in reason and all(isinstance(choice, str) for choice in choices):
-        reason = "there are " + ", ".join(choices)
+    parts = typing.get_args(_types(key))  # of a Literal, or of a union that has one
+    choices = [choice for part in parts for choice in (part, *typing.get_args(part)) if isinstance(choice, str)]
+    if "enum value" in reason and choices:
+        reason = ("there is " if len(choices) == 1 else "there are ") + ", ".join(choices)
     return f"{key} from {source} cannot be used: {reason}"
 
 

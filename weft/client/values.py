@@ -55,6 +55,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, Any] = {}
     limits: dict[str, Any] = {}
     parent: str | None = None
+    forgotten: bool = False
+    """Its result, messages and log are no longer kept."""
 
     @property
     def ended(self) -> bool:

@@ -39,7 +39,8 @@ class GuestUsage(msgspec.Struct, frozen=True):
     cpu_s: float = 0.0
     """Processor time in its own code."""
     memory_bytes: int = 0
-    """The most memory it held at once; 0 where that is not known (trusted guests, and Python in the sandbox)."""
+    """The most memory it held at once; 0 where that is not known: of trusted guests, and of Python in the sandbox, as
+    the engine shows the memory of components to nobody."""
     host_calls: int = 0
     """How often it turned to its host."""
 
@@ -50,8 +51,8 @@ class Guest(Protocol):
     async def run(self) -> bytes:
         """Run it to its end, once. Returns what its main returned, as JSON.
 
-        Raises `ProgramFailed` where its code raised, `LimitExceeded`, the error it was killed with, or whatever the
-        host raised.
+        Raises `ProgramFailed` where its code raised, `EngineDead` where it let that go by, `LimitExceeded`, the error
+        it was killed with, or whatever the host raised.
         """
 
     def kill(self, error: WeftError) -> None:

@@ -17,6 +17,7 @@ from weft.programs.limits import Limits
 from weft.programs.runs import RunSpec
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Module, Sandbox, SandboxConfig
+from weft.programs.throttle import Throttle
 from weft.programs.trusted import TrustedGuest
 
 T = TypeVar("T")
@@ -69,7 +70,12 @@ class _SandboxedLater:
     def __init__(self, guests: Guests, host: GuestHost, spec: RunSpec, limits: Limits):
         self._guests, self._host = guests, host
         self._code, self._args = spec.code, spec.args
-        self._limits = GuestLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_bytes, host_calls=limits.host_calls)
+        self._limits = GuestLimits(
+            cpu_s=limits.cpu_s,
+            memory_bytes=limits.memory_bytes,
+            host_calls=limits.host_calls,
+            pause=host.pause if isinstance(host, Throttle) else None,
+        )
         self._guest: Guest | None = None
         self._waiting: asyncio.Future[Any] | None = None
         self._killed: WeftError | None = None

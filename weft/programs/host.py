@@ -20,11 +20,12 @@ from typing import Protocol
 import msgspec
 
 from weft.core.errors import Draining, InvalidRequest, Overloaded, Unsupported
+from weft.programs.accounts import Accounts, NoPlace
 from weft.programs.errors import UnknownProgram
 from weft.programs.guests import Guests
 from weft.programs.history import History
 from weft.programs.hosted import Hosted
-from weft.programs.limits import Accounts, Budget
+from weft.programs.limits import Budget
 from weft.programs.messages import Hub
 from weft.programs.model import Model
 from weft.programs.network import Network
@@ -109,6 +110,11 @@ class ProgramHost:
         """By tenant, of runs that wait or run and that no program launched."""
         self._arrivals = itertools.count()
         self._active: set[Hosted] = set()
+        self._refusals: dict[str, NoPlace] = {}
+        """Why a tenant's runs wait, as far as it is the tenant that has no place."""
+        self._full: NoPlace | None = None
+        """Why everybody waits."""
+        self._retry: asyncio.TimerHandle | None = None
         self._charging: asyncio.Task[None] | None = None
         self._closed = False
         self.on_run: Callable[[Run], None] | None = None
@@ -132,11 +138,13 @@ class ProgramHost:
         """A run that starts now, or when there is a place for it.
 
         Raises `Overloaded` where too many wait, `Unsupported` for a trusted program where none is allowed,
-        `InvalidRequest` for a model that is not here.
+        `InvalidRequest` for a model that is not here, or a sandbox that has no place even alone.
         """
         model = self._model(spec.model)
         if spec.trusted and not self.options.allow_trusted:
             raise Unsupported("Programs run in the sandbox here; trusted ones are not allowed.", "trusted")
+        if not spec.trusted:
+            self._parts.accounts.check_possible(caller.tenant, spec.limits)
         self._check_room(caller.tenant, len(spec.args) + len(spec.code.content))
         run = Run(spec, caller.tenant, id=id, model=model.name)
         hosted = Hosted(run, caller, on_withdrawn=self._withdrawn)
@@ -163,6 +171,8 @@ class ProgramHost:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._charging is not None:
             self._charging.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
 
     # ---- children
 
@@ -180,6 +190,8 @@ class ProgramHost:
             raise
         # Source that a program launches is in the sandbox, whoever launches it: often a model wrote it.
         trusted = code.trusted and self.options.allow_trusted
+        if trusted:
+            budget.without_sandbox()
         own = RunSpec(code=code, args=spec.args, limits=budget.limits, trusted=trusted, model=parent.run.spec.model)
         run = Run(own, caller.tenant, parent=parent.id, model=self._model(own.model).name)
         child = Hosted(run, caller, on_withdrawn=self._withdrawn)
@@ -206,29 +218,52 @@ class ProgramHost:
         if self._closed:
             raise Draining("The program host is stopping and takes no new runs.")
         if self._num_waiting >= self.options.max_waiting:
-            raise Overloaded(f"{self._num_waiting} runs wait for a place, as many as may; try again shortly.")
+            raise self._too_many(f"{self._num_waiting} runs wait for a place, as many as may", tenant)
         if len(self._waiting.get(tenant, ())) >= self.options.tenant_max_waiting:
-            raise Overloaded(f"{self.options.tenant_max_waiting} of your runs wait for a place; try again shortly.")
+            raise self._too_many(f"{self.options.tenant_max_waiting} of your runs wait for a place", tenant)
         most = self.options.tenant_max_input_bytes
         if self._input_bytes[tenant] + input_bytes > most:
             raise Overloaded(f"Your runs hold {most} bytes of arguments and sources, or would; try again shortly.")
 
+    def _too_many(self, what: str, tenant: str) -> Overloaded:
+        why = self._refusals.get(tenant) or self._full
+        if why is None:
+            return Overloaded(f"{what}; try again shortly")
+        return Overloaded(f"{what}: {why.message}", why.retry_after_s or 1.0)
+
     def _start_waiting(self) -> None:
-        """Start what has a place, in order of arrival; a tenant without one does not keep the others waiting."""
-        full: set[str] = set()
+        """Start what has a place, in order of arrival. A tenant without one does not keep the others waiting; where it
+        is the server that has none, nobody who came later passes, so that a large sandbox is not passed for ever."""
+        refusals: dict[str, NoPlace] = {}
+        self._full = None
         while not self._closed:
-            heads = [(waiting[0][0], tenant) for tenant, waiting in self._waiting.items() if tenant not in full]
+            heads = [(waiting[0][0], tenant) for tenant, waiting in self._waiting.items() if tenant not in refusals]
             if not heads:
-                return
+                break
             tenant = min(heads)[1]
             hosted = self._waiting[tenant][0][1]
+            spec = hosted.run.spec
             try:
-                budget = self._parts.accounts.open(tenant, hosted.run.spec.limits)
-            except Overloaded:
-                full.add(tenant)
+                budget = self._parts.accounts.open(tenant, spec.limits, sandboxed=not spec.trusted)
+            except NoPlace as refusal:
+                if refusal.everybody:
+                    self._full = refusal
+                    break
+                refusals[tenant] = refusal
                 continue
             self._withdraw(hosted)
             self._begin(hosted, budget)
+        self._refusals = refusals
+        self._try_again()
+
+    def _try_again(self) -> None:
+        """Those that wait for a rate have a place then; nobody has to end for it."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = None
+        waits_s = [refusal.retry_after_s or 0.0 for refusal in self._refusals.values() if refusal.in_time]
+        if waits_s and not self._closed:
+            self._retry = asyncio.get_running_loop().call_later(min(waits_s), self._start_waiting)
 
     def _withdraw(self, hosted: Hosted) -> None:
         """It waits no longer."""
@@ -263,7 +298,7 @@ class ProgramHost:
             models=lambda: parts.models,
             hub=parts.hub,
             store=parts.store,
-            network=parts.network,
+            network=parts.network.of(hosted.run.tenant),
             launcher=launcher,
         )
         self._active.add(hosted)

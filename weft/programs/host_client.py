@@ -181,6 +181,7 @@ class HostClient:
             began_s = asyncio.get_running_loop().time()
             reason = await self._live()
             if self._unusable is not None and not self.num_restarts:
+                await self._stop_process()
                 self._ready.set()  # whoever waits for it hears why
                 return
             self._ready.clear()
@@ -242,9 +243,10 @@ class HostClient:
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
+        # Whoever does this may be cancelled meanwhile; then it is done again.
         if process.returncode is None:
             await self._end_process(process)
         if process.stdin is not None:
@@ -252,6 +254,7 @@ class HostClient:
             process.stdin.close()
             with contextlib.suppress(OSError):
                 await process.stdin.wait_closed()
+        self._process = None
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):

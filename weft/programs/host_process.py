@@ -22,13 +22,14 @@ from pathlib import Path
 import msgspec
 
 from weft.config import ProgramsConfig
+from weft.core.clock import Clock
 from weft.core.errors import EngineDead, InvalidRequest, WeftError
 from weft.engine.attached import AttachedEngine
 from weft.programs import host_wire as wire
+from weft.programs.accounts import Accounts, Caps
 from weft.programs.errors import HostDead, RunCancelled
 from weft.programs.guests import Guests
 from weft.programs.host import HostOptions, HostParts, ProgramHost
-from weft.programs.limits import Accounts, Caps
 from weft.programs.model import Model
 from weft.programs.network import Network
 from weft.programs.pipe import Pipe
@@ -47,17 +48,28 @@ _ORPHAN_GRACE_S = 5.0
 _log = logging.getLogger("weft.programs")
 
 
-def host_parts(models: list[Model], config: ProgramsConfig, store: Store, guests: Guests) -> HostParts:
-    """What a host with this configuration stands on."""
-    caps = Caps(
+def host_parts(
+    models: list[Model], config: ProgramsConfig, store: Store, guests: Guests, clock: Clock | None = None
+) -> HostParts:
+    """What a host with this configuration stands on. `clock` is what times and rates are counted by."""
+    network = Network(config.network, tenant_connections=lambda tenant: config.of(tenant).max_connections_per_tenant)
+    accounts = Accounts(_caps(config), clock, lambda tenant: _caps(config.of(tenant)))
+    return HostParts(models=models, store=store, network=network, guests=guests, accounts=accounts)
+
+
+def _caps(config: ProgramsConfig) -> Caps:
+    return Caps(
         programs=config.max_runs,
         tenant_programs=config.max_runs_per_tenant,
         pages=config.max_pages,
         tenant_pages=config.max_pages_per_tenant,
+        sandbox_bytes=config.max_sandbox_bytes,
+        tenant_sandbox_bytes=config.max_sandbox_bytes_per_tenant,
+        tenant_explicit_share=1.0 if config.tenant_pages_fraction is None else config.tenant_pages_fraction,
+        tenant_cpu_s_per_minute=config.tenant_cpu_s_per_minute,
+        tenant_host_calls_per_minute=config.tenant_host_calls_per_minute,
+        tenant_tokens_per_minute=config.tenant_tokens_per_minute,
         store_bytes=config.max_store_bytes,
-    )
-    return HostParts(
-        models=models, store=store, network=Network(allow=config.network), guests=guests, accounts=Accounts(caps)
     )
 
 

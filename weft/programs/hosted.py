@@ -18,13 +18,16 @@ from weft.programs.guest import Guest, GuestUsage
 from weft.programs.guests import Guests
 from weft.programs.limits import Budget
 from weft.programs.messages import one_line
+from weft.programs.rates import Wait
 from weft.programs.runs import Run, RunUsage, log_line
 from weft.programs.services import Launcher, Services
 from weft.programs.session import Session
+from weft.programs.throttle import Throttle
 from weft.programs.types import Caller
 from weft.sdk.wire import WireError
 
 MAX_RESULT_BYTES = 16 << 20
+_WARNING = 2
 
 logger = logging.getLogger("weft.programs")
 
@@ -41,6 +44,7 @@ class Hosted:
         self._on_withdrawn = on_withdrawn
         self._early: list[bytes] = []
         self._session: Session | None = None
+        self._throttle: Throttle | None = None
         self._guest: Guest | None = None
         self._budget: Budget | None = None
         self._charged_s = 0.0
@@ -68,7 +72,7 @@ class Hosted:
     def cancel(self, error: WeftError) -> None:
         """End it, whatever it is doing; it may be over only a few turns of the loop later."""
         if self._guest is not None:
-            self._guest.kill(error)
+            self.end(error)
         elif not self.run.ended:
             self.run.fail(error)
             self._on_withdrawn(self)
@@ -87,6 +91,7 @@ class Hosted:
             cached_tokens=used.cached_tokens,
             generated_tokens=used.generated_tokens,
             waited_s=used.waited_s,
+            throttled_s=self._throttle.waited_s if self._throttle is not None else 0.0,
             http_requests=used.http_requests,
             children=used.children,
             pages_peak=spent.pages_peak,
@@ -111,6 +116,8 @@ class Hosted:
 
     def end(self, error: WeftError) -> None:
         """It broke a limit while it was not calling."""
+        if self._throttle is not None:
+            self._throttle.kill(error)
         if self._guest is not None:
             self._guest.kill(error)
 
@@ -137,7 +144,9 @@ class Hosted:
                 outlet=self,
                 reserve_pages=self.run.spec.reserve_pages,
             )
-            self._guest = guests.make(self._session, self.run.spec, budget.limits)
+            if budget.is_rated:
+                self._throttle = Throttle(self._session, budget, end=self.end, on_wait=self._slowed_down)
+            self._guest = guests.make(self._throttle or self._session, self.run.spec, budget.limits)
             for message in self._early:
                 self._session.deliver(message)
         except WeftError as error:
@@ -163,14 +172,19 @@ class Hosted:
             self._budget.spend_cpu(spent_s)
         except LimitExceeded as error:
             if not self.run.spec.trusted:
-                self._guest.kill(error)
+                self.end(error)
 
     # ---- inside
+
+    def _slowed_down(self, wait: Wait) -> None:
+        """Say so in its log, the first time."""
+        if self._throttle is not None and not self._throttle.waited_s:
+            self.log(_WARNING, f"waiting: {wait}")
 
     async def _carry_out(self, guest: Guest) -> None:
         outcome: bytes | WeftError
         try:
-            outcome = await guest.run()
+            outcome = await self._ran(guest)
             if len(outcome) > MAX_RESULT_BYTES:
                 size = len(outcome)
                 outcome = ProgramFailed(f"main returned {size} bytes of JSON; {MAX_RESULT_BYTES} is the most")
@@ -188,9 +202,25 @@ class Hosted:
             outcome = _our_fault()
         self._close(outcome)
 
+    async def _ran(self, guest: Guest) -> bytes:
+        """As `Guest.run`, and everything that it said is carried out."""
+        try:
+            outcome = await guest.run()
+        except ProgramFailed:
+            await self._settled()
+            raise
+        await self._settled()
+        return outcome
+
+    async def _settled(self) -> None:
+        if self._throttle is not None:
+            await self._throttle.settled()
+
     def _close(self, outcome: bytes | WeftError) -> None:
         self.charge()
         usage = self.usage()
+        if self._throttle is not None:
+            self._throttle.close()
         if self._session is not None:
             try:
                 self._session.close()
@@ -200,7 +230,7 @@ class Hosted:
             self._budget.close()
         self.run.control = _Over(usage)
         # They know each other; what they hold, the run's arguments too, is not to wait for a collection of cycles.
-        self._session = self._guest = None
+        self._session = self._guest = self._throttle = None
         if isinstance(outcome, WeftError):
             self.run.fail(outcome)
         else:

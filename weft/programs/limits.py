@@ -1,8 +1,9 @@
 """What a run may use: `Limits` as a value, and `Budget`, what is left of them while it runs.
 
-Owns the counting. Budgets are a tree: server, tenant, run, its children; what one spends counts against all above it,
-so a child can never get more than its parent has left. It does not know what is counted (sessions do) nor how a run
-is ended. Used from one event loop.
+Owns the counting. Budgets are a tree: a run, its children, theirs; what one spends counts against all above it, so a
+child can never get more than its parent has left, and against the accounts of tenant and server
+(`weft.programs.accounts`, which opens budgets). It does not know what is counted (sessions do) nor how a run is ended.
+Used from one event loop.
 
 A limit that is *used up* (`cpu_s`, `wall_s`, `host_calls`, `tokens`, `log_bytes`) ends its run. One that something
 would go beyond (`pages`, `children`, `depth`, `message_bytes`, `pending_messages`) refuses that one call: nothing was
@@ -12,12 +13,17 @@ taken, and the program may give something back and try again.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from weft.core.clock import Clock, SystemClock
-from weft.core.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloaded
+from weft.core.clock import Clock
+from weft.core.errors import InvalidRequest, LimitExceeded, WeftError
 from weft.programs.allowed import covered
+from weft.programs.rates import Wait
+
+if TYPE_CHECKING:
+    from weft.programs.accounts import Account
 
 REFUSED = frozenset({"pages", "children", "depth", "message_bytes", "pending_messages"})
 """Limits that refuse a call instead of ending the run."""
@@ -44,7 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cpu_s: float = 30.0
     """Processor time of its own code (not of the model). Not enforced for trusted programs."""
     memory_bytes: int = 64 << 20
-    """Of the sandbox. Not enforced for trusted programs."""
+    """Of the sandbox; each child has one of its own, no larger. Not enforced for trusted programs."""
     host_calls: int = 1_000_000
     """Commands sent to the host."""
     pages: int | None = None
@@ -91,18 +97,6 @@ def limits_from_json(data: bytes, remaining: Limits) -> Limits:
         raise InvalidRequest(f"the limits cannot be used: {error}", "limits") from error
 
 
-class Caps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all programs of a server, and those of each tenant, may hold at once."""
-
-    programs: int = 4096
-    pages: int | None = None
-    """KV pages, counted as in `Limits`. None: whatever the engine has."""
-    tenant_programs: int = 1024
-    tenant_pages: int | None = None
-    store_bytes: int = 64 << 20
-    """Names and values that a tenant may store."""
-
-
 class Used(msgspec.Struct, frozen=True, kw_only=True):
     """What a run, its children included, has used so far."""
 
@@ -119,24 +113,31 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget:
-    """What is left to a run. Opened by `Accounts.open` and, for children, by `child`."""
+    """What is left to a run. Opened by `Accounts.open` and, for children, by `child`: it is alive from then on, with a
+    sandbox of `sandbox_bytes`, until it is closed."""
 
-    def __init__(self, limits: Limits, parent: Budget | _Account, clock: Clock):
+    def __init__(self, limits: Limits, parent: Budget | Account, clock: Clock, *, sandbox_bytes: int = 0):
         self.limits = limits
         self._clock = clock
         self._began_s = clock.now()
-        self._parent = parent
         self._above: tuple[Budget, ...] = (parent, *parent._above) if isinstance(parent, Budget) else ()
-        self._accounts: tuple[_Account, ...] = parent._accounts if isinstance(parent, Budget) else parent.chain
+        self._accounts: tuple[Account, ...] = parent._accounts if isinstance(parent, Budget) else parent.chain
+        self._rates = self._accounts[0].rates
+        self._sandbox_bytes = sandbox_bytes
         self._cpu_s = 0.0
         self._host_calls = 0
         self._tokens = 0
         self._pages = 0
         self._own_pages = 0
+        self._explicit = _Explicit()
         self._pages_peak = 0
         self._log_bytes = 0
         self._children = 0
         self._closed = False
+        for budget in self._above:
+            budget._children += 1
+        for account in self._accounts:
+            account.enter(sandbox_bytes)
 
     @property
     def used(self) -> Used:
@@ -175,25 +176,38 @@ class Budget:
         return own.within(self._above[0].remaining())
 
     def child(self, limits: Limits) -> Budget:
-        """The budget of a child that is being launched. Raises `LimitExceeded` for `children` and `depth`, and
-        `Overloaded` where server or tenant run as many programs as they may."""
+        """The budget of a child that is being launched, in a sandbox as far as is known. Raises `LimitExceeded` for
+        `children` and `depth`, and `Overloaded` where server or tenant have no place for it."""
         if self.limits.depth < 1:
             raise LimitExceeded("depth", "programs are launched by programs too deep here; the limit is depth")
         for budget in (self, *self._above):
             if budget._children >= budget.limits.children:
                 most = budget.limits.children
                 raise LimitExceeded("children", f"{most} children are alive, as many as the limit children allows")
+        limits = limits.within(self.remaining())
         for account in self._accounts:
-            account.check_programs()
-        remaining = self.remaining()
-        limits = limits.within(remaining)
+            account.check_place(limits.memory_bytes)
         limits = msgspec.structs.replace(limits, depth=min(limits.depth, self.limits.depth - 1))
-        child = Budget(limits, self, self._clock)
-        for budget in child._above:
-            budget._children += 1
+        return Budget(limits, self, self._clock, sandbox_bytes=limits.memory_bytes)
+
+    def without_sandbox(self) -> None:
+        """It turned out to be trusted, and reserves no memory."""
         for account in self._accounts:
-            account.programs += 1
-        return child
+            account.sandbox_bytes -= self._sandbox_bytes
+        self._sandbox_bytes = 0
+
+    # ---- rates of the tenant
+
+    @property
+    def is_rated(self) -> bool:
+        """Whether `wait` can ever say anything."""
+        return self._rates is not None
+
+    def wait(self) -> Wait | None:
+        """For how long nothing of this tenant is begun; None: not at all."""
+        return None if self._rates is None else self._rates.wait(self._clock.now())
+
+    # ---- what is used
 
     def spend_host_calls(self, count: int) -> None:
         """Raises `LimitExceeded`."""
@@ -201,6 +215,8 @@ class Budget:
         for budget in (self, *self._above):
             budget._host_calls += count
             over = over or budget._host_calls > budget.limits.host_calls
+        if self._rates is not None:
+            self._rates.spend("host_calls", count, self._clock.now())
         if over:
             raise _used_up("host_calls", self._smallest("host_calls"), "calls of its host")
 
@@ -221,6 +237,8 @@ class Budget:
         for budget in (self, *self._above):
             budget._tokens += count
             over = over or (budget.limits.tokens is not None and budget._tokens > budget.limits.tokens)
+        if self._rates is not None:
+            self._rates.spend("tokens", count, self._clock.now())
         if over:
             raise _used_up("tokens", self._smallest("tokens"), "tokens")
 
@@ -230,6 +248,8 @@ class Budget:
         for budget in (self, *self._above):
             budget._cpu_s += seconds
             over = over or budget._cpu_s > budget.limits.cpu_s
+        if self._rates is not None:
+            self._rates.spend("cpu_s", seconds, self._clock.now())
         if over:
             raise _used_up("cpu_s", self._smallest("cpu_s"), "seconds of processor time")
 
@@ -268,81 +288,71 @@ class Budget:
             account.pages -= count
         self._own_pages -= count
 
+    def reserve_explicit_pages(self, count: int, model: str, of: int) -> None:
+        """Explicit pages that are this run's from now on, allocated or not; once. `of` is what the model's engine has
+        of them for all. Raises as `take_explicit_pages`, for its own limit of pages too."""
+        most = self.limits.pages
+        if most is not None and count > most:
+            raise LimitExceeded("pages", f"{count} reserved KV pages exceed the limit of {most}")
+        self._hold_explicit(self._explicit._replace(reserved=count, model=model), of)
+
+    def take_explicit_pages(self, count: int, model: str, of: int) -> None:
+        """As `take_pages`, for pages that the program places itself, which nobody can take away from it: a tenant has a
+        share of them."""
+        before = self._explicit._replace(model=model)
+        self._hold_explicit(before._replace(taken=before.taken + count), of)
+        try:
+            self.take_pages(count)
+        except WeftError:
+            self._set_explicit(before)
+            raise
+
+    def give_explicit_pages(self, count: int) -> None:
+        """The inverse of `take_explicit_pages`."""
+        self._set_explicit(self._explicit._replace(taken=self._explicit.taken - count))
+        self.give_pages(count)
+
     def close(self) -> None:
-        """The run is over: it holds no pages and is not alive any more. Idempotent."""
+        """The run is over: it holds nothing and is not alive any more. Idempotent."""
         if self._closed:
             return
         self._closed = True
+        self._set_explicit(_Explicit(model=self._explicit.model))
         if self._own_pages:
             self.give_pages(self._own_pages)
         for budget in self._above:
             budget._children -= 1
         for account in self._accounts:
-            account.leave()
+            account.leave(self._sandbox_bytes)
+
+    # ---- inside
+
+    def _hold_explicit(self, wanted: _Explicit, of: int) -> None:
+        more = wanted.held - self._explicit.held
+        for account in self._accounts if more > 0 else ():
+            account.check_explicit(wanted.model, more, of)
+        self._set_explicit(wanted)
+
+    def _set_explicit(self, now: _Explicit) -> None:
+        before, self._explicit = self._explicit, now
+        for account in self._accounts if now.held != before.held else ():
+            account.explicit_pages[now.model] += now.held - before.held
 
     def _smallest(self, name: str) -> float:
         values = [getattr(budget.limits, name) for budget in (self, *self._above)]
         return float(min(value for value in values if value is not None))
 
 
-class Accounts:
-    """The caps of one program host, and who uses how much of them. Counts of tenants without programs are dropped."""
+class _Explicit(NamedTuple):
+    """Explicit pages of one run: those it allocates come out of those it reserved, as far as they go."""
 
-    def __init__(self, caps: Caps | None = None, clock: Clock | None = None):
-        self.caps = caps or Caps()
-        self._clock = clock or SystemClock()
-        self._server = _Account("this server", self.caps.programs, self.caps.pages)
-        self._tenants: dict[str, _Account] = {}
+    model: str = ""
+    reserved: int = 0
+    taken: int = 0
 
     @property
-    def num_programs(self) -> int:
-        """Programs alive."""
-        return self._server.programs
-
-    @property
-    def num_pages(self) -> int:
-        """KV pages counted as held by programs."""
-        return self._server.pages
-
-    def open(self, tenant: str, limits: Limits) -> Budget:
-        """The budget of a run that no program launched. Raises `Overloaded`."""
-        account = self._tenants.get(tenant)
-        if account is None:
-            account = _Account("this tenant", self.caps.tenant_programs, self.caps.tenant_pages, self._server)
-            account.forget = lambda: self._tenants.pop(tenant, None)
-        for above in account.chain:
-            above.check_programs()
-        self._tenants[tenant] = account
-        for above in account.chain:
-            above.programs += 1
-        return Budget(limits, account, self._clock)
-
-
-class _Account:
-    """Programs and pages of a tenant, or of the server."""
-
-    def __init__(self, name: str, most_programs: int, most_pages: int | None, above: _Account | None = None):
-        self._name, self._most_programs, self._most_pages = name, most_programs, most_pages
-        self.chain: tuple[_Account, ...] = (self,) if above is None else (self, *above.chain)
-        self.programs = 0
-        self.pages = 0
-        self.forget: object = None
-
-    def check_programs(self) -> None:
-        if self.programs >= self._most_programs:
-            raise Overloaded(f"{self._name} runs {self.programs} programs, as many as it may; try again shortly")
-
-    def check_pages(self, count: int) -> None:
-        if self._most_pages is not None and self.pages + count > self._most_pages:
-            raise OutOfPages(
-                f"programs of {self._name} hold {self.pages} KV pages, and {count} more would exceed "
-                f"{self._most_pages}; free some, or try again later"
-            )
-
-    def leave(self) -> None:
-        self.programs -= 1
-        if not self.programs and callable(self.forget):
-            self.forget()
+    def held(self) -> int:
+        return max(self.reserved, self.taken)
 
 
 def _min(a: float | None, b: float | None) -> float | None:

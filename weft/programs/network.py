@@ -7,6 +7,9 @@ internet (loopback, private, link-local, multicast, reserved, the metadata servi
 contain such a one) are refused, except for one that the operator has listed as a literal address and that the request
 names literally. Redirects are checked like requests of their own.
 
+A tenant has a share of the connections, and of the threads that resolve names (`weft.programs.resolver`): what it asks
+beyond waits, and only for its own.
+
 It knows nothing of programs or the wire. Called by sessions; used from one event loop. The environment's proxies are
 not used: what they would reach cannot be checked here.
 """
@@ -15,18 +18,24 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
+import re
+import ssl
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import ContextVar
+from weakref import WeakValueDictionary
 
 import httpcore
 
 from weft.core.errors import NetworkDenied, NetworkFailed
 from weft.programs.allowed import DEFAULT_PORTS, IpAddress, find, literal, parse
 from weft.programs.http import REDIRECTS, Hop, HttpRequest, HttpResponse, first_hop, read_body
+from weft.programs.resolver import Resolver
 
 MAX_REDIRECTS = 5
 MAX_CONNECTIONS = 256
+TENANT_CONNECTIONS = 64
+"""Requests of one tenant's programs at once; more wait."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Addresses of a host, in order of preference. Raises `OSError`."""
@@ -44,6 +53,9 @@ _REFUSED = tuple(
         ),
     )
 )
+_TENANT = re.compile(r"([A-Za-z0-9._@-]{1,64})=(.*)", re.DOTALL)
+_asking: ContextVar[str] = ContextVar("tenant")
+"""On whose behalf a connection is made: the HTTP library makes it within the task that asks."""
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
@@ -51,26 +63,47 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 class Network:
     """The operator's policy, and the connections of all programs."""
 
-    def __init__(self, allow: Iterable[str] = (), *, resolve: Resolve | None = None):
-        """Raises `InvalidRequest` for an entry that names no host."""
-        self._allow = tuple(allow)
-        for entry in self._allow:
-            parse(entry)
-        self._backend = _CheckedBackend(resolve or _resolve, self._is_listed)
+    def __init__(
+        self,
+        allow: Iterable[str] = (),
+        *,
+        tenant_connections: Callable[[str], int] = lambda tenant: TENANT_CONNECTIONS,
+        resolve: Resolve | None = None,
+        tls: ssl.SSLContext | None = None,
+    ):
+        """An entry of `allow` is for all tenants, or for one: `NAME=ENTRY`. `tenant_connections`: how many requests a
+        tenant may have under way. `tls`: which certificates are trusted, by default the system's. Raises
+        `InvalidRequest` for an entry that names no host."""
+        self._allow, self._allow_of = _by_tenant(allow)
+        self._resolver: Resolver | None = None
+        self._backend = _CheckedBackend(resolve or self._resolve, self._is_listed)
+        self._tls = tls
         self._pool: httpcore.AsyncConnectionPool | None = None
+        self._tenant_connections = tenant_connections
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By tenant; there for as long as it has requests under way."""
 
-    async def fetch(self, request: HttpRequest, allow: Iterable[str]) -> HttpResponse:
-        """Send a request on behalf of a run with this list.
+    def of(self, tenant: str) -> TenantNetwork:
+        """What programs of this tenant reach."""
+        return TenantNetwork(self, tenant)
+
+    async def fetch(self, request: HttpRequest, allow: Iterable[str], tenant: str = "") -> HttpResponse:
+        """Send a request on behalf of a run with this list, of this tenant.
 
         Raises `InvalidRequest` for what is no request, `NetworkDenied` for what is not allowed, on the way too, and
         `NetworkFailed` for what did not succeed.
         """
         hop = first_hop(request)
         allow = tuple(allow)
+        share = self._shares.get(tenant)
+        if share is None:
+            share = self._shares[tenant] = asyncio.Semaphore(self._tenant_connections(tenant))
+        before = _asking.set(tenant)
         try:
-            async with asyncio.timeout(request.timeout_s):
+            self._check(hop, allow, tenant)
+            async with asyncio.timeout(request.timeout_s), share:
                 for _ in range(MAX_REDIRECTS + 1):
-                    self._check(hop, allow)
+                    self._check(hop, allow, tenant)
                     answer = await self._send(hop, request.max_bytes)
                     if isinstance(answer, HttpResponse):
                         return answer
@@ -82,6 +115,8 @@ class Network:
             raise NetworkFailed(f"the request to {hop.origin} failed: {detail}") from error
         except zlib.error as error:
             raise NetworkFailed(f"the answer of {hop.origin} cannot be decompressed: {error}") from error
+        finally:
+            _asking.reset(before)
         raise NetworkFailed(f"more than {MAX_REDIRECTS} redirects, the last one to {hop.origin}")
 
     async def close(self) -> None:
@@ -89,29 +124,49 @@ class Network:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.aclose()
+        if self._resolver is not None:
+            self._resolver.close()
+            self._resolver = None
 
     # ---- inside
 
-    def _check(self, hop: Hop, allow: tuple[str, ...]) -> None:
+    def _listed(self, tenant: str) -> tuple[str, ...]:
+        return self._allow + self._allow_of.get(tenant, ())
+
+    async def _resolve(self, host: str, port: int) -> Sequence[str]:
+        if self._resolver is None:
+            self._resolver = Resolver()
+        return await self._resolver.resolve(_asking.get(""), host, port)
+
+    def _check(self, hop: Hop, allow: tuple[str, ...], tenant: str) -> None:
         """Raise `NetworkDenied` unless both lists have it. Addresses are checked when it connects."""
-        for whose, entries in (("this server", self._allow), ("this program", allow)):
+        for whose, entries in (("this server", self._listed(tenant)), ("this program", allow)):
             if not find(entries, hop.scheme, hop.host, hop.port):
                 way = "is redirected to" if hop.num_redirects else "goes to"
                 raise NetworkDenied(
                     f"the request {way} {hop.origin}, which the allow-list of {whose} does not have; "
                     "it would have to name that host"
                 )
+        # Also where a connection is there already, which another tenant's list may have allowed.
+        address = literal(hop.host)
+        if address is not None and not is_public(address) and not self._is_listed(hop.host, hop.port):
+            raise _not_public(hop.host)
 
     def _is_listed(self, host: str, port: int) -> bool:
         """Whether the operator has listed this literal address."""
-        entries = [entry for scheme in DEFAULT_PORTS for entry in find(self._allow, scheme, host, port)]
+        listed = self._listed(_asking.get(""))
+        entries = [entry for scheme in DEFAULT_PORTS for entry in find(listed, scheme, host, port)]
         return any(entry.address is not None for entry in entries)
 
     async def _send(self, hop: Hop, max_bytes: int) -> HttpResponse | Hop:
         """The answer, or where it redirects to."""
         if self._pool is None:
             self._pool = httpcore.AsyncConnectionPool(
-                network_backend=self._backend, max_connections=MAX_CONNECTIONS, keepalive_expiry=5.0, retries=0
+                ssl_context=self._tls,
+                network_backend=self._backend,
+                max_connections=MAX_CONNECTIONS,
+                keepalive_expiry=5.0,
+                retries=0,
             )
         request = httpcore.Request(hop.method, hop.raw_url(), headers=hop.raw_headers(), content=hop.body)
         response = await self._pool.handle_async_request(request)
@@ -126,6 +181,17 @@ class Network:
             return HttpResponse(status=response.status, headers=headers, url=str(hop.url), body=body)
         finally:
             await response.aclose()
+
+
+class TenantNetwork:
+    """`Network`, on behalf of one tenant."""
+
+    def __init__(self, network: Network, tenant: str):
+        self._network, self._tenant = network, tenant
+
+    async def fetch(self, request: HttpRequest, allow: Iterable[str]) -> HttpResponse:
+        """As `Network.fetch`."""
+        return await self._network.fetch(request, allow, self._tenant)
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
@@ -150,10 +216,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         found = [ip for ip in map(literal, names) if ip is not None]
         allowed = [ip for ip in found if is_public(ip) or (ip == address and self._is_listed(host, port))]
         if found and not allowed:
-            raise NetworkDenied(
-                f"{host} is at an address that is not of the public internet; an operator who wants programs to reach "
-                "it lists the address itself, with its port"
-            )
+            raise _not_public(host)
         error: Exception = httpcore.ConnectError(f"{host} has no address")
         for ip in allowed:
             try:
@@ -190,6 +253,23 @@ def is_public(address: IpAddress) -> bool:
     return address.is_global and not address.is_multicast and not address.is_reserved and not refused
 
 
-async def _resolve(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+def _not_public(host: str) -> NetworkDenied:
+    return NetworkDenied(
+        f"{host} is at an address that is not of the public internet; an operator who wants programs to reach it lists "
+        "the address itself, with its port"
+    )
+
+
+def _by_tenant(entries: Iterable[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Entries for all, and those for one tenant. Raises `InvalidRequest` for one that names no host."""
+    shared: list[str] = []
+    own: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        named = _TENANT.fullmatch(entry)
+        host = entry if named is None else named[2]
+        parse(host)
+        if named is None:
+            shared.append(host)
+        else:
+            own[named[1]] = (*own.get(named[1], ()), host)
+    return tuple(shared), own

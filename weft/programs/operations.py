@@ -55,6 +55,9 @@ class Mailbox:
             self._waiter = None
 
 
+_NO_USAGE = Usage()
+
+
 class Operation:
     """What is common: a number, and exactly one ending."""
 
@@ -68,10 +71,11 @@ class Operation:
         """How it ended, where it ended well."""
         self.error: WeftError | None = None
         """Why it failed."""
-        self.usage = Usage()
+        self.usage = _NO_USAGE
         """What it cost; known after the end."""
         self.cancelled_by_program = False
-        self._mailbox: Wakes = Mailbox()
+        self._mailbox: Wakes | None = None
+        """Who is woken; made when somebody awaits it, since most operations report to a listener, or to nobody."""
 
     def report_to(self, listener: Wakes) -> None:
         """Wake this listener from now on, instead of whoever awaits the operation."""
@@ -100,9 +104,12 @@ class Operation:
 
     def wake(self) -> None:
         """Let the program look for news."""
-        self._mailbox.wake()
+        if self._mailbox is not None:
+            self._mailbox.wake()
 
     def _own_mailbox(self) -> Mailbox:
+        if self._mailbox is None:
+            self._mailbox = Mailbox()
         if not isinstance(self._mailbox, Mailbox):
             raise RuntimeError("this operation reports to somebody else; it cannot be awaited")
         return self._mailbox

@@ -8,6 +8,9 @@ A version is its content: the same bytes are the same version under whatever nam
 last of which is the one that is meant by it; `name@hash` and a bare hash mean one version, and a hash may be shortened
 as long as only one version of the tenant begins so.
 
+Several servers may share a folder: a tenant's index is read again where another one has changed it, and changed by one
+at a time.
+
 On disk a tenant is a folder with `index.json` (names and versions, replaced as a whole) and a file of each version.
 Content is written before the index names it and removed after the index has forgotten it, so whatever ends a process
 leaves at most files that nothing names; they are removed at the next start.
@@ -28,8 +31,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from weft.core.errors import InvalidRequest
-from weft.programs.errors import QuotaExceeded, UnknownProgram
-from weft.programs.shelf import MemoryShelf, Shelf
+from weft.programs.errors import QuotaExceeded, StorageFailed, UnknownProgram
+from weft.programs.shelf import MemoryShelf, Shelf, Stamp
 
 ProgramKind = Literal["python", "wasm"]
 
@@ -116,9 +119,12 @@ class Registry:
     def __init__(self, shelf: Shelf | None = None, quota: Quota | None = None):
         self.quota = quota or Quota()
         self._shelf = shelf or MemoryShelf()
-        self._indexes: dict[str, Index] = {}
-        for tenant, raw in self._shelf.load().items():
-            self._indexes[tenant] = self._read(tenant, raw)
+        self._known: dict[str, tuple[Stamp, Index]] = {}
+        """By tenant: its index, and the stamp of what it was read from."""
+        self._damaged: set[str] = set()
+        """Tenants whose index could not be read: nothing of theirs is removed."""
+        for tenant in self._shelf.tenants():
+            self._open(tenant)
 
     def upload(self, tenant: str, name: str, content: bytes, kind: ProgramKind | None = None) -> Program:
         """Add a version, which the name means from now on; `kind` is detected where it is not said.
@@ -128,40 +134,44 @@ class Registry:
         """
         check_name(name)
         code = checked_code(content, kind, self.quota, name)
-        index = self._indexes.get(tenant, Index()).copy()
-        if code.hash not in index.versions:
-            self._check_quota(index, len(content))
-            index.versions[code.hash] = Version(
-                hash=code.hash, kind=code.kind, size_bytes=len(content), created_s=time.time()
-            )
-            self._shelf.put(tenant, code.hash, content)
-        hashes = index.names.setdefault(name, [])
-        if code.hash in hashes:
-            hashes.remove(code.hash)
-        hashes.append(code.hash)
-        self._commit(tenant, index)
-        return self._program(tenant, name)
+        with self._shelf.changing(tenant):
+            index = self._index(tenant).copy()
+            if code.hash not in index.versions:
+                self._check_quota(index, len(content))
+                index.versions[code.hash] = Version(
+                    hash=code.hash, kind=code.kind, size_bytes=len(content), created_s=time.time()
+                )
+                self._shelf.put(tenant, code.hash, content)
+            hashes = index.names.setdefault(name, [])
+            if code.hash in hashes:
+                hashes.remove(code.hash)
+            hashes.append(code.hash)
+            self._commit(tenant, index)
+            return _program(index, name)
 
     def programs(self, tenant: str) -> list[Program]:
         """All names of a tenant, in alphabetical order."""
-        index = self._indexes.get(tenant, Index())
-        return [self._program(tenant, name) for name in sorted(index.names)]
+        index = self._index(tenant)
+        return [_program(index, name) for name in sorted(index.names)]
 
     def find(self, tenant: str, reference: str) -> tuple[Program, Version]:
         """The version that a name, `name@hash` or a hash means, and a name it has. Raises `UnknownProgram`."""
-        index = self._indexes.get(tenant, Index())
+        return self._find(self._index(tenant), reference)
+
+    @staticmethod
+    def _find(index: Index, reference: str) -> tuple[Program, Version]:
         name, at, short = reference.partition("@")
         if name in index.names:
             hashes = index.names[name]
             found = _one(short, hashes, reference) if at else hashes[-1]
-            return self._program(tenant, name), index.versions[found]
+            return _program(index, name), index.versions[found]
         if at or not _HASH.match(reference):
             raise UnknownProgram(
                 f"There is no program {reference[:80]!r}; upload it first, or see the list.", "program"
             )
         found = _one(reference, index.versions, reference)
         owner = next(name for name, hashes in sorted(index.names.items()) if found in hashes)
-        return self._program(tenant, owner), index.versions[found]
+        return _program(index, owner), index.versions[found]
 
     def code(self, tenant: str, reference: str) -> Code:
         """What to run. Raises `UnknownProgram` or `StorageFailed`."""
@@ -174,43 +184,65 @@ class Registry:
 
         A version that another name has too stays. Raises `UnknownProgram` or `StorageFailed`.
         """
-        program, version = self.find(tenant, reference)
-        index = self._indexes[tenant].copy()
-        if reference == program.name:
-            del index.names[program.name]
-        else:
-            names = [program.name] if "@" in reference else list(index.names)
-            for name in names:
-                kept = [one for one in index.names[name] if one != version.hash]
-                if kept:
-                    index.names[name] = kept
-                else:
-                    del index.names[name]
-        used = {one for hashes in index.names.values() for one in hashes}
-        gone = sorted(set(index.versions) - used)
-        for one in gone:
-            del index.versions[one]
-        self._commit(tenant, index)
-        self._shelf.remove(tenant, gone)
-        return gone
+        self.find(tenant, reference)  # or there may be no such tenant, whose folder would be made
+        with self._shelf.changing(tenant):
+            index = self._index(tenant).copy()
+            program, version = self._find(index, reference)
+            if reference == program.name:
+                del index.names[program.name]
+            else:
+                names = [program.name] if "@" in reference else list(index.names)
+                for name in names:
+                    kept = [one for one in index.names[name] if one != version.hash]
+                    if kept:
+                        index.names[name] = kept
+                    else:
+                        del index.names[name]
+            used = {one for hashes in index.names.values() for one in hashes}
+            gone = sorted(set(index.versions) - used)
+            for one in gone:
+                del index.versions[one]
+            self._commit(tenant, index)
+            self._shelf.remove(tenant, gone)
+            return gone
 
     # ---- inside
 
-    def _program(self, tenant: str, name: str) -> Program:
-        index = self._indexes[tenant]
-        return Program(name, [index.versions[one] for one in index.names[name]])
+    def _index(self, tenant: str) -> Index:
+        """What is known of a tenant's programs now."""
+        stamp = self._shelf.stamp(tenant)
+        known = self._known.get(tenant)
+        if known is None or known[0] != stamp:
+            raw = self._shelf.index(tenant)
+            known = self._known[tenant] = (stamp, Index() if raw is None else self._decoded(tenant, raw))
+        return known[1]
 
     def _commit(self, tenant: str, index: Index) -> None:
         self._shelf.put_index(tenant, msgspec.json.encode(index))
-        self._indexes[tenant] = index
+        self._known[tenant] = (self._shelf.stamp(tenant), index)
 
-    def _read(self, tenant: str, raw: bytes) -> Index:
-        """An index as it was written, without what has no content any more; content that it does not name goes."""
+    def _open(self, tenant: str) -> None:
+        """At the start: what is wrong with a tenant's programs is told, and what interrupted writes have left goes."""
         try:
-            index = msgspec.json.decode(raw, type=Index)
+            with self._shelf.changing(tenant):
+                self._shelf.tidy(tenant)
+                index = self._index(tenant)
+                if tenant not in self._damaged:
+                    self._known[tenant] = (self._known[tenant][0], self._tidied(tenant, index))
+        except StorageFailed as error:
+            logger.warning("programs of tenant %r are not tidied up: %s", tenant, error.message)
+
+    def _decoded(self, tenant: str, raw: bytes) -> Index:
+        try:
+            return msgspec.json.decode(raw, type=Index)
         except msgspec.MsgspecError as error:
             logger.error("the programs of tenant %r cannot be read and are not served: %s", tenant, error)
+            self._damaged.add(tenant)
             return Index()
+
+    def _tidied(self, tenant: str, index: Index) -> Index:
+        """An index without what has no content any more; content that it does not name goes."""
+        index = index.copy()
         stored = self._shelf.stored(tenant)
         for one in set(index.versions) - stored:
             logger.error("program %s of tenant %r has lost its content and is not served", one[:12], tenant)
@@ -294,6 +326,10 @@ def _defines_main(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Assign):
         return any(isinstance(target, ast.Name) and target.id == "main" for target in statement.targets)
     return False
+
+
+def _program(index: Index, name: str) -> Program:
+    return Program(name, [index.versions[one] for one in index.names[name]])
 
 
 def _one(short: str, hashes: Iterable[str], reference: str) -> str:

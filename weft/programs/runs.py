@@ -66,7 +66,8 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     """Processor time of its own code, its children's included."""
     memory_bytes: int = 0
-    """The most its sandbox held at once, of Wasm modules. 0 where it cannot be seen: of programs in Python."""
+    """The most its sandbox held at once, of Wasm modules. 0 of programs in Python: the engine shows the memory of
+    components to nobody."""
     host_calls: int = 0
     prompt_tokens: int = 0
     """Put on sequences and forwards."""
@@ -75,6 +76,8 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     waited_s: float = 0.0
     """For anything but the model: HTTP, messages, children, sleeping."""
+    throttled_s: float = 0.0
+    """Of its time, how long its commands were held back because its tenant's programs had used up a rate."""
     http_requests: int = 0
     children: int = 0
     pages_peak: int = 0
@@ -201,6 +204,18 @@ class Run:
         self._log: deque[LogLine] = deque()
         self._log_bytes = 0
         self._lost_lines = 0
+
+    @classmethod
+    def restored(cls, record: RunRecord) -> Run:
+        """One that ended before this process began. Raises `ValueError` for one that did not."""
+        if not record.ended:
+            raise ValueError(f"run {record.id} is {record.status}")
+        code = Code(kind=record.kind, content=b"", hash=record.hash, name=record.program)
+        spec = RunSpec(code=code, limits=record.limits, trusted=record.trusted, model=record.model)
+        run = cls(spec, record.tenant, id=record.id, parent=record.parent)
+        run._record, run.forgotten = record, True
+        run._ended.set()
+        return run
 
     @property
     def id(self) -> str:

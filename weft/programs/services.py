@@ -5,17 +5,17 @@ Owns nothing. `weft.programs.host` implements `Launcher`, `Child` and `Outlet`; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from weft.core.errors import WeftError
+from weft.programs.http import HttpRequest, HttpResponse
 from weft.programs.limits import Budget
 from weft.programs.messages import Hub
 from weft.programs.model import Model
-from weft.programs.network import Network
 from weft.programs.store import Store
 from weft.programs.types import Caller
 
@@ -53,6 +53,14 @@ class Launcher(Protocol):
         it raises. Raises `WeftError` for a program that cannot be started."""
 
 
+class Web(Protocol):
+    """What a run's requests go through: `weft.programs.network.TenantNetwork`."""
+
+    async def fetch(self, request: HttpRequest, allow: Iterable[str]) -> HttpResponse:
+        """Send a request on behalf of a run with this list. Raises `InvalidRequest`, `NetworkDenied`,
+        `NetworkFailed`."""
+
+
 class Outlet(Protocol):
     """Where a run's words go: whoever launched it, or is attached to it."""
 
@@ -75,5 +83,5 @@ class Services:
     """All models that the host knows."""
     hub: Hub
     store: Store
-    network: Network
+    network: Web
     launcher: Launcher

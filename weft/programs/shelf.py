@@ -1,27 +1,48 @@
 """Where the bytes of uploaded programs are: a folder, or memory.
 
-Owns atomic writing and what a full disk says. It knows tenants and hashes, not what they mean; `Registry` calls it.
+Owns atomic writing, what a full disk says, and that of several processes on one folder only one changes a tenant's
+programs at a time. It knows tenants and hashes, not what they mean; `Registry` calls it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
-from collections.abc import Iterable
+import secrets
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from weft.programs.errors import StorageFailed
 
 _INDEX, _TENANT, _CONTENT = "index.json", "tenant", ".program"
+LOCK_PATIENCE_S = 10.0
+_LOCK_PAUSE_S = 0.01
+
+Stamp = tuple[int, ...]
+"""Differs where something differs."""
 
 
 class Shelf(Protocol):
     """Bytes by tenant and hash. Everything raises `StorageFailed`."""
 
-    def load(self) -> dict[str, bytes]:
-        """The index of every tenant there is."""
+    def tenants(self) -> list[str]:
+        """Those that have an index."""
+
+    def changing(self, tenant: str) -> contextlib.AbstractContextManager[None]:
+        """While inside, nobody else is, in whatever process."""
+
+    def stamp(self, tenant: str) -> Stamp:
+        """Of the tenant's index as it is now. Does not raise."""
+
+    def index(self, tenant: str) -> bytes | None:
+        """Its index; None where it has none."""
+
+    def tidy(self, tenant: str) -> None:
+        """Remove what interrupted writes have left; while changing."""
 
     def stored(self, tenant: str) -> set[str]:
         """Hashes of the content there is."""
@@ -46,9 +67,24 @@ class MemoryShelf:
         self._indexes: dict[str, bytes] = {}
         self._contents: dict[tuple[str, str], bytes] = {}
 
-    def load(self) -> dict[str, bytes]:
-        """The index of every tenant."""
-        return dict(self._indexes)
+    def tenants(self) -> list[str]:
+        """Those that have an index."""
+        return list(self._indexes)
+
+    def changing(self, tenant: str) -> contextlib.AbstractContextManager[None]:
+        """There is only one."""
+        return contextlib.nullcontext()
+
+    def stamp(self, tenant: str) -> Stamp:
+        """Nobody else changes it."""
+        return ()
+
+    def index(self, tenant: str) -> bytes | None:
+        """Its index."""
+        return self._indexes.get(tenant)
+
+    def tidy(self, tenant: str) -> None:
+        """Nothing is left."""
 
     def stored(self, tenant: str) -> set[str]:
         """Hashes of a tenant's content."""
@@ -79,20 +115,49 @@ class FolderShelf:
         """The folder is made when something is first kept: a server without programs needs none."""
         self._root = root
 
-    def load(self) -> dict[str, bytes]:
-        """The index of every tenant. Removes what an interrupted write has left."""
-        found = {}
+    def tenants(self) -> list[str]:
+        """Those that have an index."""
         try:
-            for folder in sorted(self._root.iterdir()) if self._root.exists() else ():
-                if (folder / _TENANT).is_file() and (folder / _INDEX).is_file():
-                    for partial in folder.glob("*.partial"):
-                        partial.unlink(missing_ok=True)
-                    found[(folder / _TENANT).read_text(encoding="utf-8")] = (folder / _INDEX).read_bytes()
+            return [
+                (folder / _TENANT).read_text(encoding="utf-8")
+                for folder in (sorted(self._root.iterdir()) if self._root.exists() else ())
+                if (folder / _TENANT).is_file() and (folder / _INDEX).is_file()
+            ]
         except OSError as error:
-            raise StorageFailed(
-                f"programs cannot be read from {self._root}: {error.strerror}; set programs.data_dir"
-            ) from error
-        return found
+            raise self._unreadable(error) from error
+
+    @contextlib.contextmanager
+    def changing(self, tenant: str) -> Iterator[None]:
+        """Holds a lock on a file of the tenant, which the system lets go of when a process ends. Blocks, for
+        `LOCK_PATIENCE_S` at most."""
+        number = self._locked(self._folder(tenant) / _TENANT, tenant)
+        try:
+            yield
+        finally:
+            os.close(number)
+
+    def stamp(self, tenant: str) -> Stamp:
+        """An index is replaced as a whole, by another file."""
+        try:
+            found = (self._folder(tenant) / _INDEX).stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def index(self, tenant: str) -> bytes | None:
+        """Its index."""
+        try:
+            return (self._folder(tenant) / _INDEX).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def tidy(self, tenant: str) -> None:
+        """Remove what interrupted writes have left."""
+        for partial in self._folder(tenant).glob("*.partial"):
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def stored(self, tenant: str) -> set[str]:
         """Hashes of a tenant's content."""
@@ -126,27 +191,73 @@ class FolderShelf:
     def _folder(self, tenant: str) -> Path:
         return self._root / hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
+    def _locked(self, path: Path, tenant: str) -> int:
+        """The number of the open file, whose lock we have; the file is made where it is missing."""
+        give_up_s = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            try:
+                if not path.is_file():
+                    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    _create(path, tenant.encode())
+                number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise self._unkept(error) from error
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return number
+            except BlockingIOError:
+                if time.monotonic() > give_up_s:
+                    os.close(number)
+                    raise StorageFailed(
+                        f"another server is changing programs in {self._root} and does not come to an end; try again"
+                    ) from None
+            except OSError as error:
+                os.close(number)
+                raise self._unkept(error) from error
+            os.close(number)
+            time.sleep(_LOCK_PAUSE_S)
+
     def _write(self, tenant: str, name: str, data: bytes) -> None:
-        folder = self._folder(tenant)
         try:
-            if not (folder / _TENANT).is_file():
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _replace(folder / _TENANT, tenant.encode())
-            _replace(folder / name, data)
+            _replace(self._folder(tenant) / name, data)
         except OSError as error:
-            raise StorageFailed(
-                f"the program cannot be kept: {error.strerror} in {self._root}; free space there and send it again"
-            ) from error
+            raise self._unkept(error) from error
+
+    def _unkept(self, error: OSError) -> StorageFailed:
+        return StorageFailed(
+            f"the program cannot be kept: {error.strerror} in {self._root}; free space there and send it again"
+        )
+
+    def _unreadable(self, error: OSError) -> StorageFailed:
+        return StorageFailed(f"programs cannot be read from {self._root}: {error.strerror}; set programs.data_dir")
 
 
 def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
+    with _written(path, data) as partial:
+        partial.replace(path)
+
+
+def _create(path: Path, data: bytes) -> None:
+    """As a whole, and never instead of one that is there: somebody may hold its lock already."""
+    with _written(path, data) as partial:
+        try:
+            path.hardlink_to(partial)
+        except (FileExistsError, FileNotFoundError):
+            pass  # it is there; another server may even have tidied the partial one up
+        except OSError:
+            partial.replace(path)  # a file system without links
+
+
+@contextlib.contextmanager
+def _written(path: Path, data: bytes) -> Iterator[Path]:
+    """A file beside the path, to be given its name; durable then."""
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        yield partial
         _sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """Small values by name, one set for each tenant: what `Context.save` and programs' own state are kept in.
 
 Owns names, the quota of each tenant, and where values are: one SQLite file (WAL, every write durable when it was
-awaited), or memory. It knows nothing of programs. Sessions call it; built by the program host.
+awaited), or memory. Several servers may share the file, and a tenant has one quota in it. It knows nothing of programs.
+Sessions call it; built by the program host.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from weft.core.errors import InvalidRequest
+from weft.programs.database import open_database, writing
 from weft.programs.errors import QuotaExceeded, StorageFailed
 
 T = TypeVar("T")
@@ -22,7 +24,6 @@ T = TypeVar("T")
 DEFAULT_QUOTA_BYTES = 64 << 20
 """Of a tenant: names and values."""
 MAX_NAME_BYTES = 512
-_BUSY_S = 10.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS program_values (
     tenant TEXT NOT NULL,
@@ -104,6 +105,8 @@ class SqliteStore:
         self._path = path
         self._quota = quota_bytes
         self._sizes: dict[str, int] = {}
+        self._version = -1
+        """SQLite's number of the state that sizes are of: it changes with what other connections write."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-store")
         self._database: sqlite3.Connection | None = None
         self._closed = False
@@ -135,10 +138,10 @@ class SqliteStore:
 
     def _put(self, tenant: str, name: str, value: bytes) -> None:
         database = self._open()
-        old = database.execute(_GET, (tenant, name)).fetchone()
-        size = self._size(tenant) + _size(name, value) - (0 if old is None else _size(name, old[0]))
-        _check_quota(size, self._quota)
-        with database:
+        with writing(database):
+            old = database.execute(_GET, (tenant, name)).fetchone()
+            size = self._size(tenant) + _size(name, value) - (0 if old is None else _size(name, old[0]))
+            _check_quota(size, self._quota)
             database.execute(_PUT, (tenant, name, value))
         self._sizes[tenant] = size
 
@@ -148,11 +151,11 @@ class SqliteStore:
 
     def _delete(self, tenant: str, name: str) -> None:
         database = self._open()
-        old = database.execute(_GET, (tenant, name)).fetchone()
-        if old is None:
-            return
-        size = self._size(tenant) - _size(name, old[0])
-        with database:
+        with writing(database):
+            old = database.execute(_GET, (tenant, name)).fetchone()
+            if old is None:
+                return
+            size = self._size(tenant) - _size(name, old[0])
             database.execute(_DELETE, (tenant, name))
         self._sizes[tenant] = size
 
@@ -166,25 +169,18 @@ class SqliteStore:
         return found
 
     def _size(self, tenant: str) -> int:
-        """Bytes that a tenant has stored; counted once, and kept up from then on."""
+        """Bytes that a tenant has stored; counted once, and kept up from then on, unless somebody else has written."""
+        [version] = self._open().execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._version = version
+            self._sizes.clear()
         if tenant not in self._sizes:
             self._sizes[tenant] = int(self._open().execute(_SIZE, (tenant,)).fetchone()[0])
         return self._sizes[tenant]
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            database = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
-            try:
-                database.execute("PRAGMA journal_mode = WAL")
-                # In WAL mode anything less may lose what was committed when the machine loses power.
-                database.execute("PRAGMA synchronous = FULL")
-                with database:
-                    database.execute(_SCHEMA)
-            except BaseException:
-                database.close()
-                raise
-            self._database = database
+            self._database = open_database(self._path, _SCHEMA)
         return self._database
 
     def _close(self) -> None:

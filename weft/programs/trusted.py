@@ -9,18 +9,23 @@ computes without ever awaiting stops everything in the loop and cannot be killed
 from __future__ import annotations
 
 import asyncio
+import functools
 import traceback
 from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-from weft.core.errors import InvalidRequest, ProgramFailed, WeftError
+from weft.core.errors import EngineDead, InvalidRequest, ProgramFailed, WeftError
 from weft.programs.guest import GuestHost, GuestUsage
+from weft.sdk import errors as sdk
 from weft.sdk import main as program
 from weft.sdk import session
 from weft.sdk.channel import Channel, install
 from weft.sdk.errors import Cancelled, ProgramError
+
+_compiled = functools.lru_cache(64)(program.compiled)
+"""Most programs are launched again and again."""
 
 
 class TrustedGuest:
@@ -42,7 +47,7 @@ class TrustedGuest:
         self._host = host
         self._args = args
         self._main, self._source, self._name = main, source, name
-        self._channel = Channel(self._on_commands)
+        self._channel = Channel(self._on_commands, self._hurry)
         self._task: asyncio.Task[bytes] | None = None
         self._over: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,8 +66,8 @@ class TrustedGuest:
         return cls(host, args=args, source=source, name=str(path))
 
     async def run(self) -> bytes:
-        """JSON of what `main` returned. Raises `ProgramFailed` with the traceback of what it raised, the error it was
-        killed with, or what the host raised."""
+        """JSON of what `main` returned. Raises `ProgramFailed` with the traceback of what it raised (`EngineDead` where
+        it was that), the error it was killed with, or what the host raised."""
         if self._task is not None:
             raise RuntimeError("a guest runs once")
         loop = self._loop = asyncio.get_running_loop()
@@ -101,7 +106,7 @@ class TrustedGuest:
 
     async def _call(self) -> bytes:
         try:
-            main = self._main if self._source is None else program.load(self._source, self._name)
+            main = self._main if self._source is None else program.load(_compiled(self._source, self._name))
             if main is None:
                 raise RuntimeError("a trusted program has neither main nor source")
             args = program.decode_args(self._args)
@@ -110,8 +115,10 @@ class TrustedGuest:
         except SystemExit as error:
             # The event loop would end with it, and everybody else's programs.
             raise ProgramFailed(f"the program called sys.exit({error.code!r})", self._trace(error)) from None
-        # What it said last is carried out before its end is known.
+        # What it said last is carried out before its end is known; a refusal of it is the program's failure.
         self._flush()
+        self._on_events()
+        self._channel.raise_failure()
         return encoded
 
     def _outcome(self, task: asyncio.Task[bytes]) -> bytes:
@@ -123,6 +130,9 @@ class TrustedGuest:
             raise failed
         if task.cancelled():
             raise ProgramFailed("the program cancelled itself: its main ended with asyncio.CancelledError")
+        if isinstance(failed, sdk.EngineDead):
+            # Nothing is wrong with the program: whoever launched it may do so again.
+            raise EngineDead(str(failed)) from failed
         if failed is not None:
             raise ProgramFailed(_say(failed), self._trace(failed)) from failed
         return task.result()
@@ -143,6 +153,12 @@ class TrustedGuest:
             raise Cancelled("the program has ended; its host takes nothing more from it")
         if self._loop is not None:
             self._loop.call_soon(self._flush)
+
+    def _hurry(self) -> None:
+        """It says much without ever awaiting; what it may not say ends it here."""
+        self._flush()
+        if self._error is not None:
+            raise Cancelled(str(self._error))
 
     def _flush(self) -> None:
         if self._ended or self._error is not None:

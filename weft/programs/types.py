@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
@@ -41,6 +41,18 @@ class CompletionArgs:
     prompt_logprobs: int | None = None
     max_tokens: int | None = None
     """Of all choices; 0 computes the prompt alone (for `echo` with log-probabilities)."""
+    until: Callable[[], Callable[[str], bool]] | None = None
+    """Makes, for each choice, what is called with its text, token by token, and ends the choice by returning True. The
+    last token is the one after which it did so, whatever the engine drew before it heard."""
+
+
+class BeamScore(NamedTuple):
+    """What a beam is worth."""
+
+    logprob: float
+    """Of all its tokens together, in nats."""
+    score: float
+    """What beams are ranked by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +75,8 @@ class Chunk:
     """On the last chunk."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """On the first chunk of choice 0, where asked for."""
+    score: BeamScore | None = None
+    """Of a choice that a beam search found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,16 +240,15 @@ class Desk:
         if self._told or self.closed:
             return
         self._told = True
-        if not self._scheduled:
+        # Whoever waits runs in a later turn, and takes what comes until then as well.
+        self._wake_waiter()
+        if self._wake is not None and not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self._signal)
 
     def _signal(self) -> None:
         self._scheduled = False
-        if self.closed or not (self._events or self._sources):
-            return
-        self._wake_waiter()
-        if self._wake is not None:
+        if self._wake is not None and not self.closed and (self._events or self._sources):
             self._wake()
 
     def _wake_waiter(self) -> None:

@@ -82,7 +82,7 @@ class PageCalls:
         self._desk.check_free(call)
         numbers = self._new_numbers(first, count)
         space = self._opened()
-        self._budget.take_pages(count)
+        self._budget.take_explicit_pages(count, *self._share())
         self._pages.update(dict.fromkeys(numbers, call))
         given_up = False
 
@@ -150,7 +150,7 @@ class PageCalls:
         def ended(finished: Finished) -> tuple[bytes, ...]:
             numbers = range(first, first + finished.count)
             try:
-                self._budget.take_pages(len(numbers))
+                self._budget.take_explicit_pages(len(numbers), *self._share())
             except WeftError:
                 space.free_pages(queue, _packed(numbers), call=UNHEARD)
                 raise
@@ -232,6 +232,8 @@ class PageCalls:
                     "use sequences",
                     "Allocate",
                 )
+            if self._reserve_pages:
+                self._budget.reserve_explicit_pages(self._reserve_pages, *self._share())
             self._space = runtime.open_space(self._view.caller, self._reserve_pages)
             self._space.on_failure = self._failed
         return self._space
@@ -276,6 +278,11 @@ class PageCalls:
         pending.on_end = on_end
         return pending
 
+    def _share(self) -> tuple[str, int]:
+        """Of whose explicit pages a tenant has a share, and how many there are."""
+        model = self._view.model
+        return model.name, model.info.max_space_pages
+
     def _spend(self, num_tokens: int) -> None:
         self._budget.spend_tokens(num_tokens)
         self.forward_tokens += num_tokens
@@ -303,7 +310,7 @@ class PageCalls:
         ]
         for number in held:
             self._pages.pop(number, None)
-        self._budget.give_pages(len(held))
+        self._budget.give_explicit_pages(len(held))
 
 
 def _packed(numbers: Iterable[int]) -> bytes:

@@ -71,6 +71,7 @@ class SequenceCalls:
     def __init__(self, view: RunView):
         self._view = view
         self._desk = view.desk
+        self._model = view.model
         self._spend_tokens = view.budget.spend_tokens
         self._open: dict[int, OpenSequence] = {}
         self.prompt_tokens = 0
@@ -85,7 +86,7 @@ class SequenceCalls:
         caller = self._view.caller
         if priority > 0:
             caller = replace(caller, priority=caller.priority + priority)
-        runtime = self._view.model.runtime
+        runtime = self._model.runtime
         sequence = runtime.open(caller)
         self._open[number] = OpenSequence(sequence, Holding(self._view.budget, runtime.engine.info.page_size))
 
@@ -109,7 +110,7 @@ class SequenceCalls:
 
     def dist(self, call: int, number: int, k: int, tokens: bytes) -> None:
         """What is likely next."""
-        outputs = PromptOutputs(dist=min(k, self._view.model.info.vocab_size))
+        outputs = PromptOutputs(dist=min(k, self._model.info.vocab_size))
         self._report(call, number, tokens, outputs, lambda finished: _packed_dist(finished.dists))
 
     def score(self, call: int, number: int, k: int, tokens: bytes) -> None:
@@ -189,7 +190,7 @@ class SequenceCalls:
     def _put(self, known: OpenSequence, count: int) -> None:
         """Tokens are about to be appended. Those that cannot fit are refused here, before the engine has to keep them;
         it is asked all the same, because it alone knows what is being generated."""
-        most = self._view.model.info.max_context
+        most = self._model.info.max_context
         if known.holding.num_tokens + count > most:
             raise ContextTooLong(
                 f"{count} more tokens after {known.holding.num_tokens} exceed the {most} that a sequence may have; "
