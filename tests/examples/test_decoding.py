@@ -73,7 +73,7 @@ def test_the_beams_are_those_of_transformers(lab: Lab) -> None:
     found = lab.example("beam_search", {"prompt": "Who are you?", "width": 3, "max_tokens": 14})
     expected = reference().generate(
         torch.tensor([prompt]), num_beams=3, num_return_sequences=3, max_new_tokens=14, do_sample=False,
-        pad_token_id=0, early_stopping="never", return_dict_in_generate=True, output_scores=True,
+        pad_token_id=0, early_stopping=False, return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
     rows = [row[len(prompt) :] for row in expected.sequences.tolist()]
     rows = [row[: row.index(2) + 1] if 2 in row else row for row in rows]

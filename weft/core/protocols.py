@@ -27,6 +27,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """KV bytes of a page over all layers."""
     device: str
     dtype: str
+    quantization: str | None = None
+    """Of the layers' weights; None: they have `dtype`."""
     has_windows: bool = False
     """Some layers see no further back than a number of tokens."""
 
