@@ -9,6 +9,7 @@ import pytest
 from tests.sdk import fake_model as model
 from tests.sdk.fake_host import FakeHost
 from weft.sdk import Context, InvalidRequest, LimitExceeded, ToolCall, Unsupported, http, tool
+from weft.sdk.tool_rounds import AnswerParser
 from weft.sdk.toolbox import execute, schemas
 from weft.sdk.wire import Op
 
@@ -216,3 +217,10 @@ def test_arguments_as_attributes() -> None:
     assert request.city == "Lima"
     with pytest.raises(AttributeError, match="has no argument country"):
         _ = request.country
+
+
+def test_a_call_keeps_the_id_that_the_model_gave_it() -> None:
+    parser = AnswerParser("mistral", reasoning=False)
+    parser.push('[TOOL_CALLS]weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}[TOOL_CALLS]now[ARGS]{}')
+    parser.finish()
+    assert [call.id for call in parser.calls] == ["a1B2c3D4e", "call00001"]

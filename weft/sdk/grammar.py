@@ -61,7 +61,8 @@ def lark(text: str) -> Grammar:
 def ebnf(rules: str) -> Grammar:
     """A context-free grammar in the notation `root ::= "a" item*` (GBNF); its start symbol is `root`.
 
-    Strings, character classes `[a-z]`, groups, `|`, `*`, `+`, `?`, and comments after `#`.
+    Strings and character classes `[a-z]` with escapes, `.`, groups, `|`, `*`, `+`, `?`, `{m,n}`, and comments after
+    `#`.
     """
     from weft.sdk.gbnf import to_lark
 

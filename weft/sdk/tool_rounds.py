@@ -37,6 +37,7 @@ class AnswerParser:
         self._reasoning = ReasoningParser(opened=opened) if reasoning or opened else None
         self._parser = PARSERS[form]()
         self._first_id = first_id
+        self._id = ""
         self._name: str | None = None
         self._text = ""
 
@@ -76,7 +77,7 @@ class AnswerParser:
         for delta in deltas:
             if isinstance(delta, CallStart):
                 calls += self._complete()
-                self._name, self._text = delta.name, ""
+                self._name, self._text, self._id = delta.name, "", delta.id
             elif isinstance(delta, CallArguments):
                 self._text += delta.text
                 if self._name is not None and _is_whole(self._text):
@@ -89,8 +90,9 @@ class AnswerParser:
         """The call that is arriving, as it is."""
         if self._name is None:
             return []
-        # Nine letters and digits: some templates take nothing else.
-        call = ToolCall(f"call{self._first_id + len(self.calls):05d}", self._name, self._text)
+        # Where the model gives none, nine letters and digits: some templates take nothing else.
+        number = self._id or f"call{self._first_id + len(self.calls):05d}"
+        call = ToolCall(number, self._name, self._text)
         self.calls.append(call)
         self._name = None
         return [call]
