@@ -220,7 +220,7 @@ def test_launches_are_acknowledged_and_leave_nothing() -> None:
             assert len(singles) == 2
             before, during, after = await launch.memory(kind, launch.Sizes(paused=3))
             assert during.programs == before.programs + 3
-            assert after[1:] == before[1:]
+            assert all(left <= had for left, had in zip(after[1:], before[1:], strict=True))
 
     run(body())
 

@@ -90,7 +90,9 @@ def saying(answer: bytes, *, hang: bool = False) -> Iterator[str]:
         loops.append((asyncio.get_running_loop(), over))
 
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            # What is left unread would make the system reset the connection.
+            await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n", 1)[0]))
             writer.write(answer)
             await writer.drain()
             if hang:
