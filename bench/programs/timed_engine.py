@@ -24,7 +24,7 @@ from weft.tokenizers.load import load_tokenizer
 MAX_RUNNING = 256
 SAMPLE_SLOTS = 256
 OVERSLEPT_S = 0.0015
-"""How much longer than asked a sleep may take here, which would count as Weft's: so long before the end, look instead."""
+"""How much longer than asked a sleep may take, which would count as Weft's: so long before the end, look instead."""
 TOKEN = 300
 """What every sampler draws: some ordinary token."""
 
