@@ -32,6 +32,9 @@ class Wire:
         """The body of the answer. Raises `RuntimeError` for a status of failure."""
         if self._half_s:
             await asyncio.sleep(self._half_s)
+        # Servers close connections that were idle for some seconds.
+        while self._idle and self._idle[-1][0].at_eof():
+            self._idle.pop()[1].close()
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
         head = f"POST {path} HTTP/1.1\r\nhost: {self._host}:{self._port}\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
