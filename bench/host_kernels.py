@@ -34,7 +34,7 @@ from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.build import build_engine
 from weft.engine.engine import Engine
 from weft.kernels import dispatch
-from weft.kernels.base import Kernels
+from weft.kernels.base import Block, Kernels, PrepareBlock
 from weft.kernels.batch import lower
 from weft.models.layers.decoder import DecoderModel
 from weft.models.layers.rope import Rope
@@ -102,6 +102,15 @@ class Timers:
 
         return call
 
+    def timed_blocks(self, prepare: PrepareBlock) -> PrepareBlock:
+        """The function, whose results are timed."""
+
+        def prepare_timed(*args: Any, **kwargs: Any) -> Block | None:
+            block = prepare(*args, **kwargs)
+            return None if block is None else self.timed("kernel block", block)
+
+        return prepare_timed
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Models loaded and steps carried out meanwhile are timed."""
@@ -109,7 +118,8 @@ class Timers:
 
         def timed_select(*args: Any, **kwargs: Any) -> Kernels:
             chosen = select(*args, **kwargs)
-            return chosen._replace(**{n: self.timed(f"kernel {n}", getattr(chosen, n)) for n in chosen._fields})
+            timed = {n: self.timed(f"kernel {n}", getattr(chosen, n)) for n in chosen._fields}
+            return chosen._replace(**timed | {"prepare_block": self.timed_blocks(chosen.prepare_block)})
 
         with (
             mock.patch.object(dispatch, "select", timed_select),

@@ -19,7 +19,7 @@ from weft.core.step import ForwardBatch
 from weft.kernels import dispatch, reference, torch_attention, torch_ops
 from weft.kernels.base import HeadNorm, HeadShape
 from weft.kernels.batch import lower
-from weft.kernels.cpu import build, library, ops
+from weft.kernels.cpu import build, library, ops, tensors
 
 try:
     LOADED = library.load()
@@ -288,7 +288,7 @@ def test_rotate_and_store(kernels, dtype, shape, normed):
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (77, 128), (33, 50), (5, 32), (1, 1)])
 @pytest.mark.parametrize("options", [(False, False), (True, True)])
 def test_linear(kernels, dtype, tokens, outputs, inputs, options, monkeypatch):
-    monkeypatch.setattr(ops, "THIN_ROWS", {(kernels.level, dtype): 1000})
+    monkeypatch.setattr(tensors, "THIN_ROWS", {(kernels.level, dtype): 1000})
     x, weight = torch.randn(tokens, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
     bias = torch.randn(outputs).to(dtype) if options[0] else None
     residual = torch.randn(tokens, outputs).to(dtype) if options[1] else None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.kernels import dispatch, reference, torch_ops
-from weft.kernels.cpu import library, ops
+from weft.kernels.cpu import library, ops, tensors
 from weft.kernels.quantize import LARGEST, dequantize, quantize
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -148,7 +148,7 @@ def test_levels_with_instructions_for_bfloat16_pack_int8():
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (77, 128), (33, 50), (5, 32), (1, 1)])
 @pytest.mark.parametrize("options", [(False, False), (True, True)])
 def test_weights_that_are_not_packed(kernels, dtype, tokens, outputs, inputs, options, monkeypatch):
-    monkeypatch.setattr(ops, "THIN_ROWS_INT8", {kernels.level: 1000})
+    monkeypatch.setattr(tensors, "THIN_ROWS_INT8", {kernels.level: 1000})
     values, scales = random_weight(outputs, inputs)
     x = torch.randn(tokens, inputs).to(dtype)
     bias = torch.randn(outputs).to(dtype) if options[0] else None

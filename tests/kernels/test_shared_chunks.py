@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from weft.core.step import ForwardBatch
 from weft.kernels import reference, shared_chunks
 from weft.kernels.batch import lower
-from weft.kernels.cpu import library, ops
+from weft.kernels.cpu import library, ops, tensors
 
-CHUNK = ops.CHUNK
+CHUNK = tensors.CHUNK
 
 
 def batch_of(rows, page_size=16, **options):

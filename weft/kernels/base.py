@@ -10,6 +10,7 @@ Shapes use: T query tokens, H hidden size, D head size, N pages, P page size. Th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -173,6 +174,41 @@ class GatedLinear(Protocol):
         ...
 
 
+class BlockShape(NamedTuple):
+    """What a layer of pre-norm attention and a gated feed-forward part is made of, beside its weights."""
+
+    heads: HeadShape
+    eps: float
+    """Of every normalisation."""
+    scale: float
+    """Of attention's scores."""
+    sliding_window: int | None
+    """As in `Attention`."""
+
+
+class Block(Protocol):
+    """A whole layer with its weights."""
+
+    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor | None:
+        """x [T, H] -> what the layer makes of it, [T, H], as if its operations had been called one by one; K and V are
+        written as `RotateAndStore` says. `x` is consumed.
+
+        None, with nothing done: these arguments are not for it.
+        """
+        ...
+
+
+class PrepareBlock(Protocol):
+    """A layer as one operation, for backends whose calls cost something."""
+
+    def __call__(self, shape: BlockShape, weights: Mapping[str, Tensor]) -> Block | None:
+        """`weights` by their names in `models.layers`, those of products perhaps packed by the same backend.
+
+        The result holds them. None: the layer is made of the other operations.
+        """
+        ...
+
+
 class CopyPages(Protocol):
     """Whole pages within one layer's KV."""
 
@@ -203,5 +239,6 @@ class Kernels(NamedTuple):
     rotate_and_store: RotateAndStore
     attention: Attention
     silu_mul: SiluMul
+    prepare_block: PrepareBlock
     copy_pages: CopyPages
     copy_slots: CopySlots

@@ -17,6 +17,7 @@ from weft.core.errors import ConfigError
 from weft.kernels import reference, torch_ops
 from weft.kernels.base import Kernels
 from weft.kernels.cpu import ops as cpu_ops
+from weft.kernels.cpu.tensors import thin_rows
 from weft.kernels.triton import support as triton_support
 
 
@@ -68,6 +69,9 @@ REGISTRY: Mapping[str, tuple[Variant, ...]] = {operation: _variants(operation) f
 
 WITH_LINEAR = ("pack_weight", "gated_linear", "linear_rms_norm")
 """Operations that go with `linear`: a packed weight is understood by its own variant only."""
+IN_A_BLOCK = ("linear", "gated_linear", "rms_norm", "rotate_and_store", "attention", "silu_mul")
+"""What `prepare_block` stands for: it is the variant's that all of them are of, and the reference's, which has none,
+where they are of several."""
 
 
 def select(
@@ -89,6 +93,9 @@ def select(
     chosen = {name: _choose(name, target, dtype, wanted.get(name, wanted.get("*"))) for name in REGISTRY}
     for name in WITH_LINEAR:
         chosen[name] = _choose(name, target, dtype, chosen["linear"].name)
+    backends = {chosen[name].name for name in (*IN_A_BLOCK, "prepare_block")}
+    if len(backends) > 1:
+        chosen["prepare_block"] = _choose("prepare_block", target, dtype, reference.NAME)
     return Kernels(**{name: variant.function for name, variant in chosen.items()})
 
 
@@ -113,8 +120,8 @@ def int8_note(device: torch.device | str, dtype: torch.dtype) -> str:
     if chosen == cpu_ops.NAME and not isinstance(compiled, Exception):
         if compiled.packs_int8_for(dtype):
             return "int8: C++, packed"
-        rows = cpu_ops.THIN_ROWS_INT8.get(compiled.level)
-        if rows is not None:
+        rows = thin_rows(compiled.level, dtype, quantized=True)
+        if rows:
             return f"int8: C++ for up to {rows} rows, torch with widened weights for more"
     return "int8: torch with widened weights"
 

@@ -6,11 +6,13 @@ for float64) and rounds once at the end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.base import HeadNorm, HeadShape, Kernels, Norm, NormedSum
+from weft.kernels.base import Block, BlockShape, HeadNorm, HeadShape, Kernels, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
 
 NAME = "reference"
@@ -174,6 +176,11 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: 
     return silu_mul(linear(x, weight, bias, scales=scales))
 
 
+def no_block(shape: BlockShape, weights: Mapping[str, Tensor]) -> Block | None:
+    """See `base.PrepareBlock`: there is none."""
+    return None
+
+
 def copy_pages(kv: Tensor, source: Tensor, destination: Tensor) -> None:
     """See `base.CopyPages`."""
     kv[destination] = kv[source]
@@ -195,6 +202,7 @@ KERNELS = Kernels(
     rotate_and_store=rotate_and_store,
     attention=attention,
     silu_mul=silu_mul,
+    prepare_block=no_block,
     copy_pages=copy_pages,
     copy_slots=copy_slots,
 )

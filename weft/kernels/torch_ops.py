@@ -165,6 +165,7 @@ KERNELS = Kernels(
     rotate_and_store=rotate_and_store,
     attention=attention,
     silu_mul=silu_mul,
+    prepare_block=reference.no_block,
     copy_pages=reference.copy_pages,
     copy_slots=reference.copy_slots,
 )

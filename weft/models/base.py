@@ -122,7 +122,10 @@ class WeightProvider(Protocol):
         ...
 
     def layer(self, index: int) -> Mapping[str, Tensor]:
-        """Weights of one layer by their name in the layer. Valid until the next call of `layer`."""
+        """Weights of one layer by their name in the layer. Valid until the next call of `layer`.
+
+        A mapping never changes: other tensors come in another mapping.
+        """
         ...
 
 
@@ -144,7 +147,7 @@ class ResidentWeights:
 
 
 class Layer(Protocol):
-    """One block of a model. It holds no weights and no state of a pass."""
+    """One block of a model. It holds no state of a pass, and no weights but those it prepared a call for last."""
 
     def attend(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
         """x [T, H] -> x plus attention, [T, H]. Writes the batch's KV into `kv` before reading it.

@@ -40,8 +40,13 @@ def _replace(target: Tensor, index: I64, table: Tensor, slots: I32) -> None:
         target.index_copy_(0, upload(index, target.device), found)
 
 
+def is_every_row(index: I64, num_rows: int) -> bool:
+    """Whether these are all of `num_rows` rows, in order."""
+    return len(index) == num_rows and bool((index == np.arange(num_rows)).all())
+
+
 def rows_of(x: Tensor, index: I64) -> Tensor:
     """Rows `index` of x, without a copy when they are all of them in order."""
-    if len(index) == x.shape[0] and (index == np.arange(len(index))).all():
+    if is_every_row(index, x.shape[0]):
         return x
     return x.index_select(0, upload(index, x.device))

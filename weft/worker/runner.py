@@ -19,7 +19,7 @@ from weft.models.base import Model, lower
 from weft.worker.graphs import DecodeGraphs, GraphOptions
 from weft.worker.kv_store import KVStore
 from weft.worker.logprobs import score_tokens, top_tokens
-from weft.worker.lowering import input_embeddings, rows_of
+from weft.worker.lowering import input_embeddings, is_every_row, rows_of
 from weft.worker.sampler import Sampler
 from weft.worker.slots import SlotTable
 from weft.worker.transfer import upload
@@ -98,7 +98,7 @@ class StepRunner:
         last = len(model.layers) - 1
         for index, layer in enumerate(model.layers):
             weights, kv = model.provider.layer(index), self._kv.layers[index]
-            if index < last:
+            if index < last or is_every_row(wanted, forward.num_tokens):
                 x = layer.forward(x, weights, batch, kv)
                 continue
             # With it, all KV is written; what follows concerns each token alone, so only those that someone asked for.

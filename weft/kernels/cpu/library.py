@@ -16,7 +16,7 @@ from pathlib import Path
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
-ABI_VERSION = 7
+ABI_VERSION = 8
 
 
 class Level(IntEnum):
@@ -54,6 +54,57 @@ class BatchFields(Structure):
     ]
 
 
+class Product(Structure):
+    """`weft::Product`."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("scales", c_void_p),
+        ("outputs", c_int64),
+        ("packed", c_int),
+    ]
+
+
+class BlockFields(Structure):
+    """`weft::BlockArgs`."""
+
+    _fields_ = [
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("hidden", c_int64),
+        ("window", c_int64),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("attention_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", Product),
+        ("output", Product),
+        ("gate_up", Product),
+        ("down", Product),
+    ]
+
+
+class PassFields(Structure):
+    """`weft::PassArgs`."""
+
+    _fields_ = [
+        ("batch", POINTER(BatchFields)),
+        ("shared", POINTER(BatchFields)),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("normed", c_void_p),
+        ("qkv", c_void_p),
+        ("mixed", c_void_p),
+        ("gate_up", c_void_p),
+        ("gated", c_void_p),
+        ("threads", c_int),
+    ]
+
+
 _SIGNATURES = {
     "weft_rms_norm": [c_int, c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int],
     "weft_silu_mul": [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int],
@@ -68,6 +119,7 @@ _SIGNATURES = {
         *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),
         *(c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int64, c_int),
     ],
+    "weft_block": [c_int, c_int, POINTER(BlockFields), POINTER(PassFields), c_void_p, c_void_p],
 }
 _PROBES = {
     "weft_probe_read": [c_int, c_void_p, c_int64, c_int],

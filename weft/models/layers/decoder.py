@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.base import Kernels, Norm
+from weft.kernels.base import Block, BlockShape, HeadShape, Kernels, Norm
 from weft.kernels.batch import AttentionBatch
 from weft.models.base import KVSpec, Layer, LayerKV, ModelSpec, WeightProvider
 from weft.models.layers.attention import AttentionBlock, attention_weights
@@ -26,8 +26,12 @@ class DecoderLayer:
     def __init__(self, spec: ModelSpec, index: int, rope: Rope, kernels: Kernels):
         self._attention = AttentionBlock(spec, index, rope, kernels)
         self._mlp = GatedMlp(spec, kernels)
+        self._rope = rope
         self._eps = spec.rms_eps
         self._kernels = kernels
+        heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._shape = BlockShape(heads, spec.rms_eps, spec.head_dim**-0.5, spec.sliding_windows[index])
+        self._prepared: tuple[Mapping[str, Tensor], Block | None] | None = None
 
     def attend(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
         """See `base.Layer`."""
@@ -39,11 +43,21 @@ class DecoderLayer:
 
     def forward(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
         """See `base.Layer`."""
+        block = self._block(weights)
+        done = None if block is None else block(x, self._rope.rotation(batch), batch, kv)
+        if done is not None:
+            return done
         mixed = self._attention.mix(x, weights, batch, kv)
         bias, scales = weights.get("output_bias"), weights.get("output_scales")
         norm = Norm(weights["mlp_norm"], self._eps)
         x, normed = self._kernels.linear_rms_norm(mixed, weights["output"], x, norm, bias, scales)
         return self._mlp.project(normed, x, weights)
+
+    def _block(self, weights: Mapping[str, Tensor]) -> Block | None:
+        """The layer as one operation, prepared when these weights are first seen."""
+        if self._prepared is None or self._prepared[0] is not weights:
+            self._prepared = (weights, self._kernels.prepare_block(self._shape, weights))
+        return self._prepared[1]
 
 
 class DecoderModel:

@@ -1,5 +1,6 @@
 // The entry points: plain C functions that pass a call on to the level that the caller asks for.
 #include "abi.h"
+#include "block.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -132,6 +133,10 @@ WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_
                                 float scale, int64_t window, int threads) {
     table(level).attention(
         dtype, AttentionArgs{batch, {heads, kv_heads, head_dim}, q, q_stride, kv, out, scale, window, threads});
+}
+
+WEFT_EXPORT void weft_block(int level, int dtype, const BlockArgs* block, const PassArgs* pass, void* x, void* kv) {
+    run_block(table(level), dtype, *block, *pass, x, kv);
 }
 
 WEFT_EXPORT double weft_probe_read(int level, const void* data, int64_t bytes, int threads) {

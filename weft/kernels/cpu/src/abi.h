@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 7;
+constexpr int kAbiVersion = 8;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
@@ -82,6 +82,46 @@ struct LinearArgs {
     int64_t rows, inputs, outputs;
     int threads;
     bool gated;  // `out` is [rows, outputs / 2]: the first half of the outputs gates the second; for packed weights
+};
+
+// A weight with what is added to its product.
+struct Product {
+    const void* weight;   // [outputs, inputs], contiguous, or packed
+    const void* bias;     // [outputs] or null
+    const float* scales;  // as in LinearArgs
+    int64_t outputs;
+    int packed;
+};
+
+// A layer of a decoder: everything that stays the same from pass to pass.
+struct BlockArgs {
+    Heads heads;
+    int64_t hidden;
+    int64_t window;  // as in AttentionArgs
+    float eps;
+    float scale;
+    const void* attention_norm;
+    const void* q_norm;  // null, with k_norm: heads are not normalised
+    const void* k_norm;
+    const void* mlp_norm;
+    Product qkv;      // queries, keys, values
+    Product output;
+    Product gate_up;  // gates first; packed or not, and so are the others
+    Product down;
+};
+
+// What the layers of a pass share. The buffers are as wide as the widest layer's results.
+struct PassArgs {
+    const Batch* batch;
+    const Batch* shared;  // the same with the chunks that rows share, for attention; may be `batch`
+    const float* cos;
+    const float* sin;
+    void* normed;   // [T, hidden]
+    void* qkv;      // [T, qkv outputs]
+    void* mixed;    // [T, heads * D]
+    void* gate_up;  // [T, gate_up outputs]; null where that weight is packed
+    void* gated;    // [T, gate_up outputs / 2]
+    int threads;
 };
 
 // One implementation of every operation. The first argument is a Dtype.
