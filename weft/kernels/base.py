@@ -10,7 +10,7 @@ Shapes use: T query tokens, H hidden size, D head size, N pages, P page size. Th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -186,12 +186,16 @@ class BlockShape(NamedTuple):
     """As in `Attention`."""
 
 
+Rotation = Callable[[AttentionBatch], tuple[Tensor, Tensor]]
+"""The (cos, sin) of a batch's positions, as `RotateAndStore` takes them."""
+
+
 class Block(Protocol):
     """A whole layer with its weights."""
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor | None:
+    def __call__(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, kv: Tensor) -> Tensor | None:
         """x [T, H] -> what the layer makes of it, [T, H], as if its operations had been called one by one; K and V are
-        written as `RotateAndStore` says. `x` is consumed.
+        written as `RotateAndStore` says. `x` is consumed. `rotation` is called once for all layers of a pass.
 
         None, with nothing done: these arguments are not for it.
         """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.kernels.base import BlockShape
+from weft.kernels.base import BlockShape, Rotation
 from weft.kernels.batch import AttentionBatch
 from weft.kernels.cpu.library import BlockFields, Level, PassFields, Product
 from weft.kernels.cpu.tensors import (
@@ -97,23 +97,27 @@ class CpuBlock:
         self._widths = (matrices[0].inputs, matrices[0].outputs, shape.heads.num_heads * shape.heads.head_dim)
         self._gate_up = 0 if matrices[2].fields.packed else matrices[2].outputs
         self._gated = matrices[2].outputs // 2
+        self._dtype_number = DTYPES[self._dtype]
+        # One string is found faster than a tuple of numbers, and a pass looks it up for every layer.
+        self._shared_by = f"{__name__} {self._max_queries} {self._widths} {self._gate_up} {self._gated}"
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor | None:
+    def __call__(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, kv: Tensor) -> Tensor | None:
         """See `base.Block`."""
-        rows = x.shape[0]
-        if not 0 < rows <= self._most_rows or x.dtype != self._dtype or not fits(x, kv):
+        dtype = self._dtype
+        if not 0 < x.shape[0] <= self._most_rows or x.dtype != dtype or kv.dtype != dtype:
             return None
-        key = (CpuBlock, self._max_queries, self._widths, self._gate_up, self._gated)
-        shared: _Pass | None = batch.cache.get(key)
+        if not (x.is_contiguous() and kv.is_contiguous()):
+            return None
+        shared: _Pass | None = batch.cache.get(self._shared_by)
         if shared is None:
-            shared = batch.cache[key] = self._begin(x, rotation, batch)
-        self._call(self._level, DTYPES[self._dtype], self._fields, shared.fields, x.data_ptr(), kv.data_ptr())
+            shared = batch.cache[self._shared_by] = self._begin(x, rotation, batch)
+        self._call(self._level, self._dtype_number, self._fields, shared.fields, x.data_ptr(), kv.data_ptr())
         return x
 
-    def _begin(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: AttentionBatch) -> _Pass:
+    def _begin(self, x: Tensor, rotation: Rotation, batch: AttentionBatch) -> _Pass:
         """What the layers of this pass share."""
         rows = x.shape[0]
-        cos, sin = (angles.to(torch.float32).contiguous() for angles in rotation)
+        cos, sin = (angles.to(torch.float32).contiguous() for angles in rotation(batch))
         buffers = [x.new_empty(rows, width) for width in (*self._widths, self._gate_up, self._gated)]
         addresses = [None if not buffer.numel() else buffer.data_ptr() for buffer in buffers]
         plain, shared = batch_fields(batch), batch_fields(batch, self._max_queries)

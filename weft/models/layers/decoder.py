@@ -44,7 +44,7 @@ class DecoderLayer:
     def forward(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
         """See `base.Layer`."""
         block = self._block(weights)
-        done = None if block is None else block(x, self._rope.rotation(batch), batch, kv)
+        done = None if block is None else block(x, self._rope.rotation, batch, kv)
         if done is not None:
             return done
         mixed = self._attention.mix(x, weights, batch, kv)
