@@ -19,7 +19,7 @@ from weft.core.step import ForwardBatch
 from weft.kernels import dispatch, reference, torch_attention, torch_ops
 from weft.kernels.base import HeadNorm, HeadShape
 from weft.kernels.batch import lower
-from weft.kernels.cpu import build, library, ops, tensors
+from weft.kernels.cpu import build, huge_pages, library, ops, tensors
 
 try:
     LOADED = library.load()
@@ -403,3 +403,17 @@ def test_limits_count_what_they_do(kernels):
     assert kernels.probe_product(data, 4, threads=2) == 2 * kernels.probe_product(data, 4, threads=1)
     assert kernels.probe_product(data.bfloat16(), 6, threads=1) == 2 * kernels.probe_product(data.bfloat16(), 3, 1)
     kernels.probe_read(data, threads=2)
+
+
+def test_large_memory_begins_with_a_huge_page_and_small_memory_is_left_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr(huge_pages, "ask", lambda tensor: asked.append(tensor.data_ptr()))
+    large = huge_pages.empty(3, 1 << 20, dtype=torch.bfloat16)
+    assert large.shape == (3, 1 << 20)
+    assert large.dtype == torch.bfloat16
+    assert large.is_contiguous()
+    assert large.data_ptr() % huge_pages.PAGE_BYTES == 0
+    assert asked == [large.data_ptr()]
+    large.fill_(1)
+    assert huge_pages.empty(10, dtype=torch.float32).shape == (10,)
+    assert len(asked) == 1

@@ -6,15 +6,30 @@ Owns one request to the system. Where it is refused, or means nothing, memory wo
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
 from functools import cache
 
+import torch
 from torch import Tensor
 
 ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
-LEAST_BYTES = 4 << 20
-"""Below this, few whole pages of 2 MiB would lie within a tensor."""
+PAGE_BYTES = 2 << 20
+LEAST_BYTES = 2 * PAGE_BYTES
+"""Below this, few whole pages would lie within a tensor."""
+
+
+def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Memory for a tensor on the CPU, on huge pages from its first byte on if it is large."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < LEAST_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    memory = torch.empty(size + PAGE_BYTES, dtype=torch.uint8)  # what is left over is never touched, so costs nothing
+    begin = -memory.data_ptr() % PAGE_BYTES
+    found = memory[begin : begin + size].view(dtype).view(shape)
+    ask(found)
+    return found
 
 
 def ask(tensor: Tensor) -> None:

@@ -63,8 +63,7 @@ class CpuKernels:
             return weight
         step = (16, 2 * PANEL) if weight.dtype == torch.int8 else (2, 16, PANEL)
         dtype = torch.uint8 if weight.dtype == torch.int8 else weight.dtype
-        packed = torch.empty(outputs // PANEL, inputs // PANEL, *step, dtype=dtype)
-        huge_pages.ask(packed)
+        packed = huge_pages.empty(outputs // PANEL, inputs // PANEL, *step, dtype=dtype)
         self._pack_weight(
             *(self._level, PACKED[weight.dtype], weight.data_ptr(), packed.data_ptr()),
             *(outputs, inputs, torch.get_num_threads()),
