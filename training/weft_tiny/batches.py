@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training.weft_tiny.data import WEIGHTS, stream
 from training.weft_tiny.examples import Example
-from training.weft_tiny.guidance import sources
 from training.weft_tiny.render import render
 
 _LEAST_POOL = 2000
@@ -29,20 +28,14 @@ class Row:
 
     tokens: list[int]
     weights: list[float]
-    sources: list[tuple[int, int]] = field(default_factory=list)
-    """Positions that predict a copied token, each with a position where it stands (`guidance.sources`)."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows padded on the right; ``weights`` is zero wherever a token is not a target.
-
-    ``sources`` [n, 3]: rows' sources as row, predicting position and source, in this order.
-    """
+    """Rows padded on the right; ``weights`` is zero wherever a token is not a target."""
 
     tokens: Tensor
     weights: Tensor
-    sources: Tensor
     size: int
 
 
@@ -51,7 +44,6 @@ def encode(example: Example, tokenizer: Tokenizer, prompt_weight: float) -> Row:
     text = render(example.messages, example.tools)
     marker, end = "<|im_start|>assistant\n", "<|im_end|>"
     row = Row([], [])
-    checks = iter(example.checks)
     for index, piece in enumerate(text.split(marker)):
         answer, stop, after = piece.partition(end) if index else ("", "", piece)
         parts = [(answer + stop, 1.0), (after, prompt_weight)]
@@ -59,8 +51,6 @@ def encode(example: Example, tokenizer: Tokenizer, prompt_weight: float) -> Row:
             parts.insert(0, (marker, prompt_weight))
         for part, weight in parts:
             ids = tokenizer.encode(part, add_special_tokens=False).ids if part else []
-            if weight == 1.0 and ids:
-                row.sources.extend(sources(row.tokens, ids, next(checks), tokenizer))
             row.tokens.extend(ids)
             row.weights.extend([weight] * len(ids))
     return row
@@ -68,12 +58,7 @@ def encode(example: Example, tokenizer: Tokenizer, prompt_weight: float) -> Row:
 
 def joined(rows: list[Row]) -> Row:
     """Several conversations as one long one."""
-    whole = Row([], [])
-    for row in rows:
-        whole.sources.extend((len(whole.tokens) + at, len(whole.tokens) + source) for at, source in row.sources)
-        whole.tokens.extend(row.tokens)
-        whole.weights.extend(row.weights)
-    return whole
+    return Row([t for row in rows for t in row.tokens], [w for row in rows for w in row.weights])
 
 
 def batches(
@@ -111,9 +96,7 @@ def collate(rows: list[Row]) -> Batch:
     for index, row in enumerate(rows):
         tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
         weights[index, : len(row.tokens)] = torch.tensor(row.weights)
-    found = sorted({(index, *pair) for index, row in enumerate(rows) for pair in row.sources})
-    places = torch.tensor(found, dtype=torch.long).view(-1, 3)
-    return Batch(tokens, weights, places, sum(len(row.tokens) for row in rows))
+    return Batch(tokens, weights, sum(len(row.tokens) for row in rows))
 
 
 @dataclass

@@ -24,7 +24,7 @@ MAKERS: dict[str, Callable[[Draw], Example]] = {
 }
 KINDS = ("chat", "story", "passage", "list", "json", "tool")
 WEIGHTS: dict[str, float] = {
-    "chat": 0.08, "story": 0.03, "passage": 0.28, "list": 0.13, "json": 0.21, "tool": 0.20, "copying": 0.07,
+    "chat": 0.12, "story": 0.05, "passage": 0.22, "list": 0.12, "json": 0.18, "tool": 0.21, "copying": 0.10,
 }  # fmt: skip
 
 

@@ -8,9 +8,7 @@ exported weights are a running average, usable at any time.
 from __future__ import annotations
 
 import argparse
-import itertools
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.weft_tiny.batches import Batch, Stream, collate, encode
 from training.weft_tiny.data import KINDS, held_out, mixture
-from training.weft_tiny.guidance import attended, guidance_loss
 from training.weft_tiny.optim import Muon, split_parameters
 from training.weft_tiny.tokenizer import CONTEXT, END_OF_TEXT, IM_END
-from training.weft_tiny.trunk import Trunk
 
 ASSET = Path("weft/assets/weft-tiny")
 
@@ -51,27 +47,16 @@ def make_config(tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Of a batch: the weighted loss, the mean loss of the assistant tokens, and that of the guided heads."""
-
-    total: Tensor
-    answers: Tensor
-    looks: Tensor
-
-
-def losses_of(trunk: nn.Module, head: nn.Module, batch: Batch, device: str, heads: list[int]) -> Losses:
-    """The losses; logits are made only where a weight is set."""
+def loss_of(trunk: nn.Module, head: nn.Module, batch: Batch, device: str) -> tuple[Tensor, Tensor]:
+    """The weighted loss, and the mean loss of the assistant tokens; logits are made only where a weight is set."""
     tokens, weights = batch.tokens.to(device), batch.weights.to(device)[:, 1:]
-    hidden, seen = trunk(tokens[:, :-1].contiguous())
+    hidden = trunk(input_ids=tokens[:, :-1].contiguous(), use_cache=False).last_hidden_state
     wanted = weights > 0
     logits = head(hidden[wanted]).float()
     losses = nn.functional.cross_entropy(logits, tokens[:, 1:][wanted], reduction="none")
     weights = weights[wanted]
     answers = losses.detach()[weights == 1.0].mean()
-    guided = heads and len(batch.sources)
-    looks = guidance_loss(seen[:, heads], batch.sources.to(device)) if guided else answers.new_zeros(())
-    return Losses((losses * weights).sum() / weights.sum(), answers, looks)
+    return (losses * weights).sum() / weights.sum(), answers
 
 
 def rate(seen: int, warmup: int, minutes: float, decay_minutes: float | None) -> float:
@@ -95,47 +80,20 @@ class Trainer:
         self.tokenizer = Tokenizer.from_file(str(args.asset / "tokenizer.json"))
         torch.manual_seed(args.seed)
         config = make_config(self.tokenizer)
+        # On a processor the backward pass of fused attention takes half a step; as matrix products it takes a sixth.
+        config._attn_implementation = "eager" if args.device == "cpu" else "sdpa"
         self.model = LlamaForCausalLM(config).to(args.device)
-        if args.start is not None:
-            self.model.load_state_dict(LlamaForCausalLM.from_pretrained(args.start, dtype=torch.float32).state_dict())
+        trunk = self.model.model
+        self.trunk: nn.Module = torch.compile(trunk, dynamic=True) if args.compile else trunk
         matrices, rest = split_parameters(self.model)
         self.muon = Muon(matrices, args.muon_lr, decay=0.01)
         self.adam = torch.optim.AdamW(rest, args.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
         self.average = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         self.seen = self.step = self.resumed = 0
         self.seconds = 0.0
-        self.guided: tuple[int, list[int]] = (0, [])
         self.path = args.run / "checkpoint.pt"
         if self.path.exists():
             self.load()
-        if args.guide and not self.guided[1]:
-            self.guided = self.choose_heads()
-        layer, heads = self.guided
-        if heads:
-            print(f"guided: heads {heads} of layer {layer}", flush=True)
-        trunk = Trunk(self.model, layer if heads else None)
-        self.trunk: nn.Module = torch.compile(trunk, dynamic=True) if args.compile else trunk
-
-    def stream(self, run: int) -> Stream:
-        """The batches of the ``run``-th resumption."""
-        args = self.args
-        return Stream(args.asset / "tokenizer.json", args.seed + 1000 * run, args.batch, args.longest,
-                      args.prompt_weight, args.long_share, mixture(args.recall_share))  # fmt: skip
-
-    @torch.no_grad()
-    def choose_heads(self, batches: int = 8) -> tuple[int, list[int]]:
-        """The layer and its heads (those of a few key heads) that look most at the sources of copied tokens."""
-        chosen: list[tuple[float, int, list[int]]] = []
-        some = list(itertools.islice(self.stream(self.resumed), batches))
-        for layer in range(1, self.model.config.num_hidden_layers):
-            trunk = Trunk(self.model, layer)
-            looks = torch.cat([attended(trunk(batch.tokens.to(self.args.device)[:, :-1])[1],
-                                        batch.sources.to(self.args.device)) for batch in some]).mean(0)  # fmt: skip
-            best = looks.topk(self.args.guided_heads)
-            chosen.append((float(best.values.mean()), layer, best.indices.tolist()))
-        print("; ".join(f"layer {layer}: heads {heads} look {share:.2f}" for share, layer, heads in chosen), flush=True)
-        _, layer, heads = max(chosen)
-        return layer, heads
 
     def load(self) -> None:
         """Restore the last checkpoint."""
@@ -144,28 +102,27 @@ class Trainer:
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])
         self.average, self.seen, self.step = state["average"], state["seen"], state["step"]
-        self.resumed, self.seconds, self.guided = state["resumed"] + 1, state["seconds"], state["guided"]
+        self.resumed, self.seconds = state["resumed"] + 1, state.get("seconds", 0.0)
 
     def save(self) -> None:
         """Write a checkpoint, and the averaged weights next to it."""
         state = {"model": self.model.state_dict(), "muon": self.muon.state_dict(), "adam": self.adam.state_dict(),
                  "average": self.average, "seen": self.seen, "step": self.step, "resumed": self.resumed,
-                 "seconds": self.seconds, "guided": self.guided}  # fmt: skip
+                 "seconds": self.seconds}  # fmt: skip
         self.args.run.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self.path)
 
     def update(self, batch: Batch, factor: float) -> Tensor:
-        """One optimizer step at a learning-rate factor; returns the mean losses of the assistant tokens and of the
-        guided heads, on the device."""
+        """One optimizer step at a learning-rate factor; returns the assistant tokens' mean loss, on the device."""
         args = self.args
         for optimizer, base in ((self.muon, args.muon_lr), (self.adam, args.adam_lr)):
             for group in optimizer.param_groups:
                 group["lr"] = base * factor
         with torch.autocast(args.device.split(":")[0], torch.bfloat16):
-            losses = losses_of(self.trunk, self.model.lm_head, batch, args.device, self.guided[1])
-        (losses.total + args.guide * losses.looks).backward()
+            loss, answers = loss_of(self.trunk, self.model.lm_head, batch, args.device)
+        loss.backward()
         nn.utils.clip_grad_norm_(self.adam.param_groups[0]["params"], 1.0)
         self.muon.step()
         self.adam.step()
@@ -175,7 +132,7 @@ class Trainer:
         keep = min(0.98, 1 - 1 / (1 + self.step / 10)) if factor >= 1 else 0.9 * min(1.0, factor + 0.5)
         for name, value in self.model.named_parameters():
             self.average[name].lerp_(value.detach(), 1 - keep)
-        return torch.stack((losses.answers, losses.looks.detach()))
+        return answers
 
     @torch.no_grad()
     def check(self, count: int = 96) -> str:
@@ -211,7 +168,9 @@ class Trainer:
     def run(self) -> None:
         """Train until the wanted number of tokens, with a progress line and regular checkpoints."""
         args = self.args
-        source = self.stream(self.resumed).loader(args.workers)
+        stream = Stream(args.asset / "tokenizer.json", args.seed + 1000 * self.resumed, args.batch, args.longest,
+                        args.prompt_weight, args.long_share, mixture(args.recall_share))  # fmt: skip
+        source = stream.loader(args.workers)
         began = saved = last = time.monotonic()
         first, losses, factor = self.seen, list[Tensor](), 1.0
         while self.seen < args.tokens and factor > 0:
@@ -220,8 +179,8 @@ class Trainer:
             now = time.monotonic()
             self.seconds, last = self.seconds + now - last, now
             if self.step % args.report == 0:
-                (mean, looks), speed = torch.stack(losses).mean(0).tolist(), (self.seen - first) / (now - began)
-                line = f"step {self.step}  tokens {self.seen / 1e6:.2f}M  loss {mean:.4f}  looks {looks:.3f}"
+                mean, speed = float(torch.stack(losses).mean()), (self.seen - first) / (now - began)
+                line = f"step {self.step}  tokens {self.seen / 1e6:.2f}M  loss {mean:.4f}"
                 print(f"{line}  rate {factor:.2f}  {speed:.0f} tokens/s", flush=True)
                 losses = []
             if self.step % args.check == 0:
@@ -237,7 +196,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/weft_tiny"), help="directory of the checkpoint")
     parser.add_argument("--asset", type=Path, default=ASSET, help="directory with tokenizer.json")
-    parser.add_argument("--start", type=Path, help="model directory whose weights a new run starts from")
     parser.add_argument("--tokens", type=int, default=40_000_000, help="end after this many tokens at the latest")
     parser.add_argument("--decay-minutes", type=float, help="let the rate fall to zero over this time, then end")
     parser.add_argument("--warmup", type=int, default=150_000, help="tokens of warm-up")
@@ -246,8 +204,6 @@ def main() -> None:
     parser.add_argument("--long-share", type=float, default=0.015, help="share of rows that join several conversations")
     parser.add_argument("--prompt-weight", type=float, default=0.1, help="loss weight of tokens outside answers")
     parser.add_argument("--recall-share", type=float, default=0.0, help="share of rows that are look-up tables")
-    parser.add_argument("--guide", type=float, default=0.1, help="weight of the loss that shows heads where to look")
-    parser.add_argument("--guided-heads", type=int, default=2, help="heads that are shown where to look")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=1)

@@ -83,10 +83,7 @@ def make(draw: Draw) -> Example:
         (draw.phrase(ASK_PRICE, n=some), f"The {some} costs {prices[names.index(some)]}."),
     )
     messages, checks = [], []
-    asked = draw.rng.randint(1, 3)
-    if not draw.held_values and draw.chance(0.6):
-        asked = len(options)  # A longer lesson from the same list; held-out cases stay as they are.
-    for index, (question, answer) in enumerate(draw.some(options, asked)):
+    for index, (question, answer) in enumerate(draw.some(options, draw.rng.randint(1, 3))):
         prompt = draw.phrase(QUESTION, l=lines, i=inline, q=question) if index == 0 else question
         messages += [user(prompt), assistant(answer)]
         checks.append(Check(exact=answer))

@@ -61,10 +61,7 @@ def make(draw: Draw) -> Example:
     if draw.chance(0.3):
         messages.append({"role": "system", "content": draw.phrase(SYSTEM) + (f" {instruction}" if brief else "")})
     checks = []
-    asked = min(len(facts), draw.rng.choice((1, 2, 2, 3)))
-    if not draw.held_values and draw.chance(0.6):
-        asked = len(facts)  # A longer lesson from the same passage; held-out cases stay as they are.
-    for index, fact in enumerate(draw.some(facts, asked)):
+    for index, fact in enumerate(draw.some(facts, min(len(facts), draw.rng.choice((1, 2, 2, 3))))):
         question = fact.question(draw)
         prompt = draw.phrase(ASK, p=passage, q=question) if index == 0 else question
         if brief and (index > 0 or not messages):

@@ -32,12 +32,11 @@ constexpr int64_t kBlockBytes = 1 << 20;
 #if WEFT_AMX
 constexpr bool kTiles = true;
 constexpr int64_t kRowsAtOnce = 32;
-constexpr int64_t kBlockSteps = 16;
 #else
 constexpr bool kTiles = false;
 constexpr int64_t kRowsAtOnce = 12;
-constexpr int64_t kBlockSteps = 8;
 #endif
+constexpr int64_t kBlockSteps = 16;
 constexpr int64_t kFewGroups = 4;  // with so few rows, a whole panel passes by at once: their sums stay in registers
 constexpr int64_t kRowsPerThread = 256;  // with as many or more, threads divide the rows; with fewer, the panels
 constexpr int64_t kStreamedBytes = 1 << 20;  // a result as large as this is written past the caches
@@ -266,15 +265,20 @@ struct RowPart {
     int64_t first;
     int64_t rows;
     bf16* expanded;  // room for `kBlockSteps` steps, with an int8 weight
+
+    int64_t groups() const { return (rows + kRowsAtOnce - 1) / kRowsAtOnce; }
+    // Rows of a group: as equal as can be, since a group of few takes longer for each.
+    int64_t at_once() const { return kTiles ? kRowsAtOnce : (rows + groups() - 1) / groups(); }
 };
 
 // Rows of x as the product reads them.
 inline void rearrange_rows(const LinearArgs& a, const RowPart& r, bf16* to) {
-    for (int64_t i = 0; i < r.rows; i += kRowsAtOnce, to += kRowsAtOnce * a.inputs)
+    const int64_t each = r.at_once();
+    for (int64_t i = 0; i < r.rows; i += each, to += each * a.inputs)
 #if WEFT_AMX
         tiles_of_rows((const bf16*)a.x, a.rows, a.inputs, r.first + i, to);
 #else
-        pairs_of_rows(r.x + i * a.inputs, least(kRowsAtOnce, r.rows - i), a.inputs, to);
+        pairs_of_rows(r.x + i * a.inputs, least(each, r.rows - i), a.inputs, to);
 #endif
 }
 
@@ -283,7 +287,7 @@ inline void rearrange_rows(const LinearArgs& a, const RowPart& r, bf16* to) {
 inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, const char* next, float* sums,
                          bool write, const float* gates) {
     const int64_t steps = a.inputs / kStep, size = steps * step_bytes(a);
-    const int64_t groups = (r.rows + kRowsAtOnce - 1) / kRowsAtOnce;
+    const int64_t groups = r.groups(), each = r.at_once();
     const bool direct = !kTiles && a.scales && groups == 1;
     const bool whole = a.scales ? direct : groups <= kFewGroups;
     const char* weight = (const char*)a.weight + panel * size;
@@ -296,11 +300,11 @@ inline void linear_panel(const LinearArgs& a, const RowPart& r, int64_t panel, c
         const char* from = weight + s * step_bytes(a);
         if (a.scales && !direct) expand_steps((const uint8_t*)from, r.expanded, part.steps);
         part.weight = a.scales ? r.expanded : (const bf16*)from;
-        for (int64_t m = 0; m < r.rows; m += kRowsAtOnce) {
-            int64_t count = least(kRowsAtOnce, r.rows - m);
+        for (int64_t m = 0; m < r.rows; m += each) {
+            int64_t count = least(each, r.rows - m);
             int64_t bytes = part.lines * part.steps * 64;
             part.sums = sums + m * kPanel;
-            part.fetch = next && fetch + bytes <= end ? fetch : nullptr;
+            part.fetch = next && fetch < end ? fetch : nullptr;  // beyond the end it does no harm
             fetch += bytes;
 #if WEFT_AMX
             const bf16* tiles = r.x + m * a.inputs + s * kStepSize;
