@@ -30,7 +30,7 @@ from weft.cli import probe
 from weft.core.step import ForwardBatch
 from weft.kernels import shared_chunks
 from weft.kernels.batch import AttentionBatch, lower
-from weft.kernels.cpu import limits, ops
+from weft.kernels.cpu import huge_pages, limits, ops
 from weft.kernels.quantize import quantize
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, PAGE = 8, 16, 8, 128, 16
@@ -104,7 +104,9 @@ def int8_products(kernels: ops.CpuKernels, rows: int) -> Products:
 
 
 def attention(kernels: ops.CpuKernels, batch: AttentionBatch, pages: int) -> Callable[[], object]:
-    kvs = [torch.randn(pages, 2, KV_HEADS, PAGE, HEAD_DIM).bfloat16() for _ in range(LAYERS)]
+    shape = (pages, 2, KV_HEADS, PAGE, HEAD_DIM)
+    # On huge pages, as an engine's pages are.
+    kvs = [huge_pages.empty(*shape, dtype=torch.bfloat16).normal_() for _ in range(LAYERS)]
     q = torch.randn(batch.num_tokens, HEADS, HEAD_DIM).bfloat16()
 
     def run() -> None:
