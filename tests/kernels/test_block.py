@@ -229,6 +229,38 @@ def test_what_the_library_cannot_read_is_left_to_the_operations(unfit):
     assert level.prepare_block(shape, weights_of(spec, level.gather(), 1)) is None
 
 
+@pytest.mark.parametrize("other", [{"num_kv_heads": 1}, {"head_dim": 32}, {"num_heads": 8}], ids=str)
+def test_weights_of_another_shape_are_left_to_the_operations(other):
+    level = LEVELS[0]
+    weights = weights_of(SPEC, level.gather(), 1)
+    told = replace(SPEC, **other)
+    heads = HeadShape(told.num_heads, told.num_kv_heads, told.head_dim)
+    assert level.prepare_block(BlockShape(heads, SPEC.rms_eps, 0.25, None), weights) is None
+
+
+@pytest.mark.parametrize("name", ["attention_norm", "mlp_norm", "output", "down", "gate_up"])
+def test_a_weight_of_another_size_is_left_to_the_operations(name):
+    level = LEVELS[0]
+    kernels = level.gather()
+    weights = weights_of(SPEC, kernels, 1)
+    wider = weights_of(replace(SPEC, hidden_size=128, intermediate_size=160), kernels, 1)
+    heads = HeadShape(SPEC.num_heads, SPEC.num_kv_heads, SPEC.head_dim)
+    shape = BlockShape(heads, SPEC.rms_eps, 0.25, None)
+    assert level.prepare_block(shape, weights) is not None
+    assert level.prepare_block(shape, weights | {name: wider[name]}) is None
+
+
+def test_rows_of_another_width_are_refused():
+    level = LEVELS[0]
+    weights = weights_of(SPEC, level.gather(), 1)
+    heads = HeadShape(SPEC.num_heads, SPEC.num_kv_heads, SPEC.head_dim)
+    block = level.prepare_block(BlockShape(heads, SPEC.rms_eps, 0.25, None), weights)
+    case = random_case(np.random.default_rng(2), DECODES, dtype=SPEC.dtype)
+    rope = Rope(SPEC.rope, SPEC.head_dim, torch.device("cpu"))
+    x = torch.ones((len(DECODES), 2 * SPEC.hidden_size), dtype=SPEC.dtype)
+    assert block(x, rope.rotation, case.batch, case.kv) is None
+
+
 def test_a_block_is_of_the_backend_that_all_its_operations_are_of():
     def prepare(prefer):
         return dispatch.select("cpu", torch.bfloat16, prefer).prepare_block
@@ -238,3 +270,11 @@ def test_a_block_is_of_the_backend_that_all_its_operations_are_of():
     for operation in dispatch.IN_A_BLOCK:
         if operation != "gated_linear":  # goes with `linear`
             assert prepare({operation: torch_ops.NAME}) is reference.no_block
+
+
+def test_a_backend_without_blocks_is_not_said_to_have_one():
+    def chosen(dtype):
+        return next(c.chosen for c in dispatch.describe("cpu", dtype) if c.operation == "prepare_block")
+
+    assert chosen(torch.bfloat16) == ops.NAME
+    assert chosen(torch.float64) == "none"

@@ -41,9 +41,11 @@ def test_unknown_names_are_refused(prefer, named):
 
 def test_describe_names_what_select_takes():
     for choice in dispatch.describe("cpu", torch.bfloat16):
+        if choice.chosen == "none":
+            continue
         chosen = dispatch.select("cpu", torch.bfloat16, prefer={choice.operation: choice.chosen})
         assert chosen == dispatch.select("cpu", torch.bfloat16)
-        assert choice.available[-1] == "reference"
+        assert choice.operation == "prepare_block" or choice.available[-1] == "reference"
 
 
 def test_what_computes_with_int8_weights_is_said(installed, monkeypatch):
@@ -87,8 +89,9 @@ def test_cuda_devices_have_triton(installed):
     installed(True)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         choices = dispatch.describe("cuda", dtype)
-        assert {c.chosen for c in choices} == {"triton"}
-        assert {c.available for c in choices} == {("triton", "torch", "reference")}
+        having = [c for c in choices if c.operation != "prepare_block"]  # neither has one: test_block.py
+        assert {c.chosen for c in having} == {"triton"}
+        assert {c.available for c in having} == {("triton", "torch", "reference")}
     assert choices[0].note.startswith("Triton: ")
 
 

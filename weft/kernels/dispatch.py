@@ -42,6 +42,7 @@ class Choice(NamedTuple):
 
     operation: str
     chosen: str
+    """"none": the operation is put together from others."""
     available: tuple[str, ...]
     note: str = ""
     """On a CPU: the level of the C++ kernels, or why they are not used. On a CUDA device: the same of Triton's."""
@@ -105,7 +106,10 @@ def describe(device: torch.device | str = "cpu", dtype: torch.dtype = torch.floa
     note = _note(target, dtype)
     choices = []
     for name, variants in REGISTRY.items():
-        available = tuple(v.name for v in variants if v.supports(target, dtype))
+        usable = [v for v in variants if v.supports(target, dtype)]
+        if name == "prepare_block":  # backends without one have an entry all the same
+            usable = [v for v in usable if v.function is not reference.no_block]
+        available = tuple(v.name for v in usable) or ("none",)
         choices.append(Choice(name, available[0], available, note))
     return choices
 

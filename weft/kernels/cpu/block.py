@@ -66,7 +66,9 @@ class CpuBlock:
             return None
         matrices = [_matrix(level, dtype, weights, name) for name in _PRODUCTS]
         known = [matrix for matrix in matrices if matrix is not None]
-        return cls(call, level, shape, weights, known) if len(known) == len(matrices) else None
+        if len(known) < len(matrices) or not _fit_together(shape, weights, known):
+            return None
+        return cls(call, level, shape, weights, known)
 
     def __init__(
         self,
@@ -104,7 +106,8 @@ class CpuBlock:
     def __call__(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, kv: Tensor) -> Tensor | None:
         """See `base.Block`."""
         dtype = self._dtype
-        if not 0 < x.shape[0] <= self._most_rows or x.dtype != dtype or kv.dtype != dtype:
+        rows, width = x.shape
+        if not 0 < rows <= self._most_rows or width != self._widths[0] or x.dtype != dtype or kv.dtype != dtype:
             return None
         if not (x.is_contiguous() and kv.is_contiguous()):
             return None
@@ -126,6 +129,21 @@ class CpuBlock:
             *(*addresses, torch.get_num_threads()),
         )
         return _Pass(ctypes.pointer(fields), (fields, plain, shared, cos, sin, buffers))
+
+
+def _fit_together(shape: BlockShape, weights: Mapping[str, Tensor], matrices: list[_Matrix]) -> bool:
+    """Whether each product takes what comes before it: the call itself trusts these sizes."""
+    heads, queries = shape.heads, shape.heads.num_heads * shape.heads.head_dim
+    qkv, output, gate_up, down = ((matrix.inputs, matrix.outputs) for matrix in matrices)
+    hidden, gated = qkv[0], down[0]
+    lengths = dict.fromkeys(_NORMS, hidden) | dict.fromkeys(_HEAD_NORMS, heads.head_dim)
+    return (
+        qkv[1] == queries + 2 * heads.num_kv_heads * heads.head_dim
+        and output == (queries, hidden)
+        and gate_up == (hidden, 2 * gated)
+        and down[1] == hidden
+        and all(weights[name].shape == (length,) for name, length in lengths.items() if name in weights)
+    )
 
 
 def _matrix(level: Level, dtype: torch.dtype, weights: Mapping[str, Tensor], name: str) -> _Matrix | None:
