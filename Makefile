@@ -14,9 +14,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 LIBRARY := weft/kernels/cpu/_weft_cpu.so
 SHIM := weft/programs/sandbox/_weft_shim.so
 ARGS ?=
+# Processes that run the tests; each uses one torch thread.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test demo bench format clean
+.PHONY: help install check test soak demo bench format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -31,7 +33,10 @@ check: install ## ruff, formatting, mypy strict, import contracts
 	$(BIN)/lint-imports
 
 test: install ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+soak: install ## run the long tests: random kills, tens of thousands of rows, proofs
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m soak $(ARGS)
 
 demo: install ## start a server and drive it with the openai client
 	@$(BIN)/python -m demo.run

@@ -12,3 +12,7 @@ if torch.cuda.is_available():
 else:
     # Without a GPU, Triton interprets its kernels.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Several processes run tests at once; more threads than cores would only make them wait for each other.
+    torch.set_num_threads(1)
