@@ -99,7 +99,7 @@ def test_a_killed_program_host_does_not_break_chat(served: tuple[int, httpx.Clie
         run = client.programs.start(source=WAITS)
         stream = client.runs.messages(run.id)
         assert [next(stream).type for _ in range(2)] == ["run", "message"]
-        os.kill(child_of(front, "weft.programs.host_process").pid, signal.SIGKILL)
+        os.kill(child_of(front, "weft.programs.host.process").pid, signal.SIGKILL)
         assert chat(http) == 200
         with pytest.raises(RunFailedError, match="killed by SIGKILL") as error:
             client.runs.wait(run.id)

@@ -18,7 +18,7 @@ from weft.client import Client, Run, RunEvent, RunFailedError
 pytestmark = pytest.mark.slow
 
 SERVER = ("--num-pages", "1024", "--max-running", "64", "--threads", "1", "--dtype", "float32")
-ENGINE, HOST = "weft.engine.process", "weft.programs.host_process"
+ENGINE, HOST = "weft.engine.process", "weft.programs.host.process"
 TOKENS = 800
 
 PATIENT = """

@@ -15,9 +15,9 @@ import msgspec
 
 from weft.config import EngineConfig, ProgramsConfig
 from weft.engine.inline import InlineEngine
-from weft.programs.guests import Guests
-from weft.programs.host import HostOptions, ProgramHost
-from weft.programs.host_process import host_parts
+from weft.programs.host.guest_factory import Guests
+from weft.programs.host.process import host_parts
+from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.limits import Limits
 from weft.programs.model import Model
 from weft.programs.network import Network

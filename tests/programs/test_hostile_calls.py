@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.programs.help import settle
-from tests.programs.host_help import TENANT, Bench, spec, with_host
+from tests.programs.host.help import TENANT, Bench, spec, with_host
 from weft.core.errors import InvalidRequest, LimitExceeded, Overloaded
 from weft.core.sampling import SamplingParams, StopParams
 from weft.programs.history import History
-from weft.programs.host import HostOptions, ProgramHost
+from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.limits import Limits
 from weft.programs.messages import MAX_WAITING_BYTES, MESSAGE_COST_BYTES, Queue, Waiting, one_line
 from weft.programs.runs import KEPT_LOG_BYTES, LINE_COST_BYTES, Run, log_line

@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 from tests.programs.help import settle
-from tests.programs.host_help import TENANT, spec
+from tests.programs.host.help import TENANT, spec
 from tests.programs.virtual_time import LoopClock, run_virtually
 from weft.config import ProgramsConfig
 from weft.core.errors import InvalidRequest, LimitExceeded, Overloaded, WeftError
 from weft.programs import throttle as module
 from weft.programs.accounts import Accounts, Caps
 from weft.programs.errors import RunCancelled
-from weft.programs.guests import Guests
-from weft.programs.host import HostOptions, ProgramHost
-from weft.programs.host_process import host_parts
+from weft.programs.host.guest_factory import Guests
+from weft.programs.host.process import host_parts
+from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.limits import Limits
 from weft.programs.model import Model
 from weft.programs.registry import Code

@@ -14,7 +14,7 @@ from weft.config import ProgramsConfig
 from weft.core.clock import ManualClock
 from weft.core.errors import ConfigError
 from weft.programs.accounts import NoPlace
-from weft.programs.host_process import host_parts
+from weft.programs.host.process import host_parts
 from weft.programs.limits import Limits
 from weft.programs.run_records import RunRecords
 from weft.programs.store import MemoryStore

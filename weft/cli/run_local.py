@@ -19,9 +19,9 @@ from weft.config import Config, ProgramsConfig, data_directory
 from weft.core.errors import InvalidRequest, WeftError
 from weft.engine.inline import InlineEngine
 from weft.programs.errors import RunCancelled, UnknownProgram
-from weft.programs.guests import Guests
-from weft.programs.host import HostOptions, HostParts, ProgramHost
-from weft.programs.host_process import host_parts, open_store
+from weft.programs.host.guest_factory import Guests
+from weft.programs.host.process import host_parts, open_store
+from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
 from weft.programs.limits import Limits
 from weft.programs.model import Model
 from weft.programs.registry import Code, Quota, checked_code

@@ -1,7 +1,7 @@
 """`Dealer`: one end of a zmq connection between two processes, on the event loop of whoever holds it.
 
-Owns the socket and nothing else: bytes out, bytes in, in order. `weft.engine.connection` and `weft.programs.pipe` say
-what the bytes mean.
+Owns the socket and nothing else: bytes out, bytes in, in order. `weft.engine.connection` and
+`weft.programs.host.pipe` say what the bytes mean.
 """
 
 from __future__ import annotations

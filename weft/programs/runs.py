@@ -2,7 +2,7 @@
 
 Owns the one table of states, the one ending, and what is kept for those who ask later; all of it bounded. It does not
 know what carries a run out: a `Control` does, in this process (`weft.programs.host`) or in another one
-(`weft.programs.host_client`). Used from one event loop.
+(`weft.programs.host.client`). Used from one event loop.
 
     queued ──▶ running ──▶ finished | failed | cancelled
        └─────────────────▶ failed | cancelled

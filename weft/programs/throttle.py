@@ -4,7 +4,7 @@ Owns the commands that wait. It stands between a guest and its session, and hold
 nothing is owed any more: in order, and nothing of it is lost. So a program is slowed down by what others of its tenant
 used, and never broken by it: a refusal would hit whichever call comes next, in the middle of a text, and few programs
 are written to try every call again. While it waits, its time runs: `wall_s` bounds the wait. What was begun before goes
-on, and its events arrive. Made by `weft.programs.hosted` where the tenant has a rate; used from one event loop.
+on, and its events arrive. Made by `weft.programs.host.run_task` where the tenant has a rate; used from one event loop.
 """
 
 from __future__ import annotations

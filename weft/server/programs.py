@@ -22,12 +22,12 @@ from weft.config import EngineConfig, ProgramsConfig, data_directory
 from weft.core.errors import InvalidRequest, Unsupported
 from weft.engine.supervisor import ProcessEngine
 from weft.programs.errors import UnknownProgram
-from weft.programs.guests import Guests
 from weft.programs.history import History
-from weft.programs.host import HostOptions, ProgramHost, RunHost
-from weft.programs.host_client import HostClient
-from weft.programs.host_process import host_parts
-from weft.programs.host_wire import HostArgs, HostedModel
+from weft.programs.host.client import HostClient
+from weft.programs.host.guest_factory import Guests
+from weft.programs.host.process import host_parts
+from weft.programs.host.program_host import HostOptions, ProgramHost, RunHost
+from weft.programs.host.wire import HostArgs, HostedModel
 from weft.programs.limits import Limits
 from weft.programs.machine_memory import machine_memory_bytes
 from weft.programs.model import Model as ProgramModel

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import wasmtime
 
-from tests.programs.host_help import TENANT, Bench, with_host
+from tests.programs.host.help import TENANT, Bench, with_host
 from tests.programs.sandbox.help import EXAMPLES
 from weft.programs.errors import StorageFailed
 from weft.programs.registry import Quota, checked_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.programs.host_help import TENANT, Bench, with_host
+from tests.programs.host.help import TENANT, Bench, with_host
 from tests.programs.sandbox.help import EXAMPLES
 from weft.programs.registry import Quota, checked_code
 from weft.programs.runs import RunSpec

@@ -1,7 +1,7 @@
-"""The program host's process: `python -m weft.programs.host_process ADDRESS`, its arguments as a line of JSON on stdin.
+"""The program host's process: `python -m weft.programs.host.process ADDRESS`, its arguments as a line of JSON on stdin.
 
 It loads the models' tokenizers, connects to the front at the address and to the engines that the front names, and runs
-programs until SIGTERM, or until its stdin closes: then the process that started it is gone. `weft.programs.host_client`
+programs until SIGTERM, or until its stdin closes: then the process that started it is gone. `weft.programs.host.client`
 starts and watches it. What a sandbox does wrong here ends here; the front and the engines go on.
 """
 
@@ -25,14 +25,14 @@ from weft.config import ProgramsConfig
 from weft.core.clock import Clock
 from weft.core.errors import EngineDead, InvalidRequest, WeftError
 from weft.engine.attached import AttachedEngine
-from weft.programs import host_wire as wire
 from weft.programs.accounts import Accounts, Caps
 from weft.programs.errors import HostDead, RunCancelled
-from weft.programs.guests import Guests
-from weft.programs.host import HostOptions, HostParts, ProgramHost
+from weft.programs.host import wire
+from weft.programs.host.guest_factory import Guests
+from weft.programs.host.pipe import Pipe
+from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
 from weft.programs.model import Model
 from weft.programs.network import Network
-from weft.programs.pipe import Pipe
 from weft.programs.registry import Code
 from weft.programs.runs import News, Run
 from weft.programs.runtime import Runtime

@@ -1,8 +1,9 @@
 """`ProgramHost`: runs programs in this process, on the event loop it is used from.
 
 Owns which runs there are and when each may start: caps per tenant and server, an orderly bounded queue beyond them,
-children within their parents. How one run is carried out is `weft.programs.hosted`; what it may reach is its session.
-Used in the program host's process (`weft.programs.host_process`), and inline by tests, `weft run` and `weft.LLM`.
+children within their parents. How one run is carried out is `weft.programs.host.run_task`; what it may reach is its
+session. Used in the program host's process (`weft.programs.host.process`), and inline by tests, `weft run` and
+`weft.LLM`.
 
 Children do not wait in the queue: a parent that waits for a child that waits for its parent's place would never end.
 Their number is bounded by the limits of the run that they belong to, and by the caps.
@@ -22,9 +23,9 @@ import msgspec
 from weft.core.errors import Draining, InvalidRequest, Overloaded, Unsupported
 from weft.programs.accounts import Accounts, NoPlace
 from weft.programs.errors import UnknownProgram
-from weft.programs.guests import Guests
 from weft.programs.history import History
-from weft.programs.hosted import Hosted
+from weft.programs.host.guest_factory import Guests
+from weft.programs.host.run_task import Hosted
 from weft.programs.limits import Budget
 from weft.programs.messages import Hub
 from weft.programs.model import Model

@@ -1,4 +1,4 @@
-"""`Pipe`: one end of the connection between a front and its program host. What travels is `weft.programs.host_wire`."""
+"""`Pipe`: one end of the connection between a front and its program host. What travels is `weft.programs.host.wire`."""
 
 from __future__ import annotations
 

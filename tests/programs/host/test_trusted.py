@@ -10,8 +10,8 @@ from tests.programs.help import settle
 from tests.programs.sessions import Host, obj, run
 from weft.core.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError
 from weft.core.wire import Open
+from weft.programs.host.trusted import TrustedGuest
 from weft.programs.limits import Limits
-from weft.programs.trusted import TrustedGuest
 
 
 class Stopped(WeftError):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from weft.core.errors import LimitExceeded, Overloaded, ProgramFailed, WeftError
 from weft.programs.errors import RunCancelled
 from weft.programs.guest import Guest, GuestUsage
-from weft.programs.guests import Guests
+from weft.programs.host.guest_factory import Guests
 from weft.programs.limits import Budget
 from weft.programs.messages import one_line
 from weft.programs.rates import Wait

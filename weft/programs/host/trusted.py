@@ -3,7 +3,8 @@
 Owns the task and its channel. It is the same source, the same SDK and the same wire as in the sandbox; only the
 boundary is missing. So it is as fast as a call can be, and nothing protects the host from it: it may do whatever Python
 can, its limits of processor time and memory are not enforced, `print` goes to the host's own output, and a program that
-computes without ever awaiting stops everything in the loop and cannot be killed. Made by `weft.programs.guests`.
+computes without ever awaiting stops everything in the loop and cannot be killed. Made by
+`weft.programs.host.guest_factory`.
 """
 
 from __future__ import annotations

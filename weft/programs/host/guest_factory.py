@@ -1,7 +1,7 @@
 """From a program to a guest that runs it: the sandbox, or plain asyncio for what is trusted.
 
 Owns the choice, and the sandbox, which is opened when the first program needs it: on a thread, because the first time
-on a machine takes seconds. `weft.programs.hosted` calls it.
+on a machine takes seconds. `weft.programs.host.run_task` calls it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from weft.core.errors import InvalidRequest, WeftError
 from weft.programs.guest import Guest, GuestHost, GuestUsage
+from weft.programs.host.trusted import TrustedGuest
 from weft.programs.limits import Limits
 from weft.programs.runs import RunSpec
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Module, Sandbox, SandboxConfig
 from weft.programs.throttle import Throttle
-from weft.programs.trusted import TrustedGuest
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.programs.help import settle
 from weft.config import ProgramsConfig
-from weft.programs.guests import Guests
-from weft.programs.host import HostOptions, ProgramHost
-from weft.programs.host_process import host_parts
+from weft.programs.host.guest_factory import Guests
+from weft.programs.host.process import host_parts
+from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.model import Model
 from weft.programs.registry import Quota, checked_code
 from weft.programs.runs import Run, RunSpec

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.programs.help import settle
-from tests.programs.host_help import TENANT, Bench, spec, with_host
+from tests.programs.host.help import TENANT, Bench, spec, with_host
 from weft.config import ProgramsConfig
 from weft.core import wire
 from weft.core.errors import (
@@ -23,7 +23,7 @@ from weft.core.errors import (
 )
 from weft.programs.errors import RunCancelled, RunEnded, SlowListener, UnknownRun
 from weft.programs.history import History
-from weft.programs.host import HostOptions, ProgramHost
+from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.limits import Limits
 from weft.programs.listeners import LISTENER_BYTES, Listener
 from weft.programs.runs import KEPT_MESSAGES, TRANSITIONS, Run, RunRecord, RunUsage

@@ -23,10 +23,10 @@ from typing import Protocol
 import msgspec
 
 from weft.core.errors import Draining, LimitExceeded, WeftError
-from weft.programs import host_wire as wire
 from weft.programs.errors import HostDead
 from weft.programs.history import History
-from weft.programs.pipe import Pipe
+from weft.programs.host import wire
+from weft.programs.host.pipe import Pipe
 from weft.programs.registry import Code
 from weft.programs.runs import Run, RunRecord, RunSpec, RunUsage
 from weft.programs.types import Caller
@@ -51,7 +51,7 @@ class AddressedEngine(Protocol):
 
 
 class HostClient:
-    """Implements `weft.programs.host.RunHost`. Used from one event loop."""
+    """Implements `weft.programs.host.program_host.RunHost`. Used from one event loop."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class HostClient:
         for index in range(len(self._engines)):
             self._attach(index)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "weft.programs.host_process", address, stdin=asyncio.subprocess.PIPE
+            sys.executable, "-m", "weft.programs.host.process", address, stdin=asyncio.subprocess.PIPE
         )
         self._process = process
         if process.stdin is not None:

@@ -16,8 +16,8 @@ from weft.config import EMBEDDED_MODEL, EngineConfig, ProgramsConfig
 from weft.core.errors import LimitExceeded, ModelLoadError, Overloaded, WeftError
 from weft.engine.supervisor import ProcessEngine
 from weft.programs.errors import HostDead, RunCancelled, UnknownProgram
-from weft.programs.host_client import HostClient
-from weft.programs.host_wire import WINDOW_BYTES, HostArgs, HostedModel
+from weft.programs.host.client import HostClient
+from weft.programs.host.wire import WINDOW_BYTES, HostArgs, HostedModel
 from weft.programs.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
 from weft.programs.runs import Run, RunSpec
