@@ -6,9 +6,13 @@ import contextlib
 import io
 import json
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.server.conftest import running
 from weft.config import ServerConfig
@@ -24,6 +28,12 @@ from weft.server.openapi import OPERATIONS
 from weft.server.schemas.common import MAX_CHOICES
 from weft.server.schemas.embedding import MAX_INPUTS
 
+Parse = Callable[[str], Iterable[Metric]]
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+"""What a Prometheus 3 sends for names without UTF-8."""
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
 
@@ -75,14 +85,34 @@ def test_the_example_of_beams_runs() -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-def test_the_metrics_are_those_of_the_code() -> None:
+@pytest.mark.parametrize(
+    ("accept", "content_type", "parse"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8", parse_text),
+        ("text/plain;version=1.0.0;escaping=underscores", "text/plain; version=0.0.4; charset=utf-8", parse_text),
+        (PROMETHEUS_3, "application/openmetrics-text; version=1.0.0; charset=utf-8", parse_openmetrics),
+        (
+            "application/openmetrics-text",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            parse_openmetrics,
+        ),
+    ],
+)
+def test_the_metrics_are_those_of_the_code(accept: str, content_type: str, parse: Parse) -> None:
     with running() as server:
-        text = server.http().get("/metrics").text
-    kinds = dict(re.findall(r"^# TYPE (weft:\S+) (\S+)$", text, re.M))
-    meanings = re.findall(r"^# HELP (weft:\S+) (.+)$", text, re.M)
+        server.chat()
+        answer = server.http().get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"] == content_type
+    families = [family for family in parse(answer.text) if family.name.startswith("weft")]
+    # Both parsers name a counter's family without the `_total` of its samples.
+    names = [family.name + "_total" * (family.type == "counter") for family in families]
     told = re.findall(r"^\| `(weft:\w+)` \| (\w+) \| (.+) \|$", PAGE, re.M)
-    assert told == [(name, kinds[name], meaning) for name, meaning in meanings]
+    assert told == [(name, family.type, family.documentation) for name, family in zip(names, families, strict=True)]
     assert len(told) > 40
+    for name, family in zip(names, families, strict=True):
+        suffixes = ("_bucket", "_count", "_sum") if family.type == "histogram" else ("",)
+        assert {sample.name for sample in family.samples} <= {name + suffix for suffix in suffixes}
+    assert any(sample.name == "weft:request_success_total" for family in families for sample in family.samples)
     assert f"within\n{metrics_http.SCRAPE_TIMEOUT_S:g} seconds" in PAGE
 
 

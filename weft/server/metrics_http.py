@@ -1,7 +1,7 @@
-"""`/metrics`: what engines and the front count, in the text format of Prometheus.
+"""`/metrics`: the counts of engines and front, in Prometheus' text format 0.0.4 or as OpenMetrics 1.0.
 
-Names follow vLLM's, with the prefix `weft:`, so that dashboards need one substitution. Engines are asked at the time of
-the scrape; one that does not answer is told as down, and the rest is told all the same.
+Names follow vLLM's, with the prefix `weft:`, so that dashboards need one substitution. Every engine is asked for its
+counts during the scrape; an engine that does not answer is reported as down (`weft:engine_up` is 0).
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import exposition as text_format
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from weft.core.errors import WeftError
 from weft.core.wire import EngineStats, HistogramPicture
 from weft.metrics import Histogram, ModelMetrics
 from weft.server.state import Model, Service
 
+OPENMETRICS = "application/openmetrics-text"
 SCRAPE_TIMEOUT_S = 2.0
 """How long an engine may take to answer before it counts as down."""
 
@@ -72,14 +74,16 @@ ENGINE_HISTOGRAMS = (
 
 
 async def exposition(service: Service, accept: str) -> tuple[bytes, str]:
-    """The metrics, and the content type that the `Accept` header chose."""
+    """The metrics, and their content type: OpenMetrics where `accept`, the request's header, names it."""
     stats = await asyncio.gather(*(_stats(model) for model in service.models))
     registry = CollectorRegistry()
     registry.register(_Families(service, dict(zip(service.models, stats, strict=True))))
     ProcessCollector(registry=registry)
-    encoder, content_type = choose_encoder(accept)
-    body: bytes = encoder(registry)
-    return body, content_type
+    # All names are valid in both formats as they are: the libraries' default escaping would turn `weft:` into `weft_`.
+    unescaped = openmetrics.ALLOWUTF8
+    if any(entry.partition(";")[0].strip().lower() == OPENMETRICS for entry in accept.split(",")):
+        return openmetrics.generate_latest(registry, unescaped), openmetrics.CONTENT_TYPE_LATEST
+    return text_format.generate_latest(registry, unescaped), text_format.CONTENT_TYPE_PLAIN_0_0_4
 
 
 async def _stats(model: Model) -> EngineStats | None:
