@@ -338,6 +338,17 @@ def test_an_engine_that_forgot_an_idle_sequence() -> None:
     run(test)
 
 
+def test_what_an_engine_says_it_does_not_know_is_released_all_the_same() -> None:
+    async def test(engine: FakeEngine, rt: Runtime) -> None:
+        engine.fail_next("unknown_handle")
+        async with rt.open(CALLER) as seq:
+            with pytest.raises(EngineDead):
+                await tokens_of(seq.generate())
+            assert list(engine.sequences) == [seq.id]
+
+    run(test)
+
+
 def test_late_and_foreign_events_are_harmless() -> None:
     async def test(engine: FakeEngine, rt: Runtime) -> None:
         async with rt.open(CALLER) as seq:

@@ -197,7 +197,7 @@ class Runtime:
         if isinstance(event, Failed):
             error = from_kind(event.kind, event.message, param=event.param, retry_after_s=event.retry_after_s)
             if isinstance(error, UnknownHandle) and seq is not None:
-                # The program still holds it, so it is the engine that forgot: it restarted while nothing ran here.
+                # The program still holds it, so the engine forgot it: it restarted while nothing ran here.
                 error = EngineDead("the engine restarted or the lease ended, and this sequence is lost; start again")
                 seq.lose(error)
             operation.fail(error, event.usage)
@@ -228,9 +228,9 @@ class Runtime:
     def _lose_all(self, error: WeftError) -> None:
         """The engine is dead, and with it everything that is open."""
         for space in list(self._spaces.values()):
-            space.lose(error)
+            space.lose(error, engine_died=True)
         for seq in list(self._sequences.values()):
-            seq.lose(error)
+            seq.lose(error, engine_died=True)
 
 
 class Sequence:
@@ -245,6 +245,7 @@ class Sequence:
         self._runtime = runtime
         self._open = True
         self._error: WeftError | None = None
+        self._died_with_engine = False
         self._operations: dict[int, Operation] = {}
 
     @overload
@@ -322,7 +323,9 @@ class Sequence:
     def release(self) -> None:
         """Give it up. Running operations end. Does nothing the second time."""
         if self._open:
-            self._give_up(None if isinstance(self._error, EngineDead) else Release(seq=self.id))
+            # Also where it is lost as far as is known here: an engine that lives may hold it, and one that does not
+            # know it takes no harm.
+            self._give_up(None if self._died_with_engine else Release(seq=self.id))
 
     async def __aenter__(self) -> Self:
         return self
@@ -334,9 +337,11 @@ class Sequence:
 
     # ---- for Runtime
 
-    def lose(self, error: WeftError) -> None:
-        """Fail everything that waits here, and everything that will be asked."""
+    def lose(self, error: WeftError, *, engine_died: bool = False) -> None:
+        """Fail everything that waits here, and everything that will be asked. `engine_died`: the engine that held it is
+        gone, so that there is nothing to give back."""
         self._error = self._error or error
+        self._died_with_engine = self._died_with_engine or engine_died
         for operation in list(self._operations.values()):
             self._runtime.remove_operation(operation.op)
             operation.fail(error)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from weft.core.errors import EngineDead, UnknownHandle, WeftError
+from weft.core.errors import UnknownHandle, WeftError
 from weft.core.sampling import SamplingParams
 from weft.core.wire import (
     AllocEmbeds,
@@ -77,6 +77,7 @@ class Space:
         self._runtime = runtime
         self._open = True
         self._error: WeftError | None = None
+        self._died_with_engine = False
         self._answered: dict[int, QueueReport] = {}
         self._silent: dict[int, deque[_Silent]] = {}
         """By queue."""
@@ -233,14 +234,17 @@ class Space:
         self._open = False
         self._forget(lambda operation: operation.cancel())
         self._runtime.remove_space(self)
-        if not isinstance(self._error, EngineDead):
+        # Also where it is lost as far as is known here: an engine that lives may hold it.
+        if not self._died_with_engine:
             self._runtime.post(CloseSpace(space=self.id))
 
     # ---- for Runtime
 
-    def lose(self, error: WeftError) -> None:
-        """Fail everything that waits here, and everything that will be asked."""
+    def lose(self, error: WeftError, *, engine_died: bool = False) -> None:
+        """Fail everything that waits here, and everything that will be asked. `engine_died`: the engine that held it is
+        gone, so that there is nothing to give back."""
         self._error = self._error or error
+        self._died_with_engine = self._died_with_engine or engine_died
         self._forget(lambda operation: operation.fail(error))
 
     def ended(self, operation: Operation) -> None:

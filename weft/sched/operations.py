@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.core.errors import ContextTooLong, InvalidRequest, UnknownHandle
+from weft.core.errors import ContextTooLong, InvalidRequest
 from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
 from weft.sched.masks import Mask, add_mask, unpack_ranges
 from weft.sched.scheduler import Scheduler
@@ -194,7 +194,11 @@ def end_all(scheduler: Scheduler, sequence: Sequence, event: Callable[[int], OpE
     while sequence.ops:
         op = sequence.ops.popleft()
         if isinstance(op, ForkInto):
-            child, error = op.child, UnknownHandle("the sequence to fork from was given up before it could be forked")
+            # Not `UnknownHandle`: that says to a client that the engine does not hold the sequence.
+            child = op.child
+            error = InvalidRequest(
+                "what ran on the sequence to fork from was ended before it could be forked; fork again", "seq"
+            )
             child.unborn = False
             child.failure = (error.kind, error.message)
             end_all(scheduler, child, _failed(error.kind, error.message))
