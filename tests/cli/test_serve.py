@@ -22,13 +22,15 @@ SMALL = ("--num-pages", "256", "--max-running", "8", "--threads", "1")
 HEADERS = {"authorization": "Bearer secret"}
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start(*arguments: str, own_group: bool = False, **environment: str) -> subprocess.Popen[str]:
+    """`own_group`: so that a signal to its process group spares the tests."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_")}
     return subprocess.Popen(
         [sys.executable, "-m", "weft.cli.main", "serve", *arguments],
         env=clean | environment,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=own_group,
     )
 
 
@@ -40,10 +42,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serving(
-    *arguments: str, port: int | None = None, **environment: str
+    *arguments: str, port: int | None = None, own_group: bool = False, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     port = port or free_port()
-    process = start(*arguments, "--port", str(port), **environment)
+    process = start(*arguments, "--port", str(port), own_group=own_group, **environment)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=HEADERS, timeout=60) as client:
             while True:

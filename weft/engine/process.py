@@ -1,33 +1,28 @@
-"""The engine process: `python -m weft.engine.process ADDRESS`, with its configuration as one line of JSON on stdin.
+"""The engine process, run by `weft.children.entry`. Its configuration is one line of JSON on stdin.
 
-It binds a zmq ROUTER socket, loads the model (telling clients how far it is), and runs the loop. It ends on SIGTERM,
-or when its stdin closes: then the process that started it is gone, and the folder of the socket is removed in its
-stead. `weft.engine.supervisor` starts and watches it.
+It binds a zmq ROUTER socket, loads the model, reports the progress of loading to its clients, and runs the loop. It
+ends when its stdin closes, and then removes the folder of the socket: the process that started it may have been killed.
+`weft.engine.supervisor` starts and watches it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import zmq
 
+from weft.children.entry import call_when_stdin_closes
 from weft.config import EngineConfig
 from weft.core.errors import EngineDead, WeftError
 from weft.core.wire import Command, Envelope, Event, Failed, Loading, decode_commands, encode_envelope
 from weft.engine.loop import EngineLoop
 
 EXIT_LOAD_FAILED = 3
-_ORPHAN_GRACE_S = 5.0
-"""How long an engine whose parent is gone may take to finish its step."""
 _PROGRESS_EVERY_S = 0.1
 _COARSE_S, _FINE_S = 0.002, 0.00003
 """What zmq can wait, and how often to look where it cannot."""
@@ -158,14 +153,13 @@ def main(address: str) -> int:
     args = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchArgs)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     mailbox = ZmqMailbox(address)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the front drains, then stops us
+    folder = Path(address.removeprefix("ipc://")).parent
 
-    def on_terminate(number: int, frame: FrameType | None) -> None:
+    def stop() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
         mailbox.stop()
 
-    signal.signal(signal.SIGTERM, on_terminate)
-    folder = Path(address.removeprefix("ipc://")).parent
-    threading.Thread(target=_watch_parent, args=(mailbox, folder), daemon=True).start()
+    call_when_stdin_closes(stop)
     startup = _Startup(mailbox)
     startup.early += mailbox.receive(10.0)  # the parent's Hello, so that it hears of progress
     try:
@@ -188,16 +182,3 @@ def main(address: str) -> int:
         engine.close()
     mailbox.close()
     return 0
-
-
-def _watch_parent(mailbox: ZmqMailbox, folder: Path) -> None:
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    shutil.rmtree(folder, ignore_errors=True)  # the parent's, who cannot any more
-    mailbox.stop()
-    time.sleep(_ORPHAN_GRACE_S)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

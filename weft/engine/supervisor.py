@@ -162,7 +162,13 @@ class ProcessEngine(ConversingClient):
             self._folder = Path(tempfile.mkdtemp(prefix="weft-"))  # readable by this user alone
         address = f"ipc://{self._folder}/engine-{self.num_restarts}-{os.getpid()}"
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "weft.engine.process", address, stdin=asyncio.subprocess.PIPE, env=self._environment()
+            sys.executable,
+            "-m",
+            "weft.children.entry",
+            "weft.engine.process",
+            address,
+            stdin=asyncio.subprocess.PIPE,
+            env=self._environment(),
         )
         return address, process
 
@@ -209,8 +215,11 @@ class ProcessEngine(ConversingClient):
                 await process.stdin.wait_closed()
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM if self._closing else signal.SIGKILL)
+        if self._closing and process.stdin is not None:
+            process.stdin.close()  # it ends by itself
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         try:
             await asyncio.wait_for(process.wait(), STOP_GRACE_S)
         except TimeoutError:

@@ -225,7 +225,12 @@ class HostClient:
         for index in range(len(self._engines)):
             self._attach(index)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "weft.programs.host.process", address, stdin=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "weft.children.entry",
+            "weft.programs.host.process",
+            address,
+            stdin=asyncio.subprocess.PIPE,
         )
         self._process = process
         if process.stdin is not None:
@@ -257,8 +262,11 @@ class HostClient:
         self._process = None
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM if self._closing else signal.SIGKILL)
+        if self._closing and process.stdin is not None:
+            process.stdin.close()  # it ends by itself
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         try:
             await asyncio.wait_for(process.wait(), STOP_GRACE_S)
         except TimeoutError:

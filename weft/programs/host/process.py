@@ -1,8 +1,8 @@
-"""The program host's process: `python -m weft.programs.host.process ADDRESS`, its arguments as a line of JSON on stdin.
+"""The program host's process, run by `weft.children.entry`. Its arguments are one line of JSON on stdin.
 
 It loads the models' tokenizers, connects to the front at the address and to the engines that the front names, and runs
-programs until SIGTERM, or until its stdin closes: then the process that started it is gone. `weft.programs.host.client`
-starts and watches it. What a sandbox does wrong here ends here; the front and the engines go on.
+programs until its stdin closes. `weft.programs.host.client` starts and watches it. A fault in a sandbox ends this
+process at most; the front and the engines go on.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import dataclasses
 import gc
 import itertools
 import logging
-import os
-import signal
 import sys
-import threading
 from pathlib import Path
 
 import msgspec
 
+from weft.children.entry import call_when_stdin_closes
 from weft.config import ProgramsConfig
 from weft.core.clock import Clock
 from weft.core.errors import EngineDead, InvalidRequest, WeftError
@@ -43,7 +41,6 @@ from weft.tokenizers.load import load_tokenizer
 EXIT_UNUSABLE = 3
 ENGINE_PATIENCE_S = 5.0
 """How long a launch waits for engines that are being attached."""
-_ORPHAN_GRACE_S = 5.0
 
 _log = logging.getLogger("weft.programs")
 
@@ -292,13 +289,11 @@ def main(address: str) -> int:
     args = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.HostArgs)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _be_first_to_go()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the front drains, then stops us
 
     async def run() -> int:
         loop = asyncio.get_running_loop()
         stopping = asyncio.Event()
-        loop.add_signal_handler(signal.SIGTERM, stopping.set)
-        threading.Thread(target=_watch_parent, args=(loop, stopping), daemon=True).start()
+        call_when_stdin_closes(lambda: loop.call_soon_threadsafe(stopping.set))
         return await serve(args, address, stopping)
 
     return asyncio.run(run())
@@ -309,15 +304,3 @@ def _be_first_to_go() -> None:
     lost with it are programs, and it comes back."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-
-def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    loop.call_soon_threadsafe(stopping.set)
-    threading.Event().wait(_ORPHAN_GRACE_S)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

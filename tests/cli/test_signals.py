@@ -1,0 +1,76 @@
+"""Signals to the whole process group of `weft serve`, as `timeout`, a terminal and service managers send them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+
+import httpx
+import pytest
+
+from tests.cli.test_serve import SMALL, serving
+
+pytestmark = pytest.mark.slow
+TOKENS = 400
+STREAM = {"prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "logprobs": 0}
+PROGRAM = {"source": "from weft.sdk import session\nasync def main(args):\n    return await session.receive()\n"}
+
+
+def signal_group(front: subprocess.Popen[str], number: signal.Signals) -> None:
+    os.killpg(os.getpgid(front.pid), number)
+
+
+def ended_well(front: subprocess.Popen[str]) -> str:
+    """The log of a server that has ended with status 0 and without a traceback."""
+    _, log = front.communicate(timeout=60)
+    assert front.returncode == 0, log
+    assert "Traceback" not in log
+    assert "Error" not in log, log
+    return log
+
+
+def num_tokens(answer: httpx.Response) -> int:
+    """Tokens of a stream that is complete."""
+    *events, last = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
+    assert last == "[DONE]"
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    assert choices[-1]["finish_reason"] == "length"
+    return sum(len(choice["logprobs"]["tokens"]) for choice in choices)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stream_is_finished_before_the_server_ends(number: signal.Signals) -> None:
+    with serving(*SMALL, own_group=True) as (front, client):
+        with client.stream("POST", "/v1/completions", json=STREAM) as answer:
+            lines = answer.iter_raw()
+            first = next(lines)
+            signal_group(front, number)
+            rest = b"".join(lines)
+        whole = httpx.Response(200, content=first + rest)
+        assert num_tokens(whole) == TOKENS
+        ended_well(front)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_ends_without_a_word(number: signal.Signals) -> None:
+    with serving(*SMALL, own_group=True, WEFT_PROGRAMS_START="eager") as (front, client):
+        assert client.post("/v1/completions", json=STREAM | {"stream": False, "max_tokens": 2}).status_code == 200
+        signal_group(front, number)
+        assert "killed by" not in ended_well(front)
+
+
+def test_a_second_signal_interrupts_what_still_runs() -> None:
+    with serving(*SMALL, own_group=True) as (front, client):
+        body = STREAM | {"max_tokens": 1900, "n": 4}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            signal_group(front, signal.SIGTERM)
+            while client.get("/ready").json() != {"status": "draining"}:
+                pass
+            signal_group(front, signal.SIGTERM)
+            last = [line for line in lines if line.startswith("data: ")][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert "interrupting 1 requests" in ended_well(front)

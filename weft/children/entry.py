@@ -1,0 +1,49 @@
+"""A child process from the inside: `python -m weft.children.entry MODULE ADDRESS` runs `MODULE.main(ADDRESS)`.
+
+SIGTERM and SIGINT are ignored before anything else is imported. They reach the whole process group (a terminal,
+`timeout`, a service manager), and the front must finish its requests before its children end. A child ends when its
+stdin closes: the front closes it to stop the child, and the kernel closes it when the front is killed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+STOP_GRACE_S = 5.0
+"""How long a child whose stdin has closed may take to finish the work in hand."""
+
+
+def ignore_group_signals() -> None:
+    """Leave SIGTERM and SIGINT to the front. Call it on the main thread."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def call_when_stdin_closes(stop: Callable[[], None]) -> None:
+    """Call `stop` on a thread when stdin closes, and end the process if it still runs `STOP_GRACE_S` seconds later."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        stop()
+        time.sleep(STOP_GRACE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="weft-parent-watch", daemon=True).start()
+
+
+def main(module: str, address: str) -> int:
+    """Run a child's module; the exit status of the process."""
+    ignore_group_signals()
+    status: int = importlib.import_module(module).main(address)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
