@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from tests.server.conftest import RunningServer, running
+from tests.server.conftest import ManualTimer, RunningServer, running
 from tests.server.test_disconnect import BODIES, connect, read_to_end, read_until
 from tests.server.test_requests import error_of
 from weft.server.protocol import MAX_HEAD_BYTES
+from weft.server.run import REPEATED_SIGNAL_S
 
 JSON = {"content-type": "application/json"}
 PATH, BODY = BODIES["chat"]
@@ -159,6 +161,27 @@ def test_what_outlasts_the_drain_is_told_so() -> None:
         server.join()
         assert not server.engine.sequences
         assert server.engine.closed
+
+
+def test_signals_in_quick_succession_count_once() -> None:
+    timer = ManualTimer()
+    with running(auto=False, drain_s=3600.0, timer=timer) as server:
+        connection = connect(server, *BODIES["chat"])
+        server.wait_until(lambda: bool(server.engine.sequences))
+
+        def signalled() -> tuple[bool, bool]:
+            server.on_loop(lambda: server.server.handle_exit(signal.SIGTERM, None))
+            return server.on_loop(lambda: (server.service.draining, server.server.should_exit))
+
+        server.on_loop(lambda: timer.advance(REPEATED_SIGNAL_S))
+        signalled()
+        assert signalled() == (True, False)
+        server.on_loop(lambda: timer.advance(REPEATED_SIGNAL_S / 2))
+        assert signalled() == (True, False)
+        server.on_loop(lambda: timer.advance(REPEATED_SIGNAL_S / 2))
+        assert signalled() == (True, True)
+        server.join()
+        connection.close()
 
 
 def test_a_second_signal_does_not_wait() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ KEEP_ALIVE_S = 75
 """Longer than what proxies keep their connections for, so that none is closed while they reuse it."""
 CLOSE_S = 5
 """For connections to take their last bytes after the drain."""
+REPEATED_SIGNAL_S = 0.5
+"""Signals that follow each other faster count as one: `timeout` signals its child, then the child's process group."""
 
 
 def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None:
@@ -89,6 +92,7 @@ class Server(uvicorn.Server):
         self._drain_s = config.drain_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
+        self._signalled_s = -math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port."""
@@ -100,7 +104,14 @@ class Server(uvicorn.Server):
         if self._loop is None:
             self.should_exit = True
         else:
-            self._loop.call_soon_threadsafe(self.begin_drain)
+            self._loop.call_soon_threadsafe(self.on_signal)
+
+    def on_signal(self) -> None:
+        """`begin_drain`, once for signals in quick succession. On the event loop."""
+        now = self._service.timer.now()
+        if now - self._signalled_s >= REPEATED_SIGNAL_S:
+            self._signalled_s = now
+            self.begin_drain()
 
     def begin_drain(self) -> None:
         """Start to stop; called again, stop with less patience. On the event loop."""
