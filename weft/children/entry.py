@@ -25,7 +25,7 @@ def ignore_group_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def call_when_stdin_closes(stop: Callable[[], None]) -> None:
+def call_when_stdin_closes(stop: Callable[[], object]) -> None:
     """Call `stop` on a thread when stdin closes, and end the process if it still runs `STOP_GRACE_S` seconds later."""
 
     def watch() -> None:

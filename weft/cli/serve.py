@@ -53,7 +53,7 @@ def serve(
 
     Settings come from defaults, a TOML file, WEFT_… variables and flags; each wins over those before it.
 
-    The first Ctrl-C (or SIGTERM) lets running requests finish, the second interrupts them.
+    The first Ctrl-C (or SIGTERM) lets running requests finish, the second interrupts them, the third leaves at once.
     """
     each = per_model(settings, models or [])
     if print_config:
