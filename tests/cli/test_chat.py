@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pty
+import sys
 from collections.abc import Iterator
 
 import httpx
@@ -10,6 +14,7 @@ import pytest
 
 from weft.cli.chat import Session
 from weft.cli.talk import RemoteTalker
+from weft.cli.wrapping import WordWrap
 from weft.core.errors import WeftError
 
 
@@ -17,6 +22,7 @@ class Script:
     """Says what it was told to; an exception in an answer is raised at its place."""
 
     name = "scripted"
+    description = "a script"
 
     def __init__(self, *answers: list[object]):
         self.answers = list(answers)
@@ -153,3 +159,67 @@ def test_the_embedded_model_answers_in_a_pipe(weft):
     result = weft("chat", "--max-tokens", "3", "--temperature", "0", "--num-pages", "64", input="Hello\nAnd you?\n")
     assert result.exit_code == 0, result.stderr
     assert len(result.stdout.splitlines()) >= 2
+
+
+def test_the_model_is_introduced_and_may_be_given_as_a_flag(weft, tmp_path):
+    (tmp_path / "other.gguf").touch()
+    assert "GGUF files are not supported" in weft("chat", "--model", str(tmp_path / "other.gguf"), input="").stderr
+    assert weft("chat", "weft-tiny", "--model", "weft-tiny").exit_code == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def wrapped(*pieces: str, columns: int = 10) -> str:
+    out = Terminal()
+    screen = WordWrap(out, lambda: columns)
+    for piece in pieces:
+        screen.write(piece)
+    screen.finish()
+    return out.getvalue()
+
+
+def test_answers_are_broken_between_words():
+    text = "one two three four\n  five and-a-very-long-word six"
+    assert wrapped(text) == "one two\nthree four\n  five\nand-a-very-long-word\nsix"
+    assert wrapped(*text) == wrapped(text)
+    assert wrapped("日本 日本 日本") == "日本 日本\n日本"
+    assert wrapped(text, columns=0) == text
+
+
+def test_a_file_gets_the_text_as_it_is():
+    out = io.StringIO()
+    screen = WordWrap(out)
+    screen.write("word " * 100)
+    screen.finish()
+    assert out.getvalue() == "word " * 100
+
+
+@pytest.mark.slow
+def test_on_a_terminal_pasted_lines_are_one_message(tmp_path):
+    file = tmp_path / "chat.json"
+    command = [sys.executable, "-m", "weft.cli.main", "chat", "--max-tokens", "2", "--num-pages", "64"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
+        os.execv(command[0], command)
+    seen = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(terminal, 4096)
+        seen = seen.partition(text)[2]
+
+    read_until(b"5 million parameters")
+    read_until(b"> ")
+    os.write(terminal, b"\x1b[200~Hello!\nWho are you?\x1b[201~\r")
+    read_until(b"> ")
+    os.write(terminal, f"/save {file}\r".encode())
+    read_until(b"Saved 2 messages")
+    os.write(terminal, b"/exit\r")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+    assert json.loads(file.read_text())["messages"][0] == {"role": "user", "content": "Hello!\nWho are you?"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -67,6 +68,33 @@ def test_jsonl_keeps_the_order_and_goes_on_after_an_error(weft):
     assert [line["line"] for line in lines] == [1, 3, 4]
     assert lines[1]["error"]["type"] == "context_too_long"
     assert len(lines[0]["outputs"][0]["token_ids"]) == len(lines[2]["outputs"][0]["token_ids"]) == 4
+
+
+def test_a_pipe_that_is_too_long_is_named_with_what_helps(weft):
+    for stream in ("--stream", "--no-stream"):
+        result = weft("generate", "--chat", "--system", "Summarise this.", stream, input="word " * 5000)
+        assert result.exit_code == 1
+        assert re.fullmatch(
+            r"weft: standard input is too long for weft-tiny: the prompt has \d+ tokens .* takes 2048 in all; "
+            r"shorten the prompt or lower max_tokens, or choose another --model\n",
+            result.stderr,
+        )
+
+
+def test_an_empty_pipe_is_no_prompt(weft, tmp_path):
+    (tmp_path / "blank.txt").write_text(" \n")
+    result = weft("generate", "--chat", "--system", "Summarise this.", input="")
+    assert (result.exit_code, result.stderr) == (1, "weft: standard input is empty: there is no prompt in it\n")
+    assert "blank.txt is empty" in weft("generate", "--file", str(tmp_path / "blank.txt")).stderr
+
+
+def test_a_file_of_weights_is_a_model_and_named_as_what_it_is(weft, tmp_path):
+    file = tmp_path / "model.gguf"
+    file.touch()
+    for words in ([str(file)], [str(file), "Hello"], ["--model", str(file), "Hello"]):
+        result = weft("generate", *words, input="Hello")
+        assert result.exit_code == 1
+        assert "GGUF files are not supported yet" in result.stderr
 
 
 def test_several_answers_cannot_be_streamed(weft):

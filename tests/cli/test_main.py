@@ -196,6 +196,13 @@ def test_doctor_fails_where_something_is_broken(weft, monkeypatch):
     assert "PROBLEM: httptools cannot be imported" in result.output
 
 
+def test_doctor_does_not_claim_a_setting_that_was_not_given(weft, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    plain = weft("doctor", "nowhere-org/nothing").output
+    assert "is not in the hub cache and this command downloads nothing" in plain
+    assert "offline is set" in weft("doctor", "nowhere-org/nothing", "--offline").output
+
+
 def test_doctor_plans_the_pages_that_an_engine_gets(weft):
     from weft.llm import LLM
 

@@ -94,6 +94,31 @@ def test_a_failure_shows_the_programs_own_lines(weft: Weft, files: Path, flags: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--sandbox",)])
+def test_a_program_that_misses_its_arguments_says_how_to_give_them(
+    weft: Weft, files: Path, flags: tuple[str, ...]
+) -> None:
+    (files / "ask.py").write_text("def main(args):\n    return args['question']\n")
+    result = weft("run", str(files / "ask.py"), *flags)
+    assert "line 2, in main\n    return args['question']\n" in result.stderr
+    assert result.stderr.endswith("no arguments were given: add --arg NAME=VALUE or -- VALUE\n")
+    assert "no arguments" not in weft("run", str(files / "ask.py"), *flags, "--", "null", "null").stderr
+
+
+def test_a_syntax_error_is_told_with_its_line(weft: Weft, files: Path) -> None:
+    file = files / "wrong.py"
+    file.write_text("async def main(args)\n    return 1\n")
+    result = weft("run", str(file))
+    assert (result.exit_code, result.stdout) == (1, "")
+    expected = f"weft: {file}, line 1, is not valid Python: expected ':'\n    async def main(args)\n"
+    assert result.stderr == expected
+
+
+def test_without_a_file_it_shows_its_help(weft: Weft) -> None:
+    assert "async def main(args):" in weft("run").output
+
+
+@pytest.mark.slow
 def test_in_the_sandbox_limits_hold(weft: Weft, files: Path) -> None:
     (files / "spin.py").write_text("def main():\n    while True: pass\n")
     result = weft("run", str(files / "spin.py"), "--sandbox", "--limit", "cpu_s=0.1")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from weft.core.errors import ConfigError, ModelLoadError, Unsupported
-from weft.models.hub import resolve_model
+from weft.hub import find_model
 from weft.models.loader import choose_dtype, load_model, read_spec
 from weft.models.random_checkpoints import write_tiny
 from weft.models.safetensors_files import INDEX_FILE, SINGLE_FILE, read_header
@@ -141,7 +141,7 @@ def test_max_context(llama):
 
 
 def test_missing_directory_and_file_instead_of_directory(tmp_path):
-    refused(tmp_path / "nowhere", "nowhere", "does not exist")
+    refused(tmp_path / "nowhere", "nowhere", "there is no directory")
     (tmp_path / "file").write_text("")
     refused(tmp_path / "file", "is a file")
 
@@ -196,9 +196,9 @@ def test_malformed_index(llama, index):
 
 
 def test_embedded_model_that_is_not_installed(monkeypatch, tmp_path):
-    monkeypatch.setattr("weft.models.hub.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("weft.hub.resources.files", lambda package: tmp_path)
     with pytest.raises(ModelLoadError, match="reinstall"):
-        resolve_model("weft-tiny")
+        find_model("weft-tiny", files=())
 
 
 # What is damaged

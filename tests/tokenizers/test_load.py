@@ -52,7 +52,7 @@ def test_no_such_directory(model: str) -> None:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (errors.LocalEntryNotFoundError("not cached"), "not in the hub's cache"),
+        (errors.LocalEntryNotFoundError("not cached"), "not in the hub cache and offline is set"),
         (errors.HFValidationError("bad name"), "valid hub id"),
         (OSError("disk full"), "disk full"),
     ],

@@ -43,6 +43,17 @@ def test_a_context_that_does_not_fit_shrinks_unless_it_was_asked_for():
         sized(FreeMemory(GIB // 1024, GIB), gpu=True)
 
 
+def test_the_least_that_works_is_named_and_works():
+    assert sized(num_pages=100).notice.endswith("or num_pages of at least 128")
+    assert sized(num_pages=128).max_context == 2048
+    with pytest.raises(ConfigError, match=r"holds no page of 1 MiB; .* of at least 128 MiB, .* of at least 1 MiB$"):
+        sized(kv_cache_bytes=10 * 1024)
+    assert sized(kv_cache_bytes=1 << 20, max_context=16).num_device_pages == 1
+    assert sizing.size_pools(
+        EngineConfig(kv_cache_bytes=3 * 1024), bytes_per_page=1500, model_context=48, free=FREE, gpu=False
+    ).notice.endswith("kv_cache_bytes of at least 5 KiB")
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

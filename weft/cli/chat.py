@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.files import write_file
-from weft.cli.options import ENGINE_KEYS, Model, takes_settings
+from weft.cli.options import ENGINE_KEYS, Model, NamedModel, takes_settings
 from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
-from weft.cli.settings import Settings
+from weft.cli.settings import Settings, with_setting
 from weft.cli.talk import LocalTalker, RemoteTalker, Talker
+from weft.cli.wrapping import WordWrap
 from weft.core.errors import WeftError
 
 HISTORY_LENGTH = 1000
@@ -42,7 +43,8 @@ def register(app: typer.Typer) -> None:
 def chat(
     settings: Settings,
     model: Model = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", help="What the model is told first.")] = None,
+    named_model: NamedModel = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="The system prompt.")] = None,
     url: Annotated[
         str | None, typer.Option("--url", envvar="WEFT_URL", help="Talk to this server instead.", show_default=False)
     ] = None,
@@ -59,15 +61,20 @@ def chat(
 ) -> None:
     """Chat with a model, here or on a server.
 
-    Ctrl-C stops the answer, not the chat; Ctrl-D or /exit leaves; /help lists commands.
+    Ctrl-C stops the answer, not the chat; Ctrl-D or /exit leaves; /help lists commands. Text of several lines can be
+    pasted and is one message.
     """
+    if model is not None and named_model is not None:
+        raise typer.BadParameter("MODEL and --model: give one of them")
+    if named_model is not None:
+        settings = with_setting(settings, "engine.model", named_model, "flag --model")
     options = given(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
     )
     if url is None:
         talker: Talker = LocalTalker(settings.config.engine)
     else:
-        talker = RemoteTalker(url, model, api_key)
+        talker = RemoteTalker(url, model or named_model, api_key)
     with contextlib.closing(talker), _history(sys.stdin.isatty()):
         Session(talker, options, system, interactive=sys.stdin.isatty()).run()
 
@@ -102,7 +109,7 @@ class Session:
     def run(self) -> None:
         """Until the end of input or /exit."""
         if self._interactive:
-            print(f"Talking to {self._talker.name}. /help lists commands.", file=sys.stderr)
+            print(f"Talking to {self._talker.description}.\n/help lists commands.", file=sys.stderr)
         while True:
             try:
                 line = self._read("> " if self._interactive else "").strip()
@@ -125,11 +132,15 @@ class Session:
         self.messages.append({"role": "user", "content": text})
         system = [{"role": "system", "content": self._system}] if self._system else []
         answer: list[str] = []
+        screen = WordWrap(sys.stdout)
         try:
-            with contextlib.closing(self._talker.reply([*system, *self.messages], self._options)) as pieces:
-                for piece in pieces:
-                    answer.append(piece)
-                    print(piece, end="", flush=True)
+            try:
+                with contextlib.closing(self._talker.reply([*system, *self.messages], self._options)) as pieces:
+                    for piece in pieces:
+                        answer.append(piece)
+                        screen.write(piece)
+            finally:
+                screen.finish()
         except KeyboardInterrupt:
             print(" (stopped)", end="", file=sys.stderr)
         except WeftError as error:
@@ -193,6 +204,8 @@ def _history(interactive: bool) -> Iterator[None]:
         return
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "weft"
     file = folder / "chat_history"
+    # Python turns it off. With it, pasted lines come as one text that Enter sends.
+    readline.parse_and_bind("set enable-bracketed-paste on")
     with contextlib.suppress(OSError):
         readline.read_history_file(file)
     readline.set_history_length(HISTORY_LENGTH)

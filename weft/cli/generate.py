@@ -16,20 +16,21 @@ from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
 from weft.cli.settings import Settings, with_setting
 from weft.config import EMBEDDED_MODEL, is_hub_id
-from weft.core.errors import InvalidRequest, WeftError
+from weft.core.errors import ContextTooLong, InvalidRequest, WeftError
+from weft.hub import WEIGHT_FILES
 
 if TYPE_CHECKING:
     from weft.llm import LLM, Result
 
 EXAMPLES = """Examples:
 
-  weft generate 'Once upon a time' --max-tokens 64
+  weft generate --chat 'Tell me something interesting.' --temperature 0
 
-  weft generate Qwen/Qwen3-0.6B --chat 'What is a weft?' --temperature 0
+  echo 'Extract name, age as JSON. Ada is 36.' | weft generate --chat --temperature 0
 
-  git diff | weft generate --chat --system 'Summarise this.'
+  git diff | weft generate --model Qwen/Qwen3-0.6B --chat --system 'Summarise this.'
 
-  weft generate --file prompts.txt --jsonl --max-tokens 32 > results.jsonl
+  weft generate --file prompts.txt --chat --jsonl --max-tokens 32 > results.jsonl
 """
 
 
@@ -99,10 +100,16 @@ def generate(
         if lines is not None:
             if not write_lines(llm, lines, ask):
                 raise typer.Exit(1)
-        elif stream or (stream is None and sys.stdout.isatty() and n == 1 and not as_json):
-            write_stream(llm, text, ask)
-        else:
-            write_result(llm, text, ask, as_json)
+            return
+        try:
+            if stream or (stream is None and sys.stdout.isatty() and n == 1 and not as_json):
+                write_stream(llm, text, ask)
+            else:
+                write_result(llm, text, ask, as_json)
+        except ContextTooLong as error:
+            what = "the prompt" if prompt is not None else file or "standard input"
+            reason = error.message.removeprefix("prompt 0: ")
+            raise WeftError(f"{what} is too long for {llm.info.model}: {reason}, or choose another --model") from error
 
 
 class Ask:
@@ -126,7 +133,7 @@ def split_words(words: list[str], model: str | None) -> tuple[str | None, str | 
         return model, words[0] if words else None
     if len(words) == 2:
         return words[0], words[1]
-    if words and (words[0] == EMBEDDED_MODEL or is_hub_id(words[0]) or _is_directory(words[0])):
+    if words and (words[0] == EMBEDDED_MODEL or is_hub_id(words[0]) or _is_model_path(words[0])):
         return words[0], None
     return None, words[0] if words else None
 
@@ -215,10 +222,12 @@ def described(result: Result) -> dict[str, Any]:
     return {"outputs": outputs, "usage": usage}
 
 
-def _is_directory(word: str) -> bool:
+def _is_model_path(word: str) -> bool:
+    """Whether a word is a directory, or a file of weights (which loading then refuses by what it is)."""
     # A prompt may be longer than a path can be, or hold what no path can.
     try:
-        return Path(word).expanduser().is_dir()
+        path = Path(word).expanduser()
+        return path.is_dir() or (path.suffix.lower() in WEIGHT_FILES and path.is_file())
     except (OSError, ValueError, RuntimeError):
         return False
 
@@ -229,7 +238,10 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
             raise typer.BadParameter("a prompt and --file: give one of them")
         return prompt
     with _open_lines(file) as source:
-        return source.read()
+        text = source.read()
+    if not text.strip():
+        raise WeftError(f"{file or 'standard input'} is empty: there is no prompt in it")
+    return text
 
 
 @contextlib.contextmanager

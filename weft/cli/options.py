@@ -100,6 +100,9 @@ ConfigFile = Annotated[
 Model = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="weft-tiny, a directory, or a hub id.", show_default=False)
 ]
+NamedModel = Annotated[
+    str | None, typer.Option("--model", "-m", help="The same as MODEL: weft-tiny, a directory, or a hub id.")
+]
 
 
 def takes_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

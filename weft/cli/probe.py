@@ -14,6 +14,7 @@ from typing import Any
 from weft.cli.version import versions
 from weft.config import EngineConfig, cache_directory
 from weft.core.errors import WeftError
+from weft.hub import OFFLINE_IS_SET, find_model
 from weft.worker.machine import cpu_lines, cpu_name
 
 REQUIRED = (
@@ -145,15 +146,20 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     from weft.engine.profiles import find_profile, saturation_tokens
     from weft.kernels import dispatch
     from weft.models.base import KVSpec, LayerKV
-    from weft.models.hub import resolve_model
-    from weft.models.loader import choose_dtype, read_spec, read_weight_bytes
+    from weft.models.loader import MODEL_FILES, choose_dtype, read_spec, read_weight_bytes
     from weft.worker.build import choose_device, free_memory, graphs_missing, step_tokens
     from weft.worker.identity import identify_spec
     from weft.worker.memory import usable_cores
     from weft.worker.sizing import FreeMemory, kernel_threads, size_pools
 
     device = choose_device(config)
-    directory = resolve_model(config.model, config.revision, offline=True)
+    directory = find_model(
+        config.model,
+        config.revision,
+        files=MODEL_FILES,
+        offline=True,
+        offline_because=OFFLINE_IS_SET if config.offline else "this command downloads nothing",
+    )
     spec = read_spec(directory)
     dtype = choose_dtype(spec.dtype, config.dtype, device)
     layout = KVSpec((LayerKV(spec.num_kv_heads, spec.head_dim),) * spec.num_layers, dtype)

@@ -125,7 +125,8 @@ def run(
             typer.echo(client.programs.start(program, args, **options).id)
             return
         with closing(client.programs.stream(program, args, **options)) as events:
-            finished = Screen(as_json=as_json).follow(events, log_of=client.runs.logs)
+            screen = Screen(as_json=as_json, no_arguments=args is None)
+            finished = screen.follow(events, log_of=client.runs.logs)
     if not finished:
         raise typer.Exit(EXIT_FAILED)
 

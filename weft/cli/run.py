@@ -39,7 +39,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("run", epilog=EXAMPLES)(run)
+    app.command("run", epilog=EXAMPLES, no_args_is_help=True)(run)
 
 
 @takes_settings(*ENGINE_KEYS)
@@ -82,7 +82,7 @@ def run(
     messages = [value(text) for text in send or []]
     asked = limits(limit or [], network or [])
     content = read_program(file)
-    screen = Screen(as_json=as_json)
+    screen = Screen(as_json=as_json, no_arguments=args is None)
     if url is not None:
         _refuse_flags_of_engines(settings)
         from weft.cli.run_remote import run_on_server

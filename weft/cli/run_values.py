@@ -85,8 +85,10 @@ def _pair(text: str, flag: str) -> tuple[str, Any]:
 class Screen:
     """Writes a run's news. `close` it, or a text may stay without the end of its line."""
 
-    def __init__(self, *, as_json: bool = False):
+    def __init__(self, *, as_json: bool = False, no_arguments: bool = False):
+        """`no_arguments`: the command gave none, which explains a program that fails on None."""
         self._as_json = as_json
+        self._no_arguments = no_arguments
         self._in_line = False
         """Whether the last text that was written did not end its line."""
 
@@ -114,7 +116,10 @@ class Screen:
         self.close()
         if error.traceback:
             self._aside(error.traceback)
-        if not error.traceback or error.message not in error.traceback:
+        if self._no_arguments and "'NoneType'" in error.message:
+            self._aside("weft: main received None, because no arguments were given: add --arg NAME=VALUE or -- VALUE")
+        # A message may begin with the error's kind, where the traceback has the name of its class.
+        if not any(text in error.traceback for text in (error.message, error.message.partition(": ")[2]) if text):
             blamed = error.kind if error.param is None else f"{error.kind} ({error.param})"
             told = error.message if error.kind in ("program_failed", "run_cancelled") else f"{blamed}: {error.message}"
             self._aside(f"weft: the program {'was ' if status == 'cancelled' else ''}{status}: {told}")

@@ -1,4 +1,4 @@
-"""Who answers a terminal chat: an engine in this process, or a server. One seam, two implementations."""
+"""What answers a terminal chat: an engine in this process, or a server, behind one protocol."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.config import EMBEDDED_MODEL
 from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
@@ -16,22 +17,34 @@ if TYPE_CHECKING:
 Message = Mapping[str, str]
 
 CONNECT_S = 10.0
+ABOUT_EMBEDDED_MODEL = (
+    "It ships in the package to try Weft with: 5 million parameters, for small talk, short stories, JSON and tools.\n"
+    "It knows nothing about the world; `weft chat MODEL` takes another model"
+)
 
 
 class Talker(Protocol):
-    """Gives the assistant's next turn. Closing the iterator stops it."""
+    """A source of answers in a conversation."""
 
     @property
     def name(self) -> str:
-        """The model, for the greeting."""
+        """The name of the model."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What the user should know of the model, for the greeting."""
         ...
 
     def reply(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Generator[str, None, None]:
-        """The pieces of the answer, as they come. Raises `WeftError`."""
+        """Yield the pieces of the assistant's next message as they come; closing the generator stops it.
+
+        Raises `WeftError`.
+        """
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Free the model or close the connection. Idempotent."""
         ...
 
 
@@ -43,15 +56,19 @@ class LocalTalker:
 
         self.name = config.model
         self._llm = local_llm(config)
+        info = self._llm.info
+        self.description = f"{self.name}, {info.dtype} on {info.device}, with a context of {info.max_context} tokens"
+        if config.model == EMBEDDED_MODEL:
+            self.description += f".\n{ABOUT_EMBEDDED_MODEL}"
 
     def reply(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Generator[str, None, None]:
-        """The pieces of the answer."""
+        """Generate the pieces of the answer in this process. Raises `WeftError`."""
         for chunk in self._llm.stream_chat(messages, **options):
             if chunk.text:
                 yield chunk.text
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model's memory. Idempotent."""
         self._llm.close()
 
 
@@ -66,9 +83,10 @@ class RemoteTalker:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._client = client or httpx.Client(headers=headers, timeout=timeout)
         self.name = model or self._first_model()
+        self.description = f"{self.name} at {self._url}"
 
     def reply(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Generator[str, None, None]:
-        """The pieces of the answer."""
+        """Stream the pieces of the answer from the server. Raises `WeftError`."""
         import httpx
 
         body = {"model": self.name, "messages": list(messages), "stream": True, **options}
@@ -83,7 +101,7 @@ class RemoteTalker:
             raise WeftError(f"{self._url} does not answer: {error}") from error
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections of the HTTP client. Idempotent."""
         self._client.close()
 
     def _first_model(self) -> str:

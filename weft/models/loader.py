@@ -23,12 +23,12 @@ from torch import Tensor
 
 from weft.config import DType, Quantization
 from weft.core.errors import ConfigError, ModelLoadError
+from weft.hub import find_model
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
 from weft.kernels.quantize import quantize
 from weft.models.base import Model, ModelSpec, ResidentWeights
 from weft.models.config_json import DTYPES
-from weft.models.hub import resolve_model
 from weft.models.layers.weights import Source, WeightTarget
 from weft.models.registry import Family, family_of
 from weft.models.safetensors_files import FLOATS, TensorInfo, list_tensors, open_tensors, read_json
@@ -36,6 +36,8 @@ from weft.models.safetensors_files import FLOATS, TensorInfo, list_tensors, open
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes to read)."""
 
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja")
+"""Weights, configuration, tokenizer, chat template: what is downloaded of a hub id; never pickles or code."""
 HARMLESS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Endings of tensors that old checkpoints carry: buffers that are computed from the configuration."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -92,7 +94,7 @@ def load_model(
     for an architecture or option that is not implemented, and `ConfigError` when `max_context` exceeds what the
     model's positions allow.
     """
-    directory = resolve_model(model, revision, offline)
+    directory = find_model(model, revision, files=MODEL_FILES, offline=offline)
     raw = read_json(directory / "config.json")
     family = family_of(raw)
     spec = family.spec(raw)

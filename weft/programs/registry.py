@@ -297,7 +297,10 @@ def _check_python(content: bytes, name: str) -> None:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"The program is not UTF-8 text: {error}.", "source") from None
     except SyntaxError as error:
-        raise InvalidRequest(f"The program is not valid Python: {error.msg}, line {error.lineno}.", "source") from None
+        shown = f"\n    {error.text.strip()}" if error.text and error.text.strip() else ""
+        raise InvalidRequest(
+            f"{name or 'The program'}, line {error.lineno}, is not valid Python: {error.msg}{shown}", "source"
+        ) from None
     except (ValueError, RecursionError, MemoryError, SystemError) as error:  # the last: how 3.11 may say the second
         raise InvalidRequest(f"The program cannot be parsed: {error or 'nested too deeply'}.", "source") from None
     defined: Iterable[ast.stmt] = tree.body

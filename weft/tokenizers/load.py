@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 import tokenizers
 
-import weft
-from weft.config import EMBEDDED_MODEL, is_hub_id
 from weft.core.errors import ModelLoadError
+from weft.hub import find_model
 from weft.tokenizers.tokenizer import Tokenizer
 
 _FILES = [
@@ -34,14 +33,7 @@ def load_tokenizer(model: str, revision: str | None = None, offline: bool = Fals
     `offline` uses only what the hub's cache already has. Raises `ModelLoadError`, saying which file and why. May
     download; call it before serving, not on an event loop.
     """
-    if model == EMBEDDED_MODEL:
-        return load_directory(Path(weft.__file__).parent / "assets" / EMBEDDED_MODEL, name=model)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return load_directory(path, name=model)
-    if not is_hub_id(model):
-        raise ModelLoadError(f"there is no directory {model}; give a model directory, a hub id, or {EMBEDDED_MODEL}")
-    return load_directory(_download(model, revision, offline), name=model)
+    return load_directory(find_model(model, revision, files=_FILES, offline=offline), name=model)
 
 
 def load_directory(path: Path, name: str = "") -> Tokenizer:
@@ -155,33 +147,3 @@ def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
             except (OSError, UnicodeDecodeError) as error:
                 raise ModelLoadError(f"{file} cannot be read: {error}") from error
     return templates
-
-
-def _download(model: str, revision: str | None, offline: bool) -> Path:
-    # Imported here: a server of local files needs no hub client.
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    where = f"{model}" + (f" at revision {revision}" if revision else "")
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(model, revision=revision, local_files_only=offline, allow_patterns=_FILES)
-        )
-    except errors.GatedRepoError as error:
-        raise ModelLoadError(
-            f"{where} is gated: accept its terms on the hub, then log in (`hf auth login`) or set HF_TOKEN"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ModelLoadError(f"the hub has {model}, but no revision {revision}") from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelLoadError(
-            f"neither a directory nor a model on the hub is named {model}; check the spelling, "
-            "or log in if it is private"
-        ) from error
-    except errors.HFValidationError as error:
-        raise ModelLoadError(f"{model!r} is neither a directory nor a valid hub id: {error}") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        hint = "run once without offline, or give a directory" if offline else "check the network, or give a directory"
-        raise ModelLoadError(f"{where} is not in the hub's cache and could not be downloaded; {hint}") from error
-    except Exception as error:  # network and file-system errors of several libraries
-        raise ModelLoadError(f"{where} could not be downloaded: {error}") from error

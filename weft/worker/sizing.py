@@ -58,13 +58,19 @@ def size_pools(config: EngineConfig, *, bytes_per_page: int, model_context: int,
     room = device_pages * config.page_size
     if wanted <= room:
         return Sizing(device_pages, host_pages, wanted, None)
-    needed = _pages_of(wanted, config.page_size) * bytes_per_page
+    least = _pages_of(wanted, config.page_size)
+    if room == 0:
+        raise ConfigError(
+            f"the memory for KV holds no page of {_size(bytes_per_page)}; one sequence of {wanted} tokens needs "
+            f"{_least(config, least, bytes_per_page)}, one of {config.page_size} tokens (max_context) "
+            f"{_least(config, 1, bytes_per_page)}"
+        )
     remedy = (
-        f"one sequence of {wanted} tokens needs {_size(needed)} of KV pages and there are "
-        f"{_size(device_pages * bytes_per_page)}; set max_context to at most {room} or give more memory "
-        f"({_knob(config)})"
+        f"one sequence of {wanted} tokens needs {_size(least * bytes_per_page)} of KV pages and there are "
+        f"{_size(device_pages * bytes_per_page)}; set max_context to at most {room}, or "
+        f"{_least(config, least, bytes_per_page)}"
     )
-    if config.max_context is not None or room == 0:
+    if config.max_context is not None:
         raise ConfigError(remedy)
     return Sizing(device_pages, host_pages, room, f"max_context is {room} instead of {wanted}: {remedy}")
 
@@ -118,14 +124,26 @@ def kernel_environment(threads: int) -> dict[str, str]:
     }
 
 
-def _knob(config: EngineConfig) -> str:
+def _least(config: EngineConfig, pages: int, bytes_per_page: int) -> str:
+    """The setting that gives so many pages, with the least value that does."""
     if config.num_pages is not None:
-        return "num_pages"
-    return "kv_cache_bytes" if config.kv_cache_bytes is not None else "memory_fraction or kv_cache_bytes"
+        return f"num_pages of at least {pages}"
+    size = _size_up(pages * bytes_per_page)
+    if config.kv_cache_bytes is not None:
+        return f"kv_cache_bytes of at least {size}"
+    return f"a larger memory_fraction or kv_cache_bytes of at least {size}"
 
 
 def _pages_of(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
+
+
+def _size_up(num_bytes: int) -> str:
+    """A size that is no smaller, in a form that settings take."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if num_bytes % factor == 0:
+            return f"{num_bytes // factor} {unit}"
+    return f"{-(-num_bytes // 1024)} KiB"
 
 
 def _size(num_bytes: int) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from weft.core.errors import ModelLoadError
-from weft.models.hub import resolve_model
+from weft.hub import find_model
+from weft.models.loader import MODEL_FILES, load_model
 from weft.models.random_checkpoints import write_tiny
+from weft.tokenizers.load import load_tokenizer
 
 hub = pytest.importorskip("huggingface_hub")
 errors = pytest.importorskip("huggingface_hub.errors")
@@ -40,7 +42,7 @@ def failing(kind):
 
 def test_an_id_is_downloaded_without_pickles_or_code(download, tmp_path):
     download.answer = tmp_path
-    assert resolve_model("org/name", revision="v1", offline=True) == tmp_path
+    assert find_model("org/name", "v1", files=MODEL_FILES, offline=True) == tmp_path
     ((name, options),) = download.calls
     assert name == "org/name"
     assert options["revision"] == "v1"
@@ -51,14 +53,14 @@ def test_an_id_is_downloaded_without_pickles_or_code(download, tmp_path):
 def test_a_directory_wins_over_an_id(download, tmp_path, monkeypatch):
     write_tiny(tmp_path / "org" / "name")
     monkeypatch.chdir(tmp_path)
-    assert resolve_model("org/name").joinpath("config.json").is_file()
+    assert find_model("org/name", files=MODEL_FILES).joinpath("config.json").is_file()
     assert not download.calls
 
 
 @pytest.mark.parametrize("name", ["./org/name", "/org/name", "~/name", "a/b/c", "name", "org/../name", ""])
 def test_what_can_only_be_a_path_is_not_looked_up(download, name):
-    with pytest.raises(ModelLoadError, match="does not exist"):
-        resolve_model(name)
+    with pytest.raises(ModelLoadError, match="no directory"):
+        find_model(name, files=MODEL_FILES)
     assert not download.calls
 
 
@@ -76,10 +78,21 @@ def test_what_can_only_be_a_path_is_not_looked_up(download, name):
 def test_the_hubs_errors_say_what_to_do(download, kind, words):
     download.answer = failing(kind)
     with pytest.raises(ModelLoadError, match=words):
-        resolve_model("org/name", revision="v1")
+        find_model("org/name", "v1", files=MODEL_FILES)
 
 
 def test_offline_is_named(download):
     download.answer = failing(errors.LocalEntryNotFoundError)
     with pytest.raises(ModelLoadError, match="offline is set"):
-        resolve_model("org/name", offline=True)
+        find_model("org/name", files=MODEL_FILES, offline=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("model.gguf", "GGUF files are not supported yet"), ("model.safetensors", "is a file; give")]
+)
+def test_a_file_is_named_as_what_it_is(download, tmp_path, name, words):
+    (tmp_path / name).touch()
+    for load in (load_tokenizer, lambda model: load_model(model, device="cpu")):
+        with pytest.raises(ModelLoadError, match=words):
+            load(str(tmp_path / name))
+    assert not download.calls

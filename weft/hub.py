@@ -1,0 +1,95 @@
+"""From the name of a model to a local directory: the model in the package, a path, or an id on the Hugging Face hub.
+
+The only importer of huggingface_hub for downloads, and only when a hub id is asked for. Loaders of weights and of
+tokenizers call it, each for its own files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from weft.config import EMBEDDED_MODEL, is_hub_id
+from weft.core.errors import ModelLoadError
+
+OFFLINE_IS_SET = "offline is set"
+WEIGHT_FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx")
+"""Endings of files that hold weights; a word that ends so and names a file is a model and no prompt."""
+
+
+def find_model(
+    model: str,
+    revision: str | None = None,
+    *,
+    files: Sequence[str],
+    offline: bool = False,
+    offline_because: str = OFFLINE_IS_SET,
+) -> Path:
+    """The directory that holds `model`. Of a hub id that is not in the cache, `files` (patterns) are downloaded first.
+
+    A directory of that name wins over a hub id. `offline` uses only what the hub cache has, and `offline_because` is
+    the reason that the error gives. Raises `ModelLoadError`.
+    """
+    if model == EMBEDDED_MODEL:
+        return _embedded()
+    path = Path(model).expanduser()
+    # An empty name would be the current directory.
+    if model and path.is_dir():
+        return path
+    if model and path.exists():
+        raise ModelLoadError(_refusal_of_file(model))
+    if not is_hub_id(model):
+        raise ModelLoadError(f"there is no directory {model!r}; give a directory, a hub id (org/name), or weft-tiny")
+    return _download(model, revision, files, offline_because if offline else None)
+
+
+def _refusal_of_file(model: str) -> str:
+    if model.lower().endswith(".gguf"):
+        return (
+            f"{model} is a GGUF file, and GGUF files are not supported yet; give the directory or the hub id of the "
+            "checkpoint in safetensors"
+        )
+    return f"{model} is a file; give the directory that holds it, with config.json, safetensors and tokenizer.json"
+
+
+def _embedded() -> Path:
+    with resources.as_file(resources.files("weft") / "assets" / EMBEDDED_MODEL) as path:
+        if not (path / "config.json").is_file():
+            raise ModelLoadError(
+                f"the embedded model {EMBEDDED_MODEL} is not part of this installation; reinstall weft"
+            )
+        return path
+
+
+def _download(model: str, revision: str | None, files: Sequence[str], offline_because: str | None) -> Path:
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise ModelLoadError(f"{model} is a hub id, which needs the package huggingface_hub: {error}") from error
+    offline = offline_because is not None
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                model, revision=revision, local_files_only=offline, allow_patterns=list(files)
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise ModelLoadError(
+            f"{model} is gated: accept its terms on the hub, then log in (`hf auth login`) or set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelLoadError(f"{model} has no revision {revision!r} on the hub") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelLoadError(
+            f"{model} is neither a directory here nor a model on the hub; check the spelling, or log in if it is "
+            "private"
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelLoadError(f"{model!r} is neither a directory nor a valid hub id: {error}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        reason = offline_because or "the hub cannot be reached"
+        raise ModelLoadError(f"{model} is not in the hub cache and {reason}; give a local directory instead") from error
+    except Exception as error:  # the network and the file system have errors of several libraries
+        raise ModelLoadError(f"{model} could not be downloaded: {error}") from error
