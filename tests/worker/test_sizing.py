@@ -44,7 +44,7 @@ def test_a_context_that_does_not_fit_shrinks_unless_it_was_asked_for():
 
 
 def test_the_least_that_works_is_named_and_works():
-    assert sized(num_pages=100).notice.endswith("or num_pages of at least 128")
+    assert sized(num_pages=100).notice.endswith("or give num_pages of at least 128")
     assert sized(num_pages=128).max_context == 2048
     with pytest.raises(ConfigError, match=r"holds no page of 1 MiB; .* of at least 128 MiB, .* of at least 1 MiB$"):
         sized(kv_cache_bytes=10 * 1024)

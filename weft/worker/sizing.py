@@ -67,7 +67,7 @@ def size_pools(config: EngineConfig, *, bytes_per_page: int, model_context: int,
         )
     remedy = (
         f"one sequence of {wanted} tokens needs {_size(least * bytes_per_page)} of KV pages and there are "
-        f"{_size(device_pages * bytes_per_page)}; set max_context to at most {room}, or "
+        f"{_size(device_pages * bytes_per_page)}; set max_context to at most {room} or give "
         f"{_least(config, least, bytes_per_page)}"
     )
     if config.max_context is not None:
