@@ -142,6 +142,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_body_bytes: int = 32 * 1024 * 1024
     max_concurrent_requests: int = 4096
     cors_origins: list[str] = []
+    allowed_hosts: list[str] = []
+    """Names that requests may have as `Host`, beside local ones; `*`: any. Empty: local ones alone where the server
+    listens on loopback and asks for no key, else any."""
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     drain_s: float = 30.0

@@ -23,7 +23,7 @@ def guarded() -> Iterator[RunningServer]:
 def raw(server: RunningServer, head: str) -> str:
     """The status line and the rest, of a request that no client library tidied up."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-        connection.sendall((head + "\r\nHost: x\r\nConnection: close\r\n\r\n").encode("latin-1"))
+        connection.sendall((head + "\r\nHost: localhost\r\nConnection: close\r\n\r\n").encode("latin-1"))
         parts = []
         while part := connection.recv(65536):
             parts.append(part)

@@ -20,12 +20,17 @@ BODIES = {
 }
 
 
+def head_of(path: str, size: int) -> bytes:
+    """Request line and headers of a JSON body of so many bytes."""
+    headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n"
+    return f"POST {path} HTTP/1.1\r\n{headers}\r\n".encode()
+
+
 def connect(server: RunningServer, path: str, body: dict) -> socket.socket:
     """Send a request and leave the connection open."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
+    connection.sendall(head_of(path, len(data)) + data)
     return connection
 
 
@@ -76,10 +81,7 @@ def test_gone_in_the_middle(stepped: RunningServer, what: str, stream: bool) -> 
 
 def test_gone_while_sending_the_body(stepped: RunningServer) -> None:
     connection = socket.create_connection(("127.0.0.1", stepped.port), timeout=30)
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    )
-    connection.sendall(head)
+    connection.sendall(head_of("/v1/completions", 1000) + b"{")
     stepped.wait_until(lambda: stepped.service.num_active == 1)
     connection.close()
     stepped.assert_nothing_left()
@@ -113,7 +115,7 @@ async def ask_raw(server: RunningServer, body: dict, *, leaves: bool) -> bytes:
     """One request on a connection of its own; all of the answer, or the beginning of it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**20)
     data = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     answer = await reader.read(100) if leaves else await reader.read()
     writer.close()

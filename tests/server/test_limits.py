@@ -53,7 +53,7 @@ def test_announced_bodies(small: RunningServer) -> None:
 def test_chunked_bodies_are_counted_as_they_come(small: RunningServer) -> None:
     def endless() -> Iterator[bytes]:
         yield (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         while True:
@@ -69,17 +69,17 @@ def test_chunked_bodies_are_counted_as_they_come(small: RunningServer) -> None:
 
 def test_headers_are_bounded(small: RunningServer) -> None:
     def one_long() -> Iterator[bytes]:
-        yield b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: "
+        yield b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: "
         for _ in range(64):
             yield b"x" * 65536
 
     def many() -> Iterator[bytes]:
-        yield b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        yield b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
         for number in range(100_000):
             yield b"X-%d: y\r\n" % number
 
     def long_target() -> Iterator[bytes]:
-        yield b"GET /" + b"x" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+        yield b"GET /" + b"x" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     for head in (one_long, many, long_target):
         answer = exchange(small, head())
@@ -93,14 +93,15 @@ def test_what_is_not_http(small: RunningServer) -> None:
         assert answer.startswith(b"HTTP/1.1 400")
         assert b'"error"' in answer
     both = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     )
     assert exchange(small, iter([both])).startswith(b"HTTP/1.1 4")
 
 
 def test_pipelined_and_kept_connections(small: RunningServer) -> None:
-    ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     answer = exchange(small, iter([ask * 3 + last]))
     assert answer.count(b"HTTP/1.1 200") == 4
 

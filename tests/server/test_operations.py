@@ -128,7 +128,8 @@ def test_traces() -> None:
 def connect_as(server: RunningServer, body: bytes, key: str, request_id: str):
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nX-Request-Id: {request_id}\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"Authorization: Bearer {key}\r\nX-Request-Id: {request_id}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     connection.sendall(head.encode() + body)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import RunningServer, running
+from tests.server.test_requests import error_of
 from weft.config import ProgramsConfig
 from weft.programs.registry import WASM_MAGIC
 
@@ -138,6 +139,14 @@ def test_requests_that_cannot_be(server: RunningServer, fields: dict[str, Any], 
     assert answer.json()["error"]["param"] == param
 
 
+def test_null_is_a_message(server: RunningServer) -> None:
+    run = server.post("/v1/runs", {"source": ECHO, "args": 7, "background": True}).json()
+    assert server.post(f"/v1/runs/{run['id']}/messages", {"message": None}).status_code == 200
+    server.wait_until(lambda: not list(server.service.programs.history.active()))
+    told = server.http().get(f"/v1/runs/{run['id']}").json()
+    assert told["result"] == {"args": 7, "message": None}
+
+
 def test_messages_both_ways_in_a_stream(server: RunningServer) -> None:
     body = {"source": ECHO, "args": 7, "messages": ["hi"], "stream": True}
     told = events(server.post("/v1/runs", body).text)
@@ -155,6 +164,7 @@ def test_in_the_background(server: RunningServer) -> None:
             lines = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {"))
             assert next(lines)["type"] == "run"
             assert next(lines)["message"] == {"got": 1}
+            assert error_of(client.post(path + "/messages", json={}))["param"] == "message"
             told = client.post(path + "/messages", json={"message": [1, None]})
             assert told.status_code == 200
             assert next(lines)["message"] == {"heard": [1, None]}

@@ -256,8 +256,27 @@ def test_truncation_keeps_the_end(server: RunningServer) -> None:
     assert len(last(-1, prompt="x" * 9000, max_tokens=10)) == 4096 - 10
     assert last(3, prompt=ids("uvwxyz")) == ids("xyz")
     assert server.chat(truncate_prompt_tokens=5).json()["usage"]["prompt_tokens"] == 5
-    empty = server.post("/v1/completions", {"prompt": "ab", "truncate_prompt_tokens": 0})
-    assert "empty" in error_of(empty)["message"]
+    for path, body in (("/v1/completions", {"prompt": "ab"}), ("/v1/embeddings", {"input": "ab"})):
+        nothing = error_of(server.post(path, body | {"truncate_prompt_tokens": 0}))
+        assert nothing["param"] == "truncate_prompt_tokens"
+        assert "truncate_prompt_tokens is 0" in nothing["message"]
+
+
+@pytest.mark.parametrize(
+    ("bias", "says"),
+    [
+        ({"5": 1, "wörd": 1}, 'logit_bias["wörd"] has a key of the wrong type'),
+        ({"5": 1, "7": "much"}, 'logit_bias["7"]: Expected float, got str.'),
+        ({"5": None}, 'logit_bias["5"]: Expected float, got null.'),
+        ({"5": 1, "6": -101}, 'logit_bias["6"] must be in [-100, 100], got -101'),
+        ({"5": 1, "70000": 1}, "logit_bias names token 70000"),
+        ([5], "logit_bias: Expected object, got array."),
+    ],
+)
+def test_errors_of_a_bias_name_its_key(server: RunningServer, bias: object, says: str) -> None:
+    error = error_of(server.chat(logit_bias=bias))
+    assert says in error["message"]
+    assert error["param"].startswith("logit_bias")
 
 
 def test_context_is_told_in_numbers(server: RunningServer) -> None:

@@ -70,14 +70,14 @@ def launch(server: RunningServer, source: str, args: Any = None) -> Run:
 def follow(server: RunningServer, run: Run) -> socket.socket:
     """Its messages as a stream."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    connection.sendall(f"GET /v1/runs/{run.id}/messages HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    connection.sendall(f"GET /v1/runs/{run.id}/messages HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return connection
 
 
 def attach(server: RunningServer, run: Run) -> socket.socket:
     """A WebSocket, by hand: no library that says goodbye."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    head = f"GET /v1/runs/{run.id} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    head = f"GET /v1/runs/{run.id} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     connection.sendall(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
     return connection
 

@@ -72,6 +72,12 @@ FLAGS: Mapping[str, Flag] = {
     "server.cors_origins": Flag(
         ("--cors-origin",), list[str], "Origin whose pages may call the server; repeat for several."
     ),
+    "server.allowed_hosts": Flag(
+        ("--allowed-host",),
+        list[str],
+        "Name that requests may have as Host, beside local ones; repeat for several, * for any. (local ones alone "
+        "where the server listens on loopback and asks for no key)",
+    ),
     "server.stream_keep_alive_s": Flag(
         ("--stream-keep-alive",), float, "Seconds without news until a stream gets a comment line; 0: never. (15)"
     ),

@@ -76,7 +76,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest(f"logit_bias has {count} entries, at most {MAX_LOGIT_BIAS}", "logit_bias")
         for token, bias in self.logit_bias.items():
             _in_vocab("logit_bias", token, vocab_size)
-            _in_range("logit_bias", bias, -100.0, 100.0)
+            if not -100.0 <= bias <= 100.0:
+                raise InvalidRequest(f'logit_bias["{token}"] must be in [-100, 100], got {bias}', "logit_bias")
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids is empty: no token could be sampled", "allowed_token_ids")

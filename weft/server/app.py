@@ -1,7 +1,8 @@
 """The ASGI application: routes, and what stands around them.
 
-From outside to inside: CORS; request ids, logs and errors; keys; admission; routes. Keys are checked before anything
-is routed. A browser's preflight, which cannot carry one, is answered before keys, and errors too may be read by pages.
+From outside to inside: CORS; request ids, logs and errors; hosts and origins; keys; admission; routes. Keys are checked
+before anything is routed. A browser's preflight, which cannot carry one, is answered before keys; pages of allowed
+origins may read errors too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +20,7 @@ from weft.config import ServerConfig
 from weft.server.auth import AuthMiddleware, parse_keys
 from weft.server.limits import AdmissionMiddleware
 from weft.server.logs import RequestMiddleware
+from weft.server.origins import HostMiddleware
 from weft.server.routes import (
     chat,
     completions,
@@ -67,6 +70,11 @@ class App:
         await self._outermost(scope, receive, send)
 
 
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    """The route of all other paths. Starlette's own refuses a WebSocket without a reason."""
+    raise HTTPException(404)
+
+
 def create_app(config: ServerConfig, service: Service) -> App:
     """The application over a service. Raises `ConfigError` for keys that cannot be used."""
 
@@ -79,9 +87,10 @@ def create_app(config: ServerConfig, service: Service) -> App:
             await service.close()
 
     routes = [route for family in FAMILIES for route in family.routes(service)]
-    app: ASGIApp = Router(routes, redirect_slashes=False, lifespan=lifespan)
+    app: ASGIApp = Router(routes, redirect_slashes=False, default=_not_found, lifespan=lifespan)
     app = AdmissionMiddleware(app, service)
     app = AuthMiddleware(app, parse_keys(config.api_keys))
+    app = HostMiddleware(app, config)
     app = RequestMiddleware(app, service)
     if config.cors_origins:
         app = CORSMiddleware(

@@ -9,8 +9,9 @@ a field is absent. `docs/api.md` is checked against this file.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast, get_origin, get_type_hints
 
 import msgspec
 
@@ -105,11 +106,12 @@ def request_from(kind: type[T], raw: Any) -> T:
     if not isinstance(raw, dict):
         raise InvalidRequest("The body must be a JSON object.")
     known = kind.__struct_fields__
+    nullable = _nullable(kind)
     refused = REFUSED.get(kind, {})
     kept = {}
     for name, value in raw.items():
         if name in known:
-            if value is not None:
+            if value is not None or name in nullable:
                 kept[name] = value
         elif name in refused:
             _check_harmless(name, value, refused[name])
@@ -119,7 +121,35 @@ def request_from(kind: type[T], raw: Any) -> T:
         return msgspec.convert(kept, kind, str_keys=True)
     except msgspec.ValidationError as error:
         message, param = _located(error)
-        raise InvalidRequest(message, param) from None
+        raise InvalidRequest(_with_key(message, param, kept, kind), param) from None
+
+
+@functools.cache
+def _nullable(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Fields whose value may be null: those that are required and take any JSON."""
+    info = cast(msgspec.inspect.StructType, msgspec.inspect.type_info(kind))
+    return frozenset(field.name for field in info.fields if field.required and _takes_any(field.type))
+
+
+def _takes_any(kind: msgspec.inspect.Type) -> bool:
+    inner = kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind
+    return isinstance(inner, msgspec.inspect.AnyType)
+
+
+def _with_key(message: str, param: str | None, kept: dict[str, Any], kind: type[msgspec.Struct]) -> str:
+    """The message, with the first key to blame of a field that maps keys to values: msgspec names none."""
+    name = (param or "").partition("[")[0]
+    hint = get_type_hints(kind).get(name)
+    if get_origin(hint) is not dict or not isinstance(kept[name], dict):
+        return message
+    for key, value in kept[name].items():
+        try:
+            msgspec.convert({key: value}, hint, str_keys=True)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).replace("`", "").partition(" - at ")
+            blamed = " has a key of the wrong type" if where.startswith("key") else ""
+            return f"{name}[{msgspec.json.encode(key[:100]).decode()}]{blamed}: {what}."
+    return message
 
 
 def _check_harmless(name: str, value: Any, refusal: Refusal) -> None:

@@ -156,7 +156,8 @@ def _problem(error: Exception, scope: Scope, request_id: str) -> HttpProblem:
     headers = dict(error.headers or {})
     message = str(error.detail)
     if error.status_code == 404:
-        message = f"There is nothing at {_path(scope)}; /docs lists what there is."
+        kind = "no WebSocket" if scope["type"] == "websocket" else "nothing"
+        message = f"There is {kind} at {_path(scope)}; /docs lists what there is."
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(scope))
         message = f"{_path(scope)} takes {headers['Allow']}, not {scope['method'][:20]}."

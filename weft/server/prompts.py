@@ -23,7 +23,10 @@ _SHRINKING = 4
 
 
 class Fit:
-    """How many prompt tokens a request may have, and what to do with more."""
+    """How many prompt tokens a request may have, and what to do with more.
+
+    Raises `InvalidRequest` for a `keep_last` of 0, which would keep no token.
+    """
 
     def __init__(self, model: Model, *, max_tokens: int | None, keep_last: int | None, param: str):
         self.vocab_size = model.engine.info.vocab_size
@@ -31,6 +34,12 @@ class Fit:
         self.max_tokens = max_tokens
         """Output tokens asked for; None: what the context leaves."""
         self.param = param
+        if keep_last == 0:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is 0, which keeps nothing of {param}. Give 1 or more, or -1 to keep as many "
+                "tokens as fit.",
+                "truncate_prompt_tokens",
+            )
         room = self.context - (1 if max_tokens is None else max_tokens)
         self.keep_last = max(room, 1) if keep_last == -1 else keep_last
         """Prompt tokens kept from the end; None: all."""
@@ -72,14 +81,14 @@ class Fit:
     def packed(self, tokens: bytes) -> bytes:
         """Packed ids, truncated where asked for. Raises as `check_count` does."""
         if self.keep_last is not None:
-            tokens = tokens[-self.keep_last * TOKEN_BYTES :] if self.keep_last else b""
+            tokens = tokens[-self.keep_last * TOKEN_BYTES :]
         self.check_count(len(tokens) // TOKEN_BYTES)
         return tokens
 
     def ids(self, tokens: list[int]) -> bytes:
         """Token ids of the caller's, checked against the vocabulary, truncated and packed."""
         if self.keep_last is not None:
-            tokens = tokens[-self.keep_last :] if self.keep_last else []
+            tokens = tokens[-self.keep_last :]
         self.check_count(len(tokens))
         if set(map(type, tokens)) != {int}:
             raise _mixture(self.param)

@@ -1,15 +1,19 @@
-"""HTTP/1.1 on one connection, with bounds that uvicorn's parser does not have: size of a head and time to send it.
+"""HTTP/1.1 and WebSockets on one connection: the checks that uvicorn's protocols lack.
 
-Owns what happens before there is a request to answer: heads that are too long, too slow, or not HTTP. It knows nothing
-of the application.
+Owns what happens before the application sees a request: heads that are too long or too slow, requests that a proxy
+before the server could read differently (`Host`, `Transfer-Encoding`), upgrades that are not offered, and refused
+handshakes. It knows nothing of the application.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from weft.server.errors import ErrorBody, ErrorResponse
 
@@ -18,19 +22,24 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 """From the first byte of a request, or the opening of its connection, to the end of its headers."""
 
+_NOT_HTTP = (400, "This is not a valid HTTP/1.1 request.")
 
-class _HeadTooLarge(Exception):
-    pass
+
+class _BadHeadError(Exception):
+    """Raised in a callback of the parser, which turns it into an error of its own; `_refusal` has the answer."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a bounded head."""
+    """uvicorn's protocol with a bounded and unambiguous head."""
 
     _head_bytes = 0
     _fed_bytes = 0
-    """Of a head that spans several reads; the parser tells a header only when it is complete."""
+    """Of a head that spans several reads: the parser reports a header only when it is complete."""
     _in_head = False
-    _too_large = False
+    _refusal = _NOT_HTTP
+    """Status and message with which the next parser error is answered."""
+    _ignored_upgrade: bytes | None = None
+    """Head without its upgrade, of a request that asks for one that is not offered and is about to be parsed again."""
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -45,12 +54,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that does not end."""
+        self._unset_keepalive_if_required()
         was_in_head = self._in_head
-        super().data_received(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+            return
         if self._in_head and was_in_head:
             self._fed_bytes += len(data)
             if self._fed_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._too_large = True
+                self._refusal = _too_large()
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
@@ -71,26 +85,75 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete; the application takes over."""
+        self._check_head()
         self._in_head = False
         self._stop_timer()
-        super().on_headers_complete()
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self._ignored_upgrade = self._head_without_upgrade()
+        else:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is complete, unless it is to be parsed again."""
+        if self._ignored_upgrade is None:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not a request, in the shape of all errors, and close."""
-        status, text = 400, "This is not a valid HTTP/1.1 request."
-        if self._too_large:
-            status, text = 431, f"The request's headers exceed {MAX_HEAD_BYTES} bytes."
-        body = msgspec.json.encode(ErrorResponse(ErrorBody(message=text, type="invalid_request_error")))
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
+        """Refuse the bytes received, in the shape of all errors, and close the connection.
+
+        Without an answer while another response is being written: the refusal would become part of its body.
+        """
+        status, text = self._refusal
+        self.logger.info("refused a connection's bytes with status %d: %s", status, text)
+        if self.cycle is None or self.cycle.response_complete:
+            body = msgspec.json.encode(ErrorResponse(ErrorBody(message=text, type="invalid_request_error")))
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
+
+    def _feed(self, data: bytes) -> None:
+        """Raises `httptools.HttpParserError`."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            head, self._ignored_upgrade = self._ignored_upgrade, None
+            if head is None:
+                self.handle_websocket_upgrade()
+                return
+            # An upgrade that is not offered (HTTP/2, with which Java's client begins) is ignored; RFC 9110, 7.8. The
+            # parser would take the body for another protocol's, so the request is parsed again without the header.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets them
+            self._feed(head + data[upgrade.args[0] :])
+
+    def _should_upgrade(self) -> bool:
+        # The handshake is a GET; any other request with this header is answered as one without it.
+        return self.parser.get_method() == b"GET" and super()._should_upgrade()
+
+    def _head_without_upgrade(self) -> bytes:
+        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = (header for header in self.headers if header[0] not in (b"upgrade", b"http2-settings"))
+        return line + b"".join(b"%s: %s\r\n" % (name, _without_upgrade(name, value)) for name, value in kept) + b"\r\n"
+
+    def _check_head(self) -> None:
+        """Raise for a head that another reader of the same bytes could understand differently."""
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(501, "This server is not a proxy: it has no method CONNECT.")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
+            self._refuse(400, f"A request must have one Host header; this one has {hosts}.")
+        codings = b", ".join(value for name, value in self.headers if name == b"transfer-encoding")
+        if codings and codings.strip().lower() != b"chunked":
+            self._refuse(501, "The only transfer coding that is supported is chunked; send the body without another.")
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._too_large = True
-            # The parser turns it into an error of its own, which `data_received` answers with `send_400_response`.
-            raise _HeadTooLarge
+            self._refuse(*_too_large())
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._refusal = (status, message)
+        raise _BadHeadError
 
     def _start_timer(self) -> None:
         self._stop_timer()
@@ -100,3 +163,31 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _too_large() -> tuple[int, str]:
+    return 431, f"The request's headers exceed {MAX_HEAD_BYTES} bytes."
+
+
+def _without_upgrade(name: bytes, value: bytes) -> bytes:
+    if name != b"connection":
+        return value
+    options = (option.strip() for option in value.split(b","))
+    return b", ".join(option for option in options if option.lower() not in (b"upgrade", b"http2-settings"))
+
+
+class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol, which closes the connection of every handshake that it refuses."""
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; a handshake that is too large to be parsed is answered, and its connection closed."""
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+    async def send(self, message: Any) -> None:
+        """Send; a refusal completes the handshake, which would be reported as an error otherwise."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True

@@ -23,7 +23,7 @@ from weft.engine.supervisor import ProcessEngine, Progress
 from weft.server.app import App, create_app
 from weft.server.logs import configure_logging
 from weft.server.programs import process_programs
-from weft.server.protocol import BoundedHttpProtocol
+from weft.server.protocol import BoundedHttpProtocol, BoundedWebSocketProtocol
 from weft.server.state import ServedModel, Service
 from weft.tokenizers.load import load_tokenizer
 
@@ -139,7 +139,7 @@ def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
         port=config.port,
         loop="uvloop",
         http=BoundedHttpProtocol,
-        ws="websockets-sansio",
+        ws=BoundedWebSocketProtocol,
         ws_max_size=config.max_body_bytes,
         ws_per_message_deflate=False,
         lifespan="on",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
@@ -19,7 +18,6 @@ from weft.core.errors import InvalidRequest, WeftError
 from weft.programs.errors import SlowListener
 from weft.programs.listeners import Listener
 from weft.programs.runs import Run
-from weft.server.errors import HttpProblem
 from weft.server.record import record_in
 from weft.server.run_events import card_of, encode_event, end_event, error_event, message_event
 from weft.server.schemas.programs import RunCommand, RunEvent
@@ -39,10 +37,9 @@ class RunSocket:
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `UnknownRun` and `HttpProblem` before it accepts."""
+        """Raises `UnknownRun` before it accepts."""
         record = record_in(scope)
         record.route, record.stream = self._path, True
-        self._check_origin(scope)
         run = self._service.programs.history.find(record.tenant, scope["path_params"]["run"])
         socket = WebSocket(scope, receive, send)
         await socket.accept()
@@ -60,15 +57,6 @@ class RunSocket:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
         await _close(socket, next((one for one in results if isinstance(one, Exception)), None))
-
-    def _check_origin(self, scope: Scope) -> None:
-        """Browsers let any page open a WebSocket to any server and leave it to the server whom it listens to."""
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        origin = headers.get(b"origin")
-        allowed = self._service.config.cors_origins
-        if origin is None or origin in allowed or "*" in allowed or urlsplit(origin).netloc == headers.get(b"host"):
-            return
-        raise HttpProblem(403, "Pages of this origin may not call the server; see cors_origins.")
 
 
 def _cancelling(task: asyncio.Task[None]) -> Callable[[Exception], None]:
