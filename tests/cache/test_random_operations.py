@@ -55,7 +55,7 @@ class Bench:
         assert sequence.computed < len(sequence.tokens)
         self.sequences[sequence.table.seq] = sequence
         if self.random.random() < 0.5:
-            self.cache.claim(sequence.table, tokens, len(sequence.tokens))
+            self.cache.announce(sequence.table, tokens, len(sequence.tokens))
 
     def launch(self) -> None:
         """Compute a chunk of some sequences."""

@@ -7,24 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.cache.manager import KVCache
+from weft.sched.order import FairOrder
 from weft.sched.queue import WaitingQueue
-from weft.sched.sequence import Sequence, State
+from weft.sched.sequence import Place, Sequence, State
 from weft.sched.slots import uniforms
 
 CACHE = KVCache(4)
 
 
-def make(seq: int, arrival_s: float, priority: int = 0) -> Sequence:
-    return Sequence(seq, 1, seq, "", "", "", priority, arrival_s, CACHE.open_table(seq, ""))
+def make(seq: int, arrival_s: float, priority: int = 0, tenant: str = "") -> Sequence:
+    return Sequence(seq, 1, seq, tenant, "", "", priority, Place(arrival_s), CACHE.open_table(seq, ""))
+
+
+def make_queue() -> WaitingQueue:
+    return WaitingQueue(FairOrder(aging_s=10.0))
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(-3, 3)), max_size=30))
 def test_a_priority_is_worth_having_come_earlier(arrivals: list[tuple[float, int]]) -> None:
-    queue = WaitingQueue(aging_s=10.0)
+    queue = make_queue()
     for seq, (arrival, priority) in enumerate(arrivals):
         queue.push(make(seq, arrival, priority))
     popped = [queue.pop() for _ in arrivals]
-    keys = [(s.arrival_s + 10.0 * s.priority, s.seq) for s in popped if s is not None]
+    keys = [(s.place.since_s + 10.0 * s.priority, s.seq) for s in popped if s is not None]
     assert keys == sorted(keys)
     assert len(keys) == len(arrivals)
     assert queue.pop() is None
@@ -32,7 +37,7 @@ def test_a_priority_is_worth_having_come_earlier(arrivals: list[tuple[float, int
 
 
 def test_a_changed_priority_moves_a_waiting_sequence() -> None:
-    queue = WaitingQueue(10.0)
+    queue = make_queue()
     first, second = make(1, 0.0), make(2, 1.0)
     queue.push(first)
     queue.push(second)
@@ -45,7 +50,7 @@ def test_a_changed_priority_moves_a_waiting_sequence() -> None:
 
 
 def test_removal_and_return() -> None:
-    queue = WaitingQueue(10.0)
+    queue = make_queue()
     one = make(1, 0.0)
     queue.push(one)
     queue.remove(one)
@@ -57,22 +62,43 @@ def test_removal_and_return() -> None:
     assert queue.pop() is None
 
 
-def test_parked_sequences_come_back_when_the_other_gets_on_or_time_is_up() -> None:
-    queue = WaitingQueue(10.0)
-    one, two = make(1, 0.0), make(2, 0.0)
-    for sequence in (one, two):
+def test_deferred_sequences_come_back_when_the_pages_are_there_or_time_is_up() -> None:
+    queue = make_queue()
+    one, two, three = make(1, 0.0), make(2, 0.0), make(3, 0.0)
+    for sequence in (one, two, three):
         queue.push(sequence)
         assert queue.pop() is sequence
-    queue.park(one, claimant=7, until_step=5)
-    queue.park(two, claimant=8, until_step=6)
-    assert len(queue) == 2
-    queue.unpark(7)
+    queue.defer(one, leader=7, num_pages=3, until_step=5)
+    queue.defer(two, leader=8, num_pages=1, until_step=6)
+    queue.defer(three, leader=7, num_pages=4, until_step=9)
+    assert len(queue) == 3
+    queue.progressed(7, 2)
+    assert queue.pop() is None
+    queue.progressed(7, 3)
     assert queue.pop() is one
-    queue.unpark_due(5)
-    assert two.state is State.PARKED
-    queue.unpark_due(6)
-    assert two.no_parking
+    assert queue.pop() is None
+    queue.end_deferrals(5)
+    assert two.state is State.DEFERRED
+    queue.end_deferrals(6)
     assert queue.pop() is two
+    queue.gave_up(7)
+    assert queue.pop() is three
+    assert len(queue) == 0
+
+
+def test_a_deferred_sequence_that_leaves_or_changes_priority_does_not_come_back_with_its_group() -> None:
+    queue = make_queue()
+    sequences = [make(seq, 0.0) for seq in range(5)]
+    for sequence in sequences:
+        queue.push(sequence)
+        assert queue.pop() is sequence
+        queue.defer(sequence, leader=9, num_pages=1, until_step=50)
+    queue.remove(sequences[0])
+    sequences[3].priority = -1
+    queue.push(sequences[3])
+    assert queue.pop() is sequences[3]
+    queue.progressed(9, 1)
+    assert [queue.pop() for _ in range(4)] == [sequences[1], sequences[2], sequences[4], None]
     assert len(queue) == 0
 
 

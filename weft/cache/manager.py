@@ -15,7 +15,7 @@ import itertools
 from array import array
 
 from weft.cache.evict import EvictionPolicy, LeastRecentlyUsed
-from weft.cache.radix import Match, Node, Partial, RadixTree, Tail, detach, split
+from weft.cache.radix import InFlightPrefix, Match, Node, Partial, RadixTree, Tail, detach, split
 from weft.cache.retention import Retention
 from weft.cache.tiers import Copies, TieredPages
 from weft.core.ids import TOKEN_BYTES
@@ -59,6 +59,8 @@ class KVCache:
             self._drop_if_empty,
         )
         self._page_bytes = page_size * TOKEN_BYTES
+        self.half_page = max(1, page_size // 2)
+        """Tokens that are worth waiting for."""
         self._trees: dict[str, RadixTree] = {}
         self._namespaces: dict[int, str] = {}
         self._ids = itertools.count(1)
@@ -76,9 +78,16 @@ class KVCache:
         """The longest indexed prefix of `tokens`, at most `max_tokens` of it, in whole pages. Changes nothing."""
         return table.tree.match(tokens, max_tokens // self.page_size)
 
-    def claimant(self, table: PageTable, match: Match, tokens: bytes) -> int | None:
-        """The sequence of the namespace that is computing the tokens after `match` right now, if one is."""
-        return table.tree.claimant(match, tokens, table.seq)
+    def in_flight(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int) -> InFlightPrefix | None:
+        """The in-flight prefix of the namespace that gives at least half a page more of `tokens[:max_tokens]` than
+        `match` and a copy of the best page after it. None: there is nothing worth waiting for."""
+        found = table.tree.in_flight(match, tokens, max_tokens, table.seq)
+        if found is None:
+            return None
+        limit = max_tokens - match.num_pages * self.page_size
+        partial = table.tree.partial(match, tokens, limit)
+        gain = min(found.num_tokens, limit) - (0 if partial is None else partial.num_tokens)
+        return found if gain >= self.half_page else None
 
     def acquire_cost(self, match: Match, num_tokens: int) -> int:
         """Device pages that a table with `match` takes out of what is available as it grows to `num_tokens`."""
@@ -121,16 +130,21 @@ class KVCache:
         count = table.num_indexed * self.page_size
         return count + (self._acquire_partial(table, partial) if partial else 0)
 
-    def claim(self, table: PageTable, tokens: bytes, end: int) -> None:
-        """Announce that the table's sequence is about to compute the whole pages of `tokens[:end]` it lacks."""
+    def announce(self, table: PageTable, tokens: bytes, end: int) -> None:
+        """The table's sequence is about to compute the whole pages of `tokens[:end]` that it lacks: an in-flight
+        prefix, which others may wait for."""
         start = table.num_indexed * self._page_bytes
         run = tokens[start : end // self.page_size * self._page_bytes]
         if run and table.indexable:
-            table.node.pending[table.seq] = run
+            table.node.in_flight.add(table.seq, run, self._page_bytes)
 
-    def unclaim(self, table: PageTable) -> None:
-        """Take the announcement back. Idempotent."""
-        table.node.pending.pop(table.seq, None)
+    def is_announced(self, table: PageTable) -> bool:
+        """Whether the table's sequence has an in-flight prefix."""
+        return table.seq in table.node.in_flight
+
+    def withdraw(self, table: PageTable) -> None:
+        """Undo `announce`. Idempotent."""
+        table.node.in_flight.discard(table.seq)
 
     # Writing
 
@@ -175,21 +189,21 @@ class KVCache:
         if end <= table.num_indexed or not table.indexable:
             return
         self.unpublish_tail(table)
-        claim = table.node.pending.pop(table.seq, b"")
+        run = table.node.in_flight.discard(table.seq)
         begin = table.num_indexed
         while table.indexable and table.num_indexed < end:
             start = table.num_indexed
-            run = tokens[start * self.page_size : end * self.page_size].tobytes()
-            child = table.node.children.get(run[: self._page_bytes])
+            written = tokens[start * self.page_size : end * self.page_size].tobytes()
+            child = table.node.children.get(written[: self._page_bytes])
             if child is not None:
                 self._adopt(table, child, end, now)
             elif self.tiers.node_of[table.pages[start]] is not None:
                 table.indexable = False
             else:
-                self._append_run(table, run, table.pages[start:end], now)
-        claim = claim[(table.num_indexed - begin) * self._page_bytes :]
-        if claim and table.indexable:
-            table.node.pending[table.seq] = claim
+                self._append_run(table, written, table.pages[start:end], now)
+        rest = run[(table.num_indexed - begin) * self._page_bytes :]
+        if rest and table.indexable:
+            table.node.in_flight.add(table.seq, rest, self._page_bytes)
 
     def publish_tail(self, table: PageTable, tokens: array[int], num_written: int) -> None:
         """Let others find the table's last page, of which `tokens[:num_written]` are written, before it is full."""
@@ -219,7 +233,7 @@ class KVCache:
         write if it is shared or indexed."""
         keep = -(-num_tokens // self.page_size)
         whole = num_tokens // self.page_size
-        self.unclaim(table)
+        self.withdraw(table)
         self.unpublish_tail(table)
         for page in table.pages[max(keep, table.num_indexed) :]:
             self.tiers.drop_ref(page, now)
@@ -235,7 +249,7 @@ class KVCache:
     def free(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
         """Give everything back. Full pages among the first `num_written` tokens stay cached, the rest is free once the
         steps in flight are done. The table is empty afterwards and may be used again."""
-        self.unclaim(table)
+        self.withdraw(table)
         self.commit(table, tokens, num_written, now)
         self.unpublish_tail(table)
         for page in table.pages[table.num_indexed :]:
@@ -308,7 +322,7 @@ class KVCache:
         """Index private pages below the table's node: in its own run where nobody else stands there."""
         node = table.node
         alone = node.locks == 1 and node.parent is not None and node.tier == "device"
-        if alone and not node.children and not node.tails and not node.pending:
+        if alone and not node.children and not node.tails and not node.in_flight:
             table.tree.extend(node, run, pages)
         else:
             node = table.tree.add_child(node, run, pages, now)

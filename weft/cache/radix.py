@@ -10,6 +10,7 @@ Lookup, insertion and split cost O(pages touched), never O(tree).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,51 @@ Tier = Literal["device", "host"]
 MAX_SIBLINGS_SCANNED = 32
 """Siblings looked at, newest first, for a page that begins with the same tokens."""
 
+SHORT_RUN = 32
+"""Tokens of two runs that are compared as one number: for fewer, numpy costs more than it saves."""
+
+
+class InFlightRuns:
+    """Runs of whole pages that sequences at the end of a node are computing: sequence number -> tokens.
+
+    Found by their first page, or by the first half of it: a shorter beginning is not worth waiting for.
+    """
+
+    __slots__ = ("_by_start", "_runs")
+
+    def __init__(self) -> None:
+        self._runs: dict[int, tuple[bytes, bytes, bytes]] = {}
+        """(tokens, first page, first half page)."""
+        self._by_start: dict[bytes, dict[int, None]] = {}
+
+    def __contains__(self, seq: object) -> bool:
+        return seq in self._runs
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, seq: int, run: bytes, page_bytes: int) -> None:
+        """A sequence computes a run of whole pages, which is not empty."""
+        half = page_bytes // TOKEN_BYTES // 2 or 1
+        self._runs[seq] = run, run[:page_bytes], run[: half * TOKEN_BYTES]
+        for start in self._runs[seq][1:]:
+            self._by_start.setdefault(start, {})[seq] = None
+
+    def discard(self, seq: int) -> bytes:
+        """Undo `add`; the run, empty where there was none."""
+        run, *starts = self._runs.pop(seq, (b"",))
+        for start in dict.fromkeys(starts):
+            del self._by_start[start][seq]
+            if not self._by_start[start]:
+                del self._by_start[start]
+        return run
+
+    def beginning(self, start: bytes, but: int) -> Iterator[tuple[int, bytes]]:
+        """(sequence, tokens) of the newest runs with this first page or half page, except that of sequence `but`."""
+        for seq in itertools.islice(reversed(self._by_start.get(start, {})), MAX_SIBLINGS_SCANNED):
+            if seq != but:
+                yield seq, self._runs[seq][0]
+
 
 class Node:
     """A run of pages. The root of a namespace has none."""
@@ -32,12 +78,12 @@ class Node:
         "device_children",
         "expected_at_s",
         "fence",
+        "in_flight",
         "last_used_s",
         "locks",
         "node_id",
         "pages",
         "parent",
-        "pending",
         "tails",
         "tier",
         "tokens",
@@ -58,8 +104,8 @@ class Node:
         self.fence = 0
         """The last step that may have named these pages when they were last let go."""
         self.depth_pages: int = (parent.depth_pages if parent else 0) + len(pages)
-        self.pending: dict[int, bytes] = {}
-        """What sequences at the end of this node are computing right now: sequence id -> tokens of whole pages."""
+        self.in_flight = InFlightRuns()
+        """In-flight prefixes of sequences at the end of this node."""
         self.tails: dict[int, Tail] = {}
         """Partial pages right below this node: of held sequences by number, of open ones by minus their number."""
 
@@ -92,6 +138,16 @@ class Match(NamedTuple):
     """Whole pages matched, the child's included."""
     path: tuple[Node, ...]
     """From below the root to `node`."""
+
+
+class InFlightPrefix(NamedTuple):
+    """A prefix that another sequence is computing."""
+
+    seq: int
+    num_tokens: int
+    """Tokens after the match that it shares."""
+    num_pages: int
+    """Pages from the start that the other must have indexed for all of them but less than half a page to be found."""
 
 
 class RadixTree:
@@ -137,19 +193,22 @@ class RadixTree:
                 best = Partial(page, tier, count)
         return best
 
-    def claimant(self, match: Match, tokens: bytes, seq: int) -> int | None:
-        """The sequence that is computing, at this very place, most of the tokens that follow `match`: at least half a
-        page of them, in whole pages of its own."""
+    def in_flight(self, match: Match, tokens: bytes, max_tokens: int, seq: int) -> InFlightPrefix | None:
+        """The sequence other than `seq` that is computing, right after `match`, most of the tokens that follow it in
+        `tokens[:max_tokens]`: at least half a page of them. Looks at `MAX_SIBLINGS_SCANNED` sequences."""
         if match.child is not None:
             return None
-        following = tokens[match.num_pages * self._page_bytes :]
-        best, found = self._page_bytes // (2 * TOKEN_BYTES) - 1, None
-        for claimant, run in match.node.pending.items():
-            if claimant != seq and run[:TOKEN_BYTES] == following[:TOKEN_BYTES]:
-                count = common_tokens(run, following)
-                if count > best:
-                    best, found = count, claimant
-        return found
+        following = tokens[match.num_pages * self._page_bytes : max_tokens * TOKEN_BYTES]
+        half = self._page_bytes // TOKEN_BYTES // 2 or 1
+        for start in (following[: self._page_bytes], following[: half * TOKEN_BYTES]):
+            best = max(
+                ((common_tokens(run, following), other) for other, run in match.node.in_flight.beginning(start, seq)),
+                default=None,
+            )
+            if best is not None:
+                whole, rest = divmod(best[0] * TOKEN_BYTES, self._page_bytes)
+                return InFlightPrefix(best[1], best[0], match.num_pages + whole + (rest >= half * TOKEN_BYTES))
+        return None
 
     def add_child(self, parent: Node, tokens: bytes, pages: list[int], now: float) -> Node:
         """Hang a new run of device pages below `parent`, which has no child with the same first page."""
@@ -228,6 +287,12 @@ def _page_bytes(node: Node) -> int:
 def common_tokens(left: bytes, right: bytes) -> int:
     """The number of leading tokens that two packed runs share."""
     size = min(len(left), len(right)) // TOKEN_BYTES
+    if size <= SHORT_RUN:
+        differing = int.from_bytes(left[: size * TOKEN_BYTES], "little") ^ int.from_bytes(
+            right[: size * TOKEN_BYTES], "little"
+        )
+        lowest = differing & -differing
+        return (lowest.bit_length() - 1) // (8 * TOKEN_BYTES) if differing else size
     if left[: size * TOKEN_BYTES] == right[: size * TOKEN_BYTES]:
         return size
     a = np.frombuffer(left, np.int32, size)

@@ -36,7 +36,7 @@ from weft.sched.columns import extremes
 from weft.sched.masks import cut_masks
 from weft.sched.operations import advance, cancelled, emit_end, end_all, rest
 from weft.sched.scheduler import Scheduler
-from weft.sched.sequence import Guide, Sequence, State, StopMonitor
+from weft.sched.sequence import Guide, Place, Sequence, State, StopMonitor
 
 MonitorFactory = Callable[[list[bytes]], StopMonitor]
 GuideFactory = Callable[[Grammar], Guide]
@@ -168,7 +168,7 @@ class Intake:
             namespace=like.namespace,
             request_id=request_id,
             priority=like.priority,
-            arrival_s=now,
+            place=Place(now),
             table=self._scheduler.cache.open_table(seq, like.namespace),
             last_active_s=now,
         )
@@ -213,7 +213,7 @@ class Intake:
         config = self._scheduler.config
         command.sampling.validate(config.vocab_size)
         command.stop.validate(config.vocab_size)
-        others = len(self._scheduler.roster.queue) - (sequence.state in (State.WAITING, State.PARKED))
+        others = len(self._scheduler.roster.queue) - (sequence.state in (State.WAITING, State.DEFERRED))
         if others >= config.max_waiting:
             raise Overloaded(f"{config.max_waiting} requests are waiting already; try again later")
         stop = command.stop
@@ -245,7 +245,7 @@ class Intake:
     def _arrive(self, sequence: Sequence, now: float) -> None:
         """A new operation: if the sequence was at rest, its place in the queue is that of this moment."""
         if sequence.state is State.IDLE and len(sequence.ops) == 1:
-            sequence.arrival_s = now
+            sequence.place.arrive(now)
         advance(self._scheduler, sequence, now)
 
     def _fork(self, client: int, command: Fork, now: float) -> None:
@@ -287,5 +287,5 @@ class Intake:
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:
         sequence.priority = priority
-        if sequence.state is State.WAITING:
+        if sequence.state in (State.WAITING, State.DEFERRED):
             self._scheduler.roster.queue.push(sequence)

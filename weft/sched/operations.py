@@ -36,7 +36,7 @@ def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
                 return
         elif _begin_generate(scheduler, sequence, op, now):
             break
-    if sequence.state in (State.IDLE, State.WAITING, State.PARKED):
+    if sequence.state in (State.IDLE, State.WAITING, State.DEFERRED):
         if sequence.state is not State.IDLE:
             scheduler.roster.queue.remove(sequence)
         scheduler.roster.enqueue_or_rest(sequence, now)
@@ -123,7 +123,7 @@ def _fork(scheduler: Scheduler, parent: Sequence, child: Sequence, now: float) -
     leader = parent
     if parent.state is State.FOLLOWING and parent.parent is not None and parent.fork_point == len(parent.tokens):
         leader = parent.parent
-    busy = leader.state in (State.WAITING, State.PARKED, State.RUNNING)
+    busy = leader.state in (State.WAITING, State.DEFERRED, State.RUNNING)
     if busy and leader.has_work:
         child.parent = leader
         child.fork_point = len(child.tokens)

@@ -65,7 +65,10 @@ def _index(scheduler: Scheduler, sequence: Sequence, end: int, now: float) -> No
     plain = min(end, len(sequence.tokens), sequence.num_plain)
     if plain // scheduler.cache.page_size > table.num_indexed and table.indexable:
         scheduler.cache.commit(table, sequence.tokens, plain, now)
-        scheduler.roster.queue.unpark(sequence.seq)
+        if scheduler.cache.is_announced(table):
+            scheduler.roster.queue.progressed(sequence.seq, table.num_indexed)
+        else:
+            scheduler.roster.queue.gave_up(sequence.seq)
 
 
 def _end_if_filled(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
@@ -153,6 +156,7 @@ def _finish(
     cut_bytes: int,
     now: float,
 ) -> None:
+    scheduler.roster.queue.order.charge(sequence, op.num_output)
     event = Finished(op=op.op, reason=reason, stop=stop, cut_bytes=cut_bytes, usage=usage_of(sequence, op, now))
     end_operation(scheduler, sequence, event, now)
 

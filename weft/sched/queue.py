@@ -1,104 +1,147 @@
-"""`WaitingQueue`: sequences that have work and no slot, in one total order.
+"""`WaitingQueue`: sequences that have work and no slot.
 
-The order is `arrival + priority * aging_s`, then the sequence number: a priority is worth so many seconds of having
-come earlier. Two waiting sequences never change places, and only finitely many requests can ever overtake one: those
-that arrive less than `(priority difference) * aging_s` after it. So every wait is bounded, and nothing has to be
-re-sorted as time passes.
-
-Also where sequences wait for a prefix that another is computing: they are looked at again when that one has got
-further or given up, or after a bounded number of steps.
+Owns which of them wait and which are deferred, and how many there are. The order of those that wait is that of an
+`AdmissionOrder`. A sequence is *deferred* while another one is computing the prefix that it needs. It comes back when
+the other has computed the pages they share, when the other gives up, or after a bounded number of steps. However many
+sequences come back at once, they come back as groups, and a group is looked into one sequence at a time: the work of a
+step depends on what it admits, not on how many wait.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterator
+import itertools
 
-from weft.sched.sequence import Sequence, State
+from weft.sched.order import AdmissionOrder, Entry, Group
+from weft.sched.sequence import Append, Sequence, State
+
+
+class _Awaited:
+    """The groups that wait for one in-flight prefix, by the pages it must have first."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, dict[tuple[int, str], Group]] = {}
+        self._pages: list[int] = []
+        """The keys of `_groups` as a heap."""
+
+    def group(self, num_pages: int, sequence: Sequence) -> Group:
+        """The group of a sequence that waits until `num_pages` pages are indexed."""
+        groups = self._groups.get(num_pages)
+        if groups is None:
+            groups = self._groups[num_pages] = {}
+            heapq.heappush(self._pages, num_pages)
+        key = sequence.priority, sequence.tenant
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = Group(*key)
+        return group
+
+    def take(self, num_pages: int | None) -> list[Group]:
+        """Take out the groups that wait for at most `num_pages` pages; None: all."""
+        taken: list[Group] = []
+        while self._pages and (num_pages is None or self._pages[0] <= num_pages):
+            taken.extend(self._groups.pop(heapq.heappop(self._pages)).values())
+        return taken
+
+    def __bool__(self) -> bool:
+        return bool(self._pages)
 
 
 class WaitingQueue:
     """See the module's docstring."""
 
-    def __init__(self, aging_s: float):
-        self._aging_s = aging_s
-        self._heap: list[tuple[tuple[float, int], int, Sequence]] = []
-        self._pushes = 0
+    def __init__(self, order: AdmissionOrder):
+        self.order = order
+        self._tickets = itertools.count(1)
         self._size = 0
-        self._parked: dict[int, list[Sequence]] = {}
-        self._parked_order: deque[tuple[int, Sequence]] = deque()
-        self._num_parked = 0
-
-    def rank(self, sequence: Sequence) -> tuple[float, int]:
-        """The place in the order; smaller is earlier. Total and constant while the priority is."""
-        return (sequence.arrival_s + sequence.priority * self._aging_s, sequence.seq)
+        self._num_other = 0
+        self._awaited: dict[int, _Awaited] = {}
+        """By the sequence that computes the prefix."""
+        self._deadlines: list[tuple[int, int, Sequence]] = []
+        """A heap of (step, ticket, sequence)."""
 
     def __len__(self) -> int:
-        """Waiting and parked sequences."""
-        return self._size + self._num_parked
+        """Sequences that wait, deferred ones included."""
+        return self._size
+
+    @property
+    def is_turn_based(self) -> bool:
+        """Whether every sequence here waits for an append that reports about its tokens."""
+        return self._num_other == 0
 
     def push(self, sequence: Sequence) -> None:
-        """Enter the queue."""
-        sequence.move_to(State.WAITING)
-        rank = self.rank(sequence)
-        if sequence.queued_rank == rank:
+        """Enter the queue, or take the place that a changed priority gives. A sequence that is deferred waits again."""
+        place = sequence.place
+        if sequence.state is State.WAITING and place.ticket and place.rank == self.order.rank(sequence):
             return
-        if sequence.queued_rank is None:
-            self._size += 1
-        sequence.queued_rank = rank
-        self._pushes += 1
-        heapq.heappush(self._heap, (rank, self._pushes, sequence))
+        self._leave(sequence)
+        sequence.move_to(State.WAITING)
+        self._enter(sequence)
+        self.order.push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Leave the queue, from wherever in it. Idempotent."""
-        if sequence.queued_rank is not None:
-            sequence.queued_rank = None
-            self._size -= 1
-        if sequence.parked_on >= 0:
-            sequence.parked_on = -1
-            self._num_parked -= 1
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """Waiting sequences, in no order; parked ones are not among them."""
-        for rank, _, sequence in self._heap:
-            if sequence.queued_rank == rank:
-                yield sequence
+        self._leave(sequence)
 
     def pop(self) -> Sequence | None:
-        """Take the first waiting sequence out."""
-        while self._heap:
-            rank, _, sequence = heapq.heappop(self._heap)
-            if sequence.queued_rank == rank:
-                sequence.queued_rank = None
-                self._size -= 1
-                return sequence
-        return None
+        """Take the next sequence out; None: none waits, though some may be deferred."""
+        sequence = self.order.pop()
+        if sequence is None:
+            if self._size == 0:
+                self.order.clear()
+            return None
+        self._leave(sequence)
+        sequence.move_to(State.WAITING)
+        return sequence
 
-    def park(self, sequence: Sequence, claimant: int, until_step: int) -> None:
-        """Set a sequence that is out of the queue aside until `claimant` has got further, at most until a step."""
-        sequence.move_to(State.PARKED)
-        sequence.parked_on = claimant
-        sequence.parked_until_step = until_step
-        self._parked.setdefault(claimant, []).append(sequence)
-        self._parked_order.append((until_step, sequence))
-        self._num_parked += 1
+    # Deferring
 
-    def unpark(self, claimant: int) -> None:
-        """`claimant` has got further, or will not: look at those who wait for it again."""
-        for sequence in self._parked.pop(claimant, ()):
-            if sequence.parked_on == claimant:
-                self._requeue(sequence)
+    def defer(self, sequence: Sequence, leader: int, num_pages: int, until_step: int) -> None:
+        """Set a sequence that was taken out aside until sequence `leader` has `num_pages` pages in the prefix index, at
+        most until a step."""
+        sequence.move_to(State.DEFERRED)
+        self._enter(sequence)
+        awaited = self._awaited.setdefault(leader, _Awaited())
+        ticket = sequence.place.ticket
+        awaited.group(num_pages, sequence).add(Entry(self.order.rank(sequence), ticket, sequence))
+        heapq.heappush(self._deadlines, (until_step, ticket, sequence))
 
-    def unpark_due(self, step: int) -> None:
-        """Nobody waits for a prefix beyond their step; these compute for themselves now."""
-        while self._parked_order and self._parked_order[0][0] <= step:
-            until, sequence = self._parked_order.popleft()
-            if sequence.parked_on >= 0 and sequence.parked_until_step == until:
-                sequence.no_parking = True
-                self._requeue(sequence)
+    def progressed(self, leader: int, num_pages: int) -> None:
+        """`leader` has `num_pages` pages in the prefix index."""
+        awaited = self._awaited.get(leader)
+        if awaited is not None:
+            self._return(awaited.take(num_pages))
+            if not awaited:
+                del self._awaited[leader]
 
-    def _requeue(self, sequence: Sequence) -> None:
-        sequence.parked_on = -1
-        self._num_parked -= 1
-        self.push(sequence)
+    def gave_up(self, leader: int) -> None:
+        """`leader` computes no prefix any more."""
+        awaited = self._awaited.pop(leader, None)
+        if awaited is not None:
+            self._return(awaited.take(None))
+
+    def end_deferrals(self, step: int) -> None:
+        """Sequences that were deferred until `step` wait again."""
+        while self._deadlines and self._deadlines[0][0] <= step:
+            _, ticket, sequence = heapq.heappop(self._deadlines)
+            if sequence.place.ticket == ticket and sequence.state is State.DEFERRED:
+                self.push(sequence)
+
+    def _return(self, groups: list[Group]) -> None:
+        for group in groups:
+            self.order.push_group(group)
+
+    def _enter(self, sequence: Sequence) -> None:
+        place = sequence.place
+        place.ticket = next(self._tickets)
+        place.rank = self.order.rank(sequence)
+        place.is_turn_based = isinstance(sequence.head, Append)
+        self._size += 1
+        self._num_other += not place.is_turn_based
+
+    def _leave(self, sequence: Sequence) -> None:
+        place = sequence.place
+        if place.ticket:
+            place.ticket = 0
+            self._size -= 1
+            self._num_other -= not place.is_turn_based

@@ -51,7 +51,7 @@ class Reclaimer:
     def make_room(self, sequence: Sequence, cost: int, now: float) -> bool:
         """Whether a sequence may start: a slot, and pages for all it has, with one to spare for each that runs."""
         running = self._roster.running
-        rank = self._roster.queue.rank
+        rank = self._roster.rank
         while True:
             enough = not running or self._cache.num_available >= cost + len(running)
             if self._roster.slots.num_free and enough:
@@ -66,7 +66,7 @@ class Reclaimer:
 
     def make_writable(self, sequence: Sequence, start: int, end: int, now: float) -> bool:
         """Pages for tokens `start` to `end`, taken from others where none are free. False: not in this step."""
-        rank = self._roster.queue.rank
+        rank = self._roster.rank
         while not self._cache.prepare_write(sequence.table, start, end, now):
             if self._cache.num_soon >= self._cache.write_cost(sequence.table, start, end):
                 return False  # pages are on their way, held back by the steps in flight
@@ -98,7 +98,7 @@ class Reclaimer:
         """Take the pages of one sequence without a slot: the longest idle, else the last in the queue."""
         resting = self._roster.resting.values()
         idle = next((s for s in resting if s.state is State.IDLE and s is not needy), None)
-        victim = idle or max((s for s in resting if s is not needy), key=self._roster.queue.rank, default=None)
+        victim = idle or max((s for s in resting if s is not needy), key=self._roster.rank, default=None)
         if victim is None:
             return False
         self._discard(victim, now)
@@ -122,7 +122,7 @@ class Reclaimer:
     def _discard(self, sequence: Sequence, now: float) -> None:
         """Give back a sequence's pages; its tokens stay, to be computed again. Forks that follow it go on alone."""
         self._roster.free_followers(sequence, now)
-        self._roster.queue.unpark(sequence.seq)
+        self._roster.queue.gave_up(sequence.seq)
         self._cache.free(sequence.table, sequence.tokens, _plain(sequence), now)
         sequence.num_computed = sequence.num_written = 0
         sequence.kv_epoch += 1

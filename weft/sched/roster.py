@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.cache.manager import KVCache
 from weft.core.step import I32
+from weft.sched.order import FairOrder, Rank
 from weft.sched.queue import WaitingQueue
 from weft.sched.sequence import Generate, Sequence, State
 from weft.sched.slots import SlotTable
@@ -28,7 +29,7 @@ class Roster:
     """See the module's docstring."""
 
     def __init__(self, cache: KVCache, *, max_running: int, max_context: int, aging_s: float):
-        self.queue = WaitingQueue(aging_s)
+        self.queue = WaitingQueue(FairOrder(aging_s))
         self.slots = SlotTable(max_running, -(-max_context // cache.page_size) + 1)
         self.running: dict[int, Sequence] = {}
         """By slot."""
@@ -37,6 +38,10 @@ class Roster:
         self._cache = cache
         self._decoding: Decoding | None = None
         """None: has changed since it was last made."""
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """The place in the total order by which steps are filled and pages reclaimed; smaller is earlier."""
+        return self.queue.order.rank(sequence)
 
     @property
     def decodes_changed(self) -> bool:
@@ -47,17 +52,18 @@ class Roster:
         """Who decodes."""
         if self._decoding is None:
             sequences = [s for s in self.running.values() if s.decoding]
-            sequences.sort(key=self.queue.rank)
+            sequences.sort(key=self.rank)
             self._decoding = Decoding(np.array([s.slot for s in sequences], np.int32), sequences)
         return self._decoding
 
-    def run(self, sequence: Sequence, now: float) -> None:
-        """Give a sequence a slot. The caller has seen that one is free."""
+    def run(self, sequence: Sequence, num_tokens: int, now: float) -> None:
+        """Give a sequence a slot. It has `num_tokens` tokens to compute. The caller has seen that a slot is free."""
+        self.queue.order.admitted(sequence, num_tokens)
         sequence.slot = self.slots.take()
         self.running[sequence.slot] = sequence
         self.resting.pop(sequence.seq, None)
         sequence.move_to(State.RUNNING)
-        sequence.no_parking = False
+        sequence.place.defer_until_step = -1
         sequence.last_active_s = now
         head = sequence.head
         if isinstance(head, Generate) and head.first_launch_s is None:
@@ -76,8 +82,8 @@ class Roster:
             sequence.slot = -1
             sequence.decoding = False
             self._decoding = None
-        self._cache.unclaim(sequence.table)
-        self.queue.unpark(sequence.seq)
+        self._cache.withdraw(sequence.table)
+        self.queue.gave_up(sequence.seq)
 
     def enqueue_or_rest(self, sequence: Sequence, now: float) -> None:
         """Put a sequence without a slot where it belongs."""

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from weft.cache.manager import KVCache
+from weft.cache.radix import Match
 from weft.core.step import Step
 from weft.sched.batch import Chunk, InFlight, StepBuilder, sampling_state
 from weft.sched.journal import Journal
@@ -26,6 +27,8 @@ from weft.sched.spaces.place import Placer, PlacerSizes
 from weft.sched.spaces.pool import SpacePool
 from weft.sched.spaces.spaces import Spaces
 
+MAX_DEFERRED_PER_STEP = 32
+"""Sequences that one step sets aside for a prefix in flight, which bounds the work of a step however many wait."""
 MAX_SCORE_ROWS = 128
 """Rows of full logits that one chunk may ask for, which bounds the memory of prompt log-probabilities."""
 
@@ -85,7 +88,7 @@ class Scheduler:
         it."""
         self.cache.retention.expire(now)
         step_id = self.last_step_id + 1
-        self.roster.queue.unpark_due(step_id)
+        self.roster.queue.end_deferrals(step_id)
         builder = StepBuilder(step_id, self.roster.slots, self.cache.page_size)
         self._reclaimer.begin_step(step_id, now)
         try:
@@ -125,7 +128,7 @@ class Scheduler:
         go on. Then nothing is gained by building a step while another runs."""
         if self.roster.decoding().sequences:
             return False
-        return all(isinstance(s.head, Append) for s in (*self.roster.running.values(), *self.roster.queue))
+        return self.roster.queue.is_turn_based and all(isinstance(s.head, Append) for s in self.roster.running.values())
 
     # Decoding
 
@@ -180,7 +183,7 @@ class Scheduler:
 
     def _add_prefills(self, builder: StepBuilder, now: float) -> None:
         prefilling = [s for s in self.roster.running.values() if not s.decoding and s.has_work]
-        prefilling.sort(key=self.roster.queue.rank)
+        prefilling.sort(key=self.roster.rank)
         for sequence in prefilling:
             if self._is_full(builder, self.prompt_budget):
                 break
@@ -250,7 +253,7 @@ class Scheduler:
             self._share_pages(builder, parent, child, min(end, shared))
             samples = end == child.total and isinstance(child.head, Generate) and self.roster.slots.num_free > 0
             if samples:
-                self.roster.run(child, now)
+                self.roster.run(child, 1, now)
                 sampling.append(child)
             else:
                 self.roster.rewind(child, now)
@@ -272,7 +275,8 @@ class Scheduler:
 
     def _admit(self, builder: StepBuilder, now: float) -> None:
         later: list[Sequence] = []
-        while not self._is_full(builder, self.prompt_budget):
+        num_deferred = 0
+        while not self._is_full(builder, self.prompt_budget) and num_deferred < MAX_DEFERRED_PER_STEP:
             sequence = self.roster.queue.pop()
             if sequence is None:
                 break
@@ -281,7 +285,8 @@ class Scheduler:
                 later.append(sequence)
                 continue
             verdict = self._try_admit(sequence, now)
-            if verdict == "parked":
+            if verdict == "deferred":
+                num_deferred += 1
                 continue
             if verdict == "blocked":
                 later.append(sequence)
@@ -295,17 +300,15 @@ class Scheduler:
             self.roster.queue.push(sequence)
 
     def _try_admit(self, sequence: Sequence, now: float) -> str:
-        """Admit the first in the queue, park it, or find that it blocks the queue."""
+        """Admit the first in the queue, defer it, or find that it blocks the queue."""
         tokens = b""
         match = None
         if not sequence.num_computed and not sequence.table.pages and self.config.prefix_cache:
             limit = self._reuse_limit(sequence)
             tokens = sequence.tokens.tobytes()
             match = self.cache.lookup(sequence.table, tokens, limit)
-            claimant = None if sequence.no_parking else self.cache.claimant(sequence.table, match, tokens)
-            if claimant is not None and (limit - match.num_pages * self.cache.page_size) > self.cache.page_size // 2:
-                self.roster.queue.park(sequence, claimant, self.last_step_id + 1 + self.config.prefix_wait_steps)
-                return "parked"
+            if self._defer(sequence, match, tokens, limit):
+                return "deferred"
         cost = (
             self.cache.acquire_cost(match, sequence.total)
             if match is not None
@@ -313,13 +316,31 @@ class Scheduler:
         )
         if not self._reclaimer.make_room(sequence, cost, now):
             return "blocked"
-        self.roster.run(sequence, now)
+        found = sequence.num_computed if match is None else match.num_pages * self.cache.page_size
+        self.roster.run(sequence, sequence.total - found, now)
         if match is not None:
             limit = self._reuse_limit(sequence)
             self._reuse(sequence, self.cache.acquire(sequence.table, match, tokens, limit, now), now)
             if sequence.reuse_limit is None:
-                self.cache.claim(sequence.table, tokens, sequence.num_plain)
+                self.cache.announce(sequence.table, tokens, sequence.num_plain)
         return "admitted"
+
+    def _defer(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
+        """Whether a sequence waits for a prefix that another one is computing. Without progress of that prefix it waits
+        for `prefix_wait_steps` at most, however often it is looked at."""
+        place, step_id = sequence.place, self.last_step_id + 1
+        if place.defer_until_step < 0 or match.num_pages > place.deferred_pages:
+            until_step = step_id + self.config.prefix_wait_steps
+        elif step_id < place.defer_until_step:
+            until_step = place.defer_until_step
+        else:
+            return False
+        found = self.cache.in_flight(sequence.table, match, tokens, limit)
+        if found is None:
+            return False
+        place.deferred_pages, place.defer_until_step = match.num_pages, until_step
+        self.roster.queue.defer(sequence, found.seq, found.num_pages, until_step)
+        return True
 
     def _reuse_limit(self, sequence: Sequence) -> int:
         """How many tokens may come from the prefix index: one at least is left to compute."""

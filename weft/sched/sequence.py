@@ -10,6 +10,7 @@ that needs the logits of the sequence's last token first takes its KV back (`Ros
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
@@ -29,8 +30,8 @@ class State(Enum):
     """Nothing to compute; keeps its pages while there is room."""
     WAITING = "waiting"
     """Has work, and stands in the queue."""
-    PARKED = "parked"
-    """Has work, and waits for a prefix that another sequence is computing."""
+    DEFERRED = "deferred"
+    """Has work, and waits for a prefix that another sequence is computing; then for its turn in the queue."""
     FOLLOWING = "following"
     """A fork whose parent is computing the tokens they share."""
     RUNNING = "running"
@@ -43,8 +44,8 @@ class State(Enum):
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.IDLE: frozenset({State.WAITING, State.FOLLOWING, State.CLOSED}),
-    State.WAITING: frozenset({State.IDLE, State.PARKED, State.RUNNING, State.CLOSED}),
-    State.PARKED: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
+    State.WAITING: frozenset({State.IDLE, State.DEFERRED, State.RUNNING, State.CLOSED}),
+    State.DEFERRED: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
     State.FOLLOWING: frozenset({State.IDLE, State.WAITING, State.RUNNING, State.CLOSED}),
     State.RUNNING: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
     State.CLOSED: frozenset(),
@@ -155,6 +156,37 @@ class SetMask:
 Op = Append | Generate | ForkInto | SetMask
 
 
+@dataclass(slots=True)
+class Place:
+    """A sequence's place among those that wait. Owned by `WaitingQueue` and its order, but for the last two fields,
+    which the scheduler sets when it defers."""
+
+    since_s: float
+    """When the operation under way arrived; at the first admission, no later than the arrival of the oldest sequence
+    that was overtaken."""
+    admission: float = math.inf
+    """Number of the first admission for the operation under way; infinity before."""
+    ticket: int = 0
+    """Names the one valid entry in the queue's heaps; 0: not in the queue."""
+    rank: tuple[float, float, int] | None = None
+    """The rank with which it entered the queue."""
+    is_turn_based: bool = False
+    """How the queue has counted it."""
+    deferred_pages: int = 0
+    """Pages of its prefix that were indexed when it was last deferred."""
+    defer_until_step: int = -1
+    """It is not deferred any more from this step on, unless more of its prefix has been indexed; -1: never deferred."""
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether it has run, and been charged, for the operation under way."""
+        return self.admission != math.inf
+
+    def arrive(self, now: float) -> None:
+        """A sequence with nothing to do got an operation: it waits from now on."""
+        self.since_s, self.admission = now, math.inf
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """See the module's docstring."""
@@ -166,7 +198,7 @@ class Sequence:
     namespace: str
     request_id: str
     priority: int
-    arrival_s: float
+    place: Place
     table: PageTable
     state: State = State.IDLE
     tokens: array[int] = field(default_factory=lambda: array("i"))
@@ -196,11 +228,6 @@ class Sequence:
     fork_point: int = 0
     """Tokens shared with `parent`."""
     followers: list[Sequence] = field(default_factory=list)
-    queued_rank: tuple[float, int] | None = None
-    parked_on: int = -1
-    parked_until_step: int = -1
-    no_parking: bool = False
-    """Has waited for a prefix as long as it may."""
     last_step: int = 0
     """The last step, launched or being built, that computes something for it."""
     last_active_s: float = 0.0
