@@ -31,6 +31,10 @@ class FakeOutlet:
         self.messages: list[bytes] = []
         self.logs: list[tuple[int, str]] = []
         self.ended: list[WeftError] = []
+        self.cpu_s = 0.0
+
+    def charge(self, cpu_s: float) -> None:
+        self.cpu_s += cpu_s
 
     def message(self, data: bytes) -> None:
         self.messages.append(data)

@@ -10,6 +10,7 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
@@ -35,6 +36,8 @@ MAX_MESSAGE = 500
 
 Encode = Callable[[str], bytes]
 """From text to packed tokens, without special ones around them."""
+Submit = Callable[[Callable[[], LLMatcher]], Future[LLMatcher]]
+"""Has work done on some thread."""
 
 
 class Guide:
@@ -91,9 +94,10 @@ class Grammars:
         """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it."""
         return Guide(self._future(grammar).result().deep_copy())
 
-    def compiled(self, grammar: Grammar) -> Future[LLMatcher]:
-        """The matcher to copy, once it is made; begins to compile where it was not asked before."""
-        return self._future(grammar)
+    def compiled(self, grammar: Grammar, submit: Submit | None = None) -> Future[LLMatcher]:
+        """The matcher to copy, once it is made; begins to compile where it was not asked before, on threads of the
+        caller's where `submit` is given."""
+        return self._future(grammar, submit)
 
     def masks(self, step: Step, flight: InFlight) -> LateInputs:
         """The masks that the samplers of a launched step wait for, once the tokens of all steps before are known.
@@ -120,10 +124,10 @@ class Grammars:
         """Stop compiling."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _future(self, grammar: Grammar) -> Future[LLMatcher]:
+    def _future(self, grammar: Grammar, submit: Submit | None = None) -> Future[LLMatcher]:
         found = self._compiled.get(grammar)
         if found is None:
-            found = self._compiled[grammar] = self._threads.submit(self._compile, grammar)
+            found = self._compiled[grammar] = (submit or self._threads.submit)(partial(self._compile, grammar))
             if len(self._compiled) > MAX_COMPILED:
                 unheld = [other for other in self._compiled if other != grammar and not self._held[other]]
                 for oldest in unheld[: len(self._compiled) - MAX_COMPILED]:

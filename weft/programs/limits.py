@@ -48,7 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of one run, its children included. Where None is allowed, only the server's own bounds hold."""
 
     cpu_s: float = 30.0
-    """Processor time of its own code (not of the model). Not enforced for trusted programs."""
+    """Processor time of its own code, and of its host on its behalf: rendering, tokenization, decoding of what it says
+    (not of the model). Not enforced for trusted programs."""
     memory_bytes: int = 64 << 20
     """Of the sandbox; each child has one of its own, no larger. Not enforced for trusted programs."""
     host_calls: int = 1_000_000

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,9 +16,14 @@ import numpy as np
 from weft.core.grammar import Grammar
 from weft.core.wire import EngineInfo
 from weft.programs.runtime import Runtime
+from weft.threads import Charge, FairThreads
 from weft.tokenizers.tokenizer import Tokenizer, off_loop
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from llguidance import LLMatcher
+
     from weft.engine.grammar import Grammars, Guide
 
 T = TypeVar("T")
@@ -54,7 +58,7 @@ class Model:
         self._tool_call_parser, self._reasoning_parser = tool_call_parser, reasoning_parser
         self._vocabulary: asyncio.Future[tuple[bytes, bytes]] | None = None
         self._grammars: Grammars | None = None
-        self._follow: ThreadPoolExecutor | None = None
+        self._follow: FairThreads | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -98,20 +102,24 @@ class Model:
         # Whoever asked first may give up; the others wait for the same.
         return await asyncio.shield(self._vocabulary)
 
-    async def guide(self, grammar: Grammar) -> Guide:
+    async def guide(self, grammar: Grammar, tenant: str, charge: Charge) -> Guide:
         """A guide at the beginning of a grammar, compiled on a thread. Raises `InvalidRequest`, saying what is wrong
         with it."""
         from weft.engine.grammar import Guide
 
-        grammars = self._open_grammars()
-        compiled = await asyncio.shield(asyncio.wrap_future(grammars.compiled(grammar)))
-        return await self.follow(lambda: Guide(compiled.deep_copy()))
+        loop = asyncio.get_running_loop()
+        grammars, threads = self._open_grammars(), self._open_threads()
 
-    async def follow(self, work: Callable[[], T]) -> T:
-        """Run a step along a grammar off the loop, in the order in which steps were asked for."""
-        if self._follow is None:
-            self._follow = ThreadPoolExecutor(1, thread_name_prefix="weft-follow")
-        return await asyncio.get_running_loop().run_in_executor(self._follow, work)
+        def submit(compile: Callable[[], LLMatcher]) -> Future[LLMatcher]:
+            charged = lambda seconds: loop.call_soon_threadsafe(charge, seconds)  # noqa: E731
+            return threads.submit(compile, tenant=tenant, charge=charged)
+
+        compiled = await asyncio.shield(asyncio.wrap_future(grammars.compiled(grammar, submit)))
+        return await self.follow(lambda: Guide(compiled.deep_copy()), tenant, charge)
+
+    async def follow(self, work: Callable[[], T], tenant: str, charge: Charge) -> T:
+        """Run a step along a grammar off the loop; the steps of a tenant in the order in which they were asked for."""
+        return await self._open_threads().run(work, tenant=tenant, charge=charge)
 
     def close(self) -> None:
         """Stop what runs on threads. Idempotent."""
@@ -120,7 +128,12 @@ class Model:
         if self._grammars is not None:
             self._grammars.close()
         if self._follow is not None:
-            self._follow.shutdown(wait=False, cancel_futures=True)
+            self._follow.close()
+
+    def _open_threads(self) -> FairThreads:
+        if self._follow is None:
+            self._follow = FairThreads(2, per_tenant=1, name="weft-follow")
+        return self._follow
 
     def _open_grammars(self) -> Grammars:
         if self._grammars is None:

@@ -64,7 +64,7 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a run has used so far."""
 
     cpu_s: float = 0.0
-    """Processor time of its own code, its children's included."""
+    """Processor time of its own code and of its host on its behalf, its children's included."""
     memory_bytes: int = 0
     """The most its sandbox held at once, of Wasm modules. 0 of programs in Python: the engine shows the memory of
     components to nobody."""

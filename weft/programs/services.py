@@ -73,6 +73,9 @@ class Outlet(Protocol):
     def end(self, error: WeftError) -> None:
         """A limit was gone beyond while the program was not calling: end it with this error."""
 
+    def charge(self, cpu_s: float) -> None:
+        """Processor time that the host spent on the program's behalf: it counts as the program's own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:

@@ -124,7 +124,7 @@ class Session:
     def __init__(self, services: Services, *, caller: Caller, budget: Budget, outlet: Outlet, reserve_pages: int = 0):
         """`budget` is the run's own; whoever opened it closes it, after the session."""
         self._budget = budget
-        self._desk = Desk(outlet.end)
+        self._desk = Desk(outlet.end, outlet.charge)
         view = RunView(
             desk=self._desk, services=services, caller=caller, budget=budget, outlet=outlet, waiting=Waiting()
         )

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from weft.core.errors import InvalidRequest
 from weft.programs.database import open_database, writing
 from weft.programs.errors import QuotaExceeded, StorageFailed
+from weft.threads import FairThreads
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class MemoryStore:
 
 
 class SqliteStore:
-    """In a file, on a thread of its own: a slow disk keeps nobody waiting but those who ask it."""
+    """Values in a file, read and written on one thread, which tenants share fairly."""
 
     def __init__(self, path: Path, quota_bytes: int = DEFAULT_QUOTA_BYTES):
         """The file, and the folder it is in, are made when they are first needed."""
@@ -107,32 +107,35 @@ class SqliteStore:
         self._sizes: dict[str, int] = {}
         self._version = -1
         """SQLite's number of the state that sizes are of: it changes with what other connections write."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-store")
+        self._thread = FairThreads(1, per_tenant=1, name="weft-store")
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._database: sqlite3.Connection | None = None
         self._closed = False
 
     async def put(self, tenant: str, name: str, value: bytes) -> None:
         """Keep a value; durable once this has returned."""
-        await self._run(partial(self._put, tenant, check_name(name), value))
+        await self._run(partial(self._put, tenant, check_name(name), value), tenant)
 
     async def get(self, tenant: str, name: str) -> bytes | None:
         """The value."""
-        return await self._run(partial(self._get, tenant, name))
+        return await self._run(partial(self._get, tenant, name), tenant)
 
     async def delete(self, tenant: str, name: str) -> None:
         """Forget a name; durable once this has returned."""
-        await self._run(partial(self._delete, tenant, name))
+        await self._run(partial(self._delete, tenant, name), tenant)
 
     async def names(self, tenant: str, prefix: str) -> list[str]:
         """Names that begin so."""
-        return await self._run(partial(self._names, tenant, prefix))
+        return await self._run(partial(self._names, tenant, prefix), tenant)
 
     async def close(self) -> None:
         """What was asked for is done first."""
         if not self._closed:
             self._closed = True
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-            self._thread.shutdown(wait=False)
+            if self._under_way:
+                await asyncio.wait(self._under_way)
+            await self._thread.run(self._close)
+            self._thread.close()
 
     # ---- on the thread
 
@@ -188,11 +191,14 @@ class SqliteStore:
             self._database.close()
             self._database = None
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], T], tenant: str = "") -> T:
         if self._closed:
             raise StorageFailed("the store of values is closed: the server is shutting down")
+        job = asyncio.wrap_future(self._thread.submit(work, tenant=tenant))
+        self._under_way.add(job)
+        job.add_done_callback(self._under_way.discard)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await job
         except (sqlite3.Error, OSError) as error:
             raise StorageFailed(
                 f"values cannot be kept in {self._path}: {error}; see that its disk has room and may be written"

@@ -45,5 +45,5 @@ async def render(args: ChatArgs, tokenizer: Tokenizer, fit: Fit, record: Record,
         return Rendered(tokens, text.rstrip().endswith(reasoning.OPEN))
 
     # The body's size bounds everything in it, and is known without a walk over the messages.
-    rendered = work() if record.body_bytes <= INLINE_CHARS else await off_loop(work)
+    rendered = work() if record.body_bytes <= INLINE_CHARS else await off_loop(work, tenant=record.tenant)
     return rendered._replace(tokens=fit.packed(rendered.tokens))

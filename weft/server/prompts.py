@@ -123,14 +123,17 @@ def _mixture(param: str) -> InvalidRequest:
     return InvalidRequest(f"{param} must be one text, texts, token ids, or token id lists, not a mixture.", param)
 
 
-async def tokenize(prompts: list[str | list[int]], tokenizer: Tokenizer, fit: Fit, *, add_special: bool) -> list[bytes]:
+async def tokenize(
+    prompts: list[str | list[int]], tokenizer: Tokenizer, fit: Fit, *, add_special: bool, tenant: str
+) -> list[bytes]:
     """Packed token ids of every prompt, all of which fit."""
     result = []
     for number, prompt in enumerate(prompts):
         own = fit.at(number) if len(prompts) > 1 else fit
         if isinstance(prompt, str):
             own.check_text(prompt)
-            result.append(own.packed(await tokenizer.encode_async(prompt, add_special_tokens=add_special)))
+            encoded = await tokenizer.encode_async(prompt, add_special_tokens=add_special, tenant=tenant)
+            result.append(own.packed(encoded))
         else:
             result.append(own.ids(prompt))
     return result

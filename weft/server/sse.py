@@ -167,4 +167,4 @@ class EventStream(Stream):
         # A long prompt's log-probabilities come at once, and are the one thing that takes long to write.
         if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_TOKENS:
             return self._writer.events(chunk)
-        return await off_loop(functools.partial(self._writer.events, chunk))
+        return await off_loop(functools.partial(self._writer.events, chunk), tenant=record_of(self._request).tenant)

@@ -10,16 +10,15 @@ whoever accepts it.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import tokenizers
 
 from weft.core.errors import InvalidRequest, Unsupported
+from weft.threads import Charge, FairThreads
 from weft.tokenizers.chat_template import ChatTemplate
 from weft.tokenizers.token_bytes import read_vocabulary
 
@@ -36,14 +35,15 @@ _WITHOUT_TEMPLATE = (
 
 
 @functools.cache
-def _threads() -> ThreadPoolExecutor:
-    """Two: a second long text need not wait for the first, and more would only take cores from the engine."""
-    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="weft-tokenize")
+def _threads() -> FairThreads:
+    """Two for each tenant: a second long text need not wait for the first, and more would only take cores from the
+    engine. A third is left for the others."""
+    return FairThreads(3, per_tenant=2, name="weft-tokenize")
 
 
-async def off_loop(work: Callable[[], T]) -> T:
-    """Run long text work on a thread of this package. The caller may be cancelled; the work then ends unheard."""
-    return await asyncio.get_running_loop().run_in_executor(_threads(), work)
+async def off_loop(work: Callable[[], T], *, tenant: str = "", charge: Charge | None = None) -> T:
+    """Run long text work on a thread of this package, as `FairThreads.run`."""
+    return await _threads().run(work, tenant=tenant, charge=charge)
 
 
 class Tokenizer:
@@ -97,11 +97,12 @@ class Tokenizer:
             packed.extend(array("i", ids[start : start + _PACK_TOKENS]))
         return packed.tobytes()
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> bytes:
-        """`encode`, on a thread where the text is long."""
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True, tenant: str = "") -> bytes:
+        """`encode`, on a thread where the text is long; the threads are shared fairly by tenant."""
         if len(text) <= INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
-        return await off_loop(functools.partial(self.encode, text, add_special_tokens=add_special_tokens))
+        work = functools.partial(self.encode, text, add_special_tokens=add_special_tokens)
+        return await off_loop(work, tenant=tenant)
 
     def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of tokens; bytes that are not UTF-8 become U+FFFD. Ids without a token have no text."""

@@ -18,17 +18,17 @@ from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
 
 async def main(args: ChatArgs, caller: Caller, rt: Runtime) -> AsyncGenerator[Chunk, None]:
     """Chunks of all choices, as `completion.main` gives them. Raises what it and `render` raise."""
-    prompt = await render(args, rt.tokenizer)
+    prompt = await render(args, rt.tokenizer, tenant=caller.tenant)
     async with aclosing(completion.main(replace(args.completion, prompt=prompt), caller, rt)) as chunks:
         async for chunk in chunks:
             yield chunk
 
 
-async def render(args: ChatArgs, tokenizer: Tokenizer) -> bytes:
+async def render(args: ChatArgs, tokenizer: Tokenizer, *, tenant: str = "") -> bytes:
     """The prompt of a chat, as packed token ids; the last `truncate_prompt_tokens` of them where that is set.
 
-    Long chats are rendered and encoded on a thread. Raises `InvalidRequest` for messages or a template that cannot be
-    used, `Unsupported` for a model without a template.
+    Long chats, and those with a template of their own, are rendered and encoded on a thread. Raises `InvalidRequest`
+    for messages or a template that cannot be used, `Unsupported` for a model without a template.
     """
     limit = args.truncate_prompt_tokens
     if limit is not None and limit < 1:
@@ -37,10 +37,11 @@ async def render(args: ChatArgs, tokenizer: Tokenizer) -> bytes:
     def work() -> bytes:
         return tokenizer.encode(render_text(args, tokenizer), add_special_tokens=False)
 
-    if num_characters(args.messages) + num_characters(args.tools or ()) <= INLINE_CHARS:
+    num_chars = num_characters(args.messages) + num_characters(args.tools or ()) + num_characters(args.documents or ())
+    if args.chat_template is None and num_chars <= INLINE_CHARS:
         tokens = work()
     else:
-        tokens = await off_loop(work)
+        tokens = await off_loop(work, tenant=tenant)
     return tokens if limit is None else tokens[-limit * TOKEN_BYTES :]
 
 

@@ -51,7 +51,9 @@ class Source(Protocol):
 class Desk:
     """Of one run. `end` is called with what breaks the run outside of its own calls."""
 
-    def __init__(self, end: Callable[[WeftError], None]):
+    def __init__(self, end: Callable[[WeftError], None], charge: Callable[[float], None]):
+        """`charge` is told the processor time of coroutines that answer calls."""
+        self.charge = charge
         self.loop = asyncio.get_running_loop()
         self.closed = False
         self.broken: WeftError | None = None

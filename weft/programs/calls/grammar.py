@@ -32,6 +32,8 @@ class GrammarCalls:
     def __init__(self, view: RunView):
         self._desk = view.desk
         self._model = view.model
+        self._tenant = view.caller.tenant
+        self._charge = view.outlet.charge
         self._open: dict[int, asyncio.Task[Guide]] = {}
 
     def open(self, call: int, number: int, about: bytes) -> None:
@@ -46,7 +48,7 @@ class GrammarCalls:
             grammar = _grammar_args.decode(about).grammar()
         except UNREADABLE as error:
             raise InvalidRequest(f"the grammar cannot be used: {error}", "grammar") from error
-        opening = self._desk.loop.create_task(self._model.guide(grammar))
+        opening = self._desk.loop.create_task(self._model.guide(grammar, self._tenant, self._charge))
         # Where nobody waits for it any more, its failure interests nobody.
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._open[number] = opening
@@ -81,7 +83,7 @@ class GrammarCalls:
 
     async def _pushed(self, opening: asyncio.Task[Guide], tokens: list[int]) -> tuple[bytes, ...]:
         guide = await asyncio.shield(opening)
-        return await self._model.follow(partial(_push, guide, tokens))
+        return await self._model.follow(partial(_push, guide, tokens), self._tenant, self._charge)
 
 
 def _push(guide: Guide, tokens: list[int]) -> tuple[bytes, ...]:

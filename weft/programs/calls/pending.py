@@ -6,22 +6,55 @@ Owns how each ends, is given up, and is dropped with its run. `weft.programs.cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.programs.operations import Operation
 
 if TYPE_CHECKING:
     from weft.programs.calls.desk import Desk
 
+T = TypeVar("T")
+
+
+class Charged(Coroutine[Any, Any, T]):
+    """A coroutine, the processor time of whose steps is told to `charge`."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], charge: Callable[[float], None]):
+        self._work, self._charge = work, charge
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        began_s = time.thread_time()
+        try:
+            return self._work.send(value)
+        finally:
+            self._charge(time.thread_time() - began_s)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step with an error."""
+        began_s = time.thread_time()
+        try:
+            return self._work.throw(*error)
+        finally:
+            self._charge(time.thread_time() - began_s)
+
+    def close(self) -> None:
+        """Give it up."""
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._work.__await__()
+
 
 class TaskCall:
-    """A call that a coroutine answers."""
+    """A call that a coroutine answers. What it computes is charged to the run."""
 
     def __init__(self, desk: Desk, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int, waits: bool):
         self._desk, self._call, self._held = desk, call, held
         self._waits_since = desk.loop.time() if waits else None
-        self._task = desk.loop.create_task(work)
+        self._task = desk.loop.create_task(Charged(work, desk.charge))
         self._task.add_done_callback(self._done)
 
     def cancel(self) -> None:

@@ -37,11 +37,13 @@ _messages = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 class TokenizeCalls:
-    """Of one run."""
+    """Calls of the trait for one run."""
 
     def __init__(self, view: RunView):
         self._desk = view.desk
         self._model = view.model
+        self._tenant = view.caller.tenant
+        self._charge = view.outlet.charge
 
     def tokenize(self, call: int, special: int, text: bytes) -> None:
         """Text to token ids."""
@@ -65,24 +67,31 @@ class TokenizeCalls:
         """Chat messages to the text of a prompt."""
         check_size(messages, MAX_TEXT_BYTES, "messages")
         check_size(options, MAX_TEXT_BYTES, "options")
+        held = len(messages) + len(options)
 
-        def work() -> tuple[bytes, ...]:
+        def read() -> ChatArgs:
             try:
                 chat = _messages.decode(messages)
-                args = _render_args.decode(options or b"{}")
+                return _chat_args(chat, _render_args.decode(options or b"{}"), bool(generation_prompt))
             except UNREADABLE as error:
                 raise InvalidRequest(f"the messages cannot be rendered: {error}", "messages") from error
-            return (render_text(_chat_args(chat, args, bool(generation_prompt)), self._model.tokenizer).encode(),)
 
-        held = len(messages) + len(options)
-        self._answer(call, work, held, inline=held <= INLINE_CHARS)
+        if held > INLINE_CHARS:
+            self._answer(call, lambda: self._rendered(read()), held, inline=False)
+            return
+        args = read()
+        # A template of the program's own may take as long as a template may; that of the model does not with so little.
+        self._answer(call, lambda: self._rendered(args), held, inline=args.chat_template is None)
+
+    def _rendered(self, args: ChatArgs) -> tuple[bytes, ...]:
+        return (render_text(args, self._model.tokenizer).encode(),)
 
     def _answer(self, call: int, work: Callable[[], tuple[bytes, ...]], held: int, *, inline: bool) -> None:
         if inline:
             self._desk.check_free(call)
             self._desk.result(call, *work())
         else:
-            self._desk.run(call, off_loop(work), held=held)
+            self._desk.run(call, off_loop(work, tenant=self._tenant, charge=self._charge), held=held)
 
 
 def check_tokens(tokens: bytes) -> int:

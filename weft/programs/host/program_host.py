@@ -321,7 +321,7 @@ class ProgramHost:
         while self._active:
             await asyncio.sleep(CHARGE_EVERY_S)
             for hosted in list(self._active):
-                hosted.charge()
+                hosted.settle_cpu()
 
 
 class _ChildLauncher:

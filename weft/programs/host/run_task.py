@@ -27,6 +27,8 @@ from weft.programs.types import Caller
 from weft.sdk.wire import WireError
 
 MAX_RESULT_BYTES = 16 << 20
+CHARGED_AT_ONCE_S = 0.001
+"""Processor time of this process that is charged to a run at once; less is charged later."""
 _WARNING = 2
 
 logger = logging.getLogger("weft.programs")
@@ -48,6 +50,8 @@ class Hosted:
         self._guest: Guest | None = None
         self._budget: Budget | None = None
         self._charged_s = 0.0
+        self._host_s = self._uncharged_s = 0.0
+        """Processor time that this process spent for the run."""
         run.control = self
 
     @property
@@ -84,7 +88,7 @@ class Hosted:
             return RunUsage()
         used, spent = self._session.usage(), self._budget.used
         return RunUsage(
-            cpu_s=max(guest.cpu_s, spent.cpu_s),
+            cpu_s=max(guest.cpu_s + self._host_s, spent.cpu_s),
             memory_bytes=guest.memory_bytes,
             host_calls=used.host_calls,
             prompt_tokens=used.prompt_tokens,
@@ -120,6 +124,13 @@ class Hosted:
             self._throttle.kill(error)
         if self._guest is not None:
             self._guest.kill(error)
+
+    def charge(self, cpu_s: float) -> None:
+        """This process has worked for it."""
+        self._host_s += cpu_s
+        self._uncharged_s += cpu_s
+        if self._uncharged_s >= CHARGED_AT_ONCE_S:
+            self.settle_cpu()
 
     # ---- Child
 
@@ -159,14 +170,15 @@ class Hosted:
         self.run.start()
         self.task = asyncio.create_task(self._carry_out(self._guest), name=self.id)
 
-    def charge(self) -> None:
+    def settle_cpu(self) -> None:
         """Count the processor time since the last call against its budget and those above; end it where none is left.
 
         Trusted programs are not held to theirs: their time cannot be told from that of others.
         """
         if self._guest is None or self._budget is None or self.run.ended:
             return
-        total_s = self._guest.usage().cpu_s
+        self._uncharged_s = 0.0
+        total_s = self._guest.usage().cpu_s + self._host_s
         spent_s, self._charged_s = total_s - self._charged_s, total_s
         try:
             self._budget.spend_cpu(spent_s)
@@ -217,7 +229,7 @@ class Hosted:
             await self._throttle.settled()
 
     def _close(self, outcome: bytes | WeftError) -> None:
-        self.charge()
+        self.settle_cpu()
         usage = self.usage()
         if self._throttle is not None:
             self._throttle.close()

@@ -61,11 +61,11 @@ def answer(value: msgspec.Struct, status: int = 200) -> Response:
     return Response(_encoder.encode(value), status, media_type="application/json")
 
 
-async def answer_from(build: Callable[[], msgspec.Struct], num_tokens: int) -> Response:
+async def answer_from(build: Callable[[], msgspec.Struct], num_tokens: int, tenant: str) -> Response:
     """The answer that `build` makes, on a thread where it tells details of many tokens."""
     if num_tokens <= INLINE_TOKENS:
         return answer(build())
-    return await off_loop(lambda: answer(build()))
+    return await off_loop(lambda: answer(build()), tenant=tenant)
 
 
 def require(condition: bool, message: str, param: str) -> None:

@@ -79,7 +79,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
         return EventStream(request, service, chunks, writer, observer)
     gathered = await gather(request, service, chunks, observer, num_prompts=1, n=body.n)
     build = functools.partial(_response, body, model, head, observer, gathered, prompt_ids, reading)
-    return await answer_from(build, record.completion_tokens + len(prompt_ids))
+    return await answer_from(build, record.completion_tokens + len(prompt_ids), record.tenant)
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

@@ -49,7 +49,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     record.model, record.stream = model.names[0], body.stream
     fit = Fit(model, max_tokens=body.max_tokens, keep_last=body.truncate_prompt_tokens, param="prompt")
     prompts = as_prompts(body.prompt, "prompt", MAX_CHOICES // num_beams(body))
-    packed = await tokenize(prompts, model.tokenizer, fit, add_special=body.add_special_tokens)
+    packed = await tokenize(prompts, model.tokenizer, fit, add_special=body.add_special_tokens, tenant=record.tenant)
     record.mark("tokenized")
     args = _args(body, model, packed, constraint)
     head, observer, chunks = begin(request, body, model, args, "cmpl")
@@ -58,11 +58,11 @@ async def create(service: Service, request: Request) -> ASGIApp:
     if body.stream:
         make = functools.partial(_writer, body, model, args, head, observer)
         # An echo reads the whole prompt back into text.
-        writer = make() if record.prompt_tokens <= INLINE_TOKENS else await off_loop(make)
+        writer = make() if record.prompt_tokens <= INLINE_TOKENS else await off_loop(make, tenant=record.tenant)
         return EventStream(request, service, chunks, writer, observer)
     gathered = await gather(request, service, chunks, observer, num_prompts=len(args), n=body.n)
     build = functools.partial(_response, body, model, args, head, observer, gathered)
-    return await answer_from(build, record.completion_tokens + record.prompt_tokens)
+    return await answer_from(build, record.completion_tokens + record.prompt_tokens, record.tenant)
 
 
 def _check(body: CompletionRequest) -> None:

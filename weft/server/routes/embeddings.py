@@ -49,7 +49,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     )
     fit = Fit(model, max_tokens=0, keep_last=body.truncate_prompt_tokens, param="input")
     inputs = as_prompts(body.input, "input", MAX_INPUTS)
-    packed = await tokenize(inputs, model.tokenizer, fit, add_special=body.add_special_tokens)
+    packed = await tokenize(inputs, model.tokenizer, fit, add_special=body.add_special_tokens, tenant=record.tenant)
     record.prompt_tokens = sum(len(prompt) // TOKEN_BYTES for prompt in packed)
     async with Guard(request, service):
         results = await _embed(service, request, body, model, packed)

@@ -45,20 +45,21 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
 async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:
     if body.prompt is not None:
         special = body.add_special_tokens is not False
-        return await model.tokenizer.encode_async(body.prompt, add_special_tokens=special)
+        return await model.tokenizer.encode_async(body.prompt, add_special_tokens=special, tenant=record.tenant)
 
     def work() -> bytes:
         text = chat.render_text(chat_args(body), model.tokenizer)
         return model.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
-    return work() if record.body_bytes <= INLINE_CHARS else await off_loop(work)
+    return work() if record.body_bytes <= INLINE_CHARS else await off_loop(work, tenant=record.tenant)
 
 
 async def detokenize(service: Service, request: Request) -> ASGIApp:
     """The text of token ids. Raises `InvalidRequest` for ids that the tokenizer does not have."""
     body = await read(service, request, DetokenizeRequest)
     model = service.usable(body.model)
-    record_of(request).model = model.names[0]
+    record = record_of(request)
+    record.model = model.names[0]
     tokenizer = model.tokenizer
 
     def work() -> str:
@@ -67,5 +68,5 @@ async def detokenize(service: Service, request: Request) -> ASGIApp:
             raise InvalidRequest(f"tokens has {bad}; this model has tokens 0 to {tokenizer.vocab_size - 1}.", "tokens")
         return tokenizer.decode(body.tokens, skip_special=body.skip_special_tokens)
 
-    text = work() if len(body.tokens) <= INLINE_CHARS else await off_loop(work)
+    text = work() if len(body.tokens) <= INLINE_CHARS else await off_loop(work, tenant=record.tenant)
     return answer(DetokenizeResponse(prompt=text))
