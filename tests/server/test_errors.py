@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.programs.sandbox.test_full_disk import CODE, full
 from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect, read_to_end, read_until
 from tests.server.test_requests import error_of
 from weft.core.errors import Overloaded, WeftError
+from weft.programs.errors import StorageFailed
+from weft.programs.registry import Registry
+from weft.programs.sandbox.compiled import CompiledCode
+from weft.programs.shelf import FolderShelf
+from weft.programs.store import SqliteStore
 from weft.server.errors import problem_of
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
@@ -40,6 +48,28 @@ def test_what_the_engine_says(server: RunningServer, kind: str, status: int, cod
     if status == 500:
         assert "/srv" not in response.text
         assert response.headers["x-request-id"] in error["message"]
+
+
+@pytest.mark.parametrize("what", ["upload", "list", "value", "machine code"])
+def test_no_answer_has_a_path_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    compiled = CompiledCode(tmp_path / "cache")
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    work = {
+        "upload": lambda: Registry(FolderShelf(file / "below")).upload("t", "p", b"def main(): pass"),
+        "list": FolderShelf(file).tenants,
+        "value": lambda: asyncio.run(SqliteStore(file / "below" / "values").put("t", "name", b"1")),
+        "machine code": lambda: compiled.module(CODE),
+    }
+    with pytest.raises(StorageFailed) as raised:
+        work[what]()
+    told = problem_of(raised.value, "x")
+    assert (told.status, told.body.code) == (507, "storage_failed")
+    assert str(tmp_path) not in told.body.message
+    assert str(tmp_path) in caplog.text
 
 
 def test_retry_after_is_whole_seconds() -> None:

@@ -13,7 +13,12 @@ WeftError
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 from weft.core.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError, from_kind
+
+logger = logging.getLogger("weft.programs")
 
 
 class UnknownProgram(InvalidRequest):
@@ -50,6 +55,12 @@ class StorageFailed(WeftError):
     """The disk is full, or the folder of programs cannot be written."""
 
     kind = "storage_failed"
+
+
+def storage_failed(message: str, path: Path) -> StorageFailed:
+    """The error to raise. Its message reaches clients; only the log says where on the server's disk it failed."""
+    logger.error("storage failed at %s: %s", path, message)
+    return StorageFailed(message)
 
 
 class SlowListener(WeftError):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from weft.programs.errors import StorageFailed
+from weft.programs.errors import StorageFailed, storage_failed
 
 _INDEX, _TENANT, _CONTENT = "index.json", "tenant", ".program"
 LOCK_PATIENCE_S = 10.0
@@ -208,8 +208,8 @@ class FolderShelf:
             except BlockingIOError:
                 if time.monotonic() > give_up_s:
                     os.close(number)
-                    raise StorageFailed(
-                        f"another server is changing programs in {self._root} and does not come to an end; try again"
+                    raise storage_failed(
+                        "another server is changing your programs and does not come to an end; try again", path
                     ) from None
             except OSError as error:
                 os.close(number)
@@ -224,12 +224,14 @@ class FolderShelf:
             raise self._unkept(error) from error
 
     def _unkept(self, error: OSError) -> StorageFailed:
-        return StorageFailed(
-            f"the program cannot be kept: {error.strerror} in {self._root}; free space there and send it again"
+        return storage_failed(
+            f"the program cannot be kept: {error.strerror}; free space in the server's programs.data_dir and send it "
+            "again",
+            self._root,
         )
 
     def _unreadable(self, error: OSError) -> StorageFailed:
-        return StorageFailed(f"programs cannot be read from {self._root}: {error.strerror}; set programs.data_dir")
+        return storage_failed(f"programs cannot be read: {error.strerror}; set programs.data_dir", self._root)
 
 
 def _replace(path: Path, data: bytes) -> None:

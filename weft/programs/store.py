@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from weft.core.errors import InvalidRequest
 from weft.programs.database import open_database, writing
-from weft.programs.errors import QuotaExceeded, StorageFailed
+from weft.programs.errors import QuotaExceeded, StorageFailed, storage_failed
 from weft.threads import FairThreads
 
 T = TypeVar("T")
@@ -200,8 +200,10 @@ class SqliteStore:
         try:
             return await job
         except (sqlite3.Error, OSError) as error:
-            raise StorageFailed(
-                f"values cannot be kept in {self._path}: {error}; see that its disk has room and may be written"
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise storage_failed(
+                f"values cannot be kept: {reason}; see that the disk has room and may be written (programs.data_dir)",
+                self._path,
             ) from error
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from weft.core.errors import ConfigError, InvalidRequest
-from weft.programs.errors import StorageFailed
+from weft.programs.errors import StorageFailed, storage_failed
 from weft.programs.sandbox import compile_worker
 from weft.programs.sandbox.engine import ENGINE_FORMAT, WASMTIME_VERSION
 
@@ -103,9 +103,10 @@ class CompiledCode:
             raise self._unkept(error.strerror or str(error)) from error
 
     def _unkept(self, reason: str) -> StorageFailed:
-        return StorageFailed(
-            f"machine code of the sandbox cannot be kept in {self.directory}: {reason}; free space there, or name "
-            "another folder with WEFT_CACHE"
+        return storage_failed(
+            f"machine code of the sandbox cannot be kept: {reason}; free space in the server's cache folder, or name "
+            "another one with WEFT_CACHE",
+            self.directory,
         )
 
     def _compile(self, kind: Kind, key: str, code: bytes, cpu_s: int) -> Path:
