@@ -18,16 +18,16 @@ from pathlib import Path
 
 import psutil
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
+from weft.abi.frames import EventKind, commands, pack_event
 from weft.programs.sandbox.guest import SandboxedGuest
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Sandbox, SandboxConfig
-from weft.sdk.wire import Kind, commands, pack_event
 
 LIMITS = GuestLimits(cpu_s=None, host_calls=None)
 ECHO = """
 from weft.sdk.channel import current
-from weft.sdk.wire import Op
+from weft.abi.operations import Op
 import time
 async def main(args):
     channel = current()
@@ -38,7 +38,7 @@ async def main(args):
 """
 POST = """
 from weft.sdk.channel import current
-from weft.sdk.wire import Op
+from weft.abi.operations import Op
 import time
 async def main(args):
     channel = current()
@@ -51,7 +51,7 @@ async def main(args):
 """
 WAIT = """
 from weft.sdk.channel import current
-from weft.sdk.wire import Op
+from weft.abi.operations import Op
 async def main(args):
     await current().ask(Op.RECEIVE)
 """
@@ -68,7 +68,7 @@ class Host:
     def commands(self, data: bytes) -> None:
         for command in commands(data):
             if command.op == 4:
-                self._events.append(pack_event(Kind.RESULT, command.call))
+                self._events.append(pack_event(EventKind.RESULT, command.call))
 
     def take_events(self) -> bytes:
         events = b"".join(self._events)

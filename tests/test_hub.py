@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.errors import ModelLoadError
+from weft.abi.errors import ModelLoadError
 from weft.hub import find_model
 from weft.models.loader import MODEL_FILES, load_model
 from weft.models.random_checkpoints import write_tiny

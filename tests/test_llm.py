@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import weft
-from weft.core.errors import ConfigError, ContextTooLong, InvalidRequest, ModelLoadError, WeftError
+from weft.abi.errors import ConfigError, ContextTooLong, InvalidRequest, ModelLoadError, WeftError
 from weft.core.ids import unpack_tokens
 from weft.core.wire import Generate, Open
 from weft.llm import LLM

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from weft.abi.errors import ConfigError
 from weft.config import EngineConfig
-from weft.core.errors import ConfigError
 from weft.kernels import dispatch
 from weft.kernels.quantize import dequantize, quantize
 from weft.llm import LLM

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_type_hints
 
 import msgspec
 
-from weft.core.errors import ConfigError
+from weft.abi.errors import ConfigError
 from weft.core.step import MAX_PAGE_SIZE
 
 EMBEDDED_MODEL = "weft-tiny"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from weft.abi.errors import ModelLoadError
 from weft.config import EMBEDDED_MODEL, is_hub_id
-from weft.core.errors import ModelLoadError
 
 OFFLINE_IS_SET = "offline is set"
 WEIGHT_FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.programs.afar import Json, Wire
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
 from weft.version import __version__
 from weft.worker.memory import usable_cores

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import wasmtime
 
-from weft.sdk.wire import Op, pack
+from weft.abi.frames import pack
+from weft.abi.operations import Op
 
 GENERATE = '''
 """The fused loop: the scheduler decides, one message a step brings everybody's tokens."""
@@ -53,7 +54,7 @@ async def main(args):
 
 ENQUEUE = '''
 """Calls that only enqueue, in batches, as a program makes them that does not wait."""
-from weft.sdk import session
+from weft.sdk import run
 from weft.sdk.sequence import Sequence
 
 async def main(args):
@@ -62,31 +63,31 @@ async def main(args):
         for _ in range(100):
             sequence.append([5])
         sequence.release()
-        await session.sleep(0)
+        await run.sleep(0)
 '''
 
 ROUND_TRIPS = '''
 """One call after the other to an idle engine, each timed."""
-from weft.sdk import session
+from weft.sdk import run
 from weft.sdk.queues import Queue
 
 async def main(args):
     times = []
     async with Queue() as queue:
         for _ in range(args["calls"]):
-            began = session.now()
+            began = run.now()
             await queue.synchronize()
-            times.append(session.now() - began)
+            times.append(run.now() - began)
     return sorted(times)[len(times) // 2]
 '''
 
 ACKNOWLEDGE = '''
 """Says that it has started, and waits to be told to end."""
-from weft.sdk import session
+from weft.sdk import run
 
 async def main(args):
-    session.send("started")
-    await session.receive()
+    run.send("started")
+    await run.receive()
 '''
 
 

@@ -7,7 +7,8 @@ Returns the answer and every piece of code with what came of it.
 Executable Code Actions Elicit Better LLM Agents (Wang et al., ICML 2024).
 """
 
-from weft.sdk import Context, InvalidRequest, LimitExceeded, ProgramFailed, greedy, messaging, session
+from weft.sdk import Context, InvalidRequest, LimitExceeded, ProgramFailed, greedy, messaging
+from weft.sdk.run import send
 
 # The embedded model writes expressions; one that writes whole functions would be given a tool for those.
 EVALUATE = {
@@ -29,7 +30,7 @@ async def main(args):
             result = await run(str(call.arguments.get("expression", "")), args.get("cpu_s", 2.0))
             ctx.tool(call, result)
             steps.append([call.text, result])
-            session.send(steps[-1])
+            send(steps[-1])
         return {"answer": ctx.last_text, "steps": steps}
 
 

@@ -13,7 +13,7 @@ ReAct: Synergizing Reasoning and Acting in Language Models (Yao et al., ICLR 202
 import ast
 import operator
 
-from weft.sdk import Context, greedy, http, session, store, tool
+from weft.sdk import Context, greedy, http, run, store, tool
 from weft.sdk.toolbox import execute
 
 SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -35,7 +35,7 @@ async def lookup(key: str) -> object:
 @tool
 async def weather(city: str) -> str:
     """Current weather in a city."""
-    return (await http.get(f"{session.args()['weather_url']}?city={city}")).check().text
+    return (await http.get(f"{run.args()['weather_url']}?city={city}")).check().text
 
 
 async def main(args):
@@ -50,7 +50,7 @@ async def main(args):
             result = await execute(call, ctx.runnable_tools)
             ctx.tool(call, result)
             steps.append([call.name, call.arguments, result])
-            session.send(steps[-1])
+            run.send(steps[-1])
         return {"answer": ctx.last_text, "steps": steps}
 
 

@@ -14,7 +14,7 @@ Language Agent Tree Search (Zhou et al., ICML 2024); the bounds are UCT's (Kocsi
 import math
 from dataclasses import dataclass, field
 
-from weft.sdk import Context, Sampler, greedy, session
+from weft.sdk import Context, Sampler, greedy, run
 
 
 @dataclass
@@ -55,7 +55,7 @@ async def main(args):
             count += 1
         leaf = path[-1]
         story = leaf.text if leaf.ended else await finish(leaf, sampler)
-        session.send({"story": story, "worth": worth(story)})
+        run.send({"story": story, "worth": worth(story)})
         best = max(best, story, key=worth)
         for node in path:
             node.visits += 1

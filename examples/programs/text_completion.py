@@ -6,7 +6,7 @@ Returns the text, why it ended, and what it cost.
 The first row of Table 2 of Pie (Gim et al., SOSP 2025).
 """
 
-from weft.sdk import Context, Sampler, session
+from weft.sdk import Context, Sampler, run
 
 
 async def main(args):
@@ -16,7 +16,7 @@ async def main(args):
         ctx.fill(args.get("prompt", "Once there was a fox named Ada"))
         generation = ctx.generate(sampler, max_tokens=args.get("max_tokens", 64))
         async for piece in generation:
-            session.send(piece)
+            run.send(piece)
         usage = generation.usage
         return {
             "text": generation.text,

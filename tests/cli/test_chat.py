@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from weft.abi.errors import WeftError
 from weft.cli.chat import Session
 from weft.cli.talk import RemoteTalker
 from weft.cli.wrapping import WordWrap
-from weft.core.errors import WeftError
 
 
 class Script:

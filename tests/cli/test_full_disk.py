@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 
 from tests.cli.test_chat import Script, play
 from tests.server.conftest import running
+from weft.abi.errors import ConfigError, WeftError
 from weft.cli.files import write_file
 from weft.cli.loading import QUIET_BYTES, loading_progress
 from weft.cli.random_weights import random_weights
 from weft.config import ServerConfig
-from weft.core.errors import ConfigError, WeftError
 from weft.models import random_checkpoints
 from weft.server.logs import configure_logging
 

@@ -9,9 +9,9 @@ import tomllib
 
 import pytest
 
+from weft.abi.errors import ConfigError
 from weft.cli.serve import per_model
 from weft.cli.settings import load
-from weft.core.errors import ConfigError
 from weft.version import __version__
 
 COMMANDS = [

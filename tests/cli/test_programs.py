@@ -20,7 +20,7 @@ from weft.client import Client, RunFailedError
 
 pytestmark = pytest.mark.slow
 
-WAITS = "from weft.sdk import session\nasync def main():\n    session.send('waiting')\n    await session.receive()\n"
+WAITS = "from weft.sdk import run\nasync def main():\n    run.send('waiting')\n    await run.receive()\n"
 Programs = Callable[..., Result]
 
 
@@ -110,7 +110,7 @@ def test_a_killed_program_host_does_not_break_chat(served: tuple[int, httpx.Clie
 
 def test_a_killed_engine_is_told_to_programs(served: tuple[int, httpx.Client]) -> None:
     source = """
-from weft.sdk import session
+from weft.sdk import run
 from weft.sdk.errors import EngineDead
 from weft.sdk.sampling import Stop
 from weft.sdk.sequence import Sequence
@@ -121,7 +121,7 @@ async def main(args):
     try:
         async for part in seq.generate(stop=Stop(max_tokens=100000, ignore_eos=True)):
             if not args:
-                session.send("begun")
+                run.send("begun")
                 args = True
     except EngineDead:
         return "caught"

@@ -22,7 +22,7 @@ ENGINE, HOST = "weft.engine.process", "weft.programs.host.process"
 TOKENS = 800
 
 PATIENT = """
-from weft.sdk import Context, EngineDead, Sampler, Stop, session
+from weft.sdk import Context, EngineDead, Sampler, Stop, run
 
 async def main(count):
     deaths = 0
@@ -34,29 +34,29 @@ async def main(count):
             try:
                 rest = start + count - len(ctx.tokens)
                 async for piece in ctx.generate(stop=Stop(max_tokens=rest, ignore_eos=True)):
-                    session.send("begun") if len(ctx.tokens) == start + 1 else None
+                    run.send("begun") if len(ctx.tokens) == start + 1 else None
             except EngineDead as error:
                 deaths += 1
-                session.log(str(error))
+                run.log(str(error))
                 await ctx.restore()
         return {"deaths": deaths, "tokens": ctx.tokens}
 """
 CARELESS = """
-from weft.sdk import Context, Stop, session
+from weft.sdk import Context, Stop, run
 
 async def main(count):
     ctx = Context().user("Tell a story of a lamp.")
     async for piece in ctx.generate(stop=Stop(max_tokens=count, ignore_eos=True)):
-        session.send("begun")
+        run.send("begun")
 """
 WAITING = """
-from weft.sdk import Context, session
+from weft.sdk import Context, run
 
 async def main(number):
     ctx = Context().fill(f"Number {number} waits for its turn, and has pages of its own.")
     await ctx.snapshot()
-    session.send("waiting")
-    await session.receive()
+    run.send("waiting")
+    await run.receive()
 """
 
 

@@ -16,17 +16,17 @@ import pytest
 
 from tests.cli.conftest import Weft
 from tests.server.conftest import running
+from weft.abi.errors import WeftError
 from weft.cli.run_values import Screen
 from weft.client.values import Run, RunError, RunEvent
-from weft.core.errors import WeftError
 
 HELLO = """
-from weft.sdk import session
+from weft.sdk import run
 
 async def main(args):
-    session.log("noted")
-    session.send("first")
-    session.send({"got": args})
+    run.log("noted")
+    run.send("first")
+    run.send({"got": args})
     return args if args == "nothing" else {"args": args}
 """
 WRITE = """
@@ -44,9 +44,7 @@ BAD = """def helper():
 async def main(args):
     helper()
 """
-CHATS = (
-    "from weft.sdk import session\nasync def main():\n    return [await session.receive(), await session.receive()]\n"
-)
+CHATS = "from weft.sdk import run\nasync def main():\n    return [await run.receive(), await run.receive()]\n"
 PARENT = (
     "from weft.sdk import messaging\nasync def main(args):\n    return await messaging.launch('hello', args=1).join()\n"
 )
@@ -201,8 +199,8 @@ def test_on_a_server(weft: Weft, files: Path) -> None:
 @pytest.mark.slow
 def test_a_reader_that_leaves_ends_it(files: Path) -> None:
     (files / "talks.py").write_text(
-        "from weft.sdk import session\nasync def main():\n    while True:\n"
-        "        session.send('x' * 1000)\n        await session.sleep(0)\n"
+        "from weft.sdk import run\nasync def main():\n    while True:\n"
+        "        run.send('x' * 1000)\n        await run.sleep(0)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "weft.cli.main", "run", str(files / "talks.py")],
@@ -222,11 +220,11 @@ def test_a_reader_that_leaves_ends_it(files: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_cancels(files: Path) -> None:
     waits = """
-from weft.sdk import session
+from weft.sdk import run
 async def main():
-    session.send("wait")
-    session.send("ing\\n")
-    await session.receive()
+    run.send("wait")
+    run.send("ing\\n")
+    await run.receive()
 """
     (files / "waits.py").write_text(waits)
     process = subprocess.Popen(

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from weft.abi.errors import ConfigError
 from weft.cli.settings import as_toml, keys, load, parse_size, variable, with_setting
 from weft.config import Config, EngineConfig
-from weft.core.errors import ConfigError
 
 
 @pytest.fixture

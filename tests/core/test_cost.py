@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.abi.errors import ConfigError
 from weft.core.cost.fit import (
     Sample,
     SwapSample,
@@ -24,7 +25,6 @@ from weft.core.cost.fit import (
 from weft.core.cost.model import CostModel, ForwardModel, StepShape, SwapModel
 from weft.core.cost.nnls import nnls
 from weft.core.cost.profile import Identity, Measurements, decode_profile, encode_profile, make_profile
-from weft.core.errors import ConfigError
 from weft.core.step import ForwardBatch
 
 TRUE = ForwardModel(0.03, 0.002, 1e-4, 5e-5, 1e-6, 2e-6, 1e-8, (32,), (0.0, 0.001))

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from tests.engine.test_process import CONFIG, Listener, ending, request, restarted, run
+from weft.abi.errors import EngineDead
 from weft.core import wire
-from weft.core.errors import EngineDead
 from weft.engine.attached import AttachedEngine
 from weft.engine.supervisor import ProcessEngine
 

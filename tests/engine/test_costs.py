@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.engine.driver import Driver
+from weft.abi.errors import ConfigError
 from weft.config import cache_directory
 from weft.core.cost.fit import Sample
 from weft.core.cost.model import CostModel, ForwardModel, StepShape
 from weft.core.cost.profile import Identity, Measurements, Profile, encode_profile, make_profile
-from weft.core.errors import ConfigError
 from weft.core.step import Step, StepResult
 from weft.engine.costs import StepCosts
 from weft.engine.profiles import find_profile, load_profile, profile_path, store_profile

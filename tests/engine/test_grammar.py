@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from weft import LLM, Grammar
+from weft.abi.errors import InvalidRequest
 from weft.core import wire
-from weft.core.errors import InvalidRequest
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.grammar import MAX_COMPILED, MAX_GRAMMAR_BYTES, Compiling, Grammars

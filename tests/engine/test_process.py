@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from weft.abi.errors import EngineDead, ModelLoadError
 from weft.config import EngineConfig
 from weft.core import wire
-from weft.core.errors import EngineDead, ModelLoadError
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.client import EngineClient

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from weft.core.errors import ConfigError
+from weft.abi.errors import ConfigError
 from weft.kernels import dispatch, reference, torch_ops
 from weft.kernels.base import Kernels
 from weft.kernels.cpu import library

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from weft.core.errors import ConfigError, ModelLoadError, Unsupported
+from weft.abi.errors import ConfigError, ModelLoadError, Unsupported
 from weft.hub import find_model
 from weft.models.loader import choose_dtype, load_model, read_spec
 from weft.models.random_checkpoints import write_tiny

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.runner import Runner
-from weft.core.errors import ModelLoadError, Unsupported
+from weft.abi.errors import ModelLoadError, Unsupported
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
 from weft.kernels.quantize import dequantize, quantize

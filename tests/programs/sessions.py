@@ -6,7 +6,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from tests.programs.help import settle
-from weft.core.errors import InvalidRequest, WeftError
+from weft.abi.errors import InvalidRequest, WeftError
+from weft.abi.frames import EventFrame, EventKind, events, pack
+from weft.abi.operations import Op
 from weft.programs.accounts import Accounts, Caps
 from weft.programs.limits import Budget, Limits
 from weft.programs.messages import Hub
@@ -17,7 +19,6 @@ from weft.programs.services import ChildSpec, Services
 from weft.programs.session import Session
 from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
-from weft.sdk.wire import Event, Kind, Op, events, pack
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 
@@ -98,7 +99,7 @@ class Program:
         self.session = Session(
             host.services, caller=caller, budget=self.budget, outlet=self.outlet, reserve_pages=reserve_pages
         )
-        self.seen: list[Event] = []
+        self.seen: list[EventFrame] = []
         self.wakes = 0
         self._numbers = iter(range(1000, 10**9))
         self.session.on_events(self._wake)
@@ -120,12 +121,12 @@ class Program:
         """Take what there is."""
         self.seen += events(self.session.take_events())
 
-    async def end_of(self, call: int) -> Event:
+    async def end_of(self, call: int) -> EventFrame:
         """The event that a call ends with."""
         async with asyncio.timeout(30):
             while True:
                 for event in self.seen:
-                    if event.call == call and event.kind != Kind.PART:
+                    if event.call == call and event.kind != EventKind.PART:
                         return event
                 self.seen += events(await self.session.wait_events(None))
 
@@ -133,16 +134,16 @@ class Program:
         """The blobs of a result. Fails with the error if there is one."""
         call = self.ask(op, *values)
         event = await self.end_of(call)
-        assert event.kind == Kind.RESULT, event
+        assert event.kind == EventKind.RESULT, event
         return event.blobs
 
     async def error(self, op: Op, *values: float | bytes) -> tuple[str, str]:
-        """Kind and param of an error."""
+        """EventKind and param of an error."""
         return self.error_in(await self.end_of(self.ask(op, *values)))
 
     @staticmethod
-    def error_in(event: Event) -> tuple[str, str]:
-        assert event.kind == Kind.ERROR, event
+    def error_in(event: EventFrame) -> tuple[str, str]:
+        assert event.kind == EventKind.ERROR, event
         return event.blobs[0].decode(), event.blobs[2].decode()
 
     async def part(self, call: int) -> list[bytes]:
@@ -150,7 +151,7 @@ class Program:
         async with asyncio.timeout(30):
             while True:
                 for index, event in enumerate(self.seen):
-                    if event.call == call and event.kind == Kind.PART:
+                    if event.call == call and event.kind == EventKind.PART:
                         del self.seen[index]
                         return event.blobs
                 self.seen += events(await self.session.wait_events(None))
@@ -158,13 +159,13 @@ class Program:
     def errors(self, call: int) -> list[str]:
         """Kinds of the errors of a call so far."""
         self.look()
-        return [e.blobs[0].decode() for e in self.seen if e.call == call and e.kind == Kind.ERROR]
+        return [e.blobs[0].decode() for e in self.seen if e.call == call and e.kind == EventKind.ERROR]
 
     def parts(self, call: int) -> list[list[bytes]]:
         self.look()
-        return [event.blobs for event in self.seen if event.call == call and event.kind == Kind.PART]
+        return [event.blobs for event in self.seen if event.call == call and event.kind == EventKind.PART]
 
-    def kinds(self, call: int) -> list[Kind]:
+    def kinds(self, call: int) -> list[EventKind]:
         self.look()
         return [event.kind for event in self.seen if event.call == call]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.abi.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloaded
 from weft.core.clock import ManualClock
-from weft.core.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloaded
 from weft.programs.accounts import Accounts, Caps, NoPlace
 from weft.programs.limits import Budget, Limits
 from weft.programs.machine_memory import machine_memory_bytes

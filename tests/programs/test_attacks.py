@@ -34,7 +34,7 @@ class Attack(NamedTuple):
 IMPORTS = """
 import asyncio, json
 from weft.sdk import *
-from weft.sdk import http, messaging, session, store
+from weft.sdk import http, messaging, run, store
 from weft.sdk.pages import Page
 """
 ATTACKS = {
@@ -49,14 +49,14 @@ ATTACKS = {
         "computed for more than 0.3 s",
     ),
     "a loop of awaits": Attack(
-        "async def main():\n    while True: await session.sleep(0)",
+        "async def main():\n    while True: await run.sleep(0)",
         {"host_calls": 2000},
         "limit_exceeded",
         "host_calls",
         "2000",
     ),
     "waiting for ever": Attack(
-        "async def main():\n    await session.receive()",
+        "async def main():\n    await run.receive()",
         {"wall_s": 0.3},
         "limit_exceeded",
         "wall_s",
@@ -115,14 +115,14 @@ ATTACKS = {
     ),
     "a million calls": Attack(
         "async def main():\n    for number in range(1_000_001):\n        messaging.broadcast('topic', 0)\n"
-        "        if number % 500 == 0: await session.sleep(0)",
+        "        if number % 500 == 0: await run.sleep(0)",
         {"host_calls": 20_000},
         "limit_exceeded",
         "host_calls",
         "20000",
     ),
     "a log without end": Attack(
-        "async def main():\n    while True:\n        session.log('x' * 10_000)\n        await session.sleep(0)",
+        "async def main():\n    while True:\n        run.log('x' * 10_000)\n        await run.sleep(0)",
         {"log_bytes": 100_000},
         "limit_exceeded",
         "log_bytes",
@@ -136,14 +136,14 @@ ATTACKS = {
         "20000",
     ),
     "a log without ever awaiting": Attack(
-        "async def main():\n    while True: session.log('x' * 10_000)",
+        "async def main():\n    while True: run.log('x' * 10_000)",
         {"log_bytes": 100_000},
         "limit_exceeded",
         "log_bytes",
         "100000",
     ),
     "a huge message": Attack(
-        "async def main():\n    session.send('x' * (2 << 20))\n    for _ in range(2): await store.get('name')",
+        "async def main():\n    run.send('x' * (2 << 20))\n    for _ in range(2): await store.get('name')",
         {},
         "program_failed",
         None,
@@ -157,7 +157,7 @@ ATTACKS = {
         "16777216 are allowed",
     ),
     "children without end": Attack(
-        "async def main():\n    source = 'from weft.sdk import session\\nasync def main(): await session.receive()'\n"
+        "async def main():\n    source = 'from weft.sdk import run\\nasync def main(): await run.receive()'\n"
         "    children = [messaging.launch(source=source) for _ in range(10)]\n"
         "    for child in children: await child.started()",
         {"children": 3},

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from tests.programs.help import CALLER, run
 from weft import LLM
-from weft.core.errors import ContextTooLong, EngineDead, InvalidRequest
+from weft.abi.errors import ContextTooLong, EngineDead, InvalidRequest
 from weft.core.ids import pack_tokens
 from weft.programs.builtin import beam
 from weft.programs.runtime import Runtime, Sequence

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 # Stops at its n-th await for good: the coroutine inside hears of its end there.
 SOURCE = """
 import asyncio
-from weft.sdk import Context, Matcher, Queue, Stop, greedy, messaging, own_model, regex, session, store, tokenize
+from weft.sdk import Context, Matcher, Queue, Stop, greedy, messaging, own_model, regex, run, store, tokenize
 
 
 class StoppedAt:
@@ -33,7 +33,7 @@ class StoppedAt:
             error, count = None, count + 1
             try:
                 if count == self.at:
-                    session.send("stopped")
+                    run.send("stopped")
                     yield from asyncio.Event().wait().__await__()
                 yield waited
             except BaseException as raised:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.programs.help import CALLER, collect, run, settle, text_of, tokenizer_with
 from tests.tokenizers.templates import HEADERS
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.sampling import StopParams
 from weft.core.wire import Append

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.programs.help import CALLER, collect, run, settle, text_of
-from weft.core.errors import ContextTooLong, EngineDead, InvalidRequest, OutOfPages
+from weft.abi.errors import ContextTooLong, EngineDead, InvalidRequest, OutOfPages
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Fork, Generate, Open

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from tests.programs.sessions import Host, obj, run
+from weft.abi.operations import Op
 from weft.programs.calls import tokenize as module
 from weft.programs.types import Caller, ChatArgs
-from weft.sdk.wire import Op
 from weft.tokenizers.tokenizer import Tokenizer
 
 MESSAGES = obj([{"role": "user", "content": "hi"}])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.host.help import TENANT, Bench, spec, with_host
-from weft.core.errors import InvalidRequest, LimitExceeded, Overloaded
+from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded
 from weft.core.sampling import SamplingParams, StopParams
 from weft.programs.history import History
 from weft.programs.host.program_host import HostOptions, ProgramHost
@@ -24,7 +24,7 @@ from weft.programs.wire_sizes import check_sizes
 ASK = """
     from weft.sdk.channel import current
     from weft.sdk.errors import ProgramError
-    from weft.sdk.wire import Op
+    from weft.abi.operations import Op
 
     async def kind_of(op, *values):
         try:
@@ -155,7 +155,7 @@ def test_the_tenant_with_most_content_loses_its_oldest() -> None:
 def test_arguments_of_runs_that_wait_are_bounded() -> None:
     async def body(bench: Bench) -> None:
         host = ProgramHost(bench.parts, HostOptions(allow_trusted=True, tenant_max_input_bytes=1000))
-        waits = "\n    from weft.sdk import session\n    async def main(args): await session.receive()\n"
+        waits = "\n    from weft.sdk import run\n    async def main(args): await run.receive()\n"
         first = host.launch(spec(waits, b'"' + b"x" * 800 + b'"'), TENANT)
         with pytest.raises(Overloaded, match="1000 bytes"):
             host.launch(spec(waits, b'"' + b"x" * 800 + b'"'), TENANT)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from weft.abi.errors import InvalidRequest
 from weft.config import EngineConfig
-from weft.core.errors import InvalidRequest
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import PromptOutputs

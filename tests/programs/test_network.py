@@ -11,13 +11,13 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.sessions import Host, obj
-from weft.core.errors import InvalidRequest, NetworkDenied, NetworkFailed, WeftError
+from weft.abi.errors import InvalidRequest, NetworkDenied, NetworkFailed
+from weft.abi.operations import Op
 from weft.programs import network as module
 from weft.programs.allowed import covered, parse
 from weft.programs.http import METHODS, HttpRequest, HttpResponse
 from weft.programs.limits import Limits
 from weft.programs.network import Network, is_public
-from weft.sdk.wire import Op
 
 Answer = Callable[[list[bytes], bytes, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -549,11 +549,3 @@ def _engine():  # type: ignore[no-untyped-def]
     from weft.testing.fake_engine import FakeEngine
 
     return FakeEngine()
-
-
-def test_errors_cross_wires_by_kind() -> None:
-    from weft.core.errors import from_kind
-
-    for cls in (NetworkDenied, NetworkFailed):
-        error: WeftError = from_kind(cls.kind, "m")
-        assert type(error) is cls

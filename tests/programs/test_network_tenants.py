@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.programs.test_network import OK, Server
-from weft.core.errors import InvalidRequest, NetworkDenied, NetworkFailed
+from weft.abi.errors import InvalidRequest, NetworkDenied, NetworkFailed
 from weft.programs import resolver as resolving
 from weft.programs.http import HttpRequest
 from weft.programs.network import Network

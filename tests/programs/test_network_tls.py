@@ -11,7 +11,7 @@ from pathlib import Path
 import httpcore
 import pytest
 
-from weft.core.errors import NetworkFailed
+from weft.abi.errors import NetworkFailed
 from weft.programs import network as module
 from weft.programs.http import HttpRequest
 from weft.programs.network import Network

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.core.errors import InvalidRequest
-from weft.programs.errors import QuotaExceeded, StorageFailed
+from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed
 from weft.programs.store import MemoryStore, SqliteStore, Store
 
 Make = Callable[[int], Store]

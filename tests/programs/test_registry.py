@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed, UnknownProgram
 from weft.programs import shelf
-from weft.programs.errors import QuotaExceeded, StorageFailed, UnknownProgram
 from weft.programs.registry import WASM_MAGIC, Quota, Registry, checked_code
 from weft.programs.shelf import FolderShelf
 

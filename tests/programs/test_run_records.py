@@ -16,9 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from weft.core.errors import ProgramFailed
+from weft.abi.errors import HostDead, ProgramFailed, UnknownRun
 from weft.programs import run_records as module
-from weft.programs.errors import HostDead, UnknownRun
 from weft.programs.history import History
 from weft.programs.registry import Code
 from weft.programs.run_records import RunRecords
@@ -76,7 +75,7 @@ def test_what_ended_is_there_after_a_restart_and_nothing_else_of_it(tmp_path: Pa
             if end == "finish":
                 run.finish(b'"secret"')
             else:
-                run.fail(ProgramFailed("it raised", "line 1"))
+                run.fail(ProgramFailed("it raised", traceback="line 1"))
             history.ended(run)
             known.append(run.record())
 

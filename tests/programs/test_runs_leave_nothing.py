@@ -9,10 +9,11 @@ import pytest
 
 from tests.programs.sessions import Host, Program, obj
 from tests.programs.stepped_engine import SteppedEngine
-from weft.core.errors import LimitExceeded
+from weft.abi.errors import LimitExceeded
+from weft.abi.frames import EventKind, pack
+from weft.abi.operations import Op
 from weft.core.ids import pack_tokens
 from weft.programs.limits import Limits
-from weft.sdk.wire import Kind, Op, pack
 
 BAD = pack_tokens([99999])
 
@@ -190,7 +191,7 @@ async def chatters(host: Host, seed: int, count: int) -> None:
     await asyncio.gather(*(chatter.chat(count) for chatter in programs))
     for chatter in programs:
         chatter.program.look()
-        failures = [event.blobs for event in chatter.program.seen if event.kind == Kind.ERROR]
+        failures = [event.blobs for event in chatter.program.seen if event.kind == EventKind.ERROR]
         assert not [blobs for blobs in failures if blobs[0] == b"internal" and blobs[1] != b"killed"]
         # The engine was there all the time.
         assert not [blobs for blobs in failures if blobs[0] == b"engine_dead"]

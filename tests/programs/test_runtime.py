@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from tests.programs.help import CALLER, run, settle
-from weft.core.errors import ContextTooLong, EngineDead, InvalidRequest, Overloaded, UnknownHandle, WeftError
+from weft.abi import errors
+from weft.abi.errors import ContextTooLong, EngineDead, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import (
@@ -24,7 +25,7 @@ from weft.core.wire import (
     TraceSpan,
     encode_commands,
 )
-from weft.programs.operations import OperationCancelled, merge
+from weft.programs.operations import merge
 from weft.programs.runtime import Runtime
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
@@ -227,7 +228,7 @@ def test_being_cancelled_is_an_error() -> None:
             generation = seq.generate()
             rt.flush()
             engine._on_envelope(Envelope(1, [Cancelled(op=generation.op)]))
-            with pytest.raises(OperationCancelled, match="try again"):
+            with pytest.raises(errors.Cancelled, match="try again"):
                 await tokens_of(generation)
 
     run(test, auto=False)

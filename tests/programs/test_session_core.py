@@ -9,7 +9,9 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.sessions import CALLER, Host, obj, run
-from weft.core.errors import LimitExceeded, Overloaded, ProgramFailed
+from weft.abi.errors import LimitExceeded, Overloaded, ProgramFailed
+from weft.abi.frames import EventKind, WireError, pack
+from weft.abi.operations import MAX_COMMAND_BYTES, Op
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.programs.accounts import Caps
 from weft.programs.calls import desk
@@ -21,17 +23,16 @@ from weft.programs.calls.sequence import SequenceCalls
 from weft.programs.calls.store import StoreCalls
 from weft.programs.calls.tokenize import TokenizeCalls
 from weft.programs.limits import Limits
-from weft.programs.session import TABLE
+from weft.programs.session import DISPATCH
 from weft.programs.types import Caller
-from weft.sdk.wire import LAYOUT, MAX_FRAME_BYTES, Kind, Op, WireError, pack
 
 TRAITS = (CoreCalls, MessagingCalls, TokenizeCalls, SequenceCalls, StoreCalls, PageCalls, GrammarCalls)
 
 
 def test_every_operation_is_carried_out_by_somebody_who_takes_what_it_carries() -> None:
-    assert set(TABLE) == set(Op) == set(LAYOUT)
-    for op, (place, carry_out) in TABLE.items():
-        carried = len(LAYOUT[op].numbers) + LAYOUT[op].blobs
+    assert set(DISPATCH) == set(Op)
+    for op, (place, carry_out) in DISPATCH.items():
+        carried = len(op.numbers) + op.num_blobs
         assert len(inspect.signature(carry_out).parameters) == 2 + carried, op
         assert carry_out.__qualname__.split(".")[0] == TRAITS[place].__name__
 
@@ -319,7 +320,7 @@ def test_grammars_are_followed() -> None:
         opened = program.ask(Op.MATCHER_OPEN, 1, obj({"kind": "regex", "text": "ab|ac"}))
         # Nothing has to be waited for.
         pushed = program.ask(Op.MATCHER_PUSH, 1, b"")
-        assert (await program.end_of(opened)).kind == Kind.RESULT
+        assert (await program.end_of(opened)).kind == EventKind.RESULT
         stopped, mask = (await program.end_of(pushed)).blobs
         assert stopped == b"\0"
         assert _bits(mask) == {97}
@@ -393,7 +394,7 @@ def test_bytes_that_are_no_commands_end_the_run() -> None:
         for data in (b"x", bytes(9), pack(Op.LOG, 0, 0, b"")[:-1] + b"", struct.pack("<IBI", 1 << 31, 1, 0)):
             with pytest.raises(WireError):
                 host.program().session.commands(data)
-        huge = pack(Op.TOKENIZE, 1, 0, bytes(MAX_FRAME_BYTES))
+        huge = pack(Op.TOKENIZE, 1, 0, bytes(MAX_COMMAND_BYTES))
         with pytest.raises(WireError):
             host.program().session.commands(huge)
 
@@ -434,7 +435,7 @@ def test_what_calls_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         # One that is given up still holds its text, until its task has ended.
         program.say(Op.CANCEL, calls[0])
         assert program.error_in(await program.end_of(calls[2]))[0] == "overloaded"
-        assert (await program.end_of(calls[1])).kind == Kind.RESULT
+        assert (await program.end_of(calls[1])).kind == EventKind.RESULT
         await program.result(Op.TOKENIZE, 0, b"x" * 40_000)
         large = {
             Op.TOKENIZE: (0, bytes(5 << 20)),
@@ -548,7 +549,7 @@ def test_a_call_given_up_at_any_moment_ends_once(op: Op) -> None:
             program.say(Op.CANCEL, call)
             await program.end_of(call)
             await settle()
-            assert sum(kind != Kind.PART for kind in program.kinds(call)) == 1
+            assert sum(kind != EventKind.PART for kind in program.kinds(call)) == 1
             # The program is none the worse for it.
             assert await program.result(Op.TOKENIZE, 0, b"a") == [pack_tokens([97])]
             program.close()

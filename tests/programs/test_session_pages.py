@@ -8,14 +8,15 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.sessions import Host, Program, obj, run
-from weft.core.errors import EngineDead, LimitExceeded, OutOfPages, UnknownHandle, WeftError
+from weft.abi.errors import EngineDead, LimitExceeded, OutOfPages, UnknownHandle, WeftError
+from weft.abi.frames import EventKind
+from weft.abi.operations import Op
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams
 from weft.core.wire import Dists, Finished
 from weft.programs.limits import Limits
 from weft.programs.operations import Report
 from weft.programs.types import Caller
-from weft.sdk.wire import Kind, Op
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 
 INFO = msgspec.structs.replace(DEFAULT_INFO, explicit_pages=True, num_embeds=100, max_space_pages=50)
@@ -210,7 +211,7 @@ def test_what_answers_answers_when_it_ends() -> None:
         for index, (call, (*_, finished, blobs)) in enumerate(zip(calls, asked, strict=True)):
             space.end(index, **finished)
             event = await program.end_of(call)
-            assert (event.kind, event.blobs) == (Kind.RESULT, blobs)
+            assert (event.kind, event.blobs) == (EventKind.RESULT, blobs)
         assert program.budget.used.pages == 6
 
     with_spaces(test)
@@ -270,7 +271,7 @@ def test_an_allocation_that_is_given_up_is_given_back() -> None:
         assert space.told[-1] == ("free_pages", 1, u32(7, 8))
         # There may have been none to free, which is nobody's business.
         space.on_failure(space.calls[-1], UnknownHandle("no page 7"))
-        assert program.kinds(call) == [Kind.ERROR]
+        assert program.kinds(call) == [EventKind.ERROR]
         assert len(program.seen) == 1
         assert program.budget.used.pages == 0
         # The same numbers may be used at once: commands of a queue run in order.
@@ -279,7 +280,7 @@ def test_an_allocation_that_is_given_up_is_given_back() -> None:
         space.end(1)
         await settle()
         assert program.budget.used.pages == 2
-        assert program.kinds(call) == [Kind.ERROR]
+        assert program.kinds(call) == [EventKind.ERROR]
         call = program.ask(Op.PAGES_IMPORT, 1, 20, b"n")
         program.say(Op.CANCEL, call)
         space.end(count=3)
@@ -328,7 +329,7 @@ def test_a_dead_engine_takes_the_space_and_a_new_one_is_opened() -> None:
             assert host.spaces[-1] is not space
             call = program.ask(Op.PAGES_ALLOC, 1, 0, 2)
             host.spaces[-1].end()
-            assert (await program.end_of(call)).kind == Kind.RESULT
+            assert (await program.end_of(call)).kind == EventKind.RESULT
             assert program.outlet.ended == []
 
     with_spaces(test)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from tests.programs.sessions import Host, obj
+from weft.abi.operations import Op
 from weft.config import EngineConfig
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.engine.inline import InlineEngine
 from weft.programs.host.trusted import TrustedGuest
 from weft.programs.model import Model
 from weft.programs.runtime import Runtime
-from weft.sdk.wire import Op
 from weft.testing.fake_engine import FakeEngine
 from weft.tokenizers.load import load_tokenizer
 

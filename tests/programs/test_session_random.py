@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tests.programs.help import settle
 from tests.programs.sessions import Host, obj, run
 from tests.programs.test_session_pages import with_spaces
-from weft.core.errors import LimitExceeded
+from weft.abi.errors import LimitExceeded
+from weft.abi.frames import EventKind, WireError, events, pack
+from weft.abi.operations import Op
 from weft.core.ids import pack_tokens
 from weft.programs.limits import Limits
-from weft.sdk.wire import LAYOUT, Kind, Op, WireError, events, pack
 
 NUMBERS = {
     "I": st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1)),
@@ -65,8 +66,8 @@ SILENT = {
 @st.composite
 def commands(draw: st.DrawFn) -> tuple[Op, tuple[float | bytes, ...], int]:
     op = draw(st.sampled_from(list(Op)))
-    numbers = [draw(NUMBERS[kind]) for kind in LAYOUT[op].numbers]
-    return op, (*numbers, *(draw(BLOBS) for _ in range(LAYOUT[op].blobs))), draw(st.integers(0, 4))
+    numbers = [draw(NUMBERS[kind]) for kind in op.numbers]
+    return op, (*numbers, *(draw(BLOBS) for _ in range(op.num_blobs))), draw(st.integers(0, 4))
 
 
 SCRIPTS = st.lists(commands(), max_size=40)
@@ -92,8 +93,8 @@ async def play(host: Host, script: list[tuple[Op, tuple[float | bytes, ...], int
             await program.end_of(call)
         await settle()
         for call in asked:
-            assert sum(kind != Kind.PART for kind in program.kinds(call)) == 1
-        internal = [event for event in program.seen if event.kind == Kind.ERROR and event.blobs[0] == b"internal"]
+            assert sum(kind != EventKind.PART for kind in program.kinds(call)) == 1
+        internal = [event for event in program.seen if event.kind == EventKind.ERROR and event.blobs[0] == b"internal"]
         # The fake engine knows no distributions.
         assert all(b"distribution" in event.blobs[1] for event in internal), internal
     program.close()
@@ -122,6 +123,6 @@ def test_bytes_are_commands_or_the_end(pieces: list[bytes]) -> None:
         with contextlib.suppress(WireError, LimitExceeded):
             program.session.commands(b"".join(pieces))
         await settle()
-        assert all(event.kind in Kind for event in events(program.session.take_events()))
+        assert all(event.kind in EventKind for event in events(program.session.take_events()))
 
     run(test)

@@ -9,8 +9,10 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.sessions import Host, Program, obj, run
+from weft.abi.errors import LimitExceeded
+from weft.abi.frames import EventKind, pack
+from weft.abi.operations import Op
 from weft.config import EngineConfig
-from weft.core.errors import LimitExceeded
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.wire import Hold, Open, SetPriority
 from weft.engine.inline import InlineEngine
@@ -22,7 +24,6 @@ from weft.programs.network import Network
 from weft.programs.runtime import Runtime
 from weft.programs.services import Services
 from weft.programs.store import MemoryStore
-from weft.sdk.wire import Kind, Op, pack
 from weft.testing.fake_engine import FakeEngine
 from weft.tokenizers.load import load_tokenizer
 
@@ -53,7 +54,7 @@ def test_a_generation_gives_parts_and_how_it_ended() -> None:
         assert about["reason"] == "stop"
         assert about["stop"] is None
         assert about["usage"]["num_output_tokens"] == 6
-        assert program.kinds(call)[-1] == Kind.RESULT
+        assert program.kinds(call)[-1] == EventKind.RESULT
         assert program.session.usage().generated_tokens == 6
         assert program.session.usage().prompt_tokens == 6
 
@@ -81,7 +82,7 @@ def test_tokens_of_one_message_are_one_part() -> None:
         for _ in range(3):
             host.engine.step()
         assert len(program.parts(call)) == 3
-        assert program.kinds(call) == [Kind.PART] * 3 + [Kind.RESULT]
+        assert program.kinds(call) == [EventKind.PART] * 3 + [EventKind.RESULT]
 
     run(test, engine=FakeEngine(auto=False))
 
@@ -95,7 +96,7 @@ def test_a_generation_that_nobody_reads_along_comes_in_one_part() -> None:
         await settle()
         for _ in range(6):
             host.engine.step()
-        assert program.kinds(call) == [Kind.PART, Kind.RESULT]
+        assert program.kinds(call) == [EventKind.PART, EventKind.RESULT]
         assert program.parts(call)[0][:2] == [pack_tokens(list(b"abcdef")), b"abcdef"]
 
     run(test, engine=FakeEngine(auto=False))
@@ -112,7 +113,7 @@ def test_what_was_made_before_an_engine_died_is_not_lost() -> None:
             host.engine.step()
         host.engine.die()
         await settle()
-        assert program.kinds(call) == [Kind.PART, Kind.ERROR]
+        assert program.kinds(call) == [EventKind.PART, EventKind.ERROR]
         assert program.parts(call)[0][1] == b"ab"
 
     run(test, engine=FakeEngine(auto=False))
@@ -254,7 +255,9 @@ def test_handles_of_nobody_and_of_others_are_errors_to_this_program_alone() -> N
         program.say(Op.SEQ_RELEASE, 1)
         program.say(Op.SEQ_RELEASE, 1, call=52)
         assert program.errors(52) == ["unknown_handle"]
-        assert (await other.end_of(other.ask(Op.SEQ_GENERATE, 1, 1, b'{"stop":{"max_tokens":2}}'))).kind == Kind.RESULT
+        assert (
+            await other.end_of(other.ask(Op.SEQ_GENERATE, 1, 1, b'{"stop":{"max_tokens":2}}'))
+        ).kind == EventKind.RESULT
 
     run(test)
 
@@ -273,7 +276,7 @@ def test_cancelling_a_call_tells_of_its_tokens_first() -> None:
             assert program.error_in(end)[0] == "cancelled"
             tokens, text = joined(program, call)
             assert len(tokens) == len(text) == steps
-            assert program.kinds(call).count(Kind.ERROR) == 1
+            assert program.kinds(call).count(EventKind.ERROR) == 1
         [sequence] = host.engine.sequences.values()
         assert len(sequence.tokens) == len(PROMPT) // 4 + 6
 
@@ -298,7 +301,7 @@ def test_whatever_ends_a_sequence_ends_its_calls_once() -> None:
                     assert program.error_in(await program.end_of(call))[0] == "cancelled"
                 await settle()
                 for call in calls:
-                    assert sum(kind != Kind.PART for kind in program.kinds(call)) == 1
+                    assert sum(kind != EventKind.PART for kind in program.kinds(call)) == 1
                 program.close()
 
     run(test, engine=FakeEngine(auto=False))
@@ -413,7 +416,7 @@ def test_an_engine_dies_and_the_program_goes_on() -> None:
         call = program.ask(Op.SEQ_GENERATE, 1, 1, b'{"stop":{"max_tokens":2}}')
         await settle()
         host.engine.step(2)
-        assert (await program.end_of(call)).kind == Kind.RESULT
+        assert (await program.end_of(call)).kind == EventKind.RESULT
         assert program.outlet.ended == []
 
     run(test, engine=FakeEngine(auto=False))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from weft.abi.errors import QuotaExceeded, StorageFailed, UnknownProgram
 from weft.programs import shelf
-from weft.programs.errors import QuotaExceeded, StorageFailed, UnknownProgram
 from weft.programs.registry import Quota, Registry
 from weft.programs.shelf import FolderShelf
 from weft.programs.store import SqliteStore
@@ -122,7 +122,7 @@ def test_a_server_that_starts_leaves_what_another_one_is_writing(tmp_path: Path)
 def test_no_value_is_lost_and_a_quota_is_had_once(tmp_path: Path) -> None:
     program = """
         import asyncio
-        from weft.programs.errors import QuotaExceeded
+        from weft.abi.errors import QuotaExceeded
         from weft.programs.store import SqliteStore
         def main():
             async def body():

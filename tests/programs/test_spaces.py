@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
+from weft.abi.errors import InvalidRequest, OutOfPages, Overloaded, UnknownHandle, Unsupported, WeftError
 from weft.config import EngineConfig
-from weft.core.errors import InvalidRequest, OutOfPages, Overloaded, UnknownHandle, Unsupported, WeftError
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Dists, PromptOutputs

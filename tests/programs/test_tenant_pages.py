@@ -2,11 +2,12 @@
 
 from tests.programs.sessions import Host
 from tests.programs.test_session_pages import started, u32, with_spaces
-from weft.core.errors import EngineDead, OutOfPages
+from weft.abi.errors import EngineDead, OutOfPages
+from weft.abi.frames import EventKind
+from weft.abi.operations import Op
 from weft.programs.accounts import Accounts, Caps
 from weft.programs.limits import Limits
 from weft.programs.types import Caller
-from weft.sdk.wire import Kind, Op
 
 OTHER = Caller(tenant="u", namespace="u")
 REFUSED = ("out_of_pages", "")
@@ -45,7 +46,7 @@ def test_of_all_ways_to_hold_pages_a_tenant_has_its_share() -> None:
         await first.end_of(first.ask(Op.SLEEP, 0.0))
         call = first.ask(Op.PAGES_ALLOC, 1, 100, 21)  # the reservation of the second stays
         space.end()
-        assert (await first.end_of(call)).kind == Kind.RESULT
+        assert (await first.end_of(call)).kind == EventKind.RESULT
         for program in (first, second, stranger):
             program.close()
         assert host.accounts.num_pages == host.accounts.num_tenants == 0

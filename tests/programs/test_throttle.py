@@ -12,11 +12,11 @@ import pytest
 from tests.programs.help import settle
 from tests.programs.host.help import TENANT, spec
 from tests.programs.virtual_time import LoopClock, run_virtually
+from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, RunCancelled, WeftError
+from weft.abi.frames import WireError
 from weft.config import ProgramsConfig
-from weft.core.errors import InvalidRequest, LimitExceeded, Overloaded, WeftError
 from weft.programs import throttle as module
 from weft.programs.accounts import Accounts, Caps
-from weft.programs.errors import RunCancelled
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
@@ -28,26 +28,25 @@ from weft.programs.runtime import Runtime
 from weft.programs.store import MemoryStore
 from weft.programs.throttle import Throttle
 from weft.programs.types import Caller
-from weft.sdk.wire import WireError
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 
 OTHER = Caller(tenant="u", namespace="u")
 TALK = """
-    from weft.sdk import session
+    from weft.sdk import run
     async def main(count):
         for number in range(count):
-            session.send(number)
-            await session.sleep(0)
-        session.log("said")
+            run.send(number)
+            await run.sleep(0)
+        run.log("said")
         return count
 """
 
 
 WAIT = """
-    from weft.sdk import session
+    from weft.sdk import run
     async def main():
-        await session.receive()
+        await run.receive()
 """
 SPIN = """
     def main():
@@ -103,7 +102,7 @@ def test_commands_wait_in_order_until_nothing_is_owed() -> None:
     with_throttle(test)
 
 
-@pytest.mark.parametrize("error", [LimitExceeded("tokens", "used up"), WireError("garbage")])
+@pytest.mark.parametrize("error", [LimitExceeded("used up", "tokens"), WireError("garbage")])
 def test_what_breaks_a_run_later_ends_it(error: Exception) -> None:
     async def test(throttle: Throttle, host: FakeHost, accounts: Accounts, ended: list[WeftError]) -> None:
         accounts.open("t", Limits()).spend_tokens(61)
@@ -270,12 +269,12 @@ def test_the_time_of_a_run_bounds_its_wait() -> None:
 def test_a_run_that_is_over_but_for_what_it_said_can_be_cancelled(end: str) -> None:
     source = f"""
     import asyncio
-    from weft.sdk import session
+    from weft.sdk import run
     async def main():
-        session.send(1)
+        run.send(1)
         for _ in range(3):
             await asyncio.sleep(0)
-        session.send(2)
+        run.send(2)
         {end}
     """
 

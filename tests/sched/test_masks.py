@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.sched.masks import Mask, add_mask, cut_masks, mask_at, next_start, unpack_ranges, visibility
 
 FIRST, SECOND = Mask(3, ((0, 2),)), Mask(7, ((1, 4), (5, 6)))

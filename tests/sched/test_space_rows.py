@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.sched.spaces.resources import Page
 from weft.sched.spaces.rows import Place, Row, explicit_mask, make_row
 

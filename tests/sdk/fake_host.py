@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 from tests.sdk import fake_model as model
 from tests.sdk.fake_space import Pages
+from weft.abi.frames import CommandFrame, EventKind, commands, pack_event
+from weft.abi.operations import Op
 from weft.sdk import channel as channels
 from weft.sdk.answers import pack_ints, unpack_ints
 from weft.sdk.channel import Channel
-from weft.sdk.wire import Command, Kind, Op, commands, pack_event
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class FakeHost:
     def __init__(self, *replies: str):
         self.replies = deque(replies)
         self.channel = Channel(self._flush)
-        self.log: list[Command] = []
+        self.log: list[CommandFrame] = []
         """All commands."""
         self.faults: dict[Op, deque[Fault]] = {}
         self.info = dict(model.INFO)
@@ -48,7 +49,7 @@ class FakeHost:
         self.is_dead = False
         self.part_tokens = 3
         self._events: list[bytes] = []
-        self._pending: dict[int, Command] = {}
+        self._pending: dict[int, CommandFrame] = {}
         """Calls that answer later: RECEIVE, SUBSCRIBE, generations, endless sleeps."""
         self._children: dict[int, Any] = {}
         self._matchers: dict[int, list[int]] = {}
@@ -87,7 +88,7 @@ class FakeHost:
         self.sequences.clear()
         for call, command in list(self._pending.items()):
             if command.op is Op.SEQ_GENERATE:
-                self._end(call, Kind.ERROR, *Fault("engine_dead", "the engine crashed").blobs)
+                self._end(call, EventKind.ERROR, *Fault("engine_dead", "the engine crashed").blobs)
 
     def sync(self) -> None:
         """Carry out what the program said so far, now."""
@@ -112,12 +113,12 @@ class FakeHost:
                     raise faults.popleft()
                 result = self._carry_out(command)
             except Fault as fault:
-                self._emit(Kind.ERROR, command.call, *fault.blobs)
+                self._emit(EventKind.ERROR, command.call, *fault.blobs)
             else:
                 if result is not None:
-                    self._emit(Kind.RESULT, command.call, *result)
+                    self._emit(EventKind.RESULT, command.call, *result)
 
-    def _emit(self, kind: Kind, call: int, *blobs: bytes) -> None:
+    def _emit(self, kind: EventKind, call: int, *blobs: bytes) -> None:
         if not self._events:
             asyncio.get_running_loop().call_soon(self._dispatch)
         self._events.append(pack_event(kind, call, *blobs))
@@ -126,13 +127,13 @@ class FakeHost:
         events, self._events = self._events, []
         self.channel.dispatch(b"".join(events))
 
-    def _end(self, call: int, kind: Kind, *blobs: bytes) -> None:
+    def _end(self, call: int, kind: EventKind, *blobs: bytes) -> None:
         if self._pending.pop(call, None) is not None:
             self._emit(kind, call, *blobs)
 
     # ---- operations: each returns the blobs of its result, or None where there is none now
 
-    def _carry_out(self, command: Command) -> tuple[bytes, ...] | None:
+    def _carry_out(self, command: CommandFrame) -> tuple[bytes, ...] | None:
         carry_out = getattr(self, f"_{command.op.name.lower()}", None)
         if carry_out is None:
             return self._pages.carry_out(command, Fault)
@@ -140,34 +141,34 @@ class FakeHost:
         assert result is None or isinstance(result, tuple)
         return result
 
-    def _log(self, command: Command, level: int, text: bytes) -> None:
+    def _log(self, command: CommandFrame, level: int, text: bytes) -> None:
         pass
 
-    def _send(self, command: Command, message: bytes) -> None:
+    def _send(self, command: CommandFrame, message: bytes) -> None:
         self.sent.append(json.loads(message))
 
-    def _receive(self, command: Command) -> None:
+    def _receive(self, command: CommandFrame) -> None:
         self._pending[command.call] = command
         self._deliver()
 
     def _deliver(self) -> None:
         waiting = [call for call, command in self._pending.items() if command.op is Op.RECEIVE]
         while waiting and self.inbox:
-            self._end(waiting.pop(0), Kind.RESULT, json.dumps(self.inbox.popleft()).encode())
+            self._end(waiting.pop(0), EventKind.RESULT, json.dumps(self.inbox.popleft()).encode())
 
-    def _sleep(self, command: Command, seconds: float) -> tuple[bytes, ...] | None:
+    def _sleep(self, command: CommandFrame, seconds: float) -> tuple[bytes, ...] | None:
         if seconds < 1:
             return ()
         self._pending[command.call] = command
         return None
 
-    def _models(self, command: Command) -> tuple[bytes, ...]:
+    def _models(self, command: CommandFrame) -> tuple[bytes, ...]:
         return (json.dumps([self.info, {"name": "other", "traits": ["Core"]}]).encode(),)
 
-    def _cancel(self, command: Command, call: int) -> None:
-        self._end(call, Kind.ERROR, *Fault("cancelled", "the call was given up").blobs)
+    def _cancel(self, command: CommandFrame, call: int) -> None:
+        self._end(call, EventKind.ERROR, *Fault("cancelled", "the call was given up").blobs)
 
-    def _http(self, command: Command, about: bytes, body: bytes) -> tuple[bytes, ...]:
+    def _http(self, command: CommandFrame, about: bytes, body: bytes) -> tuple[bytes, ...]:
         request = json.loads(about)
         if request["url"] not in self.web:
             raise Fault("network_denied", f"{request['url']} is not allowed")
@@ -175,41 +176,41 @@ class FakeHost:
         found = {"status": status, "headers": headers, "url": request["url"]}
         return json.dumps(found).encode(), answer or body
 
-    def _broadcast(self, command: Command, topic: bytes, message: bytes) -> None:
+    def _broadcast(self, command: CommandFrame, topic: bytes, message: bytes) -> None:
         for call, waiting in self._pending.items():
             if waiting.op is Op.SUBSCRIBE and waiting.blobs[0] == topic:
-                self._emit(Kind.PART, call, topic, message)
+                self._emit(EventKind.PART, call, topic, message)
 
-    def _subscribe(self, command: Command, topic: bytes) -> None:
+    def _subscribe(self, command: CommandFrame, topic: bytes) -> None:
         self._pending[command.call] = command
 
-    def _launch(self, command: Command, child: int, about: bytes) -> tuple[bytes, ...]:
+    def _launch(self, command: CommandFrame, child: int, about: bytes) -> tuple[bytes, ...]:
         launched = json.loads(about)
         if launched["program"] not in self.programs and not launched["source"]:
             raise Fault("unknown_handle", f"there is no program {launched['program']}")
         self._children[child] = self.programs.get(launched["program"], launched["args"])
         return (json.dumps({"run": f"run-{child}"}).encode(),)
 
-    def _join(self, command: Command, child: int) -> tuple[bytes, ...]:
+    def _join(self, command: CommandFrame, child: int) -> tuple[bytes, ...]:
         result = self._children[child]
         if isinstance(result, Fault):
             raise result
         return (json.dumps(result).encode(),)
 
-    def _kill(self, command: Command, child: int) -> None:
+    def _kill(self, command: CommandFrame, child: int) -> None:
         self._children[child] = Fault("cancelled", "the run was cancelled")
 
-    def _tokenize(self, command: Command, special: int, text: bytes) -> tuple[bytes, ...]:
+    def _tokenize(self, command: CommandFrame, special: int, text: bytes) -> tuple[bytes, ...]:
         return (pack_ints(model.encode(text.decode(), bool(special))),)
 
-    def _detokenize(self, command: Command, skip: int, tokens: bytes) -> tuple[bytes, ...]:
+    def _detokenize(self, command: CommandFrame, skip: int, tokens: bytes) -> tuple[bytes, ...]:
         return (model.decode(unpack_ints(tokens), bool(skip)).encode(),)
 
-    def _vocabulary(self, command: Command) -> tuple[bytes, ...]:
+    def _vocabulary(self, command: CommandFrame) -> tuple[bytes, ...]:
         tokens = [bytes([byte]) for byte in range(256)] + [name.encode() for name in model.SPECIAL]
         return struct.pack(f"<{len(tokens)}I", *map(len, tokens)), b"".join(tokens)
 
-    def _render(self, command: Command, cue: int, messages: bytes, rest: bytes) -> tuple[bytes, ...]:
+    def _render(self, command: CommandFrame, cue: int, messages: bytes, rest: bytes) -> tuple[bytes, ...]:
         chat, options = json.loads(messages), json.loads(rest)
         if any(message["role"] == "refused" for message in chat):
             raise Fault("invalid_request", "the chat template refused the messages: role", "messages")
@@ -224,46 +225,46 @@ class FakeHost:
             raise Fault("engine_dead", "the sequence was lost")
         return self.sequences[number]
 
-    def _seq_open(self, command: Command, number: int, priority: int) -> None:
+    def _seq_open(self, command: CommandFrame, number: int, priority: int) -> None:
         if self.is_dead:
             raise Fault("engine_dead", "the engine is down")
         self.sequences[number] = []
 
-    def _seq_append(self, command: Command, number: int, tokens: bytes) -> None:
+    def _seq_append(self, command: CommandFrame, number: int, tokens: bytes) -> None:
         self._find(number).extend(unpack_ints(tokens))
 
-    def _seq_fork(self, command: Command, number: int, child: int) -> None:
+    def _seq_fork(self, command: CommandFrame, number: int, child: int) -> None:
         self.sequences[child] = list(self._find(number))
 
-    def _seq_truncate(self, command: Command, number: int, keep: int) -> None:
+    def _seq_truncate(self, command: CommandFrame, number: int, keep: int) -> None:
         del self._find(number)[keep:]
 
-    def _seq_release(self, command: Command, number: int) -> None:
+    def _seq_release(self, command: CommandFrame, number: int) -> None:
         self.sequences.pop(number, None)
 
-    def _seq_hold(self, command: Command, number: int, seconds: float) -> None:
+    def _seq_hold(self, command: CommandFrame, number: int, seconds: float) -> None:
         self.sequences.pop(number, None)
 
-    def _seq_cancel(self, command: Command, number: int) -> None:
+    def _seq_cancel(self, command: CommandFrame, number: int) -> None:
         for call, waiting in list(self._pending.items()):
             if waiting.op is Op.SEQ_GENERATE and waiting.numbers[0] == number:
-                self._end(call, Kind.ERROR, *Fault("cancelled", "the sequence was cancelled").blobs)
+                self._end(call, EventKind.ERROR, *Fault("cancelled", "the sequence was cancelled").blobs)
 
-    def _seq_priority(self, command: Command, number: int, priority: int) -> None:
+    def _seq_priority(self, command: CommandFrame, number: int, priority: int) -> None:
         self._find(number)
 
-    def _seq_mask(self, command: Command, number: int, ranges: bytes) -> None:
+    def _seq_mask(self, command: CommandFrame, number: int, ranges: bytes) -> None:
         ends = unpack_ints(ranges)
         if any(not 0 <= end <= len(self._find(number)) for end in ends):
             raise Fault("invalid_request", f"{ends} are not among the tokens")
 
-    def _seq_dist(self, command: Command, number: int, k: int, tokens: bytes) -> tuple[bytes, ...]:
+    def _seq_dist(self, command: CommandFrame, number: int, k: int, tokens: bytes) -> tuple[bytes, ...]:
         held = self._find(number)
         held += unpack_ints(tokens)
         best = model.top(held, k)
         return pack_ints(token for token, _ in best), struct.pack(f"<{k}f", *(value for _, value in best))
 
-    def _seq_score(self, command: Command, number: int, k: int, tokens: bytes) -> tuple[bytes, ...]:
+    def _seq_score(self, command: CommandFrame, number: int, k: int, tokens: bytes) -> tuple[bytes, ...]:
         held, chosen, ids, values = self._find(number), [], [], []
         for token in unpack_ints(tokens):
             best = model.top(held, k) if held else [(-1, 0.0)] * k
@@ -273,7 +274,7 @@ class FakeHost:
             held.append(token)
         return struct.pack(f"<{len(chosen)}f", *chosen), pack_ints(ids), struct.pack(f"<{len(values)}f", *values)
 
-    def _seq_generate(self, command: Command, number: int, form: int, about: bytes) -> None:
+    def _seq_generate(self, command: CommandFrame, number: int, form: int, about: bytes) -> None:
         self._find(number)
         form &= 3
         options = json.loads(about)
@@ -300,7 +301,7 @@ class FakeHost:
             self._write, command, deque(tokens), text if form else "", ending, logprobs
         )
 
-    def _write(self, command: Command, tokens: deque[int], text: str, ending: bytes, logprobs: int | None) -> None:
+    def _write(self, command: CommandFrame, tokens: deque[int], text: str, ending: bytes, logprobs: int | None) -> None:
         """One part of a generation, then the next one a turn later."""
         call, number = command.call, int(command.numbers[0])
         if call not in self._pending:
@@ -313,31 +314,31 @@ class FakeHost:
         if logprobs is not None:
             blobs += _logprobs(self.sequences[number], part, logprobs)
         self.sequences[number] += part
-        self._emit(Kind.PART, call, *blobs)
+        self._emit(EventKind.PART, call, *blobs)
         if tokens:
             loop = asyncio.get_running_loop()
             loop.call_soon(self._write, command, tokens, text[size:], ending, logprobs)
         else:
-            self._end(call, Kind.RESULT, ending)
+            self._end(call, EventKind.RESULT, ending)
 
     # ---- store and grammars
 
-    def _store_put(self, command: Command, name: bytes, value: bytes) -> tuple[bytes, ...]:
+    def _store_put(self, command: CommandFrame, name: bytes, value: bytes) -> tuple[bytes, ...]:
         self.store[name.decode()] = value
         return ()
 
-    def _store_get(self, command: Command, name: bytes) -> tuple[bytes, ...]:
+    def _store_get(self, command: CommandFrame, name: bytes) -> tuple[bytes, ...]:
         value = self.store.get(name.decode())
         return (b"\0", b"") if value is None else (b"\1", value)
 
-    def _store_delete(self, command: Command, name: bytes) -> tuple[bytes, ...]:
+    def _store_delete(self, command: CommandFrame, name: bytes) -> tuple[bytes, ...]:
         self.store.pop(name.decode(), None)
         return ()
 
-    def _store_list(self, command: Command, prefix: bytes) -> tuple[bytes, ...]:
+    def _store_list(self, command: CommandFrame, prefix: bytes) -> tuple[bytes, ...]:
         return (json.dumps(sorted(name for name in self.store if name.startswith(prefix.decode()))).encode(),)
 
-    def _matcher_open(self, command: Command, number: int, grammar: bytes) -> tuple[bytes, ...]:
+    def _matcher_open(self, command: CommandFrame, number: int, grammar: bytes) -> tuple[bytes, ...]:
         """Understands one grammar: the regular expression of a word."""
         known = json.loads(grammar)
         if known["kind"] != "regex":
@@ -345,7 +346,7 @@ class FakeHost:
         self._matchers[number] = model.encode(known["text"])
         return ()
 
-    def _matcher_push(self, command: Command, number: int, tokens: bytes) -> tuple[bytes, ...]:
+    def _matcher_push(self, command: CommandFrame, number: int, tokens: bytes) -> tuple[bytes, ...]:
         if number not in self._matchers:
             raise Fault("unknown_handle", f"there is no matcher {number}")
         rest = self._matchers[number]
@@ -355,7 +356,7 @@ class FakeHost:
         bits = 1 << (rest[0] if rest else model.IM_END)
         return bytes([not rest]), bits.to_bytes((model.VOCAB + 7) // 8, "little")
 
-    def _matcher_close(self, command: Command, number: int) -> None:
+    def _matcher_close(self, command: CommandFrame, number: int) -> None:
         del self._matchers[number]
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.sdk import fake_model as model
+from weft.abi.frames import CommandFrame
+from weft.abi.operations import Op
 from weft.sdk.answers import pack_ints, unpack_ints
-from weft.sdk.wire import Command, Op
 
 Slot = tuple[int, int]
 """Position and token."""
@@ -31,7 +32,7 @@ class Pages:
         self.exports: dict[str, list[list[Slot]]] = {}
         self.queues: dict[int, int] = {}
 
-    def carry_out(self, command: Command, fault: Any) -> tuple[bytes, ...] | None:
+    def carry_out(self, command: CommandFrame, fault: Any) -> tuple[bytes, ...] | None:
         """The blobs of the result, or None."""
         numbers = [int(number) for number in command.numbers]
         blobs = command.blobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from weft.sdk.deltas import CallArguments, CallStart, Content, Delta, Reasoning, joined
+from weft.text.deltas import CallArguments, CallStart, Content, Delta, Reasoning, joined
 
 
 class Parser(Protocol):

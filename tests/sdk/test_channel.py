@@ -7,10 +7,11 @@ from typing import ParamSpec
 
 import pytest
 
+from weft.abi.frames import EventKind, WireError, commands, pack_event
+from weft.abi.operations import Op
 from weft.sdk import channel as channels
 from weft.sdk import errors
 from weft.sdk.channel import MANY_BYTES, Channel, Resource
-from weft.sdk.wire import Kind, Op, WireError, commands, pack_event
 
 P = ParamSpec("P")
 
@@ -43,7 +44,7 @@ class Log:
 
 
 def failure(call: int, kind: str = "out_of_pages", message: str = "none left", param: str = "") -> bytes:
-    return pack_event(Kind.ERROR, call, kind.encode(), message.encode(), param.encode())
+    return pack_event(EventKind.ERROR, call, kind.encode(), message.encode(), param.encode())
 
 
 def test_commands_leave_in_order_and_one_flush_asks_for_all_of_them() -> None:
@@ -80,11 +81,11 @@ def test_numbers_of_calls_and_handles_are_never_the_same() -> None:
 async def test_an_answer_that_came_before_the_await_and_one_that_comes_later() -> None:
     channel = Log().channel
     early, late = channel.ask(Op.MODELS), channel.ask(Op.MODELS)
-    channel.dispatch(pack_event(Kind.RESULT, early.number, b"one", b"two"))
+    channel.dispatch(pack_event(EventKind.RESULT, early.number, b"one", b"two"))
     assert await early == [b"one", b"two"]
     waiting = asyncio.ensure_future(late)
     await asyncio.sleep(0)
-    channel.dispatch(pack_event(Kind.RESULT, late.number, b"three"))
+    channel.dispatch(pack_event(EventKind.RESULT, late.number, b"three"))
     assert await waiting == [b"three"]
     assert await late == [b"three"]
 
@@ -168,11 +169,13 @@ async def test_parts_then_the_result() -> None:
 
     reading = asyncio.ensure_future(read())
     await asyncio.sleep(0)
-    channel.dispatch(pack_event(Kind.PART, stream.number, b"1") + pack_event(Kind.PART, stream.number, b"2"))
+    channel.dispatch(pack_event(EventKind.PART, stream.number, b"1") + pack_event(EventKind.PART, stream.number, b"2"))
     await asyncio.sleep(0)
     with pytest.raises(RuntimeError):
         _ = stream.result
-    channel.dispatch(pack_event(Kind.PART, stream.number, b"3") + pack_event(Kind.RESULT, stream.number, b"end"))
+    channel.dispatch(
+        pack_event(EventKind.PART, stream.number, b"3") + pack_event(EventKind.RESULT, stream.number, b"end")
+    )
     await reading
     assert parts == [[b"1"], [b"2"], [b"3"]]
     assert stream.result == [b"end"]
@@ -182,7 +185,7 @@ async def test_parts_then_the_result() -> None:
 async def test_parts_before_an_error_are_read_first() -> None:
     channel = Log().channel
     stream = channel.stream(Op.SUBSCRIBE, b"topic")
-    channel.dispatch(pack_event(Kind.PART, stream.number, b"1") + failure(stream.number))
+    channel.dispatch(pack_event(EventKind.PART, stream.number, b"1") + failure(stream.number))
     assert await anext(stream) == [b"1"]
     with pytest.raises(errors.OutOfPages):
         await anext(stream)
@@ -201,7 +204,7 @@ async def test_a_task_that_is_cancelled_takes_its_call_with_it_unless_it_is_kept
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert log.taken() == ([] if keep else [(Op.CANCEL, 0)])
-    log.channel.dispatch(pack_event(Kind.RESULT, call.number, b"late"))
+    log.channel.dispatch(pack_event(EventKind.RESULT, call.number, b"late"))
     assert await call == [b"late"]
 
 
@@ -228,9 +231,9 @@ async def test_closing_ends_what_is_under_way() -> None:
     "data",
     [
         b"\1\2\3",
-        bytes([6, 0, 0, 0, len(Kind), 1, 0, 0, 0, 0]),
-        bytes([10, 0, 0, 0, Kind.RESULT, 1, 0, 0, 0, 2, 0, 0, 0, 0]),
-        bytes([10, 0, 0, 0, Kind.RESULT, 1, 0, 0, 0, 1, 1, 0, 0, 0]),
+        bytes([6, 0, 0, 0, len(EventKind), 1, 0, 0, 0, 0]),
+        bytes([10, 0, 0, 0, EventKind.RESULT, 1, 0, 0, 0, 2, 0, 0, 0, 0]),
+        bytes([10, 0, 0, 0, EventKind.RESULT, 1, 0, 0, 0, 1, 1, 0, 0, 0]),
     ],
 )
 def test_bytes_that_are_no_events(data: bytes) -> None:

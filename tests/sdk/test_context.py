@@ -8,6 +8,7 @@ import pytest
 from tests.sdk import fake_model as model
 from tests.sdk.contexts import held, read_on, turns
 from tests.sdk.fake_host import FakeHost
+from weft.abi.operations import Op
 from weft.sdk import (
     Context,
     InvalidRequest,
@@ -17,7 +18,6 @@ from weft.sdk import (
     greedy,
     json_object,
 )
-from weft.sdk.wire import Op
 
 CHANGES = (Op.SEQ_APPEND, Op.SEQ_TRUNCATE)
 

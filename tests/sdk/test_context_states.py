@@ -9,6 +9,7 @@ import pytest
 
 from tests.sdk.contexts import held, turns
 from tests.sdk.fake_host import FakeHost
+from weft.abi.operations import Op
 from weft.sdk import (
     Context,
     EngineDead,
@@ -20,7 +21,6 @@ from weft.sdk import (
 from weft.sdk.answers import unpack_ints
 from weft.sdk.context_store import delete, names
 from weft.sdk.tokens import detokenize
-from weft.sdk.wire import Op
 
 
 def test_forks_share_the_past_and_joining_takes_one_over() -> None:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def test_no_module_takes_the_place_of_a_function_once_it_is_imported() -> None:
     source = (
@@ -15,3 +17,10 @@ def test_no_module_takes_the_place_of_a_function_once_it_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_old_name_of_run_works_and_warns() -> None:
+    import weft.sdk.run
+
+    with pytest.warns(DeprecationWarning, match=r"weft\.sdk\.run"):
+        assert weft.sdk.run.send is weft.sdk.run.send

@@ -8,6 +8,7 @@ import pytest
 
 from tests.sdk import fake_model as model
 from tests.sdk.fake_host import FakeHost
+from weft.abi.operations import Op
 from weft.sdk import (
     InvalidRequest,
     Queue,
@@ -20,7 +21,6 @@ from weft.sdk import (
     own_model,
 )
 from weft.sdk.images import load_adapter
-from weft.sdk.wire import Op
 
 
 def test_the_papers_loop_over_pages_equals_the_sequence() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.sdk import fake_model as model
 from tests.sdk.fake_host import FakeHost
+from weft.abi.operations import Op
 from weft.sdk import Beam, Context, Generation, InvalidRequest, Sampler, beam_search, best_of, gather, map_forks
-from weft.sdk.wire import Op
 
 
 async def gathering(limit: int | None) -> int:

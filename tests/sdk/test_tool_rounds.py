@@ -8,10 +8,10 @@ import pytest
 
 from tests.sdk import fake_model as model
 from tests.sdk.fake_host import FakeHost
+from weft.abi.operations import Op
 from weft.sdk import Context, InvalidRequest, LimitExceeded, ToolCall, Unsupported, http, tool
 from weft.sdk.tool_rounds import AnswerParser
 from weft.sdk.toolbox import execute, schemas
-from weft.sdk.wire import Op
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.sdk import fake_model as model
 from tests.sdk.fake_host import FakeHost, Fault
+from weft.abi.operations import Op
 from weft.sdk import (
     InvalidRequest,
     Matcher,
@@ -26,12 +27,11 @@ from weft.sdk import (
     models,
     own_model,
     regex,
-    session,
+    run,
     store,
     vocabulary,
 )
 from weft.sdk.model import SUPERTRAITS
-from weft.sdk.wire import Op
 
 Main = Callable[[], Awaitable[Any]]
 
@@ -58,21 +58,21 @@ def test_messages_arguments_and_log() -> None:
     host = FakeHost()
 
     async def main() -> None:
-        session.set_args({"x": 1})
+        run.set_args({"x": 1})
         assert api.get_arg() == {"x": 1}
-        session.send({"hello": "there"})
-        session.log("line")
+        run.send({"hello": "there"})
+        run.log("line")
         host.say("first")
-        assert await session.receive() == "first"
+        assert await run.receive() == "first"
         # A message that comes while nobody waits any more is the next one's.
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(session.receive(), 0.001)
+            await asyncio.wait_for(run.receive(), 0.001)
         host.say("late")
-        assert await session.receive() == "late"
-        await session.sleep(0.01)
-        assert session.now() > 0
+        assert await run.receive() == "late"
+        await run.sleep(0.01)
+        assert run.now() > 0
         with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
-            session.send(object())
+            run.send(object())
 
     host.run(main)
     assert host.sent == [{"hello": "there"}]
@@ -84,10 +84,10 @@ def test_a_message_that_breaks_a_limit_is_raised_by_the_next_call() -> None:
     host.fail(Op.SEND, "limit_exceeded", "too many messages", "pending_messages")
 
     async def main() -> None:
-        session.send(1)
-        await session.sleep(0)
+        run.send(1)
+        await run.sleep(0)
         with pytest.raises(errors.LimitExceeded) as raised:
-            await session.sleep(0)
+            await run.sleep(0)
         assert raised.value.param == "pending_messages"
 
     host.run(main)
@@ -226,7 +226,7 @@ def test_a_lost_sequence_is_known_at_its_next_use() -> None:
             async for _ in generating:
                 pass
         seq.append([2])
-        await session.sleep(0)
+        await run.sleep(0)
         with pytest.raises(errors.EngineDead):
             seq.append([3])
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.server.conftest import RunningServer, running
-from weft.core.errors import ConfigError
+from weft.abi.errors import ConfigError
 from weft.server.auth import OPEN_PATHS, find_tenant, namespace_of, parse_keys
 
 HEADERS = {"authorization": "Bearer key-of-alice"}

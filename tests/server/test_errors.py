@@ -14,8 +14,7 @@ from tests.programs.sandbox.test_full_disk import CODE, full
 from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect, read_to_end, read_until
 from tests.server.test_requests import error_of
-from weft.core.errors import Overloaded, WeftError
-from weft.programs.errors import StorageFailed
+from weft.abi.errors import Overloaded, StorageFailed, WeftError
 from weft.programs.registry import Registry
 from weft.programs.sandbox.compiled import CompiledCode
 from weft.programs.shelf import FolderShelf
@@ -153,7 +152,7 @@ def test_our_own_faults_in_the_middle_of_a_stream(server: RunningServer, monkeyp
 
 
 def test_an_engine_that_cannot_start_stops_the_server() -> None:
-    from weft.core.errors import ModelLoadError
+    from weft.abi.errors import ModelLoadError
     from weft.testing.fake_engine import FakeEngine
 
     class Broken(FakeEngine):

@@ -18,7 +18,7 @@ from weft.config import ServerConfig
 from weft.server.logs import configure_logging
 
 HUGE = 2**70
-RAW = "from weft.sdk.channel import current\nfrom weft.sdk.wire import Op\n"
+RAW = "from weft.sdk.channel import current\nfrom weft.abi.operations import Op\n"
 
 
 @pytest.fixture

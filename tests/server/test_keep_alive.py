@@ -9,8 +9,8 @@ import pytest
 
 from tests.server.conftest import MODEL, ManualTimer, RunningServer, ids, running
 from tests.server.test_disconnect import connect, read_to_end, read_until
+from weft.abi.errors import ConfigError
 from weft.config import ServerConfig
-from weft.core.errors import ConfigError
 from weft.server.sse import COMMENT
 
 BODY = {"prompt": "ab", "max_tokens": 3, "stream": True}

@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect
+from weft.abi.errors import ConfigError
 from weft.config import ServerConfig
-from weft.core.errors import ConfigError
 from weft.core.wire import EngineStats, Envelope, HistogramPicture, TraceSpan
 from weft.server.logs import JsonFormatter, TextFormatter
 from weft.server.openapi import OPERATIONS, openapi

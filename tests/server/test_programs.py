@@ -19,17 +19,17 @@ from weft.config import ProgramsConfig
 from weft.programs.registry import WASM_MAGIC
 
 ECHO = """
-from weft.sdk import session
+from weft.sdk import run
 
 async def main(args):
-    session.log("started")
-    session.send({"got": args})
-    message = await session.receive()
-    session.send({"heard": message})
+    run.log("started")
+    run.send({"got": args})
+    message = await run.receive()
+    run.send({"heard": message})
     return {"args": args, "message": message}
 """
 ADD = "async def main(args):\n    return sum(args)\n"
-FOREVER = "from weft.sdk import session\nasync def main(args):\n    return await session.receive()\n"
+FOREVER = "from weft.sdk import run\nasync def main(args):\n    return await run.receive()\n"
 SPIN = "def main(args):\n    while True: pass\n"
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.server.conftest import running
+from weft.abi.errors import ConfigError
 from weft.config import ProgramsConfig
 from weft.core.clock import ManualClock
-from weft.core.errors import ConfigError
 from weft.programs.accounts import NoPlace
 from weft.programs.host.process import host_parts
 from weft.programs.limits import Limits
@@ -21,7 +21,7 @@ from weft.programs.store import MemoryStore
 from weft.server.programs import resolved
 
 ADD = "async def main(args):\n    return sum(args)\n"
-FOREVER = "from weft.sdk import session\nasync def main(args):\n    return await session.receive()\n"
+FOREVER = "from weft.sdk import run\nasync def main(args):\n    return await run.receive()\n"
 CHILD = """
 from weft.sdk import messaging
 async def main(args):

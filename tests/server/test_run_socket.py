@@ -14,13 +14,13 @@ from tests.server.conftest import RunningServer, running
 from tests.server.test_programs import ECHO, FOREVER, assert_no_runs
 
 CHATTER = """
-from weft.sdk import session
+from weft.sdk import run
 async def main(args):
-    await session.receive()
+    await run.receive()
     for number in range(args):
-        session.send("x" * 1000)
+        run.send("x" * 1000)
         if number % 100 == 0:
-            await session.sleep(0)
+            await run.sleep(0)
     return "done"
 """
 

@@ -16,26 +16,26 @@ from tests.server.test_programs import assert_no_runs
 from weft.programs.runs import Run
 
 BUSY = """
-from weft.sdk import Context, Stop, session
+from weft.sdk import Context, Stop, run
 
 async def main(args):
     ctx = Context()
     ctx.fill("Once upon a time")
     async for piece in ctx.generate(stop=Stop(max_tokens=3, ignore_eos=True)):
-        session.send("begun")
-    return [await session.receive(), len(ctx.tokens)]
+        run.send("begun")
+    return [await run.receive(), len(ctx.tokens)]
 """
 CHATTER = """
-from weft.sdk import session
+from weft.sdk import run
 
 async def main(args):
-    await session.receive()
+    await run.receive()
     for number in range(args):
-        session.send("x" * 1000)
+        run.send("x" * 1000)
         if number % 100 == 0:
-            await session.sleep(0)
-    session.log("said it all")
-    return await session.receive()
+            await run.sleep(0)
+    run.log("said it all")
+    return await run.receive()
 """
 Vanish = Callable[[socket.socket], None]
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.tokenizers import templates
 from tests.tokenizers.conftest import BOS, EOS, byte_level_backend
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.ids import unpack_tokens
 from weft.tokenizers.chat_template import ChatTemplate
 from weft.tokenizers.load import load_tokenizer

@@ -10,7 +10,7 @@ from huggingface_hub import errors
 from tokenizers import decoders, models
 
 from tests.tokenizers.conftest import byte_level_backend, save
-from weft.core.errors import ModelLoadError, Unsupported
+from weft.abi.errors import ModelLoadError, Unsupported
 from weft.tokenizers.load import load_directory, load_tokenizer
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.tokenizers.messages import normalize, normalize_tools, num_characters
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, null]}'}}

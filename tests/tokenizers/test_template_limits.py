@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.tokenizers.chat_template import ChatTemplate
 from weft.tokenizers.limits import MAX_TEMPLATE_CHARS, Budget, TemplateLimit
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.tokenizers.conftest import BOS, CORPUS, END, EOS, START
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.tokenizers.load import load_directory, load_tokenizer
 from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer

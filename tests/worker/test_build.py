@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.worker.step_help import forward, greedy, run, set_slots, step
+from weft.abi.errors import ConfigError
 from weft.config import EngineConfig
-from weft.core.errors import ConfigError
 from weft.kernels import dispatch
 from weft.models.random_checkpoints import FAMILIES, write_tiny
 from weft.models.registry import family_of

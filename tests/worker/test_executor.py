@@ -13,7 +13,7 @@ import torch
 from tests.worker import oracle
 from tests.worker.sampling_help import late_inputs, sampling_batch
 from tests.worker.step_help import dist, forward, greedy, ints, run, set_slots, step
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.core.sampling import SamplingParams
 from weft.core.step import EmbedBatch, HeadBatch, LateInputs, Step, decode_step, encode
 from weft.models.base import Model, lower

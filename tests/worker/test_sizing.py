@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from weft.abi.errors import ConfigError
 from weft.config import EngineConfig
-from weft.core.errors import ConfigError
 from weft.worker import sizing
 from weft.worker.memory import free_host_bytes, usable_cores
 from weft.worker.sizing import FreeMemory, kernel_environment, kernel_threads, size_pools

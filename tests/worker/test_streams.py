@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.worker.step_help import ints, step
 from tests.worker.streams import Streams, streams
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.kernels import dispatch
 from weft.models.base import KVSpec, LayerKV
 from weft.worker import kv_store, transfer

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from weft.abi.errors import WeftError
 from weft.cache.manager import KVCache, PageTable
 from weft.cache.radix import Node
-from weft.core.errors import WeftError
 from weft.core.ids import TOKEN_BYTES
 
 

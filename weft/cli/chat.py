@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.abi.errors import WeftError
 from weft.cli.files import write_file
 from weft.cli.options import ENGINE_KEYS, Model, NamedModel, takes_settings
 from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
 from weft.cli.settings import Settings, with_setting
 from weft.cli.talk import LocalTalker, RemoteTalker, Talker
 from weft.cli.wrapping import WordWrap
-from weft.core.errors import WeftError
 
 HISTORY_LENGTH = 1000
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 
 
 def write_file(file: Path, text: str) -> None:

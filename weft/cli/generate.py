@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from weft.abi.errors import ContextTooLong, InvalidRequest, WeftError
 from weft.cli.local import local_llm
 from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
 from weft.cli.settings import Settings, with_setting
 from weft.config import EMBEDDED_MODEL, is_hub_id
-from weft.core.errors import ContextTooLong, InvalidRequest, WeftError
 from weft.hub import WEIGHT_FILES
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from weft.abi.errors import WeftError
 from weft.cli import chat, doctor, generate, models, profile, programs, run, serve, version
 from weft.cli.bench import commands as bench
-from weft.core.errors import WeftError
 from weft.version import __version__
 
 EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 130, 141

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from weft.abi.errors import WeftError
 from weft.cli.version import versions
 from weft.config import EngineConfig, cache_directory
-from weft.core.errors import WeftError
 from weft.hub import OFFLINE_IS_SET, find_model
 from weft.worker.machine import cpu_lines, cpu_name
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from weft.abi.errors import ConfigError
 from weft.cli.loading import loading_progress
 from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.settings import Settings
 from weft.config import EngineConfig, cache_directory
-from weft.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.core.cost.profile import Profile

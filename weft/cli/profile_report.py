@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from weft.abi.errors import ConfigError, WeftError
 from weft.cli.files import write_file
 from weft.core.cost.model import ForwardModel
 from weft.core.cost.profile import Profile, Residual, Swaps
-from weft.core.errors import ConfigError, WeftError
 
 BAR_WIDTH = 40
 PLOTTING = "matplotlib"

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from weft.abi.errors import ConfigError
 from weft.config import cache_directory
-from weft.core.errors import ConfigError
 
 SHAPES: Mapping[str, str] = {
     "tiny": "a Llama of three small layers, to try commands with",

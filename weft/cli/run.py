@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from weft.abi.errors import WeftError
 from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.run_values import EXIT_FAILED, ApiKey, Arg, AsJson, Limit, Network, Screen, Send, arguments, limits
 from weft.cli.run_values import value_of as value
 from weft.cli.settings import Settings, with_setting
-from weft.core.errors import WeftError
 
 EXAMPLES = """A program is a Python file with a function main:
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 
+from weft.abi.errors import InvalidRequest, RunCancelled, UnknownProgram, WeftError
 from weft.cli.loading import loading_progress
 from weft.cli.run_values import Screen
 from weft.client.values import LogEntry, RunError
 from weft.config import Config, ProgramsConfig, data_directory
-from weft.core.errors import InvalidRequest, WeftError
 from weft.engine.inline import InlineEngine
-from weft.programs.errors import RunCancelled, UnknownProgram
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.process import host_parts, open_store
 from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost

@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from weft.abi.errors import InvalidRequest
 from weft.cli.run_values import Screen
 from weft.client import Client
-from weft.core.errors import InvalidRequest
 
 
 def run_on_server(

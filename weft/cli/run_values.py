@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.abi.errors import WeftError
 from weft.client.values import LogEntry, Run, RunError, RunEvent
-from weft.core.errors import WeftError
 
 EXIT_FAILED = 1
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from weft.abi.errors import ConfigError
 from weft.cli.loading import loading_progress
 from weft.cli.options import ENGINE_KEYS, SERVER_KEYS, takes_settings
 from weft.cli.settings import Settings, as_toml, with_setting
 from weft.config import Config
-from weft.core.errors import ConfigError
 
 ARGUMENT = "argument MODEL"
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.abi.errors import ConfigError
 from weft.config import Config, EngineConfig, ProgramsConfig, ServerConfig
-from weft.core.errors import ConfigError
 
 SECTIONS: Mapping[str, type[EngineConfig] | type[ServerConfig] | type[ProgramsConfig]] = {
     "engine": EngineConfig,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.abi.errors import WeftError
 from weft.config import EMBEDDED_MODEL
-from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
     import httpx

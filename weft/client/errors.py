@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 
 if TYPE_CHECKING:
     from weft.client.values import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 
 MAX_LOGPROBS = 256
 MAX_STOP_STRINGS = 64

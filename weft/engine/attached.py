@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from weft.core.errors import EngineDead, WeftError, from_kind
+from weft.abi.errors import EngineDead, WeftError, from_kind
 from weft.core.wire import Command, EngineInfo, Envelope, Failed, Hello, Welcome
 from weft.engine.connection import Connection
 from weft.engine.conversation import ConversingClient

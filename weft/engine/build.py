@@ -6,8 +6,8 @@ import logging
 import os
 from functools import partial
 
+from weft.abi.errors import ConfigError
 from weft.config import EngineConfig, cache_directory
-from weft.core.errors import ConfigError
 from weft.engine.engine import Engine, Publish
 from weft.engine.gather import policy_of
 from weft.engine.profiles import find_profile, saturation_tokens

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weft.core.errors import EngineDead, WeftError
+from weft.abi.errors import EngineDead, WeftError
 from weft.core.wire import (
     Cancelled,
     Command,

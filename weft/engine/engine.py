@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from weft.abi.errors import WeftError
 from weft.cache.manager import KVCache
 from weft.core.clock import Clock, SystemClock
 from weft.core.cost.model import CostModel, Costs
-from weft.core.errors import WeftError
 from weft.core.protocols import Worker
 from weft.core.step import LateInputs, StepHandle
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, Failed, HistogramPicture

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step

@@ -13,8 +13,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from weft.abi.errors import EngineDead, WeftError
 from weft.config import EngineConfig
-from weft.core.errors import EngineDead, WeftError
 from weft.core.wire import Command, EngineInfo, Envelope
 from weft.engine.conversation import ConversingClient
 from weft.engine.engine import Engine, Publish

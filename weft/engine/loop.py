@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.core.wire import PROTOCOL_VERSION as VERSION
 from weft.core.wire import Command, Drain, Drained, Envelope, Event, Failed, Hello, Ping, Stats, Welcome
 from weft.engine.engine import Engine

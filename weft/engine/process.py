@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from weft.abi.errors import EngineDead, WeftError
 from weft.children.entry import call_when_stdin_closes
 from weft.config import EngineConfig
-from weft.core.errors import EngineDead, WeftError
 from weft.core.wire import Command, Envelope, Event, Failed, Loading, decode_commands, encode_envelope
 from weft.engine.loop import EngineLoop
 

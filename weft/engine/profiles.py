@@ -9,9 +9,9 @@ import logging
 import os
 from pathlib import Path
 
+from weft.abi.errors import ConfigError
 from weft.config import EngineConfig
 from weft.core.cost.profile import Identity, Profile, decode_profile, encode_profile
-from weft.core.errors import ConfigError
 
 _log = logging.getLogger("weft.engine")
 

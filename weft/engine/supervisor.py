@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
+from weft.abi.errors import EngineDead, WeftError, from_kind
 from weft.config import EngineConfig
-from weft.core.errors import EngineDead, WeftError, from_kind
 from weft.core.wire import Command, EngineInfo, Envelope, Failed, Hello, Loading, Welcome
 from weft.engine.connection import Connection
 from weft.engine.conversation import ConversingClient

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.core.errors import ConfigError
+from weft.abi.errors import ConfigError
 from weft.kernels import reference, torch_ops
 from weft.kernels.base import Kernels
 from weft.kernels.cpu import ops as cpu_ops

@@ -16,8 +16,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
+from weft.abi.errors import WeftError
 from weft.config import EMBEDDED_MODEL
-from weft.core.errors import WeftError
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import EngineInfo, EngineStats

@@ -8,8 +8,8 @@ from typing import Any, TypedDict, TypeVar, cast
 
 import msgspec
 
+from weft.abi.errors import ConfigError, InvalidRequest
 from weft.config import EngineConfig
-from weft.core.errors import ConfigError, InvalidRequest
 from weft.core.grammar import Grammar
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams

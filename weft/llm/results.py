@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from weft.core.errors import WeftError, from_kind
+from weft.abi.errors import WeftError, from_kind
 from weft.core.wire import FinishReason, TokenLogprobs, Usage
 from weft.llm.options import Conversation, Prompt
 from weft.programs.builtin import beam, completion

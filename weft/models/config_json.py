@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.core.errors import ModelLoadError, Unsupported
+from weft.abi.errors import ModelLoadError, Unsupported
 from weft.models.base import ModelSpec, RopeSpec
 
 N = TypeVar("N", int, float, bool)

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.abi.errors import ConfigError, ModelLoadError
 from weft.config import DType, Quantization
-from weft.core.errors import ConfigError, ModelLoadError
 from weft.hub import find_model
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels

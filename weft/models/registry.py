@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft.core.errors import ModelLoadError, Unsupported
+from weft.abi.errors import ModelLoadError, Unsupported
 from weft.kernels.base import Kernels
 from weft.models import llama, mistral, qwen2, qwen3
 from weft.models.base import Model, ModelSpec, WeightProvider

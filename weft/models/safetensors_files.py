@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from weft.core.errors import ModelLoadError
+from weft.abi.errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from weft.abi.errors import InvalidRequest, OutOfPages, Overloaded
 from weft.core.clock import Clock, SystemClock
-from weft.core.errors import InvalidRequest, OutOfPages, Overloaded
 from weft.programs.limits import Budget, Limits
 from weft.programs.rates import Rates, Wait
 
@@ -46,7 +46,7 @@ class NoPlace(Overloaded):
     """A run cannot start now; it may when others have ended, or after `retry_after_s`."""
 
     def __init__(self, message: str, *, everybody: bool, retry_after_s: float = 1.0, in_time: bool = False):
-        super().__init__(message, retry_after_s)
+        super().__init__(message, retry_after_s=retry_after_s)
         self.everybody = everybody
         """It is the server that is full, not a tenant."""
         self.in_time = in_time

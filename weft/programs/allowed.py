@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -1,4 +1,4 @@
-"""Errors of uploaded programs and their runs, beside those of `weft.core.errors`.
+"""Errors of uploaded programs and their runs, beside those of `weft.abi.errors`.
 
 WeftError
 ├── UnknownProgram    no program of this tenant has that name or hash, or several have hashes that begin so
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from weft.core.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError, from_kind
+from weft.abi.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError, from_kind
 
 logger = logging.getLogger("weft.programs")
 
@@ -81,7 +81,7 @@ _WITH_PARAM: dict[str, type[InvalidRequest]] = {
 }
 
 
-def rebuilt(
+def from_kind(
     kind: str, message: str, *, param: str | None = None, traceback: str = "", retry_after_s: float | None = None
 ) -> WeftError:
     """An error that crossed a wire, as what it was."""

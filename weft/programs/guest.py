@@ -1,8 +1,8 @@
 """The seam between one running program and the host it talks to.
 
 A `Guest` is a program that runs: sandboxed (`weft.programs.sandbox`) or trusted. A `GuestHost` is all it can reach: a
-session, or a fake in tests. Between them travel the bytes of `weft.sdk.wire` and nothing else. Both live in one asyncio
-loop and are used from there alone.
+session, or a fake in tests. Between them travel the bytes of `weft.abi.frames` and nothing else. Both live in one
+asyncio loop and are used from there alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol
 
 import msgspec
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 
 
 class GuestHost(Protocol):
     """What a guest reaches: commands go in, events come out."""
 
     def commands(self, data: bytes) -> None:
-        """Carry out what the guest said; never blocks. Raises `WeftError` or `weft.sdk.wire.WireError`: the run must
+        """Carry out what the guest said; never blocks. Raises `WeftError` or `weft.abi.frames.WireError`: the run must
         end with it."""
 
     def take_events(self) -> bytes:

@@ -12,8 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 
-from weft.core.errors import InvalidRequest
-from weft.programs.errors import UnknownRun
+from weft.abi.errors import InvalidRequest, UnknownRun
 from weft.programs.run_records import Journal
 from weft.programs.runs import Run, RunRecord
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import httpcore
 import httpx
 
-from weft.core.errors import InvalidRequest, NetworkFailed
+from weft.abi.errors import InvalidRequest, NetworkFailed
 from weft.programs.allowed import DEFAULT_PORTS, literal, plain_host
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from weft.abi.errors import InvalidRequest, LimitExceeded, WeftError
 from weft.core.clock import Clock
-from weft.core.errors import InvalidRequest, LimitExceeded, WeftError
 from weft.programs.allowed import covered
 from weft.programs.rates import Wait
 
@@ -180,11 +180,11 @@ class Budget:
         """The budget of a child that is being launched, in a sandbox as far as is known. Raises `LimitExceeded` for
         `children` and `depth`, and `Overloaded` where server or tenant have no place for it."""
         if self.limits.depth < 1:
-            raise LimitExceeded("depth", "programs are launched by programs too deep here; the limit is depth")
+            raise LimitExceeded("programs are launched by programs too deep here; the limit is depth", "depth")
         for budget in (self, *self._above):
             if budget._children >= budget.limits.children:
                 most = budget.limits.children
-                raise LimitExceeded("children", f"{most} children are alive, as many as the limit children allows")
+                raise LimitExceeded(f"{most} children are alive, as many as the limit children allows", "children")
         limits = limits.within(self.remaining())
         for account in self._accounts:
             account.check_place(limits.memory_bytes)
@@ -271,7 +271,7 @@ class Budget:
             most = budget.limits.pages
             if most is not None and budget._pages + count > most:
                 held = budget._pages
-                raise LimitExceeded("pages", f"{count} more KV pages, with {held} held, exceed the limit of {most}")
+                raise LimitExceeded(f"{count} more KV pages, with {held} held, exceed the limit of {most}", "pages")
         for account in self._accounts:
             account.check_pages(count)
         for budget in chain:
@@ -294,7 +294,7 @@ class Budget:
         of them for all. Raises as `take_explicit_pages`, for its own limit of pages too."""
         most = self.limits.pages
         if most is not None and count > most:
-            raise LimitExceeded("pages", f"{count} reserved KV pages exceed the limit of {most}")
+            raise LimitExceeded(f"{count} reserved KV pages exceed the limit of {most}", "pages")
         self._hold_explicit(self._explicit._replace(reserved=count, model=model), of)
 
     def take_explicit_pages(self, count: int, model: str, of: int) -> None:
@@ -367,4 +367,4 @@ def _less(limit: int | None, used: int) -> int | None:
 
 
 def _used_up(name: str, most: float, what: str) -> LimitExceeded:
-    return LimitExceeded(name, f"the program used up its limit {name} of {most:g} {what}, its children's included")
+    return LimitExceeded(f"the program used up its limit {name} of {most:g} {what}, its children's included", name)

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self
 
-from weft.core.errors import WeftError
-from weft.programs.errors import SlowListener
+from weft.abi.errors import SlowListener, WeftError
 
 LISTENER_MESSAGES = 2000
 """Unread, of one listener, before it is given up."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from weft.core.errors import InvalidRequest, Overloaded
+from weft.abi.errors import InvalidRequest, Overloaded
 
 MAX_TOPIC_BYTES = 256
 MAX_WAITING_BYTES = 16 << 20

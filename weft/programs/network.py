@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 
 import httpcore
 
-from weft.core.errors import NetworkDenied, NetworkFailed
+from weft.abi.errors import NetworkDenied, NetworkFailed
 from weft.programs.allowed import DEFAULT_PORTS, IpAddress, find, literal, parse
 from weft.programs.http import REDIRECTS, Hop, HttpRequest, HttpResponse, first_hop, read_body
 from weft.programs.resolver import Resolver

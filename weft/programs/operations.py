@@ -11,17 +11,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import NamedTuple, Protocol, Self
 
-from weft.core.errors import WeftError
+from weft.abi.errors import Cancelled, WeftError
 from weft.core.wire import Finished, Token, Usage
-
-
-class OperationCancelled(WeftError):
-    """The engine ended an operation that its program did not cancel (a drain, an administrator, a lost lease).
-
-    Not `asyncio.CancelledError`: the program's own task goes on and may try again.
-    """
-
-    kind = "cancelled"
 
 
 class Wakes(Protocol):
@@ -100,7 +91,7 @@ class Operation:
         if not self.ended:
             self.ended, self.usage = True, usage or self.usage
             if not self.cancelled_by_program:
-                self.error = OperationCancelled("the engine ended this operation before it was done; try again")
+                self.error = Cancelled("the engine ended this operation before it was done; try again")
 
     def wake(self) -> None:
         """Let the program look for news."""
@@ -132,7 +123,7 @@ class Report(Operation):
         if self.error is not None:
             raise self.error
         if self.finished is None:
-            raise OperationCancelled("the program ended this operation before it was done")
+            raise Cancelled("the program ended this operation before it was done")
         return self.finished
 
 

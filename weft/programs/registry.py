@@ -30,8 +30,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from weft.core.errors import InvalidRequest
-from weft.programs.errors import QuotaExceeded, StorageFailed, UnknownProgram
+from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed, UnknownProgram
 from weft.programs.shelf import MemoryShelf, Shelf, Stamp
 
 ProgramKind = Literal["python", "wasm"]

@@ -31,8 +31,8 @@ from typing import Protocol
 
 import msgspec
 
+from weft.abi.errors import HostDead
 from weft.programs.database import open_database, writing
-from weft.programs.errors import HostDead
 from weft.programs.runs import RunFailure, RunRecord
 
 MAX_UNWRITTEN = 20_000

@@ -19,8 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from weft.core.errors import ProgramFailed, WeftError
-from weft.programs.errors import RunCancelled, RunEnded, rebuilt
+from weft.abi.errors import RunCancelled, RunEnded, WeftError, from_kind
 from weft.programs.limits import Limits
 from weft.programs.listeners import Listener
 from weft.programs.registry import Code, ProgramKind
@@ -98,12 +97,11 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: WeftError) -> RunFailure:
         """An error as it is told."""
-        traceback = error.traceback if isinstance(error, ProgramFailed) else ""
-        return cls(kind=error.kind, message=error.message, param=error.param, traceback=traceback)
+        return cls(kind=error.kind, message=error.message, param=error.param, traceback=error.traceback)
 
     def error(self) -> WeftError:
         """The error again."""
-        return rebuilt(self.kind, self.message, param=self.param, traceback=self.traceback)
+        return from_kind(self.kind, self.message, param=self.param, traceback=self.traceback)
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

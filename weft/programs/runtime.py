@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, overload
 
-from weft.core.errors import EngineDead, InvalidRequest, UnknownHandle, WeftError, from_kind
+from weft.abi.errors import EngineDead, InvalidRequest, UnknownHandle, WeftError, from_kind
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import (

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.programs.http import HttpRequest, HttpResponse
 from weft.programs.limits import Budget
 from weft.programs.messages import Hub

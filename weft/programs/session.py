@@ -17,7 +17,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from weft.core.errors import LimitExceeded, WeftError
+from weft.abi.errors import LimitExceeded, WeftError
+from weft.abi.frames import commands
+from weft.abi.operations import Op, Trait
 from weft.programs.calls.core import CoreCalls
 from weft.programs.calls.desk import Desk
 from weft.programs.calls.grammar import GrammarCalls
@@ -31,73 +33,29 @@ from weft.programs.limits import REFUSED, Budget
 from weft.programs.messages import Waiting
 from weft.programs.services import Outlet, Services
 from weft.programs.types import Caller
-from weft.sdk.wire import Op, commands
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[..., None]
-"""Of one operation: its trait, its call, its numbers, its blobs."""
-
-_CORE, _MESSAGING, _TEXT, _SEQUENCES, _STORE, _PAGES, _GRAMMARS = range(7)
-"""Places of the traits in a session."""
-
-TABLE: dict[Op, tuple[int, Handler]] = {
-    Op.LOG: (_CORE, CoreCalls.log),
-    Op.SEND: (_CORE, CoreCalls.send),
-    Op.RECEIVE: (_CORE, CoreCalls.receive),
-    Op.SLEEP: (_CORE, CoreCalls.sleep),
-    Op.MODELS: (_CORE, CoreCalls.models),
-    Op.CANCEL: (_CORE, CoreCalls.cancel),
-    Op.HTTP: (_CORE, CoreCalls.http),
-    Op.BROADCAST: (_MESSAGING, MessagingCalls.broadcast),
-    Op.SUBSCRIBE: (_MESSAGING, MessagingCalls.subscribe),
-    Op.LAUNCH: (_MESSAGING, MessagingCalls.launch),
-    Op.JOIN: (_MESSAGING, MessagingCalls.join),
-    Op.KILL: (_MESSAGING, MessagingCalls.kill),
-    Op.TOKENIZE: (_TEXT, TokenizeCalls.tokenize),
-    Op.DETOKENIZE: (_TEXT, TokenizeCalls.detokenize),
-    Op.VOCABULARY: (_TEXT, TokenizeCalls.vocabulary),
-    Op.RENDER: (_TEXT, TokenizeCalls.render),
-    Op.SEQ_OPEN: (_SEQUENCES, SequenceCalls.open),
-    Op.SEQ_APPEND: (_SEQUENCES, SequenceCalls.append),
-    Op.SEQ_GENERATE: (_SEQUENCES, SequenceCalls.generate),
-    Op.SEQ_DIST: (_SEQUENCES, SequenceCalls.dist),
-    Op.SEQ_SCORE: (_SEQUENCES, SequenceCalls.score),
-    Op.SEQ_FORK: (_SEQUENCES, SequenceCalls.fork),
-    Op.SEQ_TRUNCATE: (_SEQUENCES, SequenceCalls.truncate),
-    Op.SEQ_HOLD: (_SEQUENCES, SequenceCalls.hold),
-    Op.SEQ_RELEASE: (_SEQUENCES, SequenceCalls.release),
-    Op.SEQ_CANCEL: (_SEQUENCES, SequenceCalls.cancel),
-    Op.SEQ_PRIORITY: (_SEQUENCES, SequenceCalls.set_priority),
-    Op.SEQ_MASK: (_SEQUENCES, SequenceCalls.mask),
-    Op.STORE_PUT: (_STORE, StoreCalls.put),
-    Op.STORE_GET: (_STORE, StoreCalls.get),
-    Op.STORE_DELETE: (_STORE, StoreCalls.delete),
-    Op.STORE_LIST: (_STORE, StoreCalls.names),
-    Op.QUEUE_OPEN: (_PAGES, PageCalls.open_queue),
-    Op.QUEUE_CLOSE: (_PAGES, PageCalls.close_queue),
-    Op.QUEUE_PRIORITY: (_PAGES, PageCalls.set_priority),
-    Op.QUEUE_SYNC: (_PAGES, PageCalls.sync),
-    Op.PAGES_ALLOC: (_PAGES, PageCalls.alloc_pages),
-    Op.PAGES_FREE: (_PAGES, PageCalls.free_pages),
-    Op.EMBEDS_ALLOC: (_PAGES, PageCalls.alloc_embeds),
-    Op.EMBEDS_FREE: (_PAGES, PageCalls.free_embeds),
-    Op.TOKENS_COPY: (_PAGES, PageCalls.copy_tokens),
-    Op.PAGES_EXPORT: (_PAGES, PageCalls.export),
-    Op.PAGES_IMPORT: (_PAGES, PageCalls.import_),
-    Op.PAGES_RELEASE: (_PAGES, PageCalls.release_export),
-    Op.PAGE_MASK: (_PAGES, PageCalls.mask),
-    Op.EMBED_TEXT: (_PAGES, PageCalls.embed_text),
-    Op.FORWARD: (_PAGES, PageCalls.forward),
-    Op.FORWARD_SAMPLE: (_PAGES, PageCalls.forward_sample),
-    Op.NEXT_DIST: (_PAGES, PageCalls.next_dist),
-    Op.MATCHER_OPEN: (_GRAMMARS, GrammarCalls.open),
-    Op.MATCHER_PUSH: (_GRAMMARS, GrammarCalls.push),
-    Op.MATCHER_CLOSE: (_GRAMMARS, GrammarCalls.close_matcher),
+_TRAITS = (CoreCalls, MessagingCalls, TokenizeCalls, SequenceCalls, StoreCalls, PageCalls, GrammarCalls)
+"""Each carries out the operations of one trait, or of several; the order is that of the traits in a session."""
+_CARRIED_OUT_BY: dict[Trait, type] = {
+    Trait.CORE: CoreCalls,
+    Trait.MESSAGING: MessagingCalls,
+    Trait.TOKENIZE: TokenizeCalls,
+    Trait.SEQUENCE: SequenceCalls,
+    Trait.STORE: StoreCalls,
+    Trait.ALLOCATE: PageCalls,
+    Trait.FORWARD: PageCalls,
+    Trait.INPUT_TEXT: PageCalls,
+    Trait.OUTPUT_TEXT: PageCalls,
+    Trait.GRAMMAR: GrammarCalls,
 }
-"""Which trait carries out what, and how. One for all sessions: a session is made for every run."""
+DISPATCH: dict[Op, tuple[int, Callable[..., None]]] = {
+    op: (_TRAITS.index(cls), getattr(cls, op.method)) for op in Op for cls in (_CARRIED_OUT_BY[op.trait],)
+}
+"""Operation -> (place of its trait in a session, method): built once, since a session is made for every run."""
 
-_PAGE_OPS = frozenset(op for op in Op if Op.QUEUE_OPEN <= op <= Op.NEXT_DIST)
+_PAGE_OPS = frozenset(op for op in Op if _CARRIED_OUT_BY[op.trait] is PageCalls)
 
 
 class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +120,7 @@ class Session:
                 if count > most:
                     break
                 try:
-                    place, carry_out = TABLE[op]
+                    place, carry_out = DISPATCH[op]
                     carry_out(traits[place], call, *numbers, *blobs)
                 except LimitExceeded as error:
                     if error.param not in REFUSED:
@@ -231,4 +189,4 @@ class Session:
 
     def _out_of_time(self, wall_s: float) -> None:
         message = f"the program ran longer than its limit wall_s of {wall_s:g} seconds"
-        self._desk.break_run(LimitExceeded("wall_s", message))
+        self._desk.break_run(LimitExceeded(message, "wall_s"))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from weft.programs.errors import StorageFailed, storage_failed
+from weft.abi.errors import StorageFailed, storage_failed
 
 _INDEX, _TENANT, _CONTENT = "index.json", "tenant", ".program"
 LOCK_PATIENCE_S = 10.0

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from weft.core.errors import UnknownHandle, WeftError
+from weft.abi.errors import UnknownHandle, WeftError
 from weft.core.sampling import SamplingParams
 from weft.core.wire import (
     AllocEmbeds,

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed, storage_failed
 from weft.programs.database import open_database, writing
-from weft.programs.errors import QuotaExceeded, StorageFailed, storage_failed
 from weft.threads import FairThreads
 
 T = TypeVar("T")

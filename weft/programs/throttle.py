@@ -13,11 +13,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from weft.core.errors import Overloaded, ProgramFailed, WeftError
+from weft.abi.errors import Overloaded, ProgramFailed, WeftError
+from weft.abi.frames import WireError
 from weft.programs.guest import GuestHost
 from weft.programs.limits import Budget
 from weft.programs.rates import Wait
-from weft.sdk.wire import WireError
 
 MAX_WAITING_BYTES = 64 << 20
 """Of commands of one program. One that goes on asking without waiting for answers is ended."""

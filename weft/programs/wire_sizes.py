@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.sampling import SamplingParams, StopParams
 
 MAX_COUNT = 1 << 31

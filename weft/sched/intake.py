@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from weft.core.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
+from weft.abi.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.wire import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.step import U32
 
 Ranges = tuple[tuple[int, int], ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.core.errors import ContextTooLong, InvalidRequest
+from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
 from weft.sched.masks import Mask, add_mask, unpack_ranges
 from weft.sched.scheduler import Scheduler

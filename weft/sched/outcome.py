@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.step import StepResult, TopTokens
 from weft.core.wire import Dists, Failed, Finished, FinishReason, Token, TokenLogprobs
 from weft.sched.batch import InFlight

@@ -1,6 +1,6 @@
 """What programs of users import: their whole world beside a model. Standard library only.
 
-    from weft.sdk import Context, http, session
+    from weft.sdk import Context, http, run
 
     async def main(args):
         async with Context(system="Answer in one sentence.") as ctx:
@@ -8,8 +8,8 @@
             reply = await ctx.generate(max_tokens=50)
             return reply.text
 
-Knows no other part of Weft: what it asks for travels as bytes (`weft.sdk.wire`) to whoever runs the program. Names are
-imported when they are first used, so that a small program starts fast.
+Knows no other part of Weft but `weft.abi` and `weft.text`: its commands travel as bytes (`weft.abi.frames`) to the host
+of the program. Names are imported when they are first used, so that a small program starts fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.sdk import api, http, messaging, session, store
+    from weft.sdk import api, http, messaging, run, store
     from weft.sdk.beam import Beam, beam_search
     from weft.sdk.context import Context
     from weft.sdk.dist import Dist
@@ -79,7 +79,7 @@ _HOMES = {
     "toolbox": ("ToolCall", "tool"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("api", "http", "messaging", "session", "store")
+_MODULES = ("api", "http", "messaging", "run", "session", "store")
 
 __all__ = [
     "Beam",
@@ -130,7 +130,7 @@ __all__ = [
     "own_model",
     "regex",
     "render",
-    "session",
+    "run",
     "store",
     "tokenize",
     "tool",
@@ -158,7 +158,8 @@ def __dir__() -> list[str]:
 
 def preload() -> None:
     """Import all modules of the library: for a runner without a file system, while it is built."""
-    for module in (*_HOMES, *_MODULES, "channel", "gbnf", "images", "main", "tool_rounds", "wire"):
+    for module in (*_HOMES, *_MODULES, "channel", "images", "main", "tool_rounds"):
         importlib.import_module(f"{__name__}.{module}")
+    importlib.import_module("weft.text.gbnf")
     for name in __all__:
         __getattr__(name)

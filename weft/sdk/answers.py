@@ -11,8 +11,8 @@ import struct
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
+from weft.abi.errors import InvalidRequest
 from weft.sdk.calls import Blobs, Call
-from weft.sdk.errors import InvalidRequest
 
 T = TypeVar("T")
 _INT, _HANDLE = struct.Struct("<i"), struct.Struct("<I")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from weft.abi.errors import Unsupported
 from weft.sdk import forward as _forward
 from weft.sdk import http
 from weft.sdk.answers import Answer
 from weft.sdk.dist import Dist
-from weft.sdk.errors import Unsupported
 from weft.sdk.images import embed_image as embed_img
 from weft.sdk.images import forward_with_adapter, num_embs_needed
 from weft.sdk.messaging import Child, Subscription, broadcast, launch, subscribe
@@ -21,9 +21,9 @@ from weft.sdk.model import Model
 from weft.sdk.model import models as available_models
 from weft.sdk.pages import Allocation, Embed, Page
 from weft.sdk.queues import Queue
+from weft.sdk.run import args as get_arg
+from weft.sdk.run import log, now, receive, send, sleep
 from weft.sdk.sampling import Sampler
-from weft.sdk.session import args as get_arg
-from weft.sdk.session import log, now, receive, send, sleep
 from weft.sdk.tokens import detokenize, tokenize
 from weft.sdk.tokens import vocabulary as get_vocabs
 

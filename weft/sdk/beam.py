@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from weft.abi.errors import InvalidRequest
 from weft.sdk.context import Context
 from weft.sdk.dist import Dist
-from weft.sdk.errors import InvalidRequest
 from weft.sdk.model import own_model
 from weft.sdk.sequence import Sequence as Branch
 from weft.sdk.tokens import detokenize

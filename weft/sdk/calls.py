@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from weft.sdk.errors import ProgramError, from_kind
-from weft.sdk.wire import Kind, Op
+from weft.abi.errors import WeftError, from_kind
+from weft.abi.frames import EventKind
+from weft.abi.operations import Op
 
 if TYPE_CHECKING:
     from weft.sdk.channel import Channel, Resource
@@ -34,7 +35,7 @@ class Call:
         self._owner = owner
         self._ended = False
         self._blobs: Blobs = []
-        self._error: ProgramError | None = None
+        self._error: WeftError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -78,12 +79,12 @@ class Call:
 
     def receive(self, kind: int, blobs: Blobs) -> bool:
         """Take in an event; whether it was the last one."""
-        if kind == Kind.PART:
+        if kind == EventKind.PART:
             return False
-        self.end(blobs, None if kind == Kind.RESULT else error_of(blobs))
+        self.end(blobs, None if kind == EventKind.RESULT else error_of(blobs))
         return True
 
-    def end(self, blobs: Blobs, error: ProgramError | None) -> None:
+    def end(self, blobs: Blobs, error: WeftError | None) -> None:
         """This was all."""
         self._blobs, self._error, self._ended = blobs, error, True
         if error is not None and self.spill and self._waiter is None and self._owner is not None:
@@ -138,7 +139,7 @@ class Stream(Call):
 
     def receive(self, kind: int, blobs: Blobs) -> bool:
         """Take in an event; whether it was the last one."""
-        if kind == Kind.PART:
+        if kind == EventKind.PART:
             self._parts.append(blobs)
             self._wake()
             return False
@@ -157,7 +158,7 @@ class _News:
         return self._call.wait()
 
 
-def error_of(blobs: Blobs) -> ProgramError:
+def error_of(blobs: Blobs) -> WeftError:
     """The error of an ERROR event: kind; message; what is to blame, or nothing."""
     kind, message, param = (blob.decode("utf-8", "replace") for blob in (*blobs, b"", b"", b"")[:3])
-    return from_kind(kind, message, param or None)
+    return from_kind(kind, message, param=param or None)

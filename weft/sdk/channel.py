@@ -14,9 +14,10 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Any
 
+from weft.abi.errors import NoProgram, UnknownHandle, WeftError
+from weft.abi.frames import EventKind, events, pack
+from weft.abi.operations import Op
 from weft.sdk.calls import Call, Stream, error_of
-from weft.sdk.errors import NoProgram, ProgramError, UnknownHandle
-from weft.sdk.wire import Kind, Op, events, pack
 
 MANY_BYTES = 64 << 10
 """Of commands that are queued."""
@@ -33,7 +34,7 @@ class Resource:
     def __init__(self, channel: Channel):
         self.channel = channel
         self.number = channel.number()
-        self._failure: ProgramError | None = None
+        self._failure: WeftError | None = None
         self._is_open = True
         channel.adopt(self)
 
@@ -55,7 +56,7 @@ class Resource:
         if failure is not None:
             raise failure
 
-    def fail(self, error: ProgramError) -> None:
+    def fail(self, error: WeftError) -> None:
         """Remember an error for whoever looks next. The first counts: later ones follow from it."""
         if self._failure is None:
             self._failure = error
@@ -83,7 +84,7 @@ class Channel:
         self._outbox: list[bytes] = []
         self._calls: dict[int, Call] = {}
         self._resources: dict[int, Resource] = {}
-        self._failure: ProgramError | None = None
+        self._failure: WeftError | None = None
         self.values: dict[str, Any] = {}
         """What modules of the library keep for this program: models, the arguments, ..."""
 
@@ -158,7 +159,7 @@ class Channel:
             if call is not None:
                 if call.receive(kind, blobs):
                     del calls[number]
-            elif kind == Kind.ERROR:
+            elif kind == EventKind.ERROR:
                 self._fail(number, error_of(blobs))
 
     def raise_failure(self) -> None:
@@ -167,7 +168,7 @@ class Channel:
         if failure is not None:
             raise failure
 
-    def close(self, error: ProgramError) -> None:
+    def close(self, error: WeftError) -> None:
         """Nothing comes any more: all calls that are under way end with this error."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -184,7 +185,7 @@ class Channel:
         if len(outbox) == 1:
             self._flush()
 
-    def _fail(self, number: int, error: ProgramError) -> None:
+    def _fail(self, number: int, error: WeftError) -> None:
         resource = self._resources.get(number)
         if resource is not None:
             resource.fail(error)

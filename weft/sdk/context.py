@@ -5,7 +5,7 @@
         reply = await ctx.generate(max_tokens=30)
         branches = [ctx.fork() for _ in range(3)]
 
-What a program does with a text. How it becomes tokens on a sequence is `weft.sdk.strand`. Both are written on the
+What a program does with a text. How it becomes tokens on a sequence is `weft.sdk.token_buffer`. Both are written on the
 traits Sequence, Tokenize and Store alone: whatever they do, a program can do otherwise.
 
 Messages and texts are taken at once; they are rendered, tokenized and put on the sequence at the next `await`.
@@ -17,19 +17,19 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from weft.abi.errors import InvalidRequest
 from weft.sdk import context_store, tool_rounds
 from weft.sdk.chat import Chat
-from weft.sdk.errors import InvalidRequest
 from weft.sdk.generation import Generation
 from weft.sdk.grammar import Grammar
 from weft.sdk.model import own_model
 from weft.sdk.sampling import Sampler, Stop, stopping
 from weft.sdk.snapshot import Snapshot
-from weft.sdk.strand import Strand
+from weft.sdk.token_buffer import TokenBuffer
 from weft.sdk.toolbox import Tool, ToolCall, result_text, schemas
 
 
-class Context(Strand):
+class Context(TokenBuffer):
     """A handle on a text and its KV.
 
     `tools`: functions or JSON schemas that the model is told of. `template`: further arguments of the chat template
@@ -150,7 +150,7 @@ class Context(Strand):
         """Another context that goes on from here by itself and shares all KV with this one."""
         self.sequence.check()
         twin = Context.__new__(Context)
-        Strand.__init__(twin, self.chat.copy(), self.priority, parent=self)
+        TokenBuffer.__init__(twin, self.chat.copy(), self.priority, parent=self)
         twin.runnable_tools, twin.sampler = self.runnable_tools, self.sampler
         twin.unanswered, twin.num_calls = dict(self.unanswered), self.num_calls
         self.branch(twin)
@@ -179,7 +179,7 @@ class Context(Strand):
 
     async def rewind(self, to: Snapshot) -> None:
         """Back to an earlier state, or on to a later one. What both have in common keeps its KV."""
-        if any(isinstance(item, Strand) for item in self.pending):
+        if any(isinstance(item, TokenBuffer) for item in self.pending):
             await self.flush()
         await self.settle()
         to.check(await own_model())

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from weft.abi.errors import EngineDead, UnknownHandle
 from weft.sdk import store
-from weft.sdk.errors import EngineDead, UnknownHandle
 from weft.sdk.sequence import Sequence
 from weft.sdk.snapshot import Snapshot
 

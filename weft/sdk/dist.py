@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weft.sdk.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 
 _ID = struct.Struct("<i")
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from weft.abi.errors import InvalidRequest
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, dump, pack_ints, unpack_ints
 from weft.sdk.calls import Blobs
 from weft.sdk.dist import Dist, unpack_dist
-from weft.sdk.errors import InvalidRequest
 from weft.sdk.pages import Embed, Page, PageCalls, pack
 from weft.sdk.sampling import Sampler
-from weft.sdk.wire import Op
 
 DIST_K = 256
 """Tokens of a distribution, unless one asks for another number."""

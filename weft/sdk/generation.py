@@ -1,7 +1,7 @@
 """One generation on a context: a stream while it runs, a value once it has ended.
 
     async for piece in ctx.generate(max_tokens=50):     # pieces of text
-        session.send(piece)
+        run.send(piece)
 
     reply = await ctx.generate(max_tokens=50)           # all of it
     reply.text, reply.tokens, reply.reason, reply.usage
@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator
 from typing import Any, Protocol
 
-from weft.sdk.deltas import Content, Delta, Reasoning
-from weft.sdk.errors import InvalidRequest, ProgramError
+from weft.abi.errors import InvalidRequest, WeftError
 from weft.sdk.grammar import Grammar
-from weft.sdk.reasoning import OPEN, ReasoningParser
 from weft.sdk.sampling import Sampler, Stop
 from weft.sdk.sequence import Generating, Logprob, Part, Usage
+from weft.text.deltas import Content, Delta, Reasoning
+from weft.text.reasoning import OPEN, ReasoningParser
 
 
 class Host(Protocol):
@@ -118,7 +118,7 @@ class Generation:
         try:
             async for _ in self._generating:
                 pass
-        except ProgramError:
+        except WeftError:
             # It is over, whatever ended it; what concerns the sequence too is raised by its next use.
             pass
         finally:
@@ -144,7 +144,7 @@ class Generation:
             if self._generating is None:
                 self._generating = await self._host.begin(self)
             part = await anext(self._generating, None)
-        except ProgramError as error:
+        except WeftError as error:
             # What came before it stays, so that the context can be restored and go on.
             if self._generating is not None:
                 self._ended, self.reason = True, error.kind

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from weft.abi.errors import InvalidRequest
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, dump, pack_ints
 from weft.sdk.calls import Blobs
 from weft.sdk.channel import Channel, Resource, current
-from weft.sdk.errors import InvalidRequest
-from weft.sdk.wire import Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def ebnf(rules: str) -> Grammar:
     Strings and character classes `[a-z]` with escapes, `.`, groups, `|`, `*`, `+`, `?`, `{m,n}`, and comments after
     `#`.
     """
-    from weft.sdk.gbnf import to_lark
+    from weft.text.gbnf import to_lark
 
     return Grammar("lark", to_lark(rules))
 

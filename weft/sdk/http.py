@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weft.abi.errors import InvalidRequest, NetworkFailed
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, dump
 from weft.sdk.calls import Blobs
 from weft.sdk.channel import current
-from weft.sdk.errors import InvalidRequest, NetworkFailed
 from weft.sdk.main import encode
-from weft.sdk.wire import Op
 
 TIMEOUT_S = 30.0
 MAX_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from weft.sdk.errors import Unsupported
+from weft.abi.errors import Unsupported
 from weft.sdk.model import Model
 from weft.sdk.pages import Embed
 from weft.sdk.queues import Queue

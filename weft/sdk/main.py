@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from weft.sdk.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 
 Main = Callable[..., Any]
 MODULE = "__program__"
@@ -65,7 +65,7 @@ def load(code: CodeType) -> Main:
         )
     if inspect.isasyncgenfunction(main) or inspect.isgeneratorfunction(main):
         raise InvalidRequest(
-            f"main of {name} is a generator; return the result, and send pieces with `weft.sdk.session.send`", "source"
+            f"main of {name} is a generator; return the result, and send pieces with `weft.sdk.run.send`", "source"
         )
     return main  # type: ignore[no-any-return]
 

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from weft.abi.errors import InvalidRequest
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, json_of
 from weft.sdk.calls import Blobs
 from weft.sdk.channel import Channel, Resource, current
-from weft.sdk.errors import InvalidRequest
 from weft.sdk.main import encode
-from weft.sdk.wire import Op
 
 
 class Message(NamedTuple):

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from weft.abi.errors import Unsupported
+from weft.abi.operations import Op
 from weft.sdk.answers import json_of
 from weft.sdk.channel import current
-from weft.sdk.errors import Unsupported
-from weft.sdk.wire import Op
 
 SUPERTRAITS: Mapping[str, tuple[str, ...]] = {
     "Core": (),
@@ -51,7 +51,7 @@ class Model:
     dtype: str = ""
     device: str = ""
     tool_call_parser: str | None = None
-    """How the model writes calls of tools: a key of `weft.sdk.tool_calls.PARSERS`; None: it was not trained to."""
+    """How the model writes calls of tools: a key of `weft.text.tool_calls.PARSERS`; None: it was not trained to."""
     reasoning: bool = False
     """Whether it thinks between `<think>` and `</think>`."""
 

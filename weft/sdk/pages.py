@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, Generic, Self, TypeVar
 
+from weft.abi.errors import InvalidRequest, LimitExceeded, UnknownHandle
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, nothing, pack_handles
 from weft.sdk.calls import Blobs, Call
 from weft.sdk.channel import Channel, Resource
-from weft.sdk.errors import InvalidRequest, LimitExceeded, UnknownHandle
-from weft.sdk.wire import Op
 
 MAX_IMPORT_PAGES = 1 << 16
 """Numbers set aside for an import, whose size is not known before it is there."""

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+from weft.abi.errors import InvalidRequest
 from weft.sdk.context import Context
-from weft.sdk.errors import InvalidRequest
 from weft.sdk.generation import Generation
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, nothing
 from weft.sdk.channel import Channel, current
 from weft.sdk.forward import ForwardCalls
-from weft.sdk.wire import Op
 
 
 class Queue(ForwardCalls):

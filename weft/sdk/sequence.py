@@ -18,14 +18,14 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from weft.abi.errors import InvalidRequest
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, dump, pack_ints, unpack_floats, unpack_ints
 from weft.sdk.calls import Blobs, Stream
 from weft.sdk.channel import Channel, Resource, current
 from weft.sdk.dist import Dist, unpack_dist
-from weft.sdk.errors import InvalidRequest
 from weft.sdk.grammar import Grammar
 from weft.sdk.sampling import Sampler, Stop
-from weft.sdk.wire import Op
 
 DIST_K = 256
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from weft.abi.errors import InvalidRequest
 from weft.sdk.chat import Chat
-from weft.sdk.errors import InvalidRequest
 from weft.sdk.model import Model
 
 VERSION = 1

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from weft.abi.errors import InvalidRequest
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, json_of, nothing
 from weft.sdk.calls import Blobs
 from weft.sdk.channel import current
-from weft.sdk.errors import InvalidRequest
 from weft.sdk.main import encode
-from weft.sdk.wire import Op
 
 
 def put(name: str, value: bytes) -> Answer[None]:

@@ -6,11 +6,11 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from weft.abi.operations import Op
 from weft.sdk.answers import Answer, ids_of, pack_ints, text_of
 from weft.sdk.calls import Blobs
 from weft.sdk.channel import current
 from weft.sdk.main import encode
-from weft.sdk.wire import Op
 
 
 def tokenize(text: str, *, special: bool = False) -> Answer[list[int]]:

@@ -11,14 +11,14 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from weft.sdk.deltas import CallArguments, CallStart, Content, Delta, Reasoning
-from weft.sdk.errors import InvalidRequest, LimitExceeded, Unsupported
+from weft.abi.errors import InvalidRequest, LimitExceeded, Unsupported
 from weft.sdk.generation import thinks
 from weft.sdk.model import own_model
-from weft.sdk.reasoning import ReasoningParser
 from weft.sdk.sampling import Sampler
-from weft.sdk.tool_calls import PARSERS
 from weft.sdk.toolbox import ToolCall, execute
+from weft.text.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from weft.text.reasoning import ReasoningParser
+from weft.text.tool_calls import PARSERS
 
 if TYPE_CHECKING:
     from weft.sdk.context import Context

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, Union
 
-from weft.sdk.errors import InvalidRequest, ProgramError
+from weft.abi.errors import InvalidRequest, WeftError
 from weft.sdk.main import encode
 
 _PLAIN: dict[Any, dict[str, Any]] = {
@@ -139,7 +139,7 @@ async def execute(call: ToolCall, tools: Iterable[Tool]) -> str:
         value = found.function(**call.arguments)
         if inspect.isawaitable(value):
             value = await value
-    except ProgramError as error:
+    except WeftError as error:
         if error.kind in ("limit_exceeded", "engine_dead", "out_of_pages"):
             raise
         return f"Error: {error}"

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 import msgspec
 
 from weft.core.wire import FinishReason
-from weft.sdk.deltas import CallArguments, CallStart, Content, Delta, Reasoning, joined
-from weft.sdk.reasoning import ReasoningParser
-from weft.sdk.tool_calls import PARSERS, ToolCallParser
 from weft.server.dialect import Dialect
 from weft.server.schemas.chat import (
     AnswerFinish,
@@ -25,6 +22,9 @@ from weft.server.schemas.chat import (
     ToolCall,
     ToolCallDelta,
 )
+from weft.text.deltas import CallArguments, CallStart, Content, Delta, Reasoning, joined
+from weft.text.reasoning import ReasoningParser
+from weft.text.tool_calls import PARSERS, ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)

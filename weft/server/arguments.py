@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.ids import unpack_tokens
 from weft.core.sampling import MAX_BAD_WORDS, MAX_STOP_BYTES, SamplingParams, StopParams
 from weft.programs.types import Caller, CompletionArgs

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.core.errors import ConfigError
+from weft.abi.errors import ConfigError
 from weft.server.errors import HttpProblem
 from weft.server.record import record_in
 

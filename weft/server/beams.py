@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.ids import TOKEN_BYTES
 from weft.programs.builtin import beam
 from weft.programs.builtin.beam import BeamArgs

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from weft.programs.builtin import chat
 from weft.programs.types import ChatArgs
-from weft.sdk import reasoning
 from weft.server.prompts import Fit
 from weft.server.record import Record
 from weft.server.schemas.chat import ChatRequest
 from weft.server.schemas.service import TokenizeRequest
+from weft.text import reasoning
 from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
 
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest as SdkInvalidRequest
 from weft.core.grammar import Grammar
 from weft.programs.types import Chunk
-from weft.sdk import gbnf
-from weft.sdk.errors import InvalidRequest as SdkInvalidRequest
 from weft.server.schemas.common import GenerationRequest
+from weft.text import gbnf
 
 MAX_GRAMMAR_BYTES = 64 << 10
 FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")

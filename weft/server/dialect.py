@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from weft.abi.errors import Unsupported
 from weft.config import ServerConfig
-from weft.core.errors import Unsupported
-from weft.sdk import reasoning
-from weft.sdk.tool_calls import PARSERS
+from weft.text import reasoning
+from weft.text.tool_calls import PARSERS
 from weft.tokenizers.tokenizer import Tokenizer
 
 ToolForm = Literal["hermes", "llama3_json", "mistral"]

@@ -12,27 +12,25 @@ from typing import NamedTuple
 import msgspec
 from starlette.responses import Response
 
-from weft.core.errors import (
+from weft.abi.errors import (
+    Cancelled,
     ContextTooLong,
     Draining,
     EngineDead,
+    HostDead,
     InvalidRequest,
     LimitExceeded,
     OutOfPages,
     Overloaded,
-    Unsupported,
-    WeftError,
-)
-from weft.programs.errors import (
-    HostDead,
     QuotaExceeded,
     RunEnded,
     SlowListener,
     StorageFailed,
     UnknownProgram,
     UnknownRun,
+    Unsupported,
+    WeftError,
 )
-from weft.programs.operations import OperationCancelled
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +92,7 @@ _MEANINGS: dict[str, _Meaning] = {
         "The model is starting or restarting, and this request is not done; send it again.",
     ),
     Draining.kind: _Meaning(503, "shutting_down", 5.0),
-    OperationCancelled.kind: _Meaning(503, "interrupted", 1.0),
+    Cancelled.kind: _Meaning(503, "interrupted", 1.0),
     UnknownProgram.kind: _Meaning(404, "program_not_found"),
     UnknownRun.kind: _Meaning(404, "run_not_found"),
     RunEnded.kind: _Meaning(409, "run_ended"),

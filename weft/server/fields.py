@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast, get_origin, get_type_hints
 
 import msgspec
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.server.schemas.chat import ChatRequest
 from weft.server.schemas.completion import CompletionRequest
 from weft.server.schemas.embedding import EmbeddingRequest

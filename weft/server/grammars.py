@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.core.grammar import Grammar
-from weft.sdk import reasoning
-from weft.sdk.tool_calls import PARSERS
 from weft.server.constraints import Constraint
 from weft.server.dialect import CALL_ID, NAMED_ARGUMENTS, Dialect
+from weft.text import reasoning
+from weft.text.tool_calls import PARSERS
 
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BOUNDED_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}"}

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.core.errors import Draining, InvalidRequest, Overloaded
+from weft.abi.errors import Draining, InvalidRequest, Overloaded
 from weft.server.errors import ClientGone, HttpProblem
 from weft.server.record import record_of
 from weft.server.state import Service

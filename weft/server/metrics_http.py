@@ -15,7 +15,7 @@ from prometheus_client import exposition as text_format
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.core.wire import EngineStats, HistogramPicture
 from weft.metrics import Histogram, ModelMetrics
 from weft.server.state import Model, Service

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from weft.abi.errors import InvalidRequest, UnknownProgram, Unsupported
 from weft.config import EngineConfig, ProgramsConfig, data_directory
-from weft.core.errors import InvalidRequest, Unsupported
 from weft.engine.supervisor import ProcessEngine
-from weft.programs.errors import UnknownProgram
 from weft.programs.history import History
 from weft.programs.host.client import HostClient
 from weft.programs.host.guest_factory import Guests

@@ -11,7 +11,7 @@ from array import array
 from copy import copy
 from typing import cast
 
-from weft.core.errors import ContextTooLong, InvalidRequest
+from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
 from weft.server.state import Model
 from weft.tokenizers.tokenizer import Tokenizer

@@ -17,8 +17,8 @@ from types import FrameType
 
 import uvicorn
 
+from weft.abi.errors import ConfigError
 from weft.config import Config, ServerConfig
-from weft.core.errors import ConfigError
 from weft.engine.supervisor import ProcessEngine, Progress
 from weft.server.app import App, create_app
 from weft.server.logs import configure_logging

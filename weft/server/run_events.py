@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.programs.runs import Run, RunFailure, RunRecord
 from weft.server.errors import ClientGone
 from weft.server.schemas.programs import RunCard, RunError, RunEvent

@@ -14,8 +14,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from weft.core.errors import InvalidRequest, WeftError
-from weft.programs.errors import SlowListener
+from weft.abi.errors import InvalidRequest, SlowListener, WeftError
 from weft.programs.listeners import Listener
 from weft.programs.runs import Run
 from weft.server.record import record_in

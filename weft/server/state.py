@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from weft.abi.errors import Draining, EngineDead, WeftError
 from weft.config import ServerConfig
-from weft.core.errors import Draining, EngineDead, WeftError
 from weft.engine.client import EngineClient
 from weft.metrics import FrontMetrics, ModelMetrics
 from weft.programs.runtime import Runtime

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.server.constraints import Constraint, check_size
 from weft.server.dialect import Dialect
 from weft.server.grammars import Calls, Tool

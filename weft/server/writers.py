@@ -12,13 +12,13 @@ import msgspec
 
 from weft.core.wire import TokenLogprobs
 from weft.programs.types import Chunk
-from weft.sdk.deltas import Content, Delta, joined
 from weft.server.answers import AnswerParser, chat_delta
 from weft.server.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs, finite
 from weft.server.observe import Observer
 from weft.server.schemas.chat import AnswerFinish, ChatChunk, ChatChunkChoice, ChatDelta
 from weft.server.schemas.common import StreamOptions, UsageInfo
 from weft.server.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionResponse
+from weft.text.deltas import Content, Delta, joined
 
 UNSET = msgspec.UNSET
 _encoder = msgspec.json.Encoder()

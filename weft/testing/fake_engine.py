@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from weft.core.errors import EngineDead
+from weft.abi.errors import EngineDead
 from weft.core.ids import TOKEN_BYTES, pack_tokens, unpack_tokens
 from weft.core.wire import (
     Append,

@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.tokenizers.limits import MAX_OUTPUT_CHARS, MAX_TEMPLATE_CHARS, Budget, TemplateLimit, budget
 from weft.tokenizers.template_env import TemplateEnvironment
 

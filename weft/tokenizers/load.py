@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from weft.core.errors import ModelLoadError
+from weft.abi.errors import ModelLoadError
 from weft.hub import find_model
 from weft.tokenizers.tokenizer import Tokenizer
 

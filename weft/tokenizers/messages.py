@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text")

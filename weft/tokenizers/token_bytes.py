@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from weft.core.errors import ModelLoadError
+from weft.abi.errors import ModelLoadError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.threads import Charge, FairThreads
 from weft.tokenizers.chat_template import ChatTemplate
 from weft.tokenizers.token_bytes import read_vocabulary

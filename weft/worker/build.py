@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from weft.abi.errors import ConfigError
 from weft.config import EngineConfig
-from weft.core.errors import ConfigError
 from weft.core.sampling import SamplingParams
 from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, SlotSet, Step
 from weft.kernels import dispatch

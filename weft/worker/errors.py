@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 
 
 class StepError(WeftError):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.core.protocols import WorkerSpec
 from weft.core.step import LateInputs, Step, StepHandle, StepResult
 from weft.kernels import dispatch

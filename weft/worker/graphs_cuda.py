@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.worker.graphs import Graph
 
 MIN_FREE_BYTES = 256 << 20

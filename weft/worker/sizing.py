@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from weft.abi.errors import ConfigError
 from weft.config import EngineConfig
-from weft.core.errors import ConfigError
 
 GPU_FRACTION, CPU_FRACTION = 0.9, 0.3
 HOST_FRACTION = 0.2

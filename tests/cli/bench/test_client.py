@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from tests.server.conftest import MODEL, RunningServer, running
+from weft.abi.errors import WeftError
 from weft.cli.bench.client import Answer, Target, open_client
 from weft.cli.bench.measure import Failure, Outcome, Timing
 from weft.cli.bench.workload import Request
-from weft.core.errors import WeftError
 
 PROMPT = list(b"once upon a time")
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from weft.abi.errors import WeftError
 from weft.cli.bench.conversation import Pauses, Workload, scripts, workload_of
 from weft.cli.bench.lengths import Lengths, fixed, parse_lengths
 from weft.cli.bench.shapes import CONVERSATIONS, SINGLE, single_requests
@@ -23,7 +24,6 @@ from weft.cli.bench.workload import (
     random_requests,
     read_requests,
 )
-from weft.core.errors import WeftError
 
 NO_LENGTHS = ("", "0", "-3", "many", "normal:5", "normal:5:-1", "uniform:9:3", "gamma:1:2", "1:2", "nan", "inf")
 

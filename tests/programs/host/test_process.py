@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from weft.abi.errors import HostDead, LimitExceeded, ModelLoadError, Overloaded, RunCancelled, UnknownProgram, WeftError
 from weft.config import EMBEDDED_MODEL, EngineConfig, ProgramsConfig
-from weft.core.errors import LimitExceeded, ModelLoadError, Overloaded, WeftError
 from weft.engine.supervisor import ProcessEngine
-from weft.programs.errors import HostDead, RunCancelled, UnknownProgram
 from weft.programs.host.client import HostClient
 from weft.programs.host.wire import WINDOW_BYTES, HostArgs, HostedModel
 from weft.programs.limits import Limits
@@ -31,14 +30,14 @@ CALLER = Caller(tenant="t", namespace="t", request_id="q")
 PATIENCE_S = 120
 
 ECHO = """
-    from weft.sdk import session
+    from weft.sdk import run
     async def main(args):
-        session.log("noted")
-        session.send({"got": args})
-        return await session.receive()
+        run.log("noted")
+        run.send({"got": args})
+        return await run.receive()
 """
 WRITE = """
-    from weft.sdk import session
+    from weft.sdk import run
     from weft.sdk.errors import EngineDead
     from weft.sdk.sampling import Sampler, Stop
     from weft.sdk.sequence import Sequence
@@ -49,7 +48,7 @@ WRITE = """
         tokens = []
         async for part in seq.generate(Sampler(temperature=0), Stop(max_tokens=count, ignore_eos=True)):
             if not tokens:
-                session.send("begun")
+                run.send("begun")
             tokens += part.tokens
         return len(tokens)
 
@@ -57,13 +56,13 @@ WRITE = """
         try:
             return await write(count)
         except EngineDead:
-            session.send("lost")
-            await session.receive()
+            run.send("lost")
+            await run.receive()
         while True:
             try:
                 return await write(3)
             except EngineDead:  # the program host is about to hear that it is back
-                await session.sleep(0.01)
+                await run.sleep(0.01)
 """
 GETPID = "import os\ndef main(args):\n    return os.getpid()\n"
 
@@ -228,10 +227,10 @@ def test_children_by_name() -> None:
 def test_a_program_that_says_more_than_can_be_passed_on() -> None:
     """What is said is held back by whoever does not take it; here the front's loop stands still."""
     source = """
-        from weft.sdk import session
+        from weft.sdk import run
         def main(args):
             for _ in range(64):
-                session.send("x" * 1_000_000)
+                run.send("x" * 1_000_000)
     """
 
     async def test(client: HostClient) -> None:

@@ -9,19 +9,22 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.host.help import TENANT, Bench, spec, with_host
-from weft.config import ProgramsConfig
-from weft.core import wire
-from weft.core.errors import (
+from weft.abi.errors import (
     Draining,
     EngineDead,
     InvalidRequest,
     LimitExceeded,
     Overloaded,
     ProgramFailed,
+    RunCancelled,
+    RunEnded,
+    SlowListener,
+    UnknownRun,
     Unsupported,
     WeftError,
 )
-from weft.programs.errors import RunCancelled, RunEnded, SlowListener, UnknownRun
+from weft.config import ProgramsConfig
+from weft.core import wire
 from weft.programs.history import History
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.limits import Limits
@@ -30,17 +33,17 @@ from weft.programs.runs import KEPT_MESSAGES, TRANSITIONS, Run, RunRecord, RunUs
 from weft.programs.types import Caller
 
 ECHO = """
-    from weft.sdk import session
+    from weft.sdk import run
     async def main(args):
-        session.send({"got": args})
-        session.log("noted")
-        return [args, await session.receive()]
+        run.send({"got": args})
+        run.log("noted")
+        return [args, await run.receive()]
 """
 WAIT = """
-    from weft.sdk import session
+    from weft.sdk import run
     async def main(args):
-        session.send("waiting")
-        return await session.receive()
+        run.send("waiting")
+        return await run.receive()
 """
 
 
@@ -85,13 +88,13 @@ def test_what_a_program_raises_is_told_with_its_own_lines():
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "sandboxed"])
 def test_last_words_that_are_refused_are_not_lost(trusted: bool):
     source = """
-        from weft.sdk import LimitExceeded, session
+        from weft.sdk import LimitExceeded, run
         async def main(args):
-            session.send("x" * args["size"])
+            run.send("x" * args["size"])
             if args["catch"]:
                 try:
                     while True:
-                        await session.sleep(0)
+                        await run.sleep(0)
                 except LimitExceeded:
                     return "caught"
             return "done"
@@ -177,17 +180,17 @@ def test_cancel_at_every_await():
         ended = set()
         for turns in range(40):
             run = bench.launch("""
-                from weft.sdk import session
+                from weft.sdk import run
                 from weft.sdk.sampling import Stop
                 from weft.sdk.sequence import Sequence
                 async def main(args):
-                    session.send("begun")
+                    run.send("begun")
                     seq = Sequence()
                     seq.append([1, 2, 3])
                     async for step in seq.generate(stop=Stop(max_tokens=3)):
-                        session.send(step.tokens)
+                        run.send(step.tokens)
                     child = seq.fork()
-                    return await session.receive()
+                    return await run.receive()
             """)
             await settle(turns)
             run.cancel()
@@ -204,18 +207,18 @@ def test_cancel_at_every_await():
 @pytest.mark.slow
 def test_cancel_at_every_await_in_the_sandbox():
     source = """
-        from weft.sdk import session
+        from weft.sdk import run
         from weft.sdk.sampling import Stop
         from weft.sdk.sequence import Sequence
         async def main(args):
-            session.send("begun")
+            run.send("begun")
             seq = Sequence()
             seq.append([1, 2, 3])
             async for step in seq.generate(stop=Stop(max_tokens=3)):
-                session.send(step.tokens)
+                run.send(step.tokens)
             while args:
                 pass
-            return await session.receive()
+            return await run.receive()
     """
 
     async def test(bench: Bench) -> None:
@@ -305,7 +308,7 @@ def test_messages_before_it_starts_and_too_many_of_them():
 def test_children_end_with_their_parent():
     async def test(bench: Bench) -> None:
         run = bench.launch("""
-            from weft.sdk import messaging, session
+            from weft.sdk import messaging, run
             async def main(args):
                 child = messaging.launch(source="async def main(args):\\n    return args", args=3)
                 return await child.join()
@@ -318,14 +321,14 @@ def test_children_end_with_their_parent():
         assert not children[0].record().trusted  # what a program makes up runs in the sandbox
 
         parent = bench.launch("""
-            from weft.sdk import messaging, session
+            from weft.sdk import messaging, run
             async def main(args):
-                source = "from weft.sdk import session\\nasync def main():\\n    return await session.receive()"
+                source = "from weft.sdk import run\\nasync def main():\\n    return await run.receive()"
                 children = [messaging.launch(source=source) for _ in range(3)]
                 for child in children:
                     await child.started()
-                session.send("launched")
-                await session.receive()
+                run.send("launched")
+                await run.receive()
         """)
         await anext(parent.messages())
         children = [one for one in bench.host.history.runs("t") if one.record().parent == parent.id]
@@ -339,7 +342,7 @@ def test_children_end_with_their_parent():
 
 def test_an_engine_that_dies():
     source = """
-        from weft.sdk import session
+        from weft.sdk import run
         from weft.sdk.sampling import Stop
         from weft.sdk.sequence import Sequence
         from weft.sdk.errors import EngineDead
@@ -352,7 +355,7 @@ def test_an_engine_that_dies():
             except EngineDead:
                 if not args:
                     raise
-                await session.receive()
+                await run.receive()
                 again = Sequence()
                 again.append([1, 2, 3])
                 async for step in again.generate(stop=Stop(max_tokens=1)):

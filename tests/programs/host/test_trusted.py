@@ -8,7 +8,7 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.sessions import Host, obj, run
-from weft.core.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError
+from weft.abi.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError
 from weft.core.wire import Open
 from weft.programs.host.trusted import TrustedGuest
 from weft.programs.limits import Limits
@@ -38,7 +38,7 @@ def test_a_main_is_a_program_too_and_so_is_a_file(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         assert await TrustedGuest(host.program().session, main=main, args=b"4").run() == b"8"
         path = tmp_path / "p.py"
-        path.write_text("from weft.sdk import session\nasync def main(): return session.args()")
+        path.write_text("from weft.sdk import run\nasync def main(): return run.args()")
         assert await TrustedGuest.from_file(host.program().session, path, args=b"[1]").run() == b"[1]"
         with pytest.raises(InvalidRequest, match="cannot be read"):
             TrustedGuest.from_file(host.program().session, tmp_path / "none.py")
@@ -49,13 +49,13 @@ def test_a_main_is_a_program_too_and_so_is_a_file(tmp_path: Path) -> None:
 def test_a_program_talks_through_the_library() -> None:
     async def test(host: Host) -> None:
         source = """
-from weft.sdk import session, store
+from weft.sdk import run, store
 
 async def main(args):
-    session.log("began")
+    run.log("began")
     await store.put("k", b"v")
-    session.send({"got": (await store.get("k")).decode()})
-    return await session.receive()
+    run.send({"got": (await store.get("k")).decode()})
+    return await run.receive()
 """
         program = host.program()
         running = asyncio.create_task(TrustedGuest(program.session, source=source).run())
@@ -71,7 +71,7 @@ async def main(args):
 def test_what_is_said_last_is_heard() -> None:
     async def test(host: Host) -> None:
         program = host.program()
-        source = "from weft.sdk import session\ndef main():\n session.send(1)\n session.send(2)"
+        source = "from weft.sdk import run\ndef main():\n run.send(1)\n run.send(2)"
         assert await TrustedGuest(program.session, source=source).run() == b"null"
         assert program.outlet.messages == [b"1", b"2"]
         assert program.session.usage().host_calls == 2
@@ -83,11 +83,11 @@ def test_two_programs_do_not_hear_each_other() -> None:
     async def test(host: Host) -> None:
         source = """
 import asyncio
-from weft.sdk import session, messaging
+from weft.sdk import run, messaging
 
 async def part(n):
-    await session.sleep(0)
-    session.send(n)
+    await run.sleep(0)
+    run.send(n)
 
 async def main(args):
     await asyncio.gather(part(args), part(args + 1))
@@ -103,7 +103,7 @@ async def main(args):
 
 def test_commands_of_one_turn_are_one_message_to_the_host() -> None:
     async def test(host: Host) -> None:
-        source = "from weft.sdk import session\nasync def main():\n for n in range(50): session.send(n)"
+        source = "from weft.sdk import run\nasync def main():\n for n in range(50): run.send(n)"
         made = guest(host, source)
         await made.run()
         assert made.usage().host_calls == 1
@@ -150,14 +150,14 @@ async def main():
 def test_a_limit_that_is_used_up_ends_the_program_whatever_it_catches() -> None:
     async def test(host: Host) -> None:
         source = """
-from weft.sdk import session
+from weft.sdk import run
 
 async def main():
     caught = 0
     while caught < 5:
         try:
-            session.log("x")
-            await session.sleep(0)
+            run.log("x")
+            await run.sleep(0)
         except BaseException:
             caught += 1
     return "survived"
@@ -172,16 +172,16 @@ def test_a_killed_program_ends_at_every_await() -> None:
     async def test(host: Host) -> None:
         source = """
 import asyncio
-from weft.sdk import session, store, messaging
+from weft.sdk import run, store, messaging
 
 async def main():
-    session.log("a")
+    run.log("a")
     await store.put("k", b"v")
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.sleep(1e5))
-        await session.sleep(0)
+        await run.sleep(0)
         messaging.subscribe("t")
-        await session.receive()
+        await run.receive()
 """
         for turns in range(12):
             program = host.program()
@@ -232,7 +232,7 @@ def test_tasks_that_it_leaves_behind_reach_nobody() -> None:
         source = """
 import asyncio
 import sys
-from weft.sdk import session
+from weft.sdk import run
 left = []
 ends = []
 
@@ -240,7 +240,7 @@ async def talk():
     for _ in range(3):
         await asyncio.sleep(0)
     try:
-        session.send("still here")
+        run.send("still here")
     except Exception as error:
         ends.append(error.kind)
 
@@ -252,7 +252,7 @@ async def main():
 
 async def waiting():
     try:
-        await session.receive()
+        await run.receive()
     except Exception as error:
         ends.append(error.kind)
 """
@@ -270,7 +270,7 @@ def test_sequences_of_a_program_that_forgets_them_are_given_back() -> None:
     async def test(host: Host) -> None:
         source = """
 from weft.sdk.channel import current
-from weft.sdk.wire import Op
+from weft.abi.operations import Op
 
 async def main():
     current().post(Op.SEQ_OPEN, 1, 0)

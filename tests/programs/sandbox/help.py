@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from weft.core.errors import ConfigError, ProgramFailed
+from weft.abi.errors import ConfigError, ProgramFailed
+from weft.abi.frames import CommandFrame, EventKind, commands, pack_event
+from weft.abi.operations import Op
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Sandbox, SandboxConfig
-from weft.sdk.wire import Command, Kind, Op, commands, pack_event
 
 T = TypeVar("T")
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "wasm"
@@ -24,11 +25,11 @@ class FakeHost:
     """Tokens are bytes; generating repeats what was appended, one token a part; RECEIVE is never answered."""
 
     def __init__(self) -> None:
-        self.said: list[Command] = []
+        self.said: list[CommandFrame] = []
         self.sequences: dict[int, bytes] = {}
         self.waits = 0
         self.on_wait: Callable[[], None] | None = None
-        self.on_command: Callable[[Command], None] | None = None
+        self.on_command: Callable[[CommandFrame], None] | None = None
         self._events = b""
         self._news = asyncio.Event()
 
@@ -66,14 +67,14 @@ class FakeHost:
         self._events += event
         self._news.set()
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: CommandFrame) -> None:
         call = command.call
         match command.op:
             case Op.TOKENIZE:
                 text = command.blobs[0]
-                self.emit(pack_event(Kind.RESULT, call, struct.pack(f"<{len(text)}i", *text)))
+                self.emit(pack_event(EventKind.RESULT, call, struct.pack(f"<{len(text)}i", *text)))
             case Op.SLEEP:
-                answer = pack_event(Kind.RESULT, call)
+                answer = pack_event(EventKind.RESULT, call)
                 asyncio.get_running_loop().call_later(command.numbers[0], self.emit, answer)
             case Op.SEQ_OPEN:
                 self.sequences[int(command.numbers[0])] = b""
@@ -84,18 +85,18 @@ class FakeHost:
             case Op.SEQ_GENERATE:
                 tokens = self.sequences[int(command.numbers[0])]
                 for (token,) in struct.iter_unpack("<i", tokens):
-                    self.emit(pack_event(Kind.PART, call, struct.pack("<i", token), bytes([token])))
-                self.emit(pack_event(Kind.RESULT, call, b"{}"))
+                    self.emit(pack_event(EventKind.PART, call, struct.pack("<i", token), bytes([token])))
+                self.emit(pack_event(EventKind.RESULT, call, b"{}"))
             case Op.STORE_GET:
-                self.emit(pack_event(Kind.ERROR, call, b"invalid_request", b"no store here", b"name"))
+                self.emit(pack_event(EventKind.ERROR, call, b"invalid_request", b"no store here", b"name"))
             case Op.STORE_PUT:
-                self.emit(pack_event(Kind.RESULT, call))
+                self.emit(pack_event(EventKind.RESULT, call))
 
 
 CALL = """
 import asyncio, struct
 from weft.sdk.channel import current
-from weft.sdk.wire import Op
+from weft.abi.operations import Op
 def ask(op, *values): return current().ask(op, *values)
 """
 """What programs of tests begin with: the library's lowest level, so that they depend on nothing above it."""

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.programs.sandbox.help import python
-from weft.core.errors import ConfigError
+from weft.abi.errors import ConfigError
 from weft.programs.sandbox import backend, bindings, selftest
 from weft.programs.sandbox.sandbox import Sandbox, SandboxConfig
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import wasmtime
 
-from weft.core.errors import ConfigError, InvalidRequest
+from weft.abi.errors import ConfigError, InvalidRequest
 from weft.programs.sandbox import build_runner, build_shim, compile_worker
 from weft.programs.sandbox.compiled import CompiledCode, key_of
 
@@ -31,7 +31,7 @@ def test_the_runner_in_the_package_is_current() -> None:
 
 def test_the_hash_is_of_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {path.name for path in build_runner.sources()}
-    assert {"app.py", "runner.wit", "wire.py", "channel.py", "version.py"} <= names
+    assert {"app.py", "runner.wit", "operations.py", "tool_calls.py", "channel.py", "version.py"} <= names
     changed = tmp_path / "new.py"
     changed.write_text("x = 1\n")
     before = build_runner.source_hash()

@@ -15,7 +15,7 @@ import wasmtime
 
 from tests.programs.host.help import TENANT, Bench, with_host
 from tests.programs.sandbox.help import EXAMPLES
-from weft.programs.errors import StorageFailed
+from weft.abi.errors import StorageFailed
 from weft.programs.registry import Quota, checked_code
 from weft.programs.runs import RunSpec
 from weft.programs.sandbox import compile_worker

@@ -10,10 +10,10 @@ import threading
 import pytest
 
 from tests.programs.sandbox.help import CALL, SHORT, FakeHost, execute, failure, opened_with, python
-from weft.core.errors import LimitExceeded, Overloaded, WeftError
+from weft.abi.errors import LimitExceeded, Overloaded, WeftError
+from weft.abi.frames import CommandFrame, WireError
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Sandbox
-from weft.sdk.wire import Command, WireError
 
 SPIN = "def main():\n    print('on')\n    while True: pass\n"
 WAIT = CALL + "async def main(): await ask(Op.RECEIVE)\n"
@@ -135,7 +135,7 @@ def test_running_out_of_memory_can_be_caught(sandbox: Sandbox) -> None:
 
 FULL = """
 from weft.sdk.channel import current
-from weft.sdk.wire import Op
+from weft.abi.operations import Op
 
 async def main(args):
     held, size = [], 1 << 20
@@ -215,7 +215,7 @@ def test_a_time_that_is_none_ends_the_run(sandbox: Sandbox) -> None:
 
 
 def test_what_is_printed_before_a_long_computation_is_heard(sandbox: Sandbox) -> None:
-    async def run() -> list[Command]:
+    async def run() -> list[CommandFrame]:
         host = FakeHost()
         with pytest.raises(LimitExceeded):
             await sandbox.python(SPIN, b"null", host, GuestLimits(cpu_s=0.05)).run()

@@ -10,11 +10,12 @@ import pytest
 import wasmtime
 
 from tests.programs.sandbox.help import EXAMPLES, SHORT, FakeHost, execute
-from weft.core.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError
+from weft.abi.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError
+from weft.abi.frames import WireError, pack
+from weft.abi.operations import Op
 from weft.programs.sandbox.compiled import MODULE_BYTES
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Sandbox
-from weft.sdk.wire import Op, WireError, pack
 
 IMPORTS = """
 (import "weft" "exchange" (func $exchange (param i32 i32 f64) (result i32)))

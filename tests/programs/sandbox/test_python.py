@@ -8,10 +8,10 @@ import json
 import pytest
 
 from tests.programs.sandbox.help import CALL, SHORT, FakeHost, execute, failure, python
-from weft.core.errors import InvalidRequest, ProgramFailed
+from weft.abi.errors import InvalidRequest, ProgramFailed
+from weft.abi.frames import EventKind, pack_event
 from weft.programs.sandbox import build_runner
 from weft.programs.sandbox.sandbox import Sandbox
-from weft.sdk.wire import Kind, pack_event
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_bytes_pass_unchanged_both_ways(sandbox: Sandbox) -> None:
         def commands(self, data: bytes) -> None:
             super().commands(data)
             for command in self.said[-1:]:
-                self.emit(pack_event(Kind.RESULT, command.call, every, command.blobs[1]))
+                self.emit(pack_event(EventKind.RESULT, command.call, every, command.blobs[1]))
 
     source = CALL + (
         "async def main():\n"

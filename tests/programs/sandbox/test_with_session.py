@@ -12,7 +12,7 @@ from weft.programs.runs import RunSpec
 
 PROGRAM = """
     import asyncio
-    from weft.sdk import Context, session
+    from weft.sdk import Context, run
 
     async def main(args):
         print("begin")
@@ -21,7 +21,7 @@ PROGRAM = """
             first = await ctx.generate(max_tokens=5)
             fork = ctx.fork()
             texts = await asyncio.gather(*(branch.generate(max_tokens=3) for branch in (ctx, fork)))
-            session.send({"n": len(texts)})
+            run.send({"n": len(texts)})
             return [first.text, *(text.text for text in texts)]
 """
 

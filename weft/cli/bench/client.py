@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from weft.abi.errors import WeftError
 from weft.cli.bench.measure import Failure, Outcome, Timing
 from weft.cli.bench.workload import Request
-from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
     import httpx

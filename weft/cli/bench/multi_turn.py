@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from weft.abi.errors import WeftError
 from weft.cli.bench.client import Client, Target, open_client
 from weft.cli.bench.clock import LoopWatch
 from weft.cli.bench.commands import (
@@ -42,7 +43,6 @@ from weft.cli.bench.shapes import CONVERSATIONS
 from weft.cli.bench.workload import arrivals, parse_rate
 from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.settings import Settings
-from weft.core.errors import WeftError
 
 ALL_TURNS = "all turns"
 SHOWN_TURNS = 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.abi.errors import WeftError
 from weft.cli.bench.clock import LoopWatch
 from weft.cli.bench.measure import Failure, Outcome, Targets, Timing, distribution, doubts, load_figures, over_runs
 from weft.cli.bench.report import Run
-from weft.core.errors import WeftError
 
 
 class Results:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from weft.abi.errors import WeftError
 from weft.cli.bench.client import Client, Endpoint, Target, open_client
 from weft.cli.bench.clock import LoopWatch
 from weft.cli.bench.commands import (
@@ -47,7 +48,6 @@ from weft.cli.bench.shapes import SINGLE, single_requests
 from weft.cli.bench.workload import Request, arrivals, check_prefix, parse_rate, random_requests, read_requests
 from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.settings import Settings
-from weft.core.errors import WeftError
 
 NUM_PROMPTS = 32
 OVERVIEW = (

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from weft.abi.errors import WeftError
 from weft.cli.settings import Settings, as_toml, keys, variable, with_setting
-from weft.core.errors import WeftError
 
 HOST = "127.0.0.1"
 POLL_S = 0.1

@@ -15,8 +15,8 @@ from typing import Any
 
 import typer
 
+from weft.abi.errors import WeftError
 from weft.cli.bench.lengths import Lengths
-from weft.core.errors import WeftError
 
 FIRST_TOKEN, LAST_TOKEN = 100, 1000
 """Prompts for servers are drawn from these ids: ordinary tokens of every vocabulary there is."""

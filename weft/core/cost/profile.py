@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from weft.abi.errors import ConfigError
 from weft.core.cost.fit import ErrorSummary, Sample, SwapSample, fit_forward, fit_swap, split_samples, summarise
 from weft.core.cost.model import CostModel, ForwardModel, SwapModel
-from weft.core.errors import ConfigError
 
 FORMAT = 1
 

@@ -98,7 +98,7 @@ class Finished(EventBase, frozen=True, kw_only=True):
 
 
 class Failed(EventBase, frozen=True, kw_only=True):
-    """An operation ended badly, or a command could not be carried out. `kind` is one of `weft.core.errors`."""
+    """An operation ended badly, or a command could not be carried out. `kind` is one of `weft.abi.errors`."""
 
     op: int
     kind: str

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.grammar import Grammar
 from weft.core.sampling import MAX_LOGPROBS, SamplingParams, StopParams
 from weft.core.wire.base import CommandBase

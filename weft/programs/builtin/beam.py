@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from weft.core.errors import ContextTooLong, InvalidRequest, WeftError
+from weft.abi.errors import ContextTooLong, InvalidRequest, WeftError
 from weft.core.ids import TOKEN_BYTES, pack_tokens
 from weft.core.sampling import MAX_LOGPROBS, StopParams
 from weft.core.wire import (

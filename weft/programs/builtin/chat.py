@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES
 from weft.programs.builtin import completion
 from weft.programs.runtime import Runtime

@@ -15,7 +15,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from weft.core.errors import ContextTooLong, InvalidRequest
+from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import EngineInfo, Finished, PromptOutputs, TokenLogprobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.wire import PromptOutputs
 from weft.programs.builtin import completion
 from weft.programs.runtime import Runtime

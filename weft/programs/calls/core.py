@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from weft.core.errors import InvalidRequest, Overloaded
+from weft.abi.errors import InvalidRequest, Overloaded
 from weft.programs.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.http import HttpRequest
 from weft.programs.messages import Queue, one_line

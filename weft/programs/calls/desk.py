@@ -16,10 +16,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from weft.core.errors import InvalidRequest, LimitExceeded, Overloaded, WeftError
+from weft.abi.errors import Cancelled, InvalidRequest, LimitExceeded, Overloaded, WeftError
+from weft.abi.frames import EventKind, pack_event
 from weft.programs.calls.pending import OperationCall, TaskCall
-from weft.programs.operations import Operation, OperationCancelled
-from weft.sdk.wire import Kind, pack_event
+from weft.programs.operations import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Desk:
     def result(self, call: int, *blobs: bytes) -> None:
         """It ended well."""
         self._pending.pop(call, None)
-        self._put(Kind.RESULT, call, *blobs)
+        self._put(EventKind.RESULT, call, *blobs)
 
     def error(self, call: int, error: WeftError) -> None:
         """It failed."""
@@ -115,15 +115,15 @@ class Desk:
         param = error.param or ""
         # A text of somebody else's may be no Unicode; the event is sent all the same.
         texts = (error.kind, error.message, param)
-        self._put(Kind.ERROR, call, *(text.encode(errors="replace") for text in texts))
+        self._put(EventKind.ERROR, call, *(text.encode(errors="replace") for text in texts))
 
     def cancelled(self, call: int) -> None:
         """The program gave it up."""
-        self.error(call, OperationCancelled("the program gave this call up"))
+        self.error(call, Cancelled("the program gave this call up"))
 
     def part(self, call: int, *blobs: bytes) -> None:
         """A piece of what a call answers."""
-        self._put(Kind.PART, call, *blobs)
+        self._put(EventKind.PART, call, *blobs)
 
     def run(
         self, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int = 0, waits: bool = False
@@ -224,14 +224,14 @@ class Desk:
 
     # ---- inside
 
-    def _put(self, kind: Kind, call: int, *blobs: bytes) -> None:
+    def _put(self, kind: EventKind, call: int, *blobs: bytes) -> None:
         if self.closed:
             return
         event = pack_event(kind, call, *blobs)
         self._unread += len(event)
         if self._unread > MAX_UNREAD_BYTES:
             self.break_run(
-                LimitExceeded("events", f"the program left {MAX_UNREAD_BYTES >> 20} MiB of events unread; read them")
+                LimitExceeded(f"the program left {MAX_UNREAD_BYTES >> 20} MiB of events unread; read them", "events")
             )
             return
         self._events.append(event)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from weft.core.errors import LimitExceeded, WeftError
+from weft.abi.errors import LimitExceeded, WeftError
 from weft.core.ids import pack_tokens
 from weft.core.wire import Finished, Token
 from weft.programs.builtin.choice import Choice

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weft.core.errors import InvalidRequest, Overloaded, UnknownHandle
+from weft.abi.errors import InvalidRequest, Overloaded, UnknownHandle
 from weft.core.ids import unpack_tokens
 from weft.programs.calls.sampling import MAX_SPEC_BYTES, GrammarArgs
 from weft.programs.calls.tokenize import check_tokens

@@ -9,7 +9,7 @@ import asyncio
 
 import msgspec
 
-from weft.core.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
+from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
 from weft.programs.calls.core import check_json
 from weft.programs.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.limits import Budget, limits_from_json
@@ -68,8 +68,8 @@ class MessagingCalls:
             raise InvalidRequest("a launch names one of program and source", "program")
         if len(args.args) > self._view.budget.limits.message_bytes:
             raise LimitExceeded(
-                "message_bytes",
                 f"the arguments have {len(args.args)} bytes; the limit is {self._view.budget.limits.message_bytes}",
+                "message_bytes",
             )
         budget = self._view.budget.child(limits_from_json(bytes(args.limits), self._view.budget.remaining()))
         spec = ChildSpec(program=args.program, source=args.source, args=bytes(args.args))

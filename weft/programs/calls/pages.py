@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from weft.core.errors import EngineDead, InvalidRequest, OutOfPages, UnknownHandle, Unsupported, WeftError
+from weft.abi.errors import EngineDead, InvalidRequest, OutOfPages, UnknownHandle, Unsupported, WeftError
 from weft.core.sampling import SamplingParams
 from weft.core.wire import Finished
 from weft.programs.calls.pending import OperationCall

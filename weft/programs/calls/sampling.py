@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams
 from weft.programs.wire_sizes import check_sizes

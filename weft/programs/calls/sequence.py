@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from weft.core.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle
+from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs, Usage

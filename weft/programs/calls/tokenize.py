@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.programs.builtin.chat import render_text
 from weft.programs.calls.view import UNREADABLE, RunView, check_size, text_of

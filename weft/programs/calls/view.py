@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from weft.core.errors import InvalidRequest, LimitExceeded
+from weft.abi.errors import InvalidRequest, LimitExceeded
 from weft.programs.calls.desk import Desk
 from weft.programs.limits import Budget
 from weft.programs.messages import Waiting
@@ -38,7 +38,7 @@ class RunView:
         """Raise `LimitExceeded` for one that is too long."""
         most = self.budget.limits.message_bytes
         if len(message) > most:
-            raise LimitExceeded("message_bytes", f"a message has {len(message)} bytes; the limit is {most}")
+            raise LimitExceeded(f"a message has {len(message)} bytes; the limit is {most}", "message_bytes")
 
 
 def check_size(blob: bytes, most: int, name: str) -> None:

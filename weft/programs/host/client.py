@@ -22,8 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from weft.core.errors import Draining, LimitExceeded, WeftError
-from weft.programs.errors import HostDead
+from weft.abi.errors import Draining, HostDead, LimitExceeded, WeftError
 from weft.programs.history import History
 from weft.programs.host import wire
 from weft.programs.host.pipe import Pipe
@@ -356,7 +355,7 @@ class _Remote:
 
     def deliver(self, message: bytes) -> None:
         if len(message) > self._run.spec.limits.message_bytes:
-            raise LimitExceeded("message_bytes", f"A message of {len(message)} bytes exceeds the run's message_bytes.")
+            raise LimitExceeded(f"A message of {len(message)} bytes exceeds the run's message_bytes.", "message_bytes")
         self._client.tell(wire.Deliver(self._run.id, message))
 
     def cancel(self, error: WeftError) -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from weft.core.errors import InvalidRequest, WeftError
+from weft.abi.errors import InvalidRequest, WeftError
 from weft.programs.guest import Guest, GuestHost, GuestUsage
 from weft.programs.host.trusted import TrustedGuest
 from weft.programs.limits import Limits

@@ -18,13 +18,12 @@ from pathlib import Path
 
 import msgspec
 
+from weft.abi.errors import EngineDead, HostDead, InvalidRequest, RunCancelled, WeftError
 from weft.children.entry import call_when_stdin_closes
 from weft.config import ProgramsConfig
 from weft.core.clock import Clock
-from weft.core.errors import EngineDead, InvalidRequest, WeftError
 from weft.engine.attached import AttachedEngine
 from weft.programs.accounts import Accounts, Caps
-from weft.programs.errors import HostDead, RunCancelled
 from weft.programs.host import wire
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.pipe import Pipe

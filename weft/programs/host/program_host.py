@@ -20,9 +20,8 @@ from typing import Protocol
 
 import msgspec
 
-from weft.core.errors import Draining, InvalidRequest, Overloaded, Unsupported
+from weft.abi.errors import Draining, InvalidRequest, Overloaded, UnknownProgram, Unsupported
 from weft.programs.accounts import Accounts, NoPlace
-from weft.programs.errors import UnknownProgram
 from weft.programs.history import History
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.run_task import Hosted
@@ -230,7 +229,7 @@ class ProgramHost:
         why = self._refusals.get(tenant) or self._full
         if why is None:
             return Overloaded(f"{what}; try again shortly")
-        return Overloaded(f"{what}: {why.message}", why.retry_after_s or 1.0)
+        return Overloaded(f"{what}: {why.message}", retry_after_s=why.retry_after_s)
 
     def _start_waiting(self) -> None:
         """Start what has a place, in order of arrival. A tenant without one does not keep the others waiting; where it

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from weft.core.errors import LimitExceeded, Overloaded, ProgramFailed, WeftError
-from weft.programs.errors import RunCancelled
+from weft.abi.errors import LimitExceeded, Overloaded, ProgramFailed, RunCancelled, WeftError
+from weft.abi.frames import WireError
 from weft.programs.guest import Guest, GuestUsage
 from weft.programs.host.guest_factory import Guests
 from weft.programs.limits import Budget
@@ -24,7 +24,6 @@ from weft.programs.services import Launcher, Services
 from weft.programs.session import Session
 from weft.programs.throttle import Throttle
 from weft.programs.types import Caller
-from weft.sdk.wire import WireError
 
 MAX_RESULT_BYTES = 16 << 20
 CHARGED_AT_ONCE_S = 0.001
@@ -68,7 +67,7 @@ class Hosted:
             return
         limits = self.run.spec.limits
         if len(message) > limits.message_bytes:
-            raise LimitExceeded("message_bytes", f"A message of {len(message)} bytes exceeds {limits.message_bytes}.")
+            raise LimitExceeded(f"A message of {len(message)} bytes exceeds {limits.message_bytes}.", "message_bytes")
         if len(self._early) >= min(limits.pending_messages, 100):
             raise Overloaded("The run has not started and takes no more messages; send them when it runs.")
         self._early.append(message)

@@ -17,13 +17,12 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-from weft.core.errors import EngineDead, InvalidRequest, ProgramFailed, WeftError
+from weft.abi.errors import Cancelled, EngineDead, InvalidRequest, ProgramFailed, WeftError
 from weft.programs.guest import GuestHost, GuestUsage
 from weft.sdk import errors as sdk
 from weft.sdk import main as program
-from weft.sdk import session
+from weft.sdk import run
 from weft.sdk.channel import Channel, install
-from weft.sdk.errors import Cancelled, ProgramError
 
 _compiled = functools.lru_cache(64)(program.compiled)
 """Most programs are launched again and again."""
@@ -111,11 +110,11 @@ class TrustedGuest:
             if main is None:
                 raise RuntimeError("a trusted program has neither main nor source")
             args = program.decode_args(self._args)
-            session.set_args(args)
+            run.set_args(args)
             encoded = program.encode_result(await program.call(main, args))
         except SystemExit as error:
             # The event loop would end with it, and everybody else's programs.
-            raise ProgramFailed(f"the program called sys.exit({error.code!r})", self._trace(error)) from None
+            raise ProgramFailed(f"the program called sys.exit({error.code!r})", traceback=self._trace(error)) from None
         # What it said last is carried out before its end is known; a refusal of it is the program's failure.
         self._flush()
         self._on_events()
@@ -135,7 +134,7 @@ class TrustedGuest:
             # Nothing is wrong with the program: whoever launched it may do so again.
             raise EngineDead(str(failed)) from failed
         if failed is not None:
-            raise ProgramFailed(_say(failed), self._trace(failed)) from failed
+            raise ProgramFailed(_say(failed), traceback=self._trace(failed)) from failed
         return task.result()
 
     def _trace(self, error: BaseException) -> str:
@@ -201,6 +200,6 @@ class TrustedGuest:
 def _say(error: BaseException) -> str:
     """What a program failed with, in one line."""
     text = " ".join(str(error).split())
-    if isinstance(error, ProgramError):
+    if isinstance(error, WeftError):
         return f"{error.kind}: {text}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -14,9 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from weft.abi.errors import WeftError, from_kind
 from weft.config import ProgramsConfig
-from weft.core.errors import ProgramFailed, WeftError
-from weft.programs.errors import rebuilt
 from weft.programs.registry import Code
 from weft.programs.runs import LogLine, RunRecord, RunSpec, RunUsage
 
@@ -58,12 +57,11 @@ class ErrorTold(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, error: WeftError) -> ErrorTold:
         """An error as it is sent."""
-        traceback = error.traceback if isinstance(error, ProgramFailed) else ""
-        return cls(error.kind, error.message, error.param, traceback, error.retry_after_s)
+        return cls(error.kind, error.message, error.param, error.traceback, error.retry_after_s)
 
     def error(self) -> WeftError:
         """The error again."""
-        return rebuilt(
+        return from_kind(
             self.kind, self.message, param=self.param, traceback=self.traceback, retry_after_s=self.retry_after_s
         )
 

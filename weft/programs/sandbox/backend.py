@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
-from weft.core.errors import ConfigError
+from weft.abi.errors import ConfigError
 from weft.programs.sandbox.machine import Code
 
 _LOG = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import wasmtime
 import wasmtime.component
 from wasmtime import _ffi as _ffi_untyped
 
-from weft.core.errors import ConfigError
+from weft.abi.errors import ConfigError
 from weft.programs.sandbox import build_shim
 from weft.programs.sandbox.engine import STACK_BYTES, TABLE_ELEMENTS, WASMTIME_VERSION, engine_config
 

@@ -3,8 +3,9 @@
     python -m weft.programs.sandbox.build_runner --tool /path/to/componentize-py      build (about a minute)
     python -m weft.programs.sandbox.build_runner --check                              exit status 1: it is stale
 
-It bakes in the guest (`runner/*.py`), `weft/__init__.py`, `weft/version.py` and the whole of `weft/sdk`: build again
-whenever one of them changes. componentize-py is needed here only, in an environment of its own:
+It bakes in the guest (`runner/*.py`), `weft/__init__.py`, `weft/version.py` and the whole of `weft/abi`, `weft/text`
+and `weft/sdk`: build again whenever one of them changes. componentize-py is needed here alone, in an environment of its
+own:
 
     python -m venv ../componentize && ../componentize/bin/pip install componentize-py==0.25.1
 
@@ -29,12 +30,15 @@ PACKAGE = HERE.parents[1]
 COMPONENT = HERE / "runner" / "runner.wasm.xz"
 METADATA = HERE / "runner" / "runner.json"
 TOOL_VERSION = "0.25.1"
+ROOMS = ("abi", "text", "sdk")
+"""Packages of Weft that programs may import."""
 
 
 def sources() -> list[Path]:
     """The files that are baked in."""
     guest = [*sorted((HERE / "runner").glob("*.py")), HERE / "runner" / "runner.wit"]
-    return [*guest, PACKAGE / "__init__.py", PACKAGE / "version.py", *sorted((PACKAGE / "sdk").rglob("*.py"))]
+    library = [path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
+    return [*guest, PACKAGE / "__init__.py", PACKAGE / "version.py", *library]
 
 
 def source_hash() -> str:
@@ -58,7 +62,8 @@ def build(tool: str) -> None:
     hashed = source_hash()
     with tempfile.TemporaryDirectory() as scratch:
         code = Path(scratch, "code")
-        shutil.copytree(PACKAGE / "sdk", code / "weft" / "sdk", ignore=shutil.ignore_patterns("__pycache__"))
+        for room in ROOMS:
+            shutil.copytree(PACKAGE / room, code / "weft" / room, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("__init__.py", "version.py"):
             shutil.copy(PACKAGE / name, code / "weft" / name)
         guest = code / HERE.relative_to(PACKAGE.parent) / "runner"

@@ -37,7 +37,7 @@ def main() -> int:
     import wasmtime
     import wasmtime.component
 
-    from weft.core.errors import InvalidRequest
+    from weft.abi.errors import InvalidRequest
     from weft.programs.sandbox.engine import engine_config
     from weft.programs.sandbox.imports import entry_of, module_linker
 

@@ -20,8 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from weft.core.errors import ConfigError, InvalidRequest
-from weft.programs.errors import StorageFailed, storage_failed
+from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed, storage_failed
 from weft.programs.sandbox import compile_worker
 from weft.programs.sandbox.engine import ENGINE_FORMAT, WASMTIME_VERSION
 

@@ -15,14 +15,14 @@ from typing import Any
 import wasmtime
 import wasmtime.component
 
-from weft.core.errors import ProgramFailed, WeftError
+from weft.abi.errors import ProgramFailed, WeftError
+from weft.abi.frames import WireError
 from weft.programs.sandbox import bindings
 from weft.programs.sandbox.bytecode import Call, Calls
 from weft.programs.sandbox.engine import EXPORTS, INTERFACE
 from weft.programs.sandbox.imports import CLOCKS, IMPORTS, entry_of, module_linker
 from weft.programs.sandbox.machine import GuestLimits, Request, Trapped, Value, out_of_bounds, refused, trapped
 from weft.programs.sandbox.turns import Turns
-from weft.sdk.wire import WireError
 
 _KEPT_BYTES = 4096
 _Q, _D = struct.Struct("<q"), struct.Struct("<d")

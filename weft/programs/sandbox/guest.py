@@ -11,12 +11,12 @@ import math
 import time
 from collections.abc import Awaitable
 
-from weft.core.errors import EngineDead, LimitExceeded, ProgramFailed, WeftError
+from weft.abi.errors import EngineDead, LimitExceeded, ProgramFailed, WeftError
+from weft.abi.frames import WireError
 from weft.programs.guest import GuestHost, GuestUsage
 from weft.programs.sandbox.bytecode import Calls
 from weft.programs.sandbox.imports import IMPORTS, Entropy, Exited, Handler
 from weft.programs.sandbox.machine import Code, GuestLimits, Machine, Request, Trapped
-from weft.sdk.wire import WireError
 
 _TURN_S = 0.002
 _BYTES_PER_CALL = 64 << 10
@@ -114,7 +114,7 @@ class SandboxedGuest:
         """Raise where a result is too large."""
         if size > self._limits.result_bytes:
             most = self._limits.result_bytes
-            raise LimitExceeded("result_bytes", f"the result has {size} bytes; {most} are allowed")
+            raise LimitExceeded(f"the result has {size} bytes; {most} are allowed", "result_bytes")
 
     # ---- inside
 
@@ -153,16 +153,16 @@ class SandboxedGuest:
             raise self._killed
         limits = self._limits
         if limits.host_calls is not None and self._host_calls > limits.host_calls:
-            raise LimitExceeded("host_calls", f"the program turned to its host more than {limits.host_calls} times")
+            raise LimitExceeded(f"the program turned to its host more than {limits.host_calls} times", "host_calls")
         if limits.cpu_s is not None and self._machine is not None and self._machine.cpu_s > limits.cpu_s:
-            raise LimitExceeded("cpu_s", f"the program computed for more than {limits.cpu_s:g} s")
+            raise LimitExceeded(f"the program computed for more than {limits.cpu_s:g} s", "cpu_s")
 
     def _explained(self, error: Trapped) -> WeftError:
         used, most = self.usage().memory_bytes, self._limits.memory_bytes
         if error.no_memory:
-            return LimitExceeded("memory_bytes", f"the program needs more than {most} bytes of memory: {error}")
+            return LimitExceeded(f"the program needs more than {most} bytes of memory: {error}", "memory_bytes")
         if most is not None and used > most * _MAX_MEMORY_SHARE:
-            return LimitExceeded("memory_bytes", f"the program ended with {used} of {most} bytes in use: {error}")
+            return LimitExceeded(f"the program ended with {used} of {most} bytes in use: {error}", "memory_bytes")
         return ProgramFailed(f"the sandbox ended the program: {error}")
 
     def _close(self) -> None:
@@ -204,13 +204,12 @@ class PythonGuest(SandboxedGuest):
             raise ProgramFailed("the program ended without a result that can be read") from None
         if kind == "memory_bytes":
             most = self._limits.memory_bytes
-            raise LimitExceeded(
-                "memory_bytes", f"the program needs more than {most} bytes of memory\n{traceback}".strip()
-            )
+            message = f"the program needs more than {most} bytes of memory\n{traceback}".strip()
+            raise LimitExceeded(message, "memory_bytes")
         if message.startswith(_ENGINE_DEAD):
             # Nothing is wrong with the program: whoever launched it may do so again.
             raise EngineDead(message.removeprefix(_ENGINE_DEAD))
-        raise ProgramFailed(message, traceback)
+        raise ProgramFailed(message, traceback=traceback)
 
 
 class ModuleGuest(SandboxedGuest):

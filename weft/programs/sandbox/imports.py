@@ -14,9 +14,10 @@ from typing import NamedTuple, Protocol
 
 import wasmtime
 
-from weft.core.errors import InvalidRequest, ProgramFailed
+from weft.abi.errors import InvalidRequest, ProgramFailed
+from weft.abi.frames import pack
+from weft.abi.operations import Op
 from weft.programs.sandbox.machine import Machine, Value
-from weft.sdk.wire import Op, pack
 
 _TYPES = {"i": wasmtime.ValType.i32, "l": wasmtime.ValType.i64, "d": wasmtime.ValType.f64}
 _BADF, _INVAL, _NOSYS = 8, 28, 52

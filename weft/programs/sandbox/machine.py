@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from weft.core.errors import LimitExceeded, Overloaded, ProgramFailed, WeftError
+from weft.abi.errors import LimitExceeded, Overloaded, ProgramFailed, WeftError
 from weft.programs.sandbox.bytecode import Calls
 
 Value = int | float | bytes
@@ -118,5 +118,5 @@ def refused(message: str, limits: GuestLimits) -> WeftError:
     if "concurrent" in message and "limit" in message:
         return Overloaded("all slots of the sandbox are taken; try again later, or raise the number of slots")
     if "memory" in message and ("exceeds" in message or "limit" in message):
-        return LimitExceeded("memory_bytes", f"the program needs more memory to start than {limits.memory_bytes} bytes")
+        return LimitExceeded(f"the program needs more memory to start than {limits.memory_bytes} bytes", "memory_bytes")
     return ProgramFailed(f"the program could not be started: {message.strip().splitlines()[-1].strip()}")

@@ -16,8 +16,8 @@ from typing import Literal
 import msgspec
 import wasmtime
 
+from weft.abi.errors import ConfigError, InvalidRequest
 from weft.config import cache_directory
-from weft.core.errors import ConfigError, InvalidRequest
 from weft.programs.guest import GuestHost
 from weft.programs.sandbox import build_runner
 from weft.programs.sandbox.backend import Backend, choose

@@ -19,12 +19,12 @@ from typing import Any
 import wasmtime
 import wasmtime.component
 
-from weft.core.errors import Overloaded, ProgramFailed, WeftError
+from weft.abi.errors import Overloaded, ProgramFailed, WeftError
+from weft.abi.frames import WireError
 from weft.programs.sandbox.bytecode import Call, Calls
 from weft.programs.sandbox.engine import INTERFACE, TABLE_ELEMENTS, engine_config
 from weft.programs.sandbox.imports import CLOCKS, IMPORTS, entry_of, module_linker
 from weft.programs.sandbox.machine import GuestLimits, Request, Trapped, Value, out_of_bounds, refused, trapped
-from weft.sdk.wire import WireError
 
 _LOOK_S = 0.02
 """How often limits are looked at while a guest computes."""

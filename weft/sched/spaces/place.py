@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from weft.core.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.wire import MAX_DIST, CopyTokens, EmbedText, Forward, ForwardSample, NextDist
 from weft.sched.batch import StepBuilder
 from weft.sched.spaces.conflicts import Conflicts, Stage

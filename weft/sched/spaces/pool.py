@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from weft.abi.errors import OutOfPages, UnknownHandle
 from weft.cache.manager import KVCache
-from weft.core.errors import OutOfPages, UnknownHandle
 from weft.sched.spaces.resources import Page, Space
 
 MakeRoom = Callable[[int, float], bool]

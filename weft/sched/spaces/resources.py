@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from weft.core.errors import InvalidRequest, UnknownHandle, WeftError
+from weft.abi.errors import InvalidRequest, UnknownHandle, WeftError
 from weft.core.wire import QueueCommand
 
 MAX_HANDLE = 2**32

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.step import Bool
 from weft.sched.spaces.resources import Page
 

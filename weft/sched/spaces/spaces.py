@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.core.errors import (
+from weft.abi.errors import (
     Draining,
     InvalidRequest,
     OutOfPages,

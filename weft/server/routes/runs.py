@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from weft.core.errors import WeftError
+from weft.abi.errors import WeftError
 from weft.programs.registry import Code
 from weft.programs.runs import Run, RunSpec
 from weft.server.arguments import caller_of

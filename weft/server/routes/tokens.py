@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.core.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.ids import unpack_tokens
 from weft.programs.builtin import chat
 from weft.server.chat_prompt import chat_args

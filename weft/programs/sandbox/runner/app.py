@@ -48,7 +48,7 @@ import weft.sdk
 from weft.programs.sandbox.runner import warm
 from weft.sdk import main as program
 from weft.sdk.channel import Channel, install
-from weft.sdk.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 
 for _module in pkgutil.walk_packages(weft.sdk.__path__, "weft.sdk."):
     importlib.import_module(_module.name)

@@ -96,7 +96,7 @@ ENTROPY = Entropy()
 
 
 LOG = 1
-"""`weft.sdk.wire.Op.LOG`; the library is loaded when the clocks are in place."""
+"""`weft.abi.operations.Op.LOG`; the library is loaded when the clocks are in place."""
 
 
 class Output(io.TextIOBase):

@@ -7,11 +7,12 @@ time. All of that is part of the image afterwards: no instance does it again, no
 import json
 import struct
 
-from weft.sdk.wire import Kind, Op, commands, pack_event
+from weft.abi.frames import EventKind, commands, pack_event
+from weft.abi.operations import Op
 
 PROGRAM = """
 import asyncio
-from weft.sdk import Context, Queue, Sequence, Stop, gather, greedy, session, store, tokenize
+from weft.sdk import Context, Queue, Sequence, Stop, gather, greedy, run, store, tokenize
 
 class Error(Exception): pass
 
@@ -54,8 +55,8 @@ async def main(args):
     await asyncio.gather(*(step(n) for n in range(3)))
     await gather([over_distributions(), over_pages(), over_parts(), over_text()])
     await store.put_json("warm", await store.get_json("warm", 0))
-    await session.sleep(0.0)
-    session.send(args)
+    await run.sleep(0.0)
+    run.send(args)
     if args: raise Error("warm")
     return {"a": [1, 2.5, "x"]}
 """
@@ -91,7 +92,7 @@ class Host:
         events = []
         for op, call, _, _ in commands(said.encode("latin-1")):
             if op is Op.SEQ_GENERATE:
-                events.append(pack_event(Kind.PART, call, _IDS, b"warm"))
+                events.append(pack_event(EventKind.PART, call, _IDS, b"warm"))
             if op in _ANSWERS:
-                events.append(pack_event(Kind.RESULT, call, *_ANSWERS[op]))
+                events.append(pack_event(EventKind.RESULT, call, *_ANSWERS[op]))
         return b"".join(events).decode("latin-1")

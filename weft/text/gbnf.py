@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from weft.sdk.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest
 
 START = "root"
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")

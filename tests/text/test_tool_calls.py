@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sdk.help import calls, content, cut, parsed
-from weft.sdk.deltas import CallArguments, CallStart, Content
-from weft.sdk.tool_calls import PARSERS, HermesParser, Llama3JsonParser, MistralParser, ToolCallParser
+from weft.text.deltas import CallArguments, CallStart, Content
+from weft.text.tool_calls import PARSERS, HermesParser, Llama3JsonParser, MistralParser, ToolCallParser
 
 FAMILIES = list(PARSERS.values())
 family = pytest.mark.parametrize("kind", FAMILIES)

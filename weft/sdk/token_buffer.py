@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Sequence as Items
 from typing import Any
 
+from weft.abi.errors import EngineDead, InvalidRequest
 from weft.sdk.channel import current
 from weft.sdk.chat import Chat, common_prefix
-from weft.sdk.errors import EngineDead, InvalidRequest
 from weft.sdk.generation import Generation, thinks
 from weft.sdk.model import own_model
 from weft.sdk.sequence import Generating, Part, Sequence, Usage
@@ -22,10 +22,10 @@ Ranges = tuple[tuple[int, int], ...]
 Masks = list[tuple[int, Ranges]]
 
 
-class Strand:
+class TokenBuffer:
     """One sequence with its tokens and its chat. `parent`: what it becomes a fork of, once that calls `branch`."""
 
-    def __init__(self, chat: Chat, priority: int = 0, *, parent: Strand | None = None):
+    def __init__(self, chat: Chat, priority: int = 0, *, parent: TokenBuffer | None = None):
         self.channel = current()
         self.priority = priority
         self.parent = parent
@@ -41,7 +41,7 @@ class Strand:
         self.base = 0
         """Tokens before the chat."""
         self.chat = chat
-        self.pending: list[str | list[int] | dict[str, Any] | Strand] = []
+        self.pending: list[str | list[int] | dict[str, Any] | TokenBuffer] = []
         """Put in, and not on the sequence yet: texts, tokens, messages, and forks that come after them."""
         self.is_dirty = False
         """Whether the chat has messages that are not on the sequence."""
@@ -73,7 +73,7 @@ class Strand:
             if isinstance(item, dict):
                 self.chat.add(item)
                 self.is_dirty = True
-            elif isinstance(item, Strand):
+            elif isinstance(item, TokenBuffer):
                 if self.is_dirty:
                     await self._render(False)
                 self._branch(item)
@@ -83,7 +83,7 @@ class Strand:
         if self.chat.messages and (self.is_dirty or (cue and self.chat.turn is None)):
             await self._render(cue)
 
-    def branch(self, child: Strand) -> None:
+    def branch(self, child: TokenBuffer) -> None:
         """Make a child a fork as of now: at once, or after what was put in before."""
         is_busy = self.last is not None and not self.last.ended
         if self.parent is not None or self.pending or self.is_dirty or is_busy:
@@ -185,7 +185,7 @@ class Strand:
 
     # ---- inside
 
-    def _branch(self, child: Strand) -> None:
+    def _branch(self, child: TokenBuffer) -> None:
         child.parent = None
         if child.sequence.is_open:
             self.sequence.fork(child.sequence)

@@ -1,7 +1,7 @@
 """One call as a JSON object, `{"name": …, "arguments": {…}}`, read while it arrives.
 
 Owns the question from when on a text is a call: once its name is known and its arguments have begun as an object.
-It does not know what stands around the object; `weft.sdk.tool_calls` does.
+It does not know what stands around the object; `weft.text.tool_calls` does.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sdk.help import content, cut, parsed, reasoning
-from weft.sdk.deltas import Content, Reasoning
-from weft.sdk.reasoning import ReasoningParser
+from weft.text.deltas import Content, Reasoning
+from weft.text.reasoning import ReasoningParser
 
 PIECES = ("<think>", "</think>", "<", "</", "think>", " ", "\n", "x")
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=10).map("".join)

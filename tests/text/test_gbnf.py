@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from weft.sdk import InvalidRequest
-from weft.sdk.gbnf import to_lark
+from weft.text.gbnf import to_lark
 
 LONGEST = 5
 

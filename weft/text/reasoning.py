@@ -5,8 +5,8 @@ White space around the tags belongs to neither. A text that does not begin with 
 
 from __future__ import annotations
 
-from weft.sdk.deltas import Content, Delta, Reasoning
-from weft.sdk.markers import num_held
+from weft.text.deltas import Content, Delta, Reasoning
+from weft.text.markers import num_held
 
 OPEN, CLOSE = "<think>", "</think>"
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 
-from weft.sdk.call_object import BLANK, ArgumentsScanner, CallObject, State
-from weft.sdk.deltas import CallArguments, CallStart, Content, Delta, joined
-from weft.sdk.markers import num_blank, num_held
+from weft.text.call_object import BLANK, ArgumentsScanner, CallObject, State
+from weft.text.deltas import CallArguments, CallStart, Content, Delta, joined
+from weft.text.markers import num_blank, num_held
 
 Reader = Generator[None, str, None]
 """Is sent the characters of calls one by one; ends with the last one."""

@@ -1,0 +1,93 @@
+"""The run that a program is: its arguments, its log, and messages to and from the clients attached to it.
+
+from weft.sdk import run
+
+await run.receive()                 # the next message from a client
+run.send({"progress": 0.5})         # a message to all clients attached
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from enum import IntEnum
+from typing import Any
+
+from weft.abi.operations import Op
+from weft.sdk.answers import Answer, json_of, nothing
+from weft.sdk.calls import Call
+from weft.sdk.channel import current
+from weft.sdk.main import encode
+
+_PENDING = "receive"
+_ARGS = "args"
+
+
+class Level(IntEnum):
+    """Severity of a line of the log."""
+
+    DEBUG = 0
+    INFO = 1
+    WARNING = 2
+    ERROR = 3
+
+
+def args() -> Any:
+    """The arguments of the run: the same value as the argument of `main`."""
+    return current().values.get(_ARGS)
+
+
+def set_args(value: object) -> None:
+    """Set what `args` returns; the host calls it before `main`."""
+    current().values[_ARGS] = value
+
+
+def send(message: object) -> None:
+    """Send a JSON value to the clients attached to the run. Returns at once; messages arrive in order.
+
+    Raises `InvalidRequest` for a value that is not JSON; a limit that it exceeds is raised by the next call.
+    """
+    current().post(Op.SEND, encode(message, "the message"))
+
+
+async def receive() -> Any:
+    """The next message from a client attached to the run. Waits for one.
+
+    With `asyncio.timeout` around it, a message that comes too late is the next `receive`'s: none is lost.
+    """
+    values = current().values
+    call: Call | None = values.get(_PENDING)
+    if call is None:
+        call = current().ask(Op.RECEIVE)
+        call.keep = True
+        values[_PENDING] = call
+    try:
+        blobs = await call
+    finally:
+        if call.ended:
+            values.pop(_PENDING, None)
+    return json_of(blobs)
+
+
+async def messages() -> AsyncIterator[Any]:
+    """All messages, one after the other, without an end."""
+    while True:
+        yield await receive()
+
+
+def log(text: object, level: Level = Level.INFO) -> None:
+    """Write a line to the run's log."""
+    current().post(Op.LOG, int(level), str(text).encode("utf-8", "replace"))
+
+
+def sleep(seconds: float) -> Answer[None]:
+    """Wait, in seconds. KV that the program holds may be swapped out meanwhile.
+
+    `asyncio.sleep` waits too, but the server does not know of it.
+    """
+    return Answer(current().ask(Op.SLEEP, float(seconds)), nothing)
+
+
+def now() -> float:
+    """Seconds since the epoch."""
+    return time.time()
