@@ -20,7 +20,7 @@ def test_no_module_takes_the_place_of_a_function_once_it_is_imported() -> None:
 
 
 def test_the_old_name_of_run_works_and_warns() -> None:
-    import weft.sdk.run
+    import weft.sdk.session
 
     with pytest.warns(DeprecationWarning, match=r"weft\.sdk\.run"):
-        assert weft.sdk.run.send is weft.sdk.run.send
+        assert weft.sdk.session.send is weft.sdk.run.send

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from weft.abi.errors import StorageFailed, storage_failed
+from weft.abi.errors import StorageFailed
+from weft.programs.disk import storage_failed
 
 _INDEX, _TENANT, _CONTENT = "index.json", "tenant", ".program"
 LOCK_PATIENCE_S = 10.0

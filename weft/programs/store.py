@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed, storage_failed
+from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed
 from weft.programs.database import open_database, writing
+from weft.programs.disk import storage_failed
 from weft.threads import FairThreads
 
 T = TypeVar("T")

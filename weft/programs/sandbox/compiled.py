@@ -20,7 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed, storage_failed
+from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed
+from weft.programs.disk import storage_failed
 from weft.programs.sandbox import compile_worker
 from weft.programs.sandbox.engine import ENGINE_FORMAT, WASMTIME_VERSION
 
