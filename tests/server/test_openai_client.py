@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 
 import openai
 import pytest
 
 from tests.server.conftest import MODEL, RunningServer, ids, running
+from tests.server.test_disconnect import connect, read_to_end, read_until
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -70,7 +72,27 @@ def test_continuous_usage(server: RunningServer) -> None:
     )
     counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage is not None]
     assert counts == sorted(counts)
-    assert counts[-1] == 5
+    # The role's event says nothing yet.
+    assert (counts[0], counts[1] > 0, counts[-1]) == (0, True, 5)
+
+
+def test_what_was_cached_is_told_once_it_is_known(stepped: RunningServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"messages": MESSAGES, "max_tokens": 5, "stream": True, "stream_options": options}
+    connection = connect(stepped, "/v1/chat/completions", body)
+    stepped.wait_until(lambda: bool(stepped.engine.sequences))
+    stepped.on_loop(stepped.engine.step)
+    text = read_until(connection, b"content")
+    stepped.on_loop(lambda: stepped.engine.step(200))
+    text += read_to_end(connection)
+    connection.close()
+    told = [
+        json.loads(line.removeprefix("data: ")) for line in text.decode().splitlines() if line.startswith("data: {")
+    ]
+    known = ["prompt_tokens_details" in event["usage"] for event in told]
+    assert (known[:2], known[-2:]) == ([False, False], [True, True])
+    assert known == sorted(known)
+    assert told[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_seed_makes_requests_reproducible_and_absence_varies(server: RunningServer) -> None:

@@ -246,6 +246,47 @@ def test_continue_final_message(server: RunningServer) -> None:
     assert len(closed) == len(tokens) + 2
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a", "foo": 1}]}, ""),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]}]}, ""),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "foo": 1}}]}]}, ""),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"foo": 1, "function": {"name": "f"}}]}]}, ""),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "tool_call_id": "c"}]}, "messages[0].tool_call_id"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "foo": 1}}]}, ""),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}, "foo": 1}]}, ""),
+        (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f", "foo": 1}}}, ""),
+        (CHAT, {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"foo": 1, "mode": "required"}}}, ""),
+        (CHAT, {"response_format": {"type": "json_object", "foo": 1}}, ""),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "foo": 1, "schema": {}}}}, ""),
+        (CHAT, {"structured_outputs": {"regex": "a", "foo": True}}, ""),
+        (CHAT, {"stream": True, "stream_options": {"foo": True}}, ""),
+        (CHAT, {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        ("/v1/completions", {"response_format": {"type": "json_object", "foo": 1}}, ""),
+        ("/v1/completions", {"stream": True, "stream_options": {"foo": True}}, ""),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a", "foo": 1}]}, ""),
+        ("/tokenize", {"messages": USER, "tools": [{"function": {"name": "f", "foo": 1}}]}, ""),
+        ("/v1/runs", {"source": "def main(): pass", "limits": {"foo": 1}}, ""),
+    ],
+)
+def test_unknown_fields_inside_fields_are_refused(server: RunningServer, path: str, fields: dict, place: str) -> None:
+    base = {CHAT: {"messages": USER}, "/v1/completions": {"prompt": "a"}}.get(path, {})
+    error = error_of(server.post(path, base | fields))
+    assert error["param"] == place or error["param"].endswith(".foo")
+    assert error["param"].startswith(next(iter(fields.keys() - {"stream", "source", "messages"}), "messages"))
+    assert error["param"] in error["message"]
+
+
+def test_what_only_advises_or_is_null_is_accepted_inside_fields_too(server: RunningServer) -> None:
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    answer = {"role": "assistant", "content": "b", "annotations": [], "audio": None, "tool_calls": None}
+    assert server.chat(messages=[{"role": "user", "content": [part]}, answer, *USER]).status_code == 200
+    called = {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chat = [*USER, {"role": "assistant", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "c", "content": ""}]
+    assert server.post("/tokenize", {"messages": chat}).status_code == 200
+
+
 def test_truncation_keeps_the_end(server: RunningServer) -> None:
     def last(count: int, **fields) -> list[int]:
         body = {"prompt": "abcdef", "truncate_prompt_tokens": count, "return_token_ids": True, "max_tokens": 1}

@@ -96,7 +96,7 @@ def test_every_choice_gets_the_grammar(server: RunningServer, path: str, fields:
         ({"structured_outputs": {"grammar": 'root ::= "a'}}, "structured_outputs.grammar"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
-        ({"structured_outputs": {"xml": True}}, "structured_outputs"),
+        ({"structured_outputs": {"xml": True}}, "structured_outputs.xml"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ],

@@ -3,7 +3,7 @@
 A request's struct lists the fields with an effect. A field that would change the output and cannot be honoured is
 refused by name, unless its value asks for nothing; a field that only advises is accepted; any other is refused with
 the nearest names, because a misspelt field that is silently ignored changes results without a word. `null` means that
-a field is absent. `docs/api.md` is checked against this file.
+a field is absent. The same holds inside messages, tools and formats. `docs/api.md` is checked against this file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from typing import Any, NamedTuple, TypeVar, cast, get_origin, get_type_hints
+import types
+from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -19,6 +20,7 @@ from weft.abi.errors import InvalidRequest, Unsupported
 from weft.server.schemas.chat import ChatRequest
 from weft.server.schemas.completion import CompletionRequest
 from weft.server.schemas.embedding import EmbeddingRequest
+from weft.server.schemas.nested import NESTED, NESTED_ADVISORY, ROLES_OF, RequestMessage
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -116,7 +118,9 @@ def request_from(kind: type[T], raw: Any) -> T:
         elif name in refused:
             _check_harmless(name, value, refused[name])
         elif name not in ADVISORY:
-            raise InvalidRequest(_unknown(name, (*known, *refused, *ADVISORY)), name[:100])
+            raise InvalidRequest(_unknown(name, name, (*known, *refused, *ADVISORY)), name[:100])
+    for name, shape in NESTED.get(kind, {}).items():
+        _check_inside(kept.get(name), shape, name)
     try:
         return msgspec.convert(kept, kind, str_keys=True)
     except msgspec.ValidationError as error:
@@ -160,10 +164,39 @@ def _check_harmless(name: str, value: Any, refusal: Refusal) -> None:
     raise Unsupported(f"{name} is not supported. {refusal.advice}", name)
 
 
-def _unknown(name: str, names: tuple[str, ...]) -> str:
+def _check_inside(value: Any, shape: Any, path: str) -> None:
+    """Raise `InvalidRequest` for a field that no object at this place has, however deep; other errors are not ours."""
+    origin = get_origin(shape)
+    if origin in (types.UnionType, Union):
+        for option in get_args(shape):
+            _check_inside(value, option, path)
+    elif origin is list and isinstance(value, list):
+        for number, entry in enumerate(value):
+            _check_inside(entry, get_args(shape)[0], f"{path}[{number}]")
+    elif isinstance(shape, type) and origin is None and issubclass(shape, msgspec.Struct) and isinstance(value, dict):
+        _check_object(value, shape, path)
+
+
+def _check_object(value: dict[str, Any], shape: type[msgspec.Struct], path: str) -> None:
+    hints = get_type_hints(shape)
+    advisory = NESTED_ADVISORY.get(shape, {})
+    for name, inner in value.items():
+        if inner is None or name in advisory:
+            continue
+        if name not in hints:
+            place = f"{path}.{name[:100]}"
+            raise InvalidRequest(_unknown(place, name, (*hints, *advisory)), place)
+        roles = ROLES_OF.get(name, ()) if shape is RequestMessage else ()
+        if roles and value.get("role") not in roles and inner:
+            place = f"{path}.{name}"
+            raise InvalidRequest(f"{place} belongs to messages of the role {' or '.join(roles)}.", place)
+        _check_inside(inner, hints[name], f"{path}.{name}")
+
+
+def _unknown(place: str, name: str, names: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name[:100], names, n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else " See /docs for the fields there are."
-    return f"Unknown field {name[:100]!r}.{hint}"
+    return f"Unknown field {place[:200]!r}.{hint}"
 
 
 def _located(error: msgspec.ValidationError) -> tuple[str, str | None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from weft.core.wire import Usage
 from weft.metrics import ModelMetrics
 from weft.programs.types import Chunk
@@ -57,15 +59,19 @@ class Observer:
             self._queued_s = max(self._queued_s or 0.0, usage.queued_s)
             self._record.cached_tokens = sum(self._cached.values())
 
-    def usage(self) -> UsageInfo:
-        """Tokens so far. Each prompt counts once, and is cached as far as its first choice found it."""
+    def usage(self, unsaid_tokens: int = 0) -> UsageInfo:
+        """Tokens so far, but for `unsaid_tokens` that were seen and are not in the answer yet.
+
+        Each prompt counts once, and is cached as far as its first choice found it.
+        """
         record = self._record
-        cached = min(record.cached_tokens, record.prompt_tokens)
+        num_tokens = record.completion_tokens - unsaid_tokens
+        known = len(self._cached) * self._n == self._num_choices or len(self._ended) == self._num_choices
         return UsageInfo(
             record.prompt_tokens,
-            record.completion_tokens,
-            record.prompt_tokens + record.completion_tokens,
-            PromptTokensDetails(cached),
+            num_tokens,
+            record.prompt_tokens + num_tokens,
+            PromptTokensDetails(min(record.cached_tokens, record.prompt_tokens)) if known else msgspec.UNSET,
         )
 
     def close(self, error: BaseException | None) -> None:

@@ -41,10 +41,10 @@ class _Usage:
         self.always = self.at_end and options is not None and options.continuous_usage_stats
         self._observer = observer
 
-    def of_event(self) -> UsageInfo | msgspec.UnsetType | None:
-        """For every event but the last: null where usage is told at the end."""
+    def of_event(self, unsaid_tokens: int) -> UsageInfo | msgspec.UnsetType | None:
+        """For every event but the last: null where usage is told at the end. `unsaid_tokens` come in later events."""
         if self.always:
-            return self._observer.usage()
+            return self._observer.usage(unsaid_tokens)
         return None if self.at_end else UNSET
 
 
@@ -86,7 +86,8 @@ class ChatWriter:
             prompt = self._prompt_token_ids if self._token_ids else UNSET
             # The role comes with the first chunk and not before: until then an error still has a status of its own.
             delta = ChatDelta(role="assistant", content="")
-            parts.append(self._event(ChatChunkChoice(index=chunk.index, delta=delta), prompt or UNSET))
+            role = ChatChunkChoice(index=chunk.index, delta=delta)
+            parts.append(self._event(role, prompt or UNSET, unsaid_tokens=len(chunk.tokens)))
         finish: AnswerFinish | None = chunk.finish_reason
         if self._new_parser is not None:
             parser = self._parsers.get(chunk.index)
@@ -143,8 +144,10 @@ class ChatWriter:
             )
         )
 
-    def _event(self, choice: ChatChunkChoice, prompt: list[int] | msgspec.UnsetType = UNSET) -> bytes:
-        return _event(_chat_chunk(self._head, [choice], self._usage.of_event(), prompt))
+    def _event(
+        self, choice: ChatChunkChoice, prompt: list[int] | msgspec.UnsetType = UNSET, *, unsaid_tokens: int = 0
+    ) -> bytes:
+        return _event(_chat_chunk(self._head, [choice], self._usage.of_event(unsaid_tokens), prompt))
 
 
 class Echo(msgspec.Struct, frozen=True):
@@ -237,7 +240,7 @@ class CompletionWriter:
         return writer.write(tokens, entries)
 
     def _event(self, choice: CompletionChoice) -> bytes:
-        return _event(_completion(self._head, [choice], self._usage.of_event()))
+        return _event(_completion(self._head, [choice], self._usage.of_event(0)))
 
 
 def _chat_chunk(

@@ -26,6 +26,10 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False
     """Accepted; chunks are never padded."""
 
+    def __post_init__(self) -> None:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage to be true")
+
 
 class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Fields of every request that generates text."""
@@ -138,12 +142,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class UsageInfo(msgspec.Struct, frozen=True):
-    """Tokens of a request. The prompt counts once, whatever `n` is."""
+    """Tokens of a request. The prompt counts once, whatever `n` is.
+
+    The details are absent in events of a stream that precede the end of a prompt's first choice: the engine reports
+    them with that end.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -1,0 +1,172 @@
+"""What the objects inside a request may have: messages, tools, formats.
+
+Requests keep these objects as plain mappings, because chat templates read them; these structs list their fields, for
+the check that refuses unknown ones and for the OpenAPI document. Values are checked where they are used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from weft.programs.limits import Limits
+from weft.server.schemas.chat import ChatRequest
+from weft.server.schemas.common import Json, StreamOptions
+from weft.server.schemas.completion import CompletionRequest
+from weft.server.schemas.programs import RunRequest, SourceRunRequest
+from weft.server.schemas.service import TokenizeRequest
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """The function of a call in a message."""
+
+    name: Annotated[str, Meta(description="As in `tools`.")]
+    arguments: Annotated[str | Json | None, Meta(description="JSON of an object, or the object.")] = None
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    """A call that the assistant made earlier."""
+
+    id: Annotated[str | None, Meta(description="The `tool_call_id` of its answer.")] = None
+    type: Annotated[Literal["function"], Meta(description="The kind of tool.")] = "function"
+    function: Annotated[CalledFunction, Meta(description="The function and its arguments.")]
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A piece of a message's text."""
+
+    type: Annotated[
+        Literal["text", "input_text", "output_text", "refusal"], Meta(description="Which field has the text.")
+    ]
+    text: Annotated[str | None, Meta(description="The text, unless `type` is `refusal`.")] = None
+    refusal: Annotated[str | None, Meta(description="The text where `type` is `refusal`.")] = None
+
+
+class RequestMessage(msgspec.Struct, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool", "function"], Meta(description="Who speaks.")
+    ]
+    content: Annotated[
+        str | list[str | ContentPart] | None, Meta(description="A text, or its parts, joined with line breaks.")
+    ] = None
+    name: Annotated[str | None, Meta(description="For chat templates that tell speakers apart.")] = None
+    tool_calls: Annotated[list[MessageToolCall] | None, Meta(description="Of an assistant: its calls.")] = None
+    function_call: Annotated[CalledFunction | None, Meta(description="Of an assistant: the older form of a call.")] = (
+        None
+    )
+    refusal: Annotated[str | None, Meta(description="Of an assistant: its text where `content` is null.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="Of an assistant: its reasoning.")] = None
+    reasoning: Annotated[str | None, Meta(description="The same, for templates that know this name.")] = None
+    thinking: Annotated[str | None, Meta(description="The same, for templates that know this name.")] = None
+    tool_call_id: Annotated[str | None, Meta(description="Of a tool: the call that it answers.")] = None
+
+
+class FunctionDefinition(msgspec.Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(description="1 to 64 of `A-Z a-z 0-9 _ . -`.")]
+    description: Annotated[str | None, Meta(description="What it does, for the model.")] = None
+    parameters: Annotated[Json | None, Meta(description="JSON schema of its arguments, an object.")] = None
+    strict: Annotated[
+        bool | None, Meta(description="Accepted: calls follow the schema wherever a grammar is at work.")
+    ] = None
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    """A tool of a chat."""
+
+    type: Annotated[Literal["function"], Meta(description="The kind of tool.")] = "function"
+    function: Annotated[FunctionDefinition, Meta(description="The function.")]
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    """A function by its name."""
+
+    name: Annotated[str, Meta(description="As in `tools`.")]
+
+
+class ToolReference(msgspec.Struct, kw_only=True):
+    """One of the tools, by name."""
+
+    type: Annotated[Literal["function"], Meta(description="The kind of tool.")]
+    function: Annotated[FunctionName, Meta(description="The function.")]
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Some of the tools."""
+
+    mode: Annotated[Literal["required"], Meta(description="One of them must be called.")]
+    tools: Annotated[list[ToolReference], Meta(min_length=1, description="Those that may be called.")]
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """A choice of tools."""
+
+    type: Annotated[Literal["function", "allowed_tools"], Meta(description="Which of the other fields is there.")]
+    function: Annotated[FunctionName | None, Meta(description="The function that must be called.")] = None
+    allowed_tools: Annotated[AllowedTools | None, Meta(description="The functions that may be called.")] = None
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """A JSON schema with a name."""
+
+    name: Annotated[str, Meta(description="Required, without effect on the text.")]
+    schema: Annotated[Json, Meta(description="The schema that the text follows.")]
+    description: Annotated[str | None, Meta(description="Accepted without effect on the text.")] = None
+    strict: Annotated[bool | None, Meta(description="Accepted: the schema always holds.")] = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """The form of an answer."""
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="Any text, JSON, or a schema.")]
+    json_schema: Annotated[JsonSchemaFormat | None, Meta(description="With `json_schema`.")] = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """What a text must be: exactly one of these."""
+
+    json: Annotated[Any, Meta(description="JSON that this schema (or its text) allows.")] = None
+    regex: Annotated[str | None, Meta(description="A text that the expression matches.")] = None
+    choice: Annotated[list[str] | None, Meta(description="One of these.")] = None
+    grammar: Annotated[str | None, Meta(description="A text of this grammar, in Lark or GBNF.")] = None
+
+
+_FORMATS: dict[str, Any] = {"response_format": ResponseFormat, "structured_outputs": StructuredOutputs}
+_OF_TEXT: dict[str, Any] = _FORMATS | {"stream_options": StreamOptions}
+_OF_CHAT: dict[str, Any] = {"messages": list[RequestMessage], "tools": list[ToolDefinition]}
+
+NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
+    ChatRequest: _OF_TEXT | _OF_CHAT | {"tool_choice": Literal["auto", "none", "required"] | ToolChoice | None},
+    CompletionRequest: _OF_TEXT,
+    TokenizeRequest: _OF_CHAT,
+    RunRequest: {"limits": Limits},
+    SourceRunRequest: {"limits": Limits},
+}
+"""By request and field: the shape of its value."""
+
+NESTED_ADVISORY: dict[type[msgspec.Struct], dict[str, str]] = {
+    RequestMessage: {"annotations": "of earlier answers; not shown to the model"},
+    ContentPart: {
+        "annotations": "of earlier answers; not shown to the model",
+        "cache_control": "prefixes are found by their tokens",
+    },
+    MessageToolCall: {"index": "of streams; calls are in their order"},
+    ToolDefinition: {"cache_control": "prefixes are found by their tokens"},
+}
+"""Accepted inside requests; nothing in the answer depends on them."""
+
+ROLES_OF: dict[str, tuple[str, ...]] = {
+    "tool_calls": ("assistant",),
+    "function_call": ("assistant",),
+    "refusal": ("assistant",),
+    "reasoning_content": ("assistant",),
+    "reasoning": ("assistant",),
+    "thinking": ("assistant",),
+    "tool_call_id": ("tool", "function"),
+}
+"""Fields of messages that only some roles have."""
