@@ -1,1 +1,1 @@
-"""A tour of a running server: `make demo`."""
+"""`make demo`: a tour of a running server."""

@@ -1,6 +1,6 @@
-"""`weft serve` as a child process: start it on a free loopback port, read its metrics, stop it.
+"""`weft serve` as a child process: start it on a free port of the loopback interface, read its metrics, stop it.
 
-Owns the process and its log file. Knows nothing of what is done with the server.
+Owns the process and its log file.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-START_S = 120.0
-STOP_S = 60.0
+PATIENCE_S = 600.0
+"""How long anything is waited for. It ends a tour that hangs; no expectation is about it."""
+POLL_S = 0.05
 
 
 class ServerFailed(Exception):
-    """The server did not start."""
+    """The server ended before it was ready."""
 
 
 class ServerProcess:
-    """One server with the model that ships in the package."""
+    """A server with the model in the package, and a data directory of its own."""
 
     def __init__(self) -> None:
         with socket.socket() as probe:
@@ -43,35 +44,31 @@ class ServerProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=os.environ | {"WEFT_DATA": self._data.name},
+            env=os.environ | {"WEFT_DATA": self._data.name, "WEFT_SERVER_DRAIN_S": f"{PATIENCE_S:g}"},
         )
-        self._http = httpx.AsyncClient(base_url=self.url, timeout=10, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
 
     async def wait_ready(self) -> None:
-        """Until `/ready` says so. Raises `ServerFailed`."""
-        for _ in range(int(START_S / 0.1)):
-            if self._process.poll() is not None:
-                raise ServerFailed(f"the server ended with code {self._process.returncode}")
-            try:
-                if (await self._http.get("/ready")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.1)
-        raise ServerFailed(f"the server was not ready after {START_S:.0f} s")
+        """Return when `/ready` answers 200. Raises `ServerFailed` if the server ends, `TimeoutError`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self._process.poll() is None:
+                try:
+                    if (await self._http.get("/ready")).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(POLL_S)
+        raise ServerFailed(f"the server ended with code {self._process.returncode}")
 
     async def wait_not_ready(self) -> int:
-        """The status of `/ready` once it is no longer 200, or 200 if it stays so."""
-        status = 200
-        for _ in range(100):
-            status = (await self._http.get("/ready")).status_code
-            if status != 200:
-                break
-            await asyncio.sleep(0.01)
+        """Return the status of `/ready` once it is not 200. Raises `TimeoutError`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (status := (await self._http.get("/ready")).status_code) == 200:
+                await asyncio.sleep(POLL_S)
         return status
 
     async def metrics(self) -> Counter[str]:
-        """Every sample of `/metrics`, summed over its labels, by name without the prefix `weft:`."""
+        """All samples of `/metrics`, each summed over its labels, by name without the prefix `weft:`."""
         response = await self._http.get("/metrics")
         response.raise_for_status()
         totals: Counter[str] = Counter()
@@ -81,20 +78,20 @@ class ServerProcess:
         return totals
 
     def terminate(self) -> None:
-        """Ask the server to finish what it has and end, as a process manager would."""
+        """Send SIGTERM, on which the server finishes its requests and ends."""
         self._process.send_signal(signal.SIGTERM)
 
     async def wait_ended(self) -> int:
-        """The exit code. Raises `TimeoutError`."""
-        async with asyncio.timeout(STOP_S):
+        """Return the exit code of the server once it has ended. Raises `TimeoutError`."""
+        async with asyncio.timeout(PATIENCE_S):
             return await asyncio.to_thread(self._process.wait)
 
     def log(self, lines: int = 20) -> str:
-        """The end of what the server has printed."""
+        """The last lines of the server's output."""
         return "".join(Path(self._log.name).read_text().splitlines(keepends=True)[-lines:])
 
     async def close(self) -> None:
-        """Leave nothing running, whatever has happened."""
+        """Kill the server if it still runs, and delete its log."""
         await self._http.aclose()
         if self._process.poll() is None:
             self._process.kill()

@@ -181,18 +181,6 @@ class TestDocuments:
         missing = [term for term in terms if not re.search(rf"\b{term.lower().replace('-', '[-_ ]?')}", code)]
         assert not missing
 
-    def test_python_examples_compile(self) -> None:
-        examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-        assert examples
-        for example in examples:
-            compile(example, "README.md", "exec")
-
-    def test_offline_example_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
-        examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-        (offline,) = [example for example in examples if "weft.LLM" in example]
-        exec(compile(offline, "README.md", "exec"), {})
-        assert capsys.readouterr().out.strip()
-
     def test_nothing_depends_on_one_machine(self) -> None:
         elsewhere = re.compile(
             r"(?<![\w.])/(root|work|mnt|Users|home/(?!(weft|somebody)\b)|opt/(?!weft\b))[\w/]|file:/" + "/"

@@ -1,4 +1,4 @@
-"""An agent with one tool, as it is uploaded."""
+"""An agent with one tool."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ async def weather(city: str) -> str:
 
 
 async def main(args: dict[str, Any]) -> dict[str, Any]:
-    """Ask, let it call the tool, answer."""
+    """Answer `args["question"]`; return the answer and the arguments of each call of the tool."""
     calls = []
     async with Context(tools=[weather], sampler=greedy()) as ctx:
         ctx.user(args["question"])

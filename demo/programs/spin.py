@@ -1,7 +1,7 @@
-"""A program that never comes back."""
+"""A program that never ends and never awaits."""
 
 
 def main(args: object) -> None:
-    """For ever."""
+    """Compute without end."""
     while True:
         pass

@@ -56,7 +56,7 @@ class LLM:
     """A model in this process, for offline use.
 
         with weft.LLM("weft-tiny") as llm:
-            results = llm.generate(["Once upon a time", "The cat"], max_tokens=32, temperature=0)
+            results = llm.chat([[{"role": "user", "content": "Tell me something interesting."}]], temperature=0)
             print(results[0].text)
 
     `options` are the fields of `weft.config.EngineConfig`. Methods may be called from several threads at once; calls
