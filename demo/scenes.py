@@ -83,7 +83,7 @@ class Stage:
         """Wait for metrics of which `holds` is true; return them and the seconds waited. Raises `TimeoutError`."""
         began = time.monotonic()
         async with asyncio.timeout(PATIENCE_S):
-            while not holds(metrics := await self.server.metrics()):
+            while not holds(metrics := await self.server.metrics()):  # noqa: ASYNC110  the server sends no events
                 await asyncio.sleep(POLL_S)
         return metrics, time.monotonic() - began
 

@@ -63,7 +63,7 @@ class ServerProcess:
     async def wait_not_ready(self) -> int:
         """Return the status of `/ready` once it is not 200. Raises `TimeoutError`."""
         async with asyncio.timeout(PATIENCE_S):
-            while (status := (await self._http.get("/ready")).status_code) == 200:
+            while (status := (await self._http.get("/ready")).status_code) == 200:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
         return status
 

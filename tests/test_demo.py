@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def test_a_slow_machine_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(scenes, "POLL_S", 0)
     moments = iter(range(0, 10**6, 60))  # a minute passes at every look at the clock
-    monkeypatch.setattr(scenes.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(scenes, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     slow = SlowServer()
     asyncio.run(Stage(slow, None, "model", Report()).settled(lambda metrics: not metrics["num_sequences"]))  # type: ignore[arg-type]
     assert slow.polls == 500
