@@ -12,7 +12,7 @@ from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.server.constraints import Constraint
 from weft.server.dialect import Dialect, dialect_of
-from weft.server.grammars import Calls, Tool, answer_grammar
+from weft.server.grammars import Calls, Tool, answer_grammar, triggered_grammar
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
 
@@ -164,3 +164,41 @@ def test_the_template_shows_reasoning() -> None:
     assert not dialect_of(thinks, ServerConfig(reasoning_parser="none")).reasoning
     assert dialect_of(byte_tokenizer(None), ServerConfig()) == Dialect()
     assert dialect_of(load_tokenizer("weft-tiny"), ServerConfig()) == Dialect("hermes")
+
+
+FREE = [
+    (Dialect("hermes"), f"<tool_call>{OSLO}</tool_call>", f"<tool_call>\n{CLOCK}\n</tool_call>"),
+    (Dialect("llama3_json"), f"<|python_tag|>{OSLO}".replace("arguments", "parameters"), None),
+    (Dialect("mistral"), f"[TOOL_CALLS] [{OSLO}, {CLOCK}]", f"[TOOL_CALLS][{CLOCK}]"),
+    (
+        Dialect("mistral", named_arguments=True),
+        '[TOOL_CALLS]now[ARGS]{"a": [1]}',
+        '[TOOL_CALLS]weather[ARGS]{"city": 1}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "one", "two"), FREE, ids=["hermes", "llama", "mistral", "mistral, named"])
+def test_calls_that_the_model_may_make(dialect: Dialect, one: str, two: str | None) -> None:
+    """Text without a marker, or text that ends with one call (or a list of them)."""
+    grammar = triggered_grammar(dialect, BOTH, reasoning_opened=False)
+    for text in ("", "No calls: <tool, [TOOL or {}", one, f"So:\n{one}", two or one):
+        assert allows(grammar, text), text
+    for wrong in (one.replace("weather", "snow").replace("now[", "snow["), one[:-1], f"{one}x"):
+        assert not allows(grammar, wrong), wrong
+
+
+def test_arguments_may_come_before_the_name() -> None:
+    grammar = triggered_grammar(Dialect("hermes"), BOTH, reasoning_opened=False)
+    assert allows(grammar, '<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>')
+    strict = triggered_grammar(Dialect("hermes"), Calls([WEATHER._replace(strict=True)], False), reasoning_opened=False)
+    assert allows(strict, f"<tool_call>{OSLO}</tool_call>")
+    assert not allows(strict, f"<tool_call>{OSLO.replace('Oslo', 'Rome')}</tool_call>")
+
+
+def test_a_marker_that_is_a_special_token_triggers_as_itself_and_as_text() -> None:
+    dialect = Dialect("mistral", special={"[TOOL_CALLS]": 1})
+    grammar = triggered_grammar(dialect, BOTH, reasoning_opened=False)
+    assert allows(grammar, [1, *encode(f"[{CLOCK}]")])
+    assert allows(grammar, f"[TOOL_CALLS][{CLOCK}]")
+    assert not allows(grammar, [1, *encode("[{")])

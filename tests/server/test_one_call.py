@@ -160,13 +160,13 @@ def test_ids_of_mistrals_calls_are_those_of_the_model() -> None:
         assert stream.ids == ["a1B2c3D4e", "zzzzzzzz9"]
         assert create(server, text + more, **ONE).usage.completion_tokens == len(text)
         for wrong in (
-            "[TOOL_CALLS]f[CALL_ID][ARGS]{}",
-            "[TOOL_CALLS]f[CALL_ID]a[ARG]{}",
-            "[TOOL_CALLS]f[CALL]a[ARGS]{}",
+            "[TOOL_CALLS]now[CALL_ID][ARGS]{}",
+            "[TOOL_CALLS]now[CALL_ID]a[ARG]{}",
+            "[TOOL_CALLS]now[CALL]a[ARGS]{}",
         ):
             (choice,) = create(server, wrong).choices
             assert (choice.message.content, choice.message.tool_calls) == (wrong, None)
-        (choice,) = create(server, "[TOOL_CALLS]f[ARGS]{}" + more).choices
+        (choice,) = create(server, "[TOOL_CALLS]now[ARGS]{}" + more).choices
         assert choice.message.tool_calls[0].id.startswith("call_")
         assert choice.message.tool_calls[1].id == "zzzzzzzz9"
 

@@ -13,7 +13,7 @@ from tests.server.conftest import MODEL, RunningServer, ids, running, sse
 from weft.core.grammar import Grammar
 from weft.core.wire import Generate
 from weft.server.dialect import Dialect
-from weft.server.grammars import Calls, Tool, answer_grammar
+from weft.server.grammars import Calls, Tool, answer_grammar, triggered_grammar
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
@@ -105,7 +105,6 @@ def test_a_call(server: RunningServer) -> None:
     assert choice.message.tool_calls[0].id.startswith("call_")
     assert choice.message.content is None
     assert choice.finish_reason == "tool_calls"
-    assert grammar_of(server) is None
 
 
 def test_several_calls_after_text(server: RunningServer) -> None:
@@ -230,6 +229,84 @@ def test_a_required_call_is_a_grammar(server: RunningServer) -> None:
     assert grammar_of(server) == expected([weather, now], only_one=True)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+def test_a_call_that_is_asked_for_wins_over_a_form_of_the_text(server: RunningServer, choice) -> None:
+    create(server, NOW, tool_choice=choice)
+    alone = grammar_of(server)
+    assert alone is not None
+    (answer,) = create(server, NOW, tool_choice=choice, response_format={"type": "json_object"}).choices
+    assert called(answer.message) == [("now", "{}")]
+    assert grammar_of(server) == alone
+
+
+def test_a_call_that_the_model_may_make_is_held_to_the_tools(server: RunningServer) -> None:
+    strict = [TOOLS[0] | {"function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
+    hermes = Dialect("hermes")
+
+    def expected(*tools: Tool, only_one: bool = False) -> Grammar:
+        return triggered_grammar(hermes, Calls(tools, only_one), reasoning_opened=False)
+
+    weather, now = Tool("weather", PARAMETERS), Tool("now", {})
+    create(server, NOW)
+    assert grammar_of(server) == expected(weather, now)
+    create(server, NOW, tools=strict)
+    assert grammar_of(server) == expected(weather._replace(strict=True), now)
+    create(server, NOW, parallel_tool_calls=False)
+    assert grammar_of(server) == expected(weather, now, only_one=True)
+    create(server, NOW, tool_choice=allowed("now", mode="auto"))
+    assert grammar_of(server) == expected(now)
+    create(server, NOW, tool_choice="none")
+    assert grammar_of(server) is None
+
+
+def test_a_call_of_another_tool_is_content(server: RunningServer) -> None:
+    text = f"{WEATHER.replace('weather', 'snow')} {NOW}"
+    (choice,) = create(server, text).choices
+    assert choice.message.content == text.removesuffix(NOW)
+    assert called(choice.message) == [("now", "{}")]
+    (stream,) = streamed(create(server, text, stream=True))
+    assert (stream.content, stream.calls) == (choice.message.content, [("now", "{}")])
+    (choice,) = create(server, WEATHER, tool_choice=allowed("now", mode="auto")).choices
+    assert (choice.message.content, choice.finish_reason) == (WEATHER, "stop")
+
+
+@pytest.mark.parametrize("stop", [{"stop": "days"}, {"extra_body": {"stop_token_ids": ids("2")}}])
+def test_a_call_that_a_stop_cuts_is_content(server: RunningServer, stop: dict) -> None:
+    for text, complete in ((WEATHER, []), (NOW + WEATHER, [("now", "{}")])):
+        (choice,) = create(server, text, **stop).choices
+        (stream,) = streamed(create(server, text, stream=True, **stop))
+        assert called(choice.message) == stream.calls == complete
+        assert choice.finish_reason == stream.finish_reason == ("tool_calls" if complete else "stop")
+        assert choice.message.content == stream.content
+        assert stream.content.startswith('<tool_call>{"name": "weather", "arguments": {"city": "Oslo"')
+
+
+def test_arguments_are_streamed_unless_a_stop_may_cut_them(server: RunningServer) -> None:
+    def num_pieces(**fields) -> int:
+        chunks = list(create(server, WEATHER, stream=True, **fields))
+        calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
+        return sum(bool(call.function.arguments) for call in calls)
+
+    assert num_pieces(stop="Bergen") == 1
+    assert num_pieces() > 1
+
+
+BAD_LLAMA = (
+    '{"name": "weather", "parameters": {"city": Oslo}}',
+    '{"name": "snow", "parameters": {}}',
+    '{"name": "weather", "parameters": {"city": "Os',
+)
+
+
+@pytest.mark.parametrize("text", BAD_LLAMA)
+def test_where_no_marker_triggers_a_grammar_a_wrong_call_is_content(text: str) -> None:
+    with running(tool_call_parser="llama3_json") as server:
+        (choice,) = create(server, text).choices
+        (stream,) = streamed(create(server, text, stream=True))
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
+        assert (stream.content, stream.calls, stream.finish_reason) == (text, [], "stop")
+
+
 def test_a_form_of_the_text_beside_tools_allows_both(server: RunningServer) -> None:
     (choice,) = create(server, NOW, response_format={"type": "json_object"}).choices
     assert called(choice.message) == [("now", "{}")]
@@ -271,7 +348,8 @@ def function(**fields) -> list[dict]:
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": function(), "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
         ({"tools": function(), "tool_choice": allowed()}, "tool_choice.allowed_tools"),
-        ({"tools": function(), "tool_choice": allowed("f", mode="auto")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": function(), "tool_choice": allowed("f", mode="some")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": function(strict="yes")}, "tools[0].function.strict"),
         ({"tools": function(), "tool_choice": allowed("f", "g")}, "tool_choice.allowed_tools.tools[1].function.name"),
         (
             {
@@ -279,10 +357,6 @@ def function(**fields) -> list[dict]:
                 "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [1]}},
             },
             "tool_choice.allowed_tools.tools[0]",
-        ),
-        (
-            {"tools": function(), "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "tool_choice",
         ),
         (
             {"tools": function(parameters={"description": "x" * 70_000}), "tool_choice": "required"},

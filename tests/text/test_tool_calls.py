@@ -207,3 +207,40 @@ def test_calls_beside_other_text(kind: type[ToolCallParser], text: str, found: l
 def test_beginnings_of_calls_without_number_cost_no_square_of_it(kind: type[ToolCallParser], begin: str) -> None:
     text = f"{kind.marker}{begin}" * 5000 + "!"
     assert content(parsed(kind(), [text])) == text
+
+
+@family
+@given(text=texts, at=places)
+def test_held_calls_do_not_depend_on_how_the_text_is_cut(kind: type[ToolCallParser], text: str, at: list[int]) -> None:
+    def reader() -> ToolCallParser:
+        return kind({"f"}, hold=True)
+
+    whole = parsed(reader(), [text])
+    assert parsed(reader(), cut(text, at)) == whole
+    for name, arguments in calls(whole):
+        assert name == "f"
+        assert isinstance(json.loads(arguments), dict)
+    if not calls(whole):
+        assert content(whole) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "f", "arguments": {"a": 1',
+        '<tool_call>{"name": "f", "arguments": {"a": oh}}</tool_call>',
+        '<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+    ],
+)
+def test_a_held_call_that_is_cut_or_wrong_is_content(text: str) -> None:
+    deltas = parsed(HermesParser({"f"}, hold=True), text)
+    assert (calls(deltas), content(deltas)) == ([], text)
+
+
+def test_a_call_that_the_length_cuts_is_told_as_far_as_it_came() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1'
+    for hold in (False, True):
+        reader = HermesParser({"f"}, hold=hold)
+        deltas = [*reader.push(text), *reader.finish(cut=True)]
+        assert calls(deltas) == [("f", '{"a": 1')]
+        assert content(deltas) == ""

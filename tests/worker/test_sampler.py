@@ -241,6 +241,17 @@ def test_an_empty_late_mask_is_ignored_among_the_masked():
     assert sample(table, torch.zeros(1, 6), sampling_batch([0], [0], [0.0], late_mask=np.array([True])), late) == [0]
 
 
+def test_samplers_that_need_no_mask_after_all_are_free():
+    params = SamplingParams(temperature=0)
+    table = table_of(slot_set(0, params), slot_set(1, params), vocab_size=6)
+    logits = torch.tensor([[0.0, 0, 9, 0, 0, 0]] * 2)
+    waiting = sampling_batch([0, 1], [0, 1], [0.0] * 2, late_mask=np.array([True, True]))
+    one = late_inputs([0], np.eye(6, dtype=np.bool_)[[4]])
+    late = LateInputs(one.samplers, one.masks, np.array([1], np.int32))
+    assert sample(table, logits, waiting, late) == [4, 2]
+    assert sample(table, logits, waiting, LateInputs(free=np.array([0, 1], np.int32))) == [2, 2]
+
+
 @pytest.mark.parametrize("vocab_size", [1, 31, 128, 129])
 def test_vocabularies_of_odd_sizes(vocab_size):
     rng = np.random.default_rng(vocab_size)

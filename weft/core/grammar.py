@@ -12,6 +12,19 @@ from typing import Any, Literal
 import msgspec
 
 
+class Trigger(msgspec.Struct, frozen=True, array_like=True):
+    """A marker from which on a grammar holds. The text before it is free, and so is its length."""
+
+    marker: str
+    """Its text, also where it is a special token."""
+    repeats: bool = True
+    """After a complete match the text is free until the marker comes again; otherwise it ends there."""
+    reasoning: tuple[str, str] | None = None
+    """Tags of reasoning that the text may begin with. The marker means nothing between them."""
+    in_reasoning: bool = False
+    """The text begins behind the opening tag."""
+
+
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """The generated text, from its first token to the end of sequence, belongs to this language."""
 
@@ -19,6 +32,9 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     text: str
     """A JSON schema as JSON; a regular expression (without look-around and back-references) that matches the whole
     text; or a grammar in llguidance's dialect of Lark."""
+    trigger: Trigger | None = None
+    """Where the grammar begins to hold; None: with the first token. With a trigger, the grammar describes texts without
+    the marker, and texts that end with the marker and what must follow it."""
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Grammar:
@@ -43,6 +59,6 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
         return cls("lark", "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
 
     @classmethod
-    def lark(cls, text: str) -> Grammar:
+    def lark(cls, text: str, trigger: Trigger | None = None) -> Grammar:
         """A context-free grammar, in llguidance's dialect of Lark; its start symbol is `start`."""
-        return cls("lark", text)
+        return cls("lark", text, trigger)

@@ -200,6 +200,8 @@ class LateInputs(msgspec.Struct, frozen=True):
     """[M] indices into the step's samplers."""
     masks: U32 = msgspec.field(default_factory=lambda: np.empty((0, 0), np.uint32))
     """[M, ceil(V / 32)] allowed tokens, bit v % 32 of word v // 32."""
+    free: I32 = msgspec.field(default_factory=no_ints)
+    """Indices of samplers that waited, and whose tokens need no mask."""
 
 
 class TopTokens(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
 from weft.core.wire import Command, Fork, Generate
+from weft.engine.guide import Guide, TriggeredGuide, short
 from weft.sched.batch import InFlight
 from weft.sched.sequence import Generate as Generation
 from weft.worker.memory import usable_cores
@@ -31,30 +32,11 @@ COMPILING_THREADS = 2
 MOST_MASK_THREADS = 8
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"
 """Between the tokens of JSON. Bounded: a model that has lost its way would write blanks for ever."""
-MAX_MESSAGE = 500
-
 
 Encode = Callable[[str], bytes]
 """From text to packed tokens, without special ones around them."""
 Submit = Callable[[Callable[[], LLMatcher]], Future[LLMatcher]]
 """Has work done on some thread."""
-
-
-class Guide:
-    """One generation's way through its grammar."""
-
-    def __init__(self, matcher: LLMatcher):
-        self.matcher = matcher
-
-    def push(self, token: int) -> bool:
-        """Take in the next token; True when nothing may follow any more."""
-        self.matcher.consume_token(token)
-        return bool(self.matcher.is_stopped())
-
-    @property
-    def error(self) -> str:
-        """Why the grammar cannot be followed any further; empty while it can."""
-        return f"the grammar cannot be followed: {_short(self.matcher.get_error())}" if self.matcher.is_error() else ""
 
 
 class Grammars:
@@ -92,7 +74,10 @@ class Grammars:
 
     def guide(self, grammar: Grammar) -> Guide:
         """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it."""
-        return Guide(self._future(grammar).result().deep_copy())
+        matcher = self._future(grammar).result()
+        if grammar.trigger is None:
+            return Guide(matcher.deep_copy())
+        return TriggeredGuide(matcher, grammar.trigger, self._token_bytes)
 
     def compiled(self, grammar: Grammar, submit: Submit | None = None) -> Future[LLMatcher]:
         """The matcher to copy, once it is made; begins to compile where it was not asked before, on threads of the
@@ -102,23 +87,26 @@ class Grammars:
     def masks(self, step: Step, flight: InFlight) -> LateInputs:
         """The masks that the samplers of a launched step wait for, once the tokens of all steps before are known.
 
-        A sampler whose generation has ended meanwhile gets a mask that allows everything; its token is dropped.
+        A sampler whose generation has ended meanwhile, or whose grammar does not hold yet, gets none.
         """
         if step.sampling is None:
             return LateInputs()
         waiting = np.flatnonzero(step.sampling.late_mask).astype(np.int32)
         if not len(waiting):
             return LateInputs()
-        masks = np.full((len(waiting), self._words), 0xFFFFFFFF, np.uint32)
-        matchers = []
-        for place, index in enumerate(waiting.tolist()):
+        matchers: list[tuple[LLMatcher, int]] = []
+        masked = []
+        for index in waiting.tolist():
             sequence, epoch = flight.sampled[index]
             guide = _guide_of(sequence.ops[0]) if sequence.epoch == epoch and sequence.ops else None
-            if guide is not None and not guide.error:
-                matchers.append((guide.matcher, place))
+            if guide is not None and not guide.error and guide.matcher is not None:
+                matchers.append((guide.matcher, len(matchers)))
+                masked.append(index)
+        masks = np.empty((len(matchers), self._words), np.uint32)
         if matchers:
             self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, self._words * 4, len(masks))
-        return LateInputs(waiting, masks)
+        free = np.setdiff1d(waiting, masked).astype(np.int32)
+        return LateInputs(np.asarray(masked, np.int32), masks, free)
 
     def close(self) -> None:
         """Stop compiling."""
@@ -148,7 +136,7 @@ class Grammars:
         except Exception as error:  # whatever the library makes of a caller's text is the caller's
             message = str(error) or type(error).__name__
         if message:
-            raise InvalidRequest(f"the {_NAMES[grammar.kind]} cannot be used: {_short(message)}", "grammar")
+            raise InvalidRequest(f"the {_NAMES[grammar.kind]} cannot be used: {short(message)}", "grammar")
         return matcher
 
     def _vocabulary(self) -> LLTokenizer:
@@ -239,10 +227,6 @@ def _translate(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return str(LLMatcher.grammar_from_regex(grammar.text))
     return str(LLMatcher.grammar_from_lark(grammar.text))
-
-
-def _short(message: str) -> str:
-    return " ".join(message.split())[:MAX_MESSAGE]
 
 
 def _guide_of(op: object) -> Guide | None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher
 
-    from weft.engine.grammar import Grammars, Guide
+    from weft.engine.grammar import Grammars
+    from weft.engine.guide import Guide
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ class Model:
     async def guide(self, grammar: Grammar, tenant: str, charge: Charge) -> Guide:
         """A guide at the beginning of a grammar, compiled on a thread. Raises `InvalidRequest`, saying what is wrong
         with it."""
-        from weft.engine.grammar import Guide
+        from weft.engine.guide import Guide
 
         loop = asyncio.get_running_loop()
         grammars, threads = self._open_grammars(), self._open_threads()

@@ -37,6 +37,11 @@ class Reading:
     only_one: bool
     """Calls after the first are dropped."""
     reasoning_opened: bool
+    names: frozenset[str] = frozenset()
+    """Of the tools: a call of another is content."""
+    hold: bool = True
+    """Calls are told once they are complete. Not needed where a grammar holds them and nothing but the length can cut
+    them."""
 
     @property
     def is_needed(self) -> bool:
@@ -53,7 +58,7 @@ class AnswerParser:
         self._reasoning = ReasoningParser(opened=reading.reasoning_opened) if dialect.reasoning else None
         self._calls: ToolCallParser | None = None
         if reading.calls and dialect.tool_form is not None:
-            self._calls = PARSERS[dialect.tool_form]()
+            self._calls = PARSERS[dialect.tool_form](reading.names, hold=reading.hold)
         self._num_calls = 0
 
     @property
@@ -66,10 +71,13 @@ class AnswerParser:
         deltas: list[Delta] = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
         return self._read(deltas)
 
-    def finish(self) -> list[Delta]:
-        """What was held back, once the text has ended."""
+    def finish(self, reason: FinishReason) -> list[Delta]:
+        """What was held back, once the text has ended. A call that the length cuts is told as far as it came; one that
+        ends otherwise before it is complete is content."""
         deltas = self._read([] if self._reasoning is None else self._reasoning.finish())
-        return deltas if self._calls is None else joined([*deltas, *self._kept(self._calls.finish())])
+        if self._calls is None:
+            return deltas
+        return joined([*deltas, *self._kept(self._calls.finish(cut=reason == "length"))])
 
     def finish_reason(self, reason: FinishReason) -> AnswerFinish:
         """Why the choice ended."""

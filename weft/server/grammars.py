@@ -11,19 +11,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft.core.grammar import Grammar
+from weft.core.grammar import Grammar, Trigger
 from weft.server.constraints import Constraint
-from weft.server.dialect import CALL_ID, NAMED_ARGUMENTS, Dialect
+from weft.server.dialect import CALL_ID, NAMED_ARGUMENTS, Dialect, ToolForm
 from weft.text import reasoning
 from weft.text.tool_calls import PARSERS
 
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BOUNDED_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}"}
 """Between the tokens of JSON: a model that has lost its way would write blanks for ever."""
+_BLANK = r"[ \t\r\n]"
 _GAP = r"/\s{0,8}/"
 """Between reasoning and the rest."""
 _CALL_ID = "/[A-Za-z0-9]{9}/"
 """As Mistral's tokenizers check it."""
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class Tool(NamedTuple):
@@ -32,6 +34,8 @@ class Tool(NamedTuple):
     name: str
     parameters: Mapping[str, Any]
     """A JSON schema of an object."""
+    strict: bool = False
+    """Arguments follow the schema wherever a call is made. Otherwise they do where a call is asked for."""
 
 
 class Calls(NamedTuple):
@@ -39,6 +43,7 @@ class Calls(NamedTuple):
 
     tools: Sequence[Tool]
     only_one: bool
+    """Calls after the first are neither generated nor told."""
 
 
 def answer_grammar(
@@ -66,6 +71,88 @@ def answer_grammar(
     return Grammar.lark("\n".join([f"start: {answer}", *rules]))
 
 
+def triggered_grammar(dialect: Dialect, calls: Calls, *, reasoning_opened: bool) -> Grammar:
+    """Of answers that are free until a call opens, and hold every call to the tools from there on.
+
+    A call's arguments follow the schema of a strict tool; those of another are any object.
+    """
+    form = _form_of(dialect)
+    marker = PARSERS[form].marker
+    special = dialect.special.get(marker)
+    begin = "head" if special is None else f"(head | <[{special}]>)"
+    rules = [
+        f"start: FREE | {begin} rest",
+        f"FREE: /(?s:.*)/ & ~/(?s:.*){_in_regex(marker)}(?s:.*)/",
+        f"head[lazy]: TEXT {_quoted(marker)}",
+        "TEXT: /(?s:.*)/",
+        *_triggered_rules(dialect, form, calls),
+    ]
+    trigger = Trigger(
+        marker,
+        # A call without a closing marker goes on to the end of the answer.
+        repeats=form != "llama3_json" and not calls.only_one,
+        reasoning=(reasoning.OPEN, reasoning.CLOSE) if dialect.reasoning else None,
+        in_reasoning=dialect.reasoning and reasoning_opened,
+    )
+    return Grammar.lark("\n".join(rules), trigger)
+
+
+def _triggered_rules(dialect: Dialect, form: ToolForm, calls: Calls) -> list[str]:
+    """The rule `rest`, of what follows the marker of a call, and what it needs."""
+    if form == "mistral" and dialect.named_arguments:
+        between = _between(dialect)
+        options = [f"{_quoted(tool.name)} {between} {_free_arguments(tool)}" for tool in calls.tools]
+        return [f"rest: {' | '.join(options)}"]
+    key = _arguments_key(form)
+    options, loose = [], [tool.name for tool in calls.tools if not tool.strict]
+    for tool in calls.tools:
+        if tool.strict:
+            options.append(f"NAME {_quoted(json.dumps(tool.name))} ARGUMENTS {_free_arguments(tool)} END")
+    if loose:
+        any_name = f"({' | '.join(_quoted(json.dumps(name)) for name in loose)})"
+        options += [f"NAME {any_name} ARGUMENTS any END", f"ARGUMENTS_FIRST any NAME_LAST {any_name} END"]
+    rules = [
+        f"object: {' | '.join(options)}",
+        rf'NAME: /\{{{_BLANK}{{0,8}}"name"{_BLANK}?:{_BLANK}?/',
+        rf'ARGUMENTS: /{_BLANK}?,{_BLANK}{{0,8}}"{key}"{_BLANK}?:{_BLANK}?/',
+        rf'ARGUMENTS_FIRST: /\{{{_BLANK}{{0,8}}"{key}"{_BLANK}?:{_BLANK}?/',
+        rf'NAME_LAST: /{_BLANK}?,{_BLANK}{{0,8}}"name"{_BLANK}?:{_BLANK}?/',
+        rf"END: /{_BLANK}{{0,8}}\}}/",
+    ]
+    if loose:
+        rules.append(f"any: {_json_rule(_ANY_OBJECT, _BOUNDED_BLANKS)}")
+    match form:
+        case "hermes":
+            rules.append(f"rest: /{_BLANK}{{0,2}}/ object /{_BLANK}{{0,2}}/ {_mark(dialect, '</tool_call>')}")
+        case "llama3_json":
+            rules.append("rest: / ?/ object" + ("" if calls.only_one else " (/; ?/ object)*"))
+        case "mistral":
+            more = "" if calls.only_one else " (/, ?/ object)*"
+            rules.append(f'rest: / ?/ "[" object{more} "]"')
+    return rules
+
+
+def _free_arguments(tool: Tool) -> str:
+    """Arguments of a call that the model chose to make."""
+    return _json_rule(tool.parameters if tool.strict else _ANY_OBJECT, _BOUNDED_BLANKS)
+
+
+def _form_of(dialect: Dialect) -> ToolForm:
+    if dialect.tool_form is None:
+        raise ValueError("calls need a form")
+    return dialect.tool_form
+
+
+def _arguments_key(form: ToolForm) -> str:
+    return "parameters" if form == "llama3_json" else "arguments"
+
+
+def _between(dialect: Dialect) -> str:
+    """What stands between a name and its arguments in Mistral's newer form."""
+    between = _mark(dialect, NAMED_ARGUMENTS)
+    return f"{_mark(dialect, CALL_ID)} {_CALL_ID} {between}" if dialect.call_ids else between
+
+
 def _reasoning_rules(dialect: Dialect, *, opened: bool) -> list[str]:
     begin = "" if opened else _mark(dialect, reasoning.OPEN) + " "
     if reasoning.CLOSE in dialect.special:
@@ -81,17 +168,13 @@ def _reasoning_rules(dialect: Dialect, *, opened: bool) -> list[str]:
 
 def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
     """The rule `calls` and what it needs."""
-    form = dialect.tool_form
-    if form is None:
-        raise ValueError("calls need a form")
+    form = _form_of(dialect)
     marker = _mark(dialect, PARSERS[form].marker)
     if form == "mistral" and dialect.named_arguments:
-        between = _mark(dialect, NAMED_ARGUMENTS)
-        if dialect.call_ids:
-            between = f"{_mark(dialect, CALL_ID)} {_CALL_ID} {between}"
+        between = _between(dialect)
         options = [f"{_quoted(tool.name)} {between} {_arguments(tool)}" for tool in calls.tools]
         return [f"calls: call{'' if calls.only_one else '+'}", f"call: {marker} ({' | '.join(options)})"]
-    key = "parameters" if form == "llama3_json" else "arguments"
+    key = _arguments_key(form)
     names = [f"call_{number}" for number in range(len(calls.tools))]
     rules = [f"object: {' | '.join(names)}"]
     for name, tool in zip(names, calls.tools, strict=True):
@@ -110,7 +193,12 @@ def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
 
 
 def _arguments(tool: Tool) -> str:
-    return "%json " + json.dumps({**tool.parameters, "x-guidance": _AS_TEMPLATES_WRITE}, ensure_ascii=False)
+    """Arguments of a call that the request asks for."""
+    return _json_rule(tool.parameters, _AS_TEMPLATES_WRITE)
+
+
+def _json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
 def _inline(grammar: Grammar) -> str:
@@ -132,6 +220,10 @@ def _mark(dialect: Dialect, text: str) -> str:
     """A marker: the token where it is a special one, otherwise its text."""
     token = dialect.special.get(text)
     return _quoted(text) if token is None else f"<[{token}]>"
+
+
+def _in_regex(text: str) -> str:
+    return re.escape(text).replace("/", "\\/")
 
 
 def _quoted(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from weft.abi.errors import InvalidRequest, Unsupported
-from weft.server.constraints import Constraint, check_size
+from weft.server.constraints import check_size
 from weft.server.dialect import Dialect
 from weft.server.grammars import Calls, Tool
 from weft.server.schemas.chat import ChatRequest
@@ -22,7 +22,7 @@ MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CHOICES = (
     'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name": …}}, or '
-    '{"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": …}}.'
+    '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": …}}.'
 )
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -30,20 +30,19 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additi
 class ToolPlan(NamedTuple):
     """What a request's tools mean for its answer."""
 
-    parse: bool = False
-    """Whether calls are looked for in the answer."""
     calls: Calls | None = None
-    """Calls that the answer is held to."""
-    only_one: bool = False
+    """Calls that are looked for in the answer; None: all of it is content."""
+    choice: Literal["auto", "required"] = "auto"
+    """Whether the model may also answer. An answer that must be calls is of no other form."""
 
     @property
     def ends_with_a_call(self) -> bool:
-        """Whether the answer is over with its first call, and no grammar sees to that."""
-        return self.parse and self.only_one and self.calls is None
+        """Whether the answer is over with its first call, and no grammar of the whole answer sees to that."""
+        return self.calls is not None and self.calls.only_one and self.choice == "auto"
 
 
-def tool_plan(body: ChatRequest, dialect: Dialect, constraint: Constraint | None) -> ToolPlan:
-    """Check the request's tools, against its constraint too."""
+def tool_plan(body: ChatRequest, dialect: Dialect) -> ToolPlan:
+    """Check the request's tools."""
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(body.tools[: MAX_TOOLS + 1])]
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(body.tools)} entries, at most {MAX_TOOLS}.", "tools")
@@ -61,20 +60,10 @@ def tool_plan(body: ChatRequest, dialect: Dialect, constraint: Constraint | None
             "tools",
         )
     only_one = not body.parallel_tool_calls
-    if choice == "auto":
-        # With a constraint, calls must be allowed beside it.
-        calls = None if constraint is None else _calls(tools, only_one)
-        return ToolPlan(parse=True, calls=calls, only_one=only_one)
-    if constraint is not None:
-        raise InvalidRequest(
-            f"tool_choice asks for a call and {constraint.param} for another form; leave one of them out.",
-            "tool_choice",
-        )
-    if choice == "required":
-        return ToolPlan(parse=True, calls=_calls(tools, only_one), only_one=only_one)
-    only_one = only_one or choice.only_one
-    named = [tool for tool in tools if tool.name in choice.functions]
-    return ToolPlan(parse=True, calls=_calls(named, only_one), only_one=only_one)
+    if isinstance(choice, _Named):
+        chosen = [tool for tool in tools if tool.name in choice.functions]
+        return ToolPlan(_calls(chosen, only_one or choice.only_one), choice.mode)
+    return ToolPlan(_calls(tools, only_one), choice)
 
 
 class _Named(NamedTuple):
@@ -82,6 +71,7 @@ class _Named(NamedTuple):
 
     functions: list[str]
     only_one: bool
+    mode: Literal["auto", "required"] = "required"
 
 
 def _choice(value: Any, names: list[str]) -> Literal["auto", "none", "required"] | _Named:
@@ -102,14 +92,11 @@ def _choice(value: Any, names: list[str]) -> Literal["auto", "none", "required"]
     path = "tool_choice.allowed_tools"
     if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
         raise InvalidRequest(f'{path} must be an object with a "mode" and a list of "tools".', path)
-    if allowed.get("mode") != "required":
-        raise Unsupported(
-            f'{path}.mode must be "required": a model that may also answer is not held to some of its tools. '
-            "Send only those in tools instead.",
-            f"{path}.mode",
-        )
+    mode = allowed.get("mode")
+    if mode not in ("auto", "required"):
+        raise InvalidRequest(f'{path}.mode must be "auto" or "required".', f"{path}.mode")
     chosen = [_named(tool, names, f"{path}.tools[{number}]") for number, tool in enumerate(allowed["tools"])]
-    return _Named(chosen, only_one=False)
+    return _Named(chosen, only_one=False, mode=mode)
 
 
 def _named(value: Any, names: list[str], path: str) -> str:
@@ -142,8 +129,11 @@ def _tool(tool: Mapping[str, Any], path: str) -> Tool:
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise InvalidRequest(f"{path}.name must be 1 to 64 of A-Z a-z 0-9 _ . -", f"{path}.name")
     parameters = function.get("parameters")
+    strict = function.get("strict")
+    if not isinstance(strict, bool | None):
+        raise InvalidRequest(f"{path}.strict must be true or false.", f"{path}.strict")
     if parameters is None:
-        return Tool(name, _NO_PARAMETERS)
+        return Tool(name, _NO_PARAMETERS, bool(strict))
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise InvalidRequest(f"{path}.parameters must be the JSON schema of an object.", f"{path}.parameters")
-    return Tool(name, {"type": "object", **parameters})
+    return Tool(name, {"type": "object", **parameters}, bool(strict))

@@ -122,7 +122,7 @@ class ChatWriter:
         """An event per delta. What is told of the chunk's tokens comes with the first."""
         found = parser.push(chunk.text)
         if chunk.finish_reason is not None:
-            found = joined([*found, *parser.finish()])
+            found = joined([*found, *parser.finish(chunk.finish_reason)])
         if self._plain or not (found or chunk.tokens):
             return [self._delta(chunk.index, delta, prefix) for delta in found]
         first = chat_delta(found[0]) if found else ChatDelta(content="")

@@ -8,8 +8,9 @@ cut; it holds back only what may still be the beginning of a call.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 
 from weft.text.call_object import BLANK, ArgumentsScanner, CallObject, State
 from weft.text.deltas import CallArguments, CallStart, Content, Delta, joined
@@ -28,14 +29,23 @@ class _NotACall(Exception):
 
 
 class ToolCallParser(ABC):
-    """Of one answer."""
+    """Reads one answer.
+
+    `names` are the tools that may be called (None: any): a call of another is content. With `hold`, a call is returned
+    once it is complete; one that is never complete, or whose arguments are not valid JSON, is content too.
+    """
 
     marker: str
     """What a call begins with."""
     bare = False
     """Whether an answer may also begin with a call's object, without the marker."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str] | None = None, *, hold: bool = False) -> None:
+        self._names = names
+        self._hold = hold
+        self._held: list[str] = []
+        """Pieces of the arguments of the call that is held back."""
+        self._held_name = ""
         self._text = ""
         """Not yet told."""
         self._reader: Reader | None = None
@@ -71,8 +81,10 @@ class ToolCallParser(ABC):
         self._advance()
         return self._take()
 
-    def finish(self) -> list[Delta]:
-        """What was held back, once the text has ended."""
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """What was held back, once the text has ended. `cut`: a call that is not complete is told as far as it came."""
+        if cut and self._held:
+            self._tell(self._held_name, "".join(self._held))
         while self._reader is not None:
             if self._is_told and not self._text[self._told :].strip():
                 self._leave(len(self._text))
@@ -173,15 +185,15 @@ class ToolCallParser(ABC):
 
     def _object(self, char: str, call: CallObject) -> Reader:
         """One call whose object begins with the character. Leaves with its last one."""
-        self._is_started = False
+        self._begin()
         while (state := call.push(char)) is State.OPEN:
             if call.is_call:
-                self._tell(call.name or "", call.take_arguments())
+                self._take_in(call.name or "", call.take_arguments())
             yield
             char = self._char()
         if state is State.BAD:
             raise _NotACall
-        self._tell(call.name or "", call.take_arguments())
+        self._take_in(call.name or "", call.take_arguments(), is_complete=True)
 
     def _object_in_a_row(self, char: str, call: CallObject) -> Reader:
         """`_object`, where nothing of a call comes behind its object."""
@@ -190,18 +202,38 @@ class ToolCallParser(ABC):
 
     def _arguments(self, name: str, char: str) -> Reader:
         """The arguments of a call whose name is known. Leaves with their last character."""
-        self._is_started = False
+        self._begin()
         scanner, held = ArgumentsScanner(), ""
         while (state := scanner.push(char)) is not State.BAD:
             held += char
             if scanner.certain:
-                self._tell(name, held)
+                self._take_in(name, held, is_complete=state is State.DONE)
                 held = ""
             if state is State.DONE:
                 return
             yield
             char = self._char()
         raise _NotACall
+
+    def _begin(self) -> None:
+        """A call begins."""
+        self._is_started = False
+        self._held.clear()
+
+    def _take_in(self, name: str, arguments: str, *, is_complete: bool = False) -> None:
+        """More of a call's arguments: told at once, or held until the call is complete."""
+        if self._names is not None and name not in self._names:
+            raise _NotACall
+        if self._hold:
+            self._held_name = name
+            self._held.append(arguments)
+            if not is_complete:
+                return
+            arguments = "".join(self._held)
+            self._held.clear()
+            if not _is_object(arguments):
+                raise _NotACall
+        self._tell(name, arguments)
 
     def _tell(self, name: str, arguments: str) -> None:
         if not self._is_started:
@@ -229,6 +261,13 @@ class ToolCallParser(ABC):
                 char = yield
             if char != expected:
                 raise _NotACall
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 class HermesParser(ToolCallParser):

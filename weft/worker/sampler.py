@@ -81,17 +81,18 @@ class Sampler:
         if len(np.unique(batch.slots)) != len(batch.slots):
             raise StepError("two samplers of a step share a slot")
         expected = np.flatnonzero(batch.late_mask)
-        if not np.array_equal(np.sort(late.samplers), expected):
-            given = late.samplers.tolist()
+        masked = len(late.samplers)
+        if not np.array_equal(np.sort(np.concatenate((late.samplers, late.free))), expected):
+            given = [*late.samplers.tolist(), *late.free.tolist()]
             raise StepError(f"samplers {expected.tolist()} wait for a late mask; masks came for {given}")
         mask_rows: I64 = np.full(len(batch.slots), -1, np.int64)
         rows = Rows(batch.slots, batch.suppress_stop, mask_rows)
-        if not len(expected):
+        if not masked:
             return rows, None
         words = -(-self._slots.vocab_size // 32)
-        if late.masks.shape != (len(expected), words):
-            raise StepError(f"late masks are {late.masks.shape}, expected {(len(expected), words)} words")
-        mask_rows[late.samplers] = np.arange(len(expected))
+        if late.masks.shape != (masked, words):
+            raise StepError(f"late masks are {late.masks.shape}, expected {(masked, words)} words")
+        mask_rows[late.samplers] = np.arange(masked)
         return rows, Masks(late.masks, self._slots.vocab_size, self._slots.device)
 
 

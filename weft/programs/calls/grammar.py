@@ -19,7 +19,7 @@ from weft.programs.calls.tokenize import check_tokens
 from weft.programs.calls.view import UNREADABLE, RunView, check_size
 
 if TYPE_CHECKING:
-    from weft.engine.grammar import Guide
+    from weft.engine.guide import Guide
 
 MAX_MATCHERS = 1024
 """Of one program, open at once."""
@@ -88,11 +88,14 @@ class GrammarCalls:
 
 def _push(guide: Guide, tokens: list[int]) -> tuple[bytes, ...]:
     """u8; packed bits. On a thread."""
-    stopped = bool(guide.matcher.is_stopped())
+    matcher = guide.matcher
+    if matcher is None:
+        raise InvalidRequest("a grammar with a trigger is followed by a generation alone", "grammar")
+    stopped = bool(matcher.is_stopped())
     for token in tokens:
-        if stopped or token < 0 or not guide.matcher.validate_tokens([token]):
+        if stopped or token < 0 or not matcher.validate_tokens([token]):
             raise InvalidRequest(f"the grammar does not allow token {token} here; nothing after it was taken", "tokens")
         stopped = guide.push(token)
         if guide.error:
             raise InvalidRequest(guide.error, "grammar")
-    return bytes([stopped]), guide.matcher.compute_bitmask()
+    return bytes([stopped]), matcher.compute_bitmask()

@@ -17,9 +17,10 @@ from weft.server.answers import AnswerParser, FirstCall, Reading, message_of
 from weft.server.arguments import completion_args
 from weft.server.beams import beam_args, check_beams
 from weft.server.chat_prompt import chat_args, render
-from weft.server.constraints import constraint_of, named
+from weft.server.constraints import Constraint, constraint_of, named
+from weft.server.dialect import Dialect
 from weft.server.generate import Args, Choice, Gathered, gather
-from weft.server.grammars import answer_grammar
+from weft.server.grammars import answer_grammar, triggered_grammar
 from weft.server.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit
@@ -29,7 +30,7 @@ from weft.server.routes.generation import begin
 from weft.server.schemas.chat import ChatChoice, ChatRequest, ChatResponse
 from weft.server.sse import EventStream
 from weft.server.state import Model, Service
-from weft.server.tools import tool_plan
+from weft.server.tools import ToolPlan, tool_plan
 from weft.server.writers import ChatWriter, Head
 
 UNSET = msgspec.UNSET
@@ -47,9 +48,12 @@ async def create(service: Service, request: Request) -> ASGIApp:
     model = service.usable(body.model)
     check_beams(body)
     constraint = constraint_of(body)
-    plan = tool_plan(body, model.dialect, constraint)
+    plan = tool_plan(body, model.dialect)
+    if plan.choice == "required":
+        # The form is that of an answer, and this answer is a call.
+        constraint = None
     require(
-        plan.calls is None or not body.use_beam_search,
+        plan.choice == "auto" or not body.use_beam_search,
         "tool_choice asks for a call, which use_beam_search does not hold its texts to; leave one of them out.",
         "tool_choice",
     )
@@ -58,8 +62,8 @@ async def create(service: Service, request: Request) -> ASGIApp:
     fit = Fit(model, max_tokens=_max_tokens(body), keep_last=body.truncate_prompt_tokens, param="messages")
     prompt = await render(chat_args(body), model.tokenizer, fit, record, add_special=body.add_special_tokens)
     record.mark("tokenized")
-    reading = Reading(model.dialect, plan.parse, plan.only_one, prompt.opens_reasoning)
-    grammar = answer_grammar(model.dialect, plan.calls, constraint, reasoning_opened=prompt.opens_reasoning)
+    reading = _reading(body, model.dialect, plan, opened=prompt.opens_reasoning)
+    grammar = _grammar(model.dialect, plan, constraint, opened=prompt.opens_reasoning)
     args = _args(body, model, prompt.tokens, reading, grammar, ends_with_a_call=plan.ends_with_a_call)
     head, observer, chunks = begin(request, body, model, args, "chatcmpl")
     if grammar is not None:
@@ -80,6 +84,27 @@ async def create(service: Service, request: Request) -> ASGIApp:
     gathered = await gather(request, service, chunks, observer, num_prompts=1, n=body.n)
     build = functools.partial(_response, body, model, head, observer, gathered, prompt_ids, reading)
     return await answer_from(build, record.completion_tokens + len(prompt_ids), record.tenant)
+
+
+def _grammar(dialect: Dialect, plan: ToolPlan, constraint: Constraint | None, *, opened: bool) -> Grammar | None:
+    if plan.calls is not None and plan.choice == "auto" and constraint is None:
+        return triggered_grammar(dialect, plan.calls, reasoning_opened=opened)
+    return answer_grammar(dialect, plan.calls, constraint, reasoning_opened=opened)
+
+
+def _reading(body: ChatRequest, dialect: Dialect, plan: ToolPlan, *, opened: bool) -> Reading:
+    if plan.calls is None:
+        return Reading(dialect, False, False, opened)
+    # Llama's calls may begin without the marker that would trigger a grammar; a search follows none.
+    is_held = plan.choice == "required" or not (dialect.tool_form == "llama3_json" or body.use_beam_search)
+    return Reading(
+        dialect,
+        True,
+        plan.calls.only_one,
+        opened,
+        names=frozenset(tool.name for tool in plan.calls.tools),
+        hold=bool(body.stop or body.stop_token_ids) or not is_held,
+    )
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
@@ -151,7 +176,7 @@ def _response(
 
 def _choice(index: int, choice: Choice, body: ChatRequest, token_bytes: TokenBytes, reading: Reading) -> ChatChoice:
     parser = AnswerParser(reading)
-    message = message_of([*parser.push(choice.text), *parser.finish()])
+    message = message_of([*parser.push(choice.text), *parser.finish(choice.finish_reason)])
     return ChatChoice(
         index=index,
         message=message,

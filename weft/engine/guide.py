@@ -1,0 +1,146 @@
+"""Guides: one generation's way through its grammar, token by token.
+
+A `Guide` holds every token to its grammar. A `TriggeredGuide` leaves the text free until a marker comes: only then, and
+while the marker may be coming, does a token wait for a mask that costs something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher
+
+from weft.core.grammar import Trigger
+
+MAX_MESSAGE = 500
+_BLANK = b" \t\r\n"
+
+
+class Guide:
+    """Follows a grammar from the first token to the last."""
+
+    def __init__(self, matcher: LLMatcher):
+        self._matcher = matcher
+        self.conflict = ""
+        """Why no token is left to sample: the request's other fields exclude all that the grammar allows."""
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """What makes the mask of the next token; None while every token is allowed."""
+        return self._matcher
+
+    def push(self, token: int) -> bool:
+        """Take in the next token; True when nothing may follow any more."""
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def error(self) -> str:
+        """Why the generation cannot go on; empty while it can."""
+        return self.conflict or _error_of(self._matcher)
+
+
+class TriggeredGuide(Guide):
+    """Follows a grammar from each marker on.
+
+    `matcher` stands at the beginning of a grammar of texts without the marker, and of texts that end with the marker
+    and what must follow it. It is copied when a token may begin the marker, so a token that holds the end of the marker
+    and more is masked too, and dropped as soon as the text cannot be at the marker any more.
+    """
+
+    def __init__(self, matcher: LLMatcher, trigger: Trigger, token_bytes: Sequence[bytes]):
+        super().__init__(matcher)
+        self._token_bytes = token_bytes
+        self._marker = trigger.marker.encode()
+        self._repeats = trigger.repeats
+        self._active: LLMatcher | None = None
+        self._is_open = False
+        """Whether the marker has come, so that the grammar holds."""
+        self._tail = b""
+        """The end of the text that the next token is read together with."""
+        opening, closing = trigger.reasoning or ("", "")
+        self._opening, self._closing = opening.encode(), closing.encode()
+        self._state = "reasoning" if trigger.in_reasoning else "start" if opening else "free"
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """What makes the mask of the next token; None while every token is allowed."""
+        return self._active
+
+    @property
+    def error(self) -> str:
+        """Why the generation cannot go on; empty while it can."""
+        return self.conflict or ("" if self._active is None else _error_of(self._active))
+
+    def push(self, token: int) -> bool:
+        """Take in the next token; True when nothing may follow any more."""
+        if self._is_open and self._active is not None:
+            self._active.consume_token(token)
+            return self._active.is_stopped() and self._end_of_match()
+        text = self._tail + (self._token_bytes[token] if token < len(self._token_bytes) else b"")
+        if self._state != "free":
+            text = self._read_reasoning(text)
+            if self._state != "free":
+                self._tail = text
+                return False
+        return self._read_free(token, text)
+
+    def _read_free(self, token: int, text: bytes) -> bool:
+        """Look for the marker in the end of the free text, to which the token belongs."""
+        at = text.find(self._marker)
+        held = len(self._marker) if at >= 0 else _num_held(text, self._marker)
+        self._tail = text[len(text) - held :] if held else b""
+        if not held:
+            self._active = None
+            return False
+        if self._active is None:
+            self._active = self._matcher.deep_copy()
+        self._active.consume_token(token)
+        self._is_open = at >= 0
+        if not self._is_open and self._active.is_error():
+            # Half a character in front of what may be the marker: the next token is free.
+            self._active = None
+        return self._is_open and self._active is not None and self._active.is_stopped() and self._end_of_match()
+
+    def _end_of_match(self) -> bool:
+        """The text is free again, or over: says which."""
+        if self._active is not None and self._active.is_error():
+            return False
+        self._is_open, self._tail = False, b""
+        if self._repeats:
+            self._active = None
+        return not self._repeats
+
+    def _read_reasoning(self, text: bytes) -> bytes:
+        """Where reasoning begins and ends; what of the text has to be read again with the next token."""
+        if self._state == "start":
+            begun = text.lstrip(_BLANK)
+            if begun.startswith(self._opening):
+                self._state, text = "reasoning", begun[len(self._opening) :]
+            elif not self._opening.startswith(begun):
+                self._state = "free"
+                return text
+            else:
+                return text
+        at = text.find(self._closing)
+        if at < 0:
+            return text[len(text) - _num_held(text, self._closing) :]
+        self._state = "free"
+        return text[at + len(self._closing) :]
+
+
+def _num_held(text: bytes, marker: bytes) -> int:
+    """Bytes at the end of the text that may be the beginning of the marker."""
+    for size in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:size]):
+            return size
+    return 0
+
+
+def _error_of(matcher: LLMatcher) -> str:
+    return f"the grammar cannot be followed: {short(matcher.get_error())}" if matcher.is_error() else ""
+
+
+def short(message: str) -> str:
+    """The message on one line, cut to `MAX_MESSAGE` characters."""
+    return " ".join(message.split())[:MAX_MESSAGE]
