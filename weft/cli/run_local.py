@@ -26,6 +26,7 @@ from weft.programs.model import Model
 from weft.programs.registry import Code, Quota, checked_code
 from weft.programs.runs import News, Run, RunSpec
 from weft.programs.runtime import Runtime
+from weft.programs.sandbox.checker import check_now
 from weft.programs.types import Caller
 from weft.server.dialect import dialect_of
 from weft.tokenizers.load import load_tokenizer
@@ -47,6 +48,7 @@ class LocalRun:
     def spec(self) -> RunSpec:
         """Raises `InvalidRequest` for a file that is no program, or a limit that is none."""
         code = checked_code(self.content, None, Quota(), str(self.file))
+        check_now(code)
         trusted = not self.sandbox and code.kind == "python"
         # Nobody else waits for this process: time is not limited unless that is asked for.
         free: dict[str, Any] = {"wall_s": FOREVER_S, "cpu_s": FOREVER_S, **({"network": ["*"]} if trusted else {})}
@@ -189,6 +191,7 @@ def _parts(model: Model, config: ProgramsConfig, spec: RunSpec, folder: Path) ->
         except OSError as error:
             raise WeftError(f"{file} cannot be read: {error.strerror}") from error
         code = checked_code(content, "python", Quota(), str(file))
+        await asyncio.to_thread(check_now, code)
         return msgspec.structs.replace(code, trusted=spec.trusted)
 
     return replace(parts, resolve=resolve)

@@ -254,6 +254,12 @@ class Budget:
         if over:
             raise _used_up("cpu_s", self._smallest("cpu_s"), "seconds of processor time")
 
+    def spend_tenant_cpu(self, seconds: float) -> None:
+        """Processor time spent for the tenant outside of the run's own code, on compiling it say: it counts against the
+        tenant's rate alone."""
+        if self._rates is not None:
+            self._rates.spend("cpu_s", seconds, self._clock.now())
+
     def spend_log(self, count: int) -> None:
         """Bytes of log. Raises `LimitExceeded`."""
         over = False

@@ -1,8 +1,8 @@
 """Uploaded programs: their bytes by content hash, and each tenant's names for them.
 
-Owns what was uploaded: checks of its outside (a Python file parses and has a `main`, a module begins as Wasm does), the
-quota of each tenant, versions and names, and the folder where all of it survives a restart. It does not run anything
-and does not know HTTP. The front holds the one registry there is; its program host asks it for what a child names.
+Owns what was uploaded: checks of its size and kind, the quota of each tenant, versions and names, and the folder where
+all of it survives a restart. It parses and runs nothing and does not know HTTP. The front holds the one registry there
+is; its program host asks it for what a child names.
 
 A version is its content: the same bytes are the same version under whatever name. A name is a list of versions, the
 last of which is the one that is meant by it; `name@hash` and a bare hash mean one version, and a hash may be shortened
@@ -18,12 +18,9 @@ leaves at most files that nothing names; they are removed at the next start.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import hashlib
 import logging
 import re
-import threading
 import time
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -43,8 +40,6 @@ HASH_CHARS = 64
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}\Z")
 _HASH = re.compile(r"[0-9a-f]{8,64}\Z")
 
-_parsing = threading.Lock()
-
 logger = logging.getLogger("weft.programs")
 
 
@@ -57,7 +52,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """Of all its versions together."""
     max_source_bytes: int = 1 << 20
     """Of one Python file."""
-    max_module_bytes: int = 32 << 20
+    max_module_bytes: int = 16 << 20
     """Of one Wasm module."""
 
 
@@ -126,10 +121,11 @@ class Registry:
             self._open(tenant)
 
     def upload(self, tenant: str, name: str, content: bytes, kind: ProgramKind | None = None) -> Program:
-        """Add a version, which the name means from now on; `kind` is detected where it is not said.
+        """Add a version, which the name means from now on; `kind` is detected where it is not said. Whether it may be
+        a program is known by then.
 
-        The same content again only moves the name. Raises `InvalidRequest` for what is no program, `QuotaExceeded`,
-        or `StorageFailed`; then nothing has changed.
+        The same content again only moves the name. Raises `InvalidRequest` for a name or content that cannot be,
+        `QuotaExceeded`, or `StorageFailed`; then nothing has changed.
         """
         check_name(name)
         code = checked_code(content, kind, self.quota, name)
@@ -274,9 +270,9 @@ def check_name(name: str) -> None:
 
 
 def checked_code(content: bytes, kind: ProgramKind | None, quota: Quota, name: str = "") -> Code:
-    """Content that may be run, as far as its outside tells. Raises `InvalidRequest`.
+    """Content of a size and kind that may be run. Raises `InvalidRequest`.
 
-    What is inside a module is checked where it is run, by the sandbox.
+    Nothing of it is parsed here: `weft.programs.sandbox.checker` does that, in a process of its own.
     """
     looks_like: ProgramKind = "wasm" if content.startswith(b"\0asm") else "python"
     kind = kind or looks_like
@@ -284,50 +280,13 @@ def checked_code(content: bytes, kind: ProgramKind | None, quota: Quota, name: s
     if len(content) > limit:
         raise InvalidRequest(f"The program has {len(content)} bytes; {limit} is the limit of {kind}.", "source")
     if kind == "python":
-        _check_python(content, name)
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"The program is not UTF-8 text: {error}.", "source") from None
     elif not content.startswith(WASM_MAGIC):
         raise InvalidRequest("This is no core Wasm module of version 1: its first eight bytes are others.", "source")
     return Code(kind=kind, content=content, hash=hashlib.sha256(content).hexdigest(), name=name)
-
-
-def _check_python(content: bytes, name: str) -> None:
-    try:
-        tree = _parsed(content.decode("utf-8"), name or "program")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"The program is not UTF-8 text: {error}.", "source") from None
-    except SyntaxError as error:
-        shown = f"\n    {error.text.strip()}" if error.text and error.text.strip() else ""
-        raise InvalidRequest(
-            f"{name or 'The program'}, line {error.lineno}, is not valid Python: {error.msg}{shown}", "source"
-        ) from None
-    except (ValueError, RecursionError, MemoryError, SystemError) as error:  # the last: how 3.11 may say the second
-        raise InvalidRequest(f"The program cannot be parsed: {error or 'nested too deeply'}.", "source") from None
-    defined: Iterable[ast.stmt] = tree.body
-    if not any(_defines_main(statement) for statement in defined):
-        raise InvalidRequest("The program has no `main`: write `async def main(args):` in it.", "source")
-
-
-def _parsed(source: str, name: str) -> ast.Module:
-    """Raises what `ast.parse` does."""
-    # CPython up to 3.11.7 counts the depth of what it parses for all threads together: of two that parse at once, one
-    # may be told that it is wrong, as `SystemError`, like one that is nested too deeply. So none of ours does, and who
-    # is told so asks again.
-    with _parsing:
-        for _ in range(2):
-            with contextlib.suppress(SystemError):
-                return ast.parse(source, filename=name)
-        return ast.parse(source, filename=name)
-
-
-def _defines_main(statement: ast.stmt) -> bool:
-    """Whether the module has `main` after this statement: a function, an import, or an assignment."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-        return statement.name == "main"
-    if isinstance(statement, ast.ImportFrom):
-        return any((alias.asname or alias.name) == "main" for alias in statement.names)
-    if isinstance(statement, ast.Assign):
-        return any(isinstance(target, ast.Name) and target.id == "main" for target in statement.targets)
-    return False
 
 
 def _program(index: Index, name: str) -> Program:

@@ -30,9 +30,10 @@ from weft.programs.host.wire import HostArgs, HostedModel
 from weft.programs.limits import Limits
 from weft.programs.machine_memory import machine_memory_bytes
 from weft.programs.model import Model as ProgramModel
-from weft.programs.registry import Code, Program, ProgramKind, Quota, Registry, Version, checked_code
+from weft.programs.registry import Code, Program, ProgramKind, Quota, Registry, Version, check_name, checked_code
 from weft.programs.run_records import RunRecords
 from weft.programs.runs import Run, RunSpec
+from weft.programs.sandbox.checker import CodeChecker, check_now
 from weft.programs.shelf import FolderShelf
 from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
@@ -66,6 +67,7 @@ class Programs:
         """`records` keep runs across restarts; closed with this."""
         self.config = config
         self._registry = registry
+        self._checker = CodeChecker()
         self._writing = asyncio.Lock()
         self._own = _own_programs(config)
         self._make_host = make_host
@@ -88,6 +90,9 @@ class Programs:
         self._check_on()
         if name in self._own:
             raise InvalidRequest(f"{name} is a program of this server's operator; choose another name.", "name")
+        check_name(name)
+        code = checked_code(content, kind, self._registry.quota, name)
+        await self._checker.check(tenant, code)
         async with self._writing:
             return await asyncio.to_thread(self._registry.upload, tenant, name, content, kind)
 
@@ -124,9 +129,11 @@ class Programs:
         self._check_on()
         return await self._open().start(spec, caller)
 
-    def inline_code(self, source: str) -> Code:
+    async def inline_code(self, tenant: str, source: str) -> Code:
         """A source that was not uploaded. Raises `InvalidRequest`."""
-        return checked_code(source.encode(), "python", self._registry.quota)
+        code = checked_code(source.encode("utf-8", "surrogatepass"), "python", self._registry.quota)
+        await self._checker.check(tenant, code)
+        return code
 
     def limits(self, asked: dict[str, Any]) -> Limits:
         """What was asked for, as limits. Raises `InvalidRequest`, naming the limit."""
@@ -162,6 +169,7 @@ class Programs:
 
     async def close(self) -> None:
         """End every run and stop what runs them."""
+        await self._checker.close()
         if self._host is not None:
             await self._host.close()
         if self._records is not None:
@@ -276,6 +284,7 @@ def _own_programs(config: ProgramsConfig) -> dict[str, Code]:
             continue
         try:
             code = checked_code(path.read_bytes(), "python", Quota(), path.stem)
+            check_now(code)
         except (OSError, InvalidRequest) as error:
             raise InvalidRequest(f"{path} in programs.trusted_dir cannot be a program: {error}") from error
         own[path.stem] = msgspec.structs.replace(code, trusted=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import lzma
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import wasmtime
 
 from weft.abi.errors import ConfigError, InvalidRequest
-from weft.programs.sandbox import build_runner, build_shim, compile_worker
+from weft.programs.sandbox import build_runner, build_shim
 from weft.programs.sandbox.compiled import CompiledCode, key_of
 
 CODE = bytes(wasmtime.wat2wasm('(module (memory (export "memory") 1) (func (export "run")))'))
@@ -49,16 +50,16 @@ def test_the_runner_imports_the_host_and_nothing_else() -> None:
 
 
 def test_compiled_once(tmp_path: Path) -> None:
-    first = CompiledCode(tmp_path / "sandbox").module(CODE)
+    first = CompiledCode(tmp_path / "sandbox").module(CODE).path
     changed = first.stat().st_mtime_ns
-    assert CompiledCode(tmp_path / "sandbox").module(CODE) == first
+    assert CompiledCode(tmp_path / "sandbox").module(CODE).path == first
     assert first.stat().st_mtime_ns == changed
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "index"])
 def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: str) -> None:
     compiled = CompiledCode(tmp_path / "sandbox")
-    path = compiled.module(CODE)
+    path = compiled.module(CODE).path
     whole = path.read_bytes()
     index = tmp_path / "sandbox" / f"{key_of('module', hashlib.sha256(CODE).digest())}.json"
     match damage:
@@ -70,10 +71,10 @@ def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: str) -> None:
             path.unlink()
         case "index":
             index.write_text('{"sha256": "../../etc/passwd"}')
-    again = compiled.module(CODE)
+    again = compiled.module(CODE).path
     assert hashlib.sha256(again.read_bytes()).hexdigest() == json.loads(index.read_text())["sha256"]
     assert wasmtime.Module.deserialize_file is not None
-    assert compiled.module(CODE) == again
+    assert compiled.module(CODE) == (again, ("run", 0, False))
 
 
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
@@ -90,19 +91,19 @@ def test_what_was_not_used_for_longest_makes_room(tmp_path: Path, monkeypatch: p
         bytes(wasmtime.wat2wasm(f'(module (memory (export "memory") {pages}) (func (export "run")))'))
         for pages in (1, 2, 3)
     ]
-    first, second = compiled.module(codes[0]), compiled.module(codes[1])
+    first, second = compiled.module(codes[0]).path, compiled.module(codes[1]).path
     for number, path in enumerate((tmp_path / "sandbox").glob("*.json")):
         os.utime(path, ns=(number, number))
-    assert compiled.module(codes[0]) == first  # used again
+    assert compiled.module(codes[0]).path == first  # used again
     monkeypatch.setattr("weft.programs.sandbox.compiled.KEPT_BYTES", 5 * first.stat().st_size // 2)
-    third = compiled.module(codes[2])
+    third = compiled.module(codes[2]).path
     assert [path.exists() for path in (first, second, third)] == [True, False, True]
     assert len(list((tmp_path / "sandbox").iterdir())) == 4
 
 
 def test_several_at_once(tmp_path: Path) -> None:
     def compile_it(_: int) -> Path:
-        return CompiledCode(tmp_path / "sandbox").module(CODE)
+        return CompiledCode(tmp_path / "sandbox").module(CODE).path
 
     with ThreadPoolExecutor(4) as pool:
         paths = set(pool.map(compile_it, range(4)))
@@ -112,24 +113,28 @@ def test_several_at_once(tmp_path: Path) -> None:
 
 def test_the_compiler_runs_within_limits(tmp_path: Path) -> None:
     program = (
-        "import os, resource, sys\n"
-        "from weft.programs.sandbox import compile_worker as worker\n"
-        "worker.limit(5)\n"
+        "import resource\n"
+        "from weft.programs.sandbox.rlimits import limit\n"
+        "limit(5, 6 << 30, 1 << 20)\n"
         "print([resource.getrlimit(kind)[0] for kind in\n"
         "       (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)])\n"
     )
-    import subprocess
-
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [5, compile_worker.MEMORY_BYTES, compile_worker.FILE_BYTES, 0]
+    assert json.loads(done.stdout) == [5, 6 << 30, 1 << 20, 0]
 
 
-def test_a_compiler_that_is_ended_is_the_module_s_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [("kill -XCPU $$", "20 s of processor time"), ("kill -9 $$", "2048 MiB of memory"), ("exit 134", "2048 MiB")],
+)
+def test_a_compiler_that_is_ended_is_the_module_s_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str
+) -> None:
     script = tmp_path / "python"
-    script.write_text("#!/bin/sh\nkill -9 $$\n")
+    script.write_text(f"#!/bin/sh\n{command}\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    with pytest.raises(InvalidRequest, match="more time or memory"):
+    with pytest.raises(InvalidRequest, match=message):
         CompiledCode(tmp_path / "sandbox").module(CODE)
 
 

@@ -53,13 +53,13 @@ def test_whichever_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             compiled.module(CODE)
     assert not list(compiled.directory.glob("*.json"))
     assert not [path for path in compiled.directory.iterdir() if path.is_dir()]
-    found = compiled.module(CODE)
+    found = compiled.module(CODE).path
     wasmtime.Module.deserialize(wasmtime.Engine(engine_config()), found.read_bytes())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_the_compiler_s_own_write() -> None:
-    command = [sys.executable, "-m", "weft.programs.sandbox.compile_worker", "module", "/dev/full", "60"]
+    command = [sys.executable, "-m", "weft.programs.sandbox.compile_worker", "module", "/dev/full", "60", str(2 << 30)]
     ended = subprocess.run(command, input=CODE, capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (compile_worker.UNWRITTEN, b"No space left on device\n")
 
@@ -84,7 +84,7 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     with pytest.raises(StorageFailed, match="No space left"):
         compiled.module(large)
     assert not list(compiled.directory.iterdir())
-    assert compiled.module(CODE).exists()
+    assert compiled.module(CODE).path.exists()
 
 
 def test_the_launch_says_so_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from weft.abi.errors import InvalidRequest, WeftError
 from weft.programs.guest import Guest, GuestHost, GuestUsage
 from weft.programs.host.trusted import TrustedGuest
 from weft.programs.limits import Limits
+from weft.programs.registry import Code
 from weft.programs.runs import RunSpec
+from weft.programs.sandbox.checker import CodeChecker
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Module, Sandbox, SandboxConfig
+from weft.programs.sandbox.workers import Charge, Worker, WorkerPool
 from weft.programs.throttle import Throttle
 
-T = TypeVar("T")
+COMPILERS = 4
+"""Processes that compile modules at once, one for each tenant."""
 
 
 class Guests:
@@ -29,6 +33,9 @@ class Guests:
     def __init__(self, config: SandboxConfig | None = None):
         self._config = config
         self._sandbox: asyncio.Future[Sandbox] | None = None
+        self.checker = CodeChecker()
+        """Of sources that programs launch."""
+        self._compilers = WorkerPool(COMPILERS)
         self.modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
         """Those that the sandbox has loaded, by hash: a burst of launches does not go by a thread one by one."""
 
@@ -38,12 +45,13 @@ class Guests:
         is_open = self._sandbox is not None and self._sandbox.done() and self._sandbox.exception() is None
         return self._sandbox.result() if self._sandbox is not None and is_open else None
 
-    def make(self, host: GuestHost, spec: RunSpec, limits: Limits) -> Guest:
-        """A guest that has not begun. Raises `InvalidRequest`."""
+    def make(self, host: GuestHost, spec: RunSpec, limits: Limits, tenant: str, charge: Charge) -> Guest:
+        """A guest that has not begun. `charge` is told of the processor time that compiling its module takes. Raises
+        `InvalidRequest`."""
         code = spec.code
         name = _file_name(code.name)
         if not spec.trusted:
-            return _SandboxedLater(self, host, spec, limits)
+            return _SandboxedLater(self, host, spec, limits, lambda code: self._compiled(code, tenant, charge))
         if code.kind != "python":
             raise InvalidRequest("Only Python can be trusted; a Wasm module runs in the sandbox.", "trusted")
         return TrustedGuest(host, args=spec.args, source=code.content.decode(), name=name)
@@ -56,19 +64,42 @@ class Guests:
         return await asyncio.shield(self._sandbox)
 
     async def close(self) -> None:
-        """Close the sandbox. Its guests must have ended."""
+        """Close the sandbox, and kill what compiles. Its guests must have ended."""
+        await self.checker.close()
+        await self._compilers.close()
         if self._sandbox is not None:
             await asyncio.wait([self._sandbox])
             if self._sandbox.exception() is None:
                 self._sandbox.result().close()
             self._sandbox = None
 
+    async def _compiled(self, code: Code, tenant: str, charge: Charge) -> Module:
+        """A module, compiled when it is the tenant's turn where it is not known. Where this is cancelled, its compiler
+        is killed."""
+        module = self.modules.get(code.hash)
+        if module is None:
+            sandbox = await self.open()
+
+            def compiled(worker: Worker) -> Module:
+                # Another run of it may have been first.
+                return self.modules.get(code.hash) or sandbox.compile(code.content, worker)
+
+            module = self.modules[code.hash] = await self._compilers.call(tenant, compiled, charge)
+        return module
+
 
 class _SandboxedLater:
     """A guest in the sandbox, which may have to be opened, as a module may have to be compiled, before it runs."""
 
-    def __init__(self, guests: Guests, host: GuestHost, spec: RunSpec, limits: Limits):
-        self._guests, self._host = guests, host
+    def __init__(
+        self,
+        guests: Guests,
+        host: GuestHost,
+        spec: RunSpec,
+        limits: Limits,
+        compiled: Callable[[Code], Awaitable[Module]],
+    ):
+        self._guests, self._host, self._compiled = guests, host, compiled
         self._code, self._args = spec.code, spec.args
         self._limits = GuestLimits(
             cpu_s=limits.cpu_s,
@@ -90,11 +121,7 @@ class _SandboxedLater:
             source = self._code.content.decode()
             self._guest = sandbox.python(source, self._args, self._host, self._limits, name=name)
         else:
-            module = self._guests.modules.get(self._code.hash)
-            if module is None:
-                compiling: Callable[[], Module] = lambda: sandbox.compile(self._code.content)  # noqa: E731
-                module = await self._unless_killed(asyncio.to_thread(compiling))
-                self._guests.modules[self._code.hash] = module
+            module = await self._unless_killed(self._compiled(self._code))
             self._guest = sandbox.module(module, self._args, self._host, self._limits)
         return await self._guest.run()
 

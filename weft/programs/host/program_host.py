@@ -180,7 +180,8 @@ class ProgramHost:
         """A run within its parent's budget. Raises `InvalidRequest` for a program that is none."""
         try:
             if spec.source is not None:
-                code = checked_code(spec.source.encode(), "python", self._parts.quota)
+                code = checked_code(spec.source.encode("utf-8", "surrogatepass"), "python", self._parts.quota)
+                await self._parts.guests.checker.check(caller.tenant, code, budget.spend_tenant_cpu)
             else:
                 code = await self._parts.resolve(caller.tenant, spec.program or "")
             if self._closed or parent.run.ended:

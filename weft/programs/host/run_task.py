@@ -156,7 +156,13 @@ class Hosted:
             )
             if budget.is_rated:
                 self._throttle = Throttle(self._session, budget, end=self.end, on_wait=self._slowed_down)
-            self._guest = guests.make(self._throttle or self._session, self.run.spec, budget.limits)
+            self._guest = guests.make(
+                self._throttle or self._session,
+                self.run.spec,
+                budget.limits,
+                self.caller.tenant,
+                budget.spend_tenant_cpu,
+            )
             for message in self._early:
                 self._session.deliver(message)
         except WeftError as error:

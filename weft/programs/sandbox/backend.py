@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from weft.abi.errors import ConfigError
+from weft.programs.sandbox.compiled import CompiledModule
 from weft.programs.sandbox.machine import Code
 
 _LOG = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ class Backend(Protocol):
     def component(self, compiled: Path) -> Code:
         """The component that runs Python."""
 
-    def module(self, compiled: Path) -> Code:
+    def module(self, compiled: CompiledModule) -> Code:
         """An uploaded core module."""
 
     def close(self) -> None:

@@ -80,6 +80,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "weft_answer_i32": (None, [pointer, c_int32]),
     "weft_answer_bytes": (None, [pointer, c_char_p, c_size_t]),
     "weft_set_string": (None, [pointer, c_char_p, c_size_t]),
+    "weft_is_kind": (c_int, [pointer, c_uint8]),
     "weft_take_string": (c_int, [pointer, POINTER(pointer), POINTER(c_size_t)]),
     "weft_free": (None, [pointer]),
     "weft_ticker_start": (pointer, [pointer, c_double]),
@@ -113,6 +114,9 @@ def shim() -> Any:
     expected += [ctypes.sizeof(ffi.wasm_byte_vec_t), ctypes.sizeof(ffi.wasmtime_async_continuation_t)]
     if list(layout)[:6] != expected:
         raise Unavailable(f"wasmtime {WASMTIME_VERSION} lays its values out as {expected}, not as {list(layout)[:6]}")
+    kind = ffi.wasmtime_extern_t.kind
+    if (kind.offset, kind.size) != (0, 1):
+        raise Unavailable(f"wasmtime {WASMTIME_VERSION} does not begin an export with a byte that says its kind")
     names = ("wasmtime_call_future_poll", "wasmtime_context_set_epoch_deadline", "wasm_byte_vec_new_uninitialized")
     functions = [address(getattr(ffi.dll, name)) for name in (*names, "wasmtime_engine_increment_epoch")]
     library.weft_set_up(*functions, ffi.WASMTIME_COMPONENT_F64, ffi.WASMTIME_COMPONENT_STRING)
@@ -296,13 +300,24 @@ class Instance:
         self.begin(future, made)
         return made
 
-    def export(self, instance: Any, name: str) -> Any:
-        """An export, or None."""
+    def exported_function(self, instance: Any, name: str) -> Any:
+        """An exported function. Raises `Unavailable` for an export of another kind, and for none."""
+        return self._export(instance, name, ffi.WASMTIME_EXTERN_FUNC)
+
+    def exported_memory(self, instance: Any, name: str) -> Any:
+        """An exported memory. Raises `Unavailable` for an export of another kind, and for none."""
+        return self._export(instance, name, ffi.WASMTIME_EXTERN_MEMORY)
+
+    def _export(self, instance: Any, name: str, kind: Any) -> Any:
         found = ffi.wasmtime_extern_t()
         text = name.encode()
         buffer = ctypes.create_string_buffer(text)
         if not ffi.wasmtime_instance_export_get(self.context, byref(instance), buffer, len(text), byref(found)):
-            return None
+            raise Unavailable(f"the module does not export {name}")
+        # The C API takes any bytes for a function's: what is none ends the process.
+        if not shim().weft_is_kind(ctypes.addressof(found), kind.value):
+            ffi.wasmtime_extern_delete(byref(found))
+            raise Unavailable(f"the module exports {name} as another kind than it was checked for")
         return found
 
     def call_module(self, function: Any, num_results: int) -> Any:

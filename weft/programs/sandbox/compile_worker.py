@@ -1,55 +1,52 @@
-"""The process that compiles Wasm: `python -m weft.programs.sandbox.compile_worker component|module TARGET LIMITS`.
+"""The process that compiles Wasm: `python -m weft.programs.sandbox.compile_worker component|module TARGET CPU_S BYTES`.
 
-Reads the code from its standard input, writes machine code to TARGET. It limits itself before it reads anything, since
-what it compiles may come from a stranger. Exit status 0, or 1 and the reason on standard error; 3 where it is the disk
-that does not take the machine code. Started by `compiled`.
+Reads the code from its standard input, writes machine code to TARGET, and to standard output how a module is started,
+as JSON. It limits itself before it reads anything, since what it compiles may come from a stranger. Exit status 0, or 1
+and the reason on standard error; 3 where it is the disk that does not take the machine code. Started by `compiled`.
 """
 
 from __future__ import annotations
 
-import resource
+import json
 import sys
 
+from weft.abi.errors import InvalidRequest
+from weft.programs.sandbox.imports import checked_entry
+from weft.programs.sandbox.module_shape import Entry
+from weft.programs.sandbox.rlimits import limit
+
 UNWRITTEN = 3
-CPU_S, MEMORY_BYTES, FILE_BYTES = 300, 6 << 30, 1 << 30
+FILE_BYTES = 1 << 30
 
 
-def limit(cpu_s: int) -> None:
-    """No more time, memory, disk or files than compiling needs, and no core dumps."""
-    for kind, value in (
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (most, most))
+def machine_code(kind: str, code: bytes) -> tuple[bytes, Entry | None]:
+    """Machine code of a component or a module, and how a module is started. Raises `InvalidRequest` for a module that
+    does not keep to docs/wasm.md, and `wasmtime.WasmtimeError` for code that is not valid."""
+    import wasmtime
+    import wasmtime.component
+
+    from weft.programs.sandbox.engine import engine_config
+
+    engine = wasmtime.Engine(engine_config())
+    if kind == "component":
+        return bytes(wasmtime.component.Component(engine, code).serialize()), None
+    # Before the engine sees it, and before anything is spent on compiling it.
+    entry = checked_entry(code)
+    module = wasmtime.Module(engine, code)
+    wasmtime.Linker(engine).define_unknown_imports_as_traps(module)
+    return bytes(module.serialize()), entry
 
 
 def main() -> int:
     """Compile what comes in."""
-    kind, target, cpu_s = sys.argv[1:4]
-    limit(min(int(cpu_s), CPU_S))
+    kind, target, cpu_s, memory_bytes = sys.argv[1:5]
+    limit(int(cpu_s), int(memory_bytes), FILE_BYTES)
     code = sys.stdin.buffer.read()
 
     import wasmtime
-    import wasmtime.component
 
-    from weft.abi.errors import InvalidRequest
-    from weft.programs.sandbox.engine import engine_config
-    from weft.programs.sandbox.imports import entry_of, module_linker
-
-    engine = wasmtime.Engine(engine_config())
     try:
-        if kind == "component":
-            compiled = wasmtime.component.Component(engine, code).serialize()
-        else:
-            module = wasmtime.Module(engine, code)
-            entry_of(module)
-            module_linker(wasmtime.Linker(engine), module)
-            compiled = module.serialize()
+        compiled, entry = machine_code(kind, code)
     except (wasmtime.WasmtimeError, InvalidRequest) as error:
         print(error, file=sys.stderr)
         return 1
@@ -59,6 +56,7 @@ def main() -> int:
     except OSError as error:
         print(error.strerror, file=sys.stderr)
         return UNWRITTEN
+    print(json.dumps(entry))
     return 0
 
 

@@ -12,25 +12,42 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed
 from weft.programs.disk import storage_failed
 from weft.programs.sandbox import compile_worker
 from weft.programs.sandbox.engine import ENGINE_FORMAT, WASMTIME_VERSION
+from weft.programs.sandbox.module_shape import Entry
+from weft.programs.sandbox.workers import Worker, WorkerEnded
 
 Kind = Literal["component", "module"]
 MODULE_BYTES = 16 << 20
 """Of an uploaded module, at most."""
 KEPT_BYTES = 1 << 30
 """Of machine code in the folder; what was not used for longest goes first."""
-_UPLOAD_CPU_S, _RUNNER_CPU_S = 60, 300
+MODULE_CPU_S, _RUNNER_CPU_S = 20, 300
+"""Of the process that compiles, at most."""
+MODULE_COMPILER_BYTES, _RUNNER_COMPILER_BYTES = 2 << 30, 6 << 30
+"""Of its address space."""
+_THREADS = {"RAYON_NUM_THREADS": str(min(4, os.cpu_count() or 1))}
+_ONE_THREAD = {"RAYON_NUM_THREADS": "1"}
+
+
+class CompiledModule(NamedTuple):
+    """Machine code of an uploaded module."""
+
+    path: Path
+    entry: Entry
+
+
+_Found = tuple[Path, list[object] | None]
+"""Machine code, and how a module is started, as it is kept."""
 
 
 @cache
@@ -65,23 +82,25 @@ class CompiledCode:
     def component(self, identity: str, code: bytes | None) -> Path | None:
         """Machine code of our own component, whose hash is `identity`; without `code`, None where it is not there."""
         key = key_of("component", identity.encode())
-        return self._find(key) or (None if code is None else self._kept("component", key, code, _RUNNER_CPU_S))
+        found = self._find(key)
+        if found is None and code is not None:
+            found = self._kept("component", key, code, Worker())
+        return None if found is None else found[0]
 
-    def module(self, code: bytes) -> Path:
-        """Machine code of an uploaded module. Raises `InvalidRequest` for what is no usable module, and `StorageFailed`
-        where the disk takes no more."""
+    def module(self, code: bytes, worker: Worker | None = None) -> CompiledModule:
+        """Machine code of an uploaded module; `worker` compiles it where it is not known. Raises `InvalidRequest` for a
+        module that is not usable, `StorageFailed` where the disk takes no more, and `WorkerKilled`."""
         if len(code) > MODULE_BYTES:
             raise InvalidRequest(f"a module may have {MODULE_BYTES} bytes, this one has {len(code)}", "source")
-        if code[:8] != b"\0asm\1\0\0\0":
-            raise InvalidRequest("this is no core Wasm module (version 1); components are not taken", "source")
         key = key_of("module", hashlib.sha256(code).digest())
-        return self._find(key) or self._kept("module", key, code, _UPLOAD_CPU_S)
+        path, entry = self._find(key) or self._kept("module", key, code, worker or Worker())
+        return CompiledModule(path, Entry(*entry or ()))
 
-    def _find(self, key: str) -> Path | None:
+    def _find(self, key: str) -> _Found | None:
         """What the index names, if it is whole and ours."""
         try:
             described = json.loads((self.directory / f"{key}.json").read_text())
-            digest = str(described["sha256"])
+            digest, entry = str(described["sha256"]), described["entry"]
             path = self.directory / f"{digest}.cwasm"
             if not digest.isalnum() or path.is_symlink() or path.stat().st_uid != os.getuid():
                 return None
@@ -93,12 +112,12 @@ class CompiledCode:
             return None
         with contextlib.suppress(OSError):
             os.utime(self.directory / f"{key}.json")
-        return path
+        return path, entry
 
-    def _kept(self, kind: Kind, key: str, code: bytes, cpu_s: int) -> Path:
+    def _kept(self, kind: Kind, key: str, code: bytes, worker: Worker) -> _Found:
         """Compile it, and keep it whole or not at all. Raises `StorageFailed` too."""
         try:
-            return self._compile(kind, key, code, cpu_s)
+            return self._compile(kind, key, code, worker)
         except OSError as error:
             raise self._unkept(error.strerror or str(error)) from error
 
@@ -109,33 +128,29 @@ class CompiledCode:
             self.directory,
         )
 
-    def _compile(self, kind: Kind, key: str, code: bytes, cpu_s: int) -> Path:
+    def _compile(self, kind: Kind, key: str, code: bytes, worker: Worker) -> _Found:
+        cpu_s, memory_bytes, environment = MODULE_CPU_S, MODULE_COMPILER_BYTES, _ONE_THREAD
+        if kind == "component":
+            cpu_s, memory_bytes, environment = _RUNNER_CPU_S, _RUNNER_COMPILER_BYTES, _THREADS
         with tempfile.TemporaryDirectory(dir=self.directory) as scratch:
             target = Path(scratch, "code")
-            command = [sys.executable, "-m", "weft.programs.sandbox.compile_worker", kind, str(target), str(cpu_s)]
-            package = str(Path(__file__).resolve().parents[3])
-            done = subprocess.run(  # noqa: S603
-                command,
-                input=code,
-                capture_output=True,
-                check=False,
-                close_fds=True,
-                cwd=scratch,
-                env={"PATH": os.defpath, "PYTHONPATH": package, "RAYON_NUM_THREADS": str(min(4, os.cpu_count() or 1))},
-            )
-            if done.returncode == compile_worker.UNWRITTEN:
-                raise self._unkept(done.stderr.decode("utf-8", "replace").strip())
-            if done.returncode != 0:
-                raise self._failed(kind, done.returncode, done.stderr.decode("utf-8", "replace"))
+            args = [kind, str(target), str(cpu_s), str(memory_bytes)]
+            ended = worker.run("weft.programs.sandbox.compile_worker", args, code, environment=environment)
+            if ended.status == compile_worker.UNWRITTEN:
+                raise self._unkept(ended.errors.strip())
+            if ended.status != 0:
+                raise self._failed(kind, ended)
+            entry = json.loads(ended.output)
             digest = hashlib.sha256(target.read_bytes()).hexdigest()
             final = self.directory / f"{digest}.cwasm"
-            # Replacing also mends a file that is damaged; whoever mapped the old one keeps it.
+            # Replacing also mends a file that is damaged; a process that has mapped the old one keeps it.
             os.replace(target, final)
             index = Path(scratch, "index")
-            index.write_text(json.dumps({"sha256": digest, "kind": kind, "wasmtime": WASMTIME_VERSION}))
+            described = {"sha256": digest, "kind": kind, "entry": entry, "wasmtime": WASMTIME_VERSION}
+            index.write_text(json.dumps(described))
             os.replace(index, self.directory / f"{key}.json")
         self._prune(final)
-        return final
+        return final, entry
 
     def _prune(self, newest: Path) -> None:
         """Remove what is too much. Whoever has a file mapped keeps it."""
@@ -164,11 +179,14 @@ class CompiledCode:
             return None
 
     @staticmethod
-    def _failed(kind: Kind, status: int, output: str) -> Exception:
-        lines = [line.strip() for line in output.splitlines() if line.strip()]
-        reason = ": ".join(dict.fromkeys(line for line in lines if line != "Caused by:")) or f"status {status}"
+    def _failed(kind: Kind, ended: WorkerEnded) -> Exception:
+        lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
+        reason = ": ".join(dict.fromkeys(line for line in lines if line != "Caused by:")) or f"status {ended.status}"
         if kind == "component":
             return ConfigError(f"the sandbox's Python could not be compiled: {reason[-2000:]}")
-        if status != 1:
-            reason = f"compiling it took more time or memory than is allowed (status {status})"
+        if ended.out_of_time:
+            reason = f"compiling it takes more than {MODULE_CPU_S} s of processor time; make it smaller"
+        elif ended.status != 1:
+            most = MODULE_COMPILER_BYTES >> 20
+            reason = f"its compiler ended with status {ended.status}, most likely for more than {most} MiB of memory"
         return InvalidRequest(f"the module was refused: {reason[-2000:]}", "source")

@@ -19,9 +19,11 @@ from weft.abi.errors import ProgramFailed, WeftError
 from weft.abi.frames import WireError
 from weft.programs.sandbox import bindings
 from weft.programs.sandbox.bytecode import Call, Calls
-from weft.programs.sandbox.engine import EXPORTS, INTERFACE
-from weft.programs.sandbox.imports import CLOCKS, IMPORTS, entry_of, module_linker
+from weft.programs.sandbox.compiled import CompiledModule
+from weft.programs.sandbox.engine import EXPORTS, INTERFACE, function_type
+from weft.programs.sandbox.imports import CLOCKS, IMPORTS
 from weft.programs.sandbox.machine import GuestLimits, Request, Trapped, Value, out_of_bounds, refused, trapped
+from weft.programs.sandbox.module_shape import INITIALIZE
 from weft.programs.sandbox.turns import Turns
 
 _KEPT_BYTES = 4096
@@ -192,17 +194,19 @@ class ComponentMachine(_FiberMachine):
 class ModuleCode:
     """A compiled core module, its imports defined: ours, the harmless ones of WASI, traps."""
 
-    def __init__(self, pool: Pool, compiled: Path):
+    def __init__(self, pool: Pool, compiled: CompiledModule):
         self.pool = pool
-        self.module = wasmtime.Module.deserialize_file(pool.engine, str(compiled))
+        self.module = wasmtime.Module.deserialize_file(pool.engine, str(compiled.path))
         linker = wasmtime.Linker(pool.engine)
         for number, function in enumerate(IMPORTS):
-            bindings.define_module_import(linker, function.module, function.name, function.type(), number)
+            bindings.define_module_import(
+                linker, function.module, function.name, function_type(function.signature), number
+            )
         for function in CLOCKS:
-            bindings.define_module_import(linker, function.module, function.name, function.type(), -1)
-        module_linker(linker, self.module)
+            bindings.define_module_import(linker, function.module, function.name, function_type(function.signature), -1)
+        linker.define_unknown_imports_as_traps(self.module)
         self.pre = linker.instantiate_pre(self.module)
-        self.entry, self.entry_results = entry_of(self.module)
+        self.entry = compiled.entry
 
     def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> ModuleMachine:
         """See `Code`."""
@@ -233,7 +237,8 @@ class ModuleMachine(_FiberMachine):
         if self._made is None:
             await self._pool.turns.next()
             self._made = self._running().instantiate_module(self._code.pre)
-            self._phases = ["_initialize", self._code.entry]
+            entry = self._code.entry
+            self._phases = [INITIALIZE] * entry.has_initialize + [entry.name]
         while not await self._poll():
             self._finish()
             if not self._advance():
@@ -288,24 +293,25 @@ class ModuleMachine(_FiberMachine):
                 else self._not_started(message)
             )
         if self._memory is None:
-            self._memory = instance.export(self._made, "memory")
-        if self._results is not None and self._code.entry_results and self._results[0].of.i32 != 0:
-            raise ProgramFailed(f"{self._code.entry} returned {self._results[0].of.i32}")
+            self._memory = instance.exported_memory(self._made, "memory")
+        entry = self._code.entry
+        if self._results is not None and entry.num_results and self._results[0].of.i32 != 0:
+            raise ProgramFailed(f"{entry.name} returned {self._results[0].of.i32}")
 
     def _not_started(self, message: str) -> WeftError | Trapped:
         return trapped(message) if "wasm trap" in message else refused(message, self._limits)
 
     def _advance(self) -> bool:
         """Begin what comes next; False where nothing does."""
-        while self._phases:
-            name = self._phases.pop(0)
-            function = self._running().export(self._made, name)
-            if function is not None:
-                count = self._code.entry_results if name == self._code.entry else 0
-                results = self._running().call_module(function, count)
-                self._results = results if name == self._code.entry else None
-                return True
-        return False
+        if not self._phases:
+            return False
+        name, entry, instance = self._phases.pop(0), self._code.entry, self._running()
+        is_entry = name == entry.name
+        results = instance.call_module(
+            instance.exported_function(self._made, name), entry.num_results if is_entry else 0
+        )
+        self._results = results if is_entry else None
+        return True
 
 
 class FiberBackend:
@@ -321,7 +327,7 @@ class FiberBackend:
         """See `Backend`."""
         return ComponentCode(self._pool(components=True), compiled)
 
-    def module(self, compiled: Path) -> ModuleCode:
+    def module(self, compiled: CompiledModule) -> ModuleCode:
         """See `Backend`."""
         return ModuleCode(self._pool(components=False), compiled)
 

@@ -1,7 +1,8 @@
 """The functions a core module may import: Weft's five and a few harmless ones of WASI preview 1, written here.
 
 Owns their types and what each does. `docs/wasm.md` describes them. It does not know how a guest is suspended: each
-function is called with the guest waiting, and reads and writes its memory. Real WASI is never linked.
+function is called with the guest waiting, and reads and writes its memory. Real WASI is never linked. Imports nothing
+beyond the standard library: the process that checks uploads uses the types.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ import hashlib
 import struct
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import wasmtime
-
-from weft.abi.errors import InvalidRequest, ProgramFailed
+from weft.abi.errors import ProgramFailed
 from weft.abi.frames import pack
 from weft.abi.operations import Op
-from weft.programs.sandbox.machine import Machine, Value
+from weft.programs.sandbox.module_shape import Entry, Signature, entry_of, shape_of
 
-_TYPES = {"i": wasmtime.ValType.i32, "l": wasmtime.ValType.i64, "d": wasmtime.ValType.f64}
+if TYPE_CHECKING:
+    from weft.programs.sandbox.machine import Machine, Value
+
+_TYPES = {"i": "i32", "l": "i64", "d": "f64"}
 _BADF, _INVAL, _NOSYS = 8, 28, 52
-ENTRIES = ("run", "_start")
 
 
 class Exited(Exception):
@@ -66,9 +67,10 @@ class Import(NamedTuple):
     results: str
     handler: Handler | None = None
 
-    def type(self) -> wasmtime.FuncType:
-        """Its type as wasmtime has it."""
-        return wasmtime.FuncType([_TYPES[kind]() for kind in self.params], [_TYPES[kind]() for kind in self.results])
+    @property
+    def signature(self) -> Signature:
+        """Its type."""
+        return Signature(tuple(_TYPES[kind] for kind in self.params), tuple(_TYPES[kind] for kind in self.results))
 
 
 class Entropy:
@@ -205,36 +207,9 @@ IMPORTS = (
 )
 CLOCKS = (Import("weft", "now", "", "d"),)
 """Answered without suspending the guest."""
-_KNOWN = {(function.module, function.name): function for function in (*IMPORTS, *CLOCKS)}
+_KNOWN = {(function.module, function.name): function.signature for function in (*IMPORTS, *CLOCKS)}
 
 
-def module_linker(linker: wasmtime.Linker, module: wasmtime.Module) -> None:
-    """Turn what else the module imports into traps. Raises `InvalidRequest` for imports of other types than ours, and
-    for imports that are no functions."""
-    for imported in module.imports:
-        kind, name = imported.type, f"{imported.module}.{imported.name}"
-        if not isinstance(kind, wasmtime.FuncType):
-            raise InvalidRequest(f"the module imports {name}, which is no function; only functions can be imported")
-        known = _KNOWN.get((imported.module, imported.name or ""))
-        if known is not None:
-            ours = known.type()
-            if list(map(str, ours.params)) != list(map(str, kind.params)) or list(map(str, ours.results)) != list(
-                map(str, kind.results)
-            ):
-                raise InvalidRequest(f"the module imports {name} with another type than docs/wasm.md says")
-    linker.define_unknown_imports_as_traps(module)
-
-
-def entry_of(module: wasmtime.Module) -> tuple[str, int]:
-    """The name of the function to call, and how many results it has. Raises `InvalidRequest`."""
-    exports = {exported.name: exported.type for exported in module.exports}
-    if not isinstance(exports.get("memory"), wasmtime.MemoryType):
-        raise InvalidRequest("the module exports no memory; export it as `memory`")
-    for name in ENTRIES:
-        kind = exports.get(name)
-        if isinstance(kind, wasmtime.FuncType):
-            results = list(map(str, kind.results))
-            if list(kind.params) or results not in ([], ["i32"]):
-                raise InvalidRequest(f"{name} must take nothing and return nothing or an i32")
-            return name, len(results)
-    raise InvalidRequest("the module exports neither `run` nor `_start`; export a function `run` that takes nothing")
+def checked_entry(code: bytes) -> Entry:
+    """How a module is started. Raises `InvalidRequest` for one that does not keep to the interface."""
+    return entry_of(shape_of(code), _KNOWN)

@@ -25,6 +25,7 @@ from weft.programs.sandbox.bytecode import Bytecode
 from weft.programs.sandbox.compiled import CompiledCode
 from weft.programs.sandbox.guest import ModuleGuest, PythonGuest, SandboxedGuest
 from weft.programs.sandbox.machine import Code, GuestLimits
+from weft.programs.sandbox.workers import Worker
 
 _LOG = logging.getLogger(__name__)
 _LOADED_MODULES = 256
@@ -94,17 +95,17 @@ class Sandbox:
         calls = self._bytecode.calls(source.encode("utf-8", "replace"), name.encode("utf-8", "replace"), args, seed)
         return PythonGuest(self._python, host, limits or GuestLimits(), calls)
 
-    def compile(self, code: bytes) -> Module:
-        """Check and compile a core module; known ones are found. Blocks, so call it on a thread. Raises
-        `InvalidRequest`."""
-        path = self._compiled.module(code)
+    def compile(self, code: bytes, worker: Worker | None = None) -> Module:
+        """Check and compile a core module; known ones are found. Blocks, so call it on a thread; `worker` can be killed
+        from another. Raises `InvalidRequest`, `StorageFailed`, `WorkerKilled`."""
+        compiled = self._compiled.module(code, worker)
         with self._lock:
             try:
-                found = self._modules.pop(path, None) or Module(self._backend.module(path))
+                found = self._modules.pop(compiled.path, None) or Module(self._backend.module(compiled))
             except wasmtime.WasmtimeError as error:
                 reason = str(error).strip().splitlines()[-1].strip()
                 raise InvalidRequest(f"the module does not fit the sandbox: {reason}", "source") from None
-            self._modules[path] = found
+            self._modules[compiled.path] = found
             while len(self._modules) > _LOADED_MODULES:
                 del self._modules[next(iter(self._modules))]
         return found

@@ -60,7 +60,7 @@ def _call(engine: wasmtime.Engine, pre: wasmtime.InstancePre, ticker: bindings.T
     try:
         made = instance.instantiate_module(pre)
         _expect(instance.poll(ticker.handle) == bindings.FINISHED and instance.end() is None, "instances")
-        function = instance.export(made, name)
+        function = instance.exported_function(made, name)
         results = instance.call_module(function, 1)
         turns = 0
         for _ in range(_MAX_TURNS):

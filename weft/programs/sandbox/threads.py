@@ -22,9 +22,11 @@ import wasmtime.component
 from weft.abi.errors import Overloaded, ProgramFailed, WeftError
 from weft.abi.frames import WireError
 from weft.programs.sandbox.bytecode import Call, Calls
-from weft.programs.sandbox.engine import INTERFACE, TABLE_ELEMENTS, engine_config
-from weft.programs.sandbox.imports import CLOCKS, IMPORTS, entry_of, module_linker
+from weft.programs.sandbox.compiled import CompiledModule
+from weft.programs.sandbox.engine import INTERFACE, TABLE_ELEMENTS, engine_config, function_type
+from weft.programs.sandbox.imports import CLOCKS, IMPORTS
 from weft.programs.sandbox.machine import GuestLimits, Request, Trapped, Value, out_of_bounds, refused, trapped
+from weft.programs.sandbox.module_shape import INITIALIZE
 
 _LOOK_S = 0.02
 """How often limits are looked at while a guest computes."""
@@ -228,7 +230,7 @@ class ComponentMachine(_ThreadMachine):
 class ModuleMachine(_ThreadMachine):
     """An instance of a core module."""
 
-    def __init__(self, slots: Slots, compiled: Path, limits: GuestLimits, check: Callable[[], None]):
+    def __init__(self, slots: Slots, compiled: CompiledModule, limits: GuestLimits, check: Callable[[], None]):
         super().__init__(slots, limits, check)
         self._compiled = compiled
         self._memory: wasmtime.Memory | None = None
@@ -260,14 +262,14 @@ class ModuleMachine(_ThreadMachine):
         return self._memory
 
     def _work(self) -> None:
-        module = wasmtime.Module.deserialize_file(self._engine, str(self._compiled))
+        module = wasmtime.Module.deserialize_file(self._engine, str(self._compiled.path))
         linker = wasmtime.Linker(self._engine)
         for number, function in enumerate(IMPORTS):
-            linker.define_func(function.module, function.name, function.type(), self._import(number))
+            linker.define_func(function.module, function.name, function_type(function.signature), self._import(number))
         for function in CLOCKS:
-            linker.define_func(function.module, function.name, function.type(), time.time)
-        module_linker(linker, module)
-        entry, has_result = entry_of(module)
+            linker.define_func(function.module, function.name, function_type(function.signature), time.time)
+        linker.define_unknown_imports_as_traps(module)
+        entry = self._compiled.entry
         try:
             instance = linker.instantiate(self._store, module)
         except wasmtime.WasmtimeError as error:
@@ -275,12 +277,12 @@ class ModuleMachine(_ThreadMachine):
         exports = instance.exports(self._store)
         memory = exports["memory"]
         self._memory = memory if isinstance(memory, wasmtime.Memory) else None
-        for name in ("_initialize", entry):
+        for name in (INITIALIZE, entry.name):
             callee = exports.get(name)
             if isinstance(callee, wasmtime.Func):
                 status = callee(self._store)
-                if name == entry and has_result and status != 0:
-                    raise ProgramFailed(f"{entry} returned {status}")
+                if name == entry.name and entry.num_results and status != 0:
+                    raise ProgramFailed(f"{entry.name} returned {status}")
 
     def _import(self, number: int) -> Callable[..., int | None]:
         function = IMPORTS[number]
@@ -312,7 +314,7 @@ class _Component:
 
 
 class _Module:
-    def __init__(self, slots: Slots, compiled: Path):
+    def __init__(self, slots: Slots, compiled: CompiledModule):
         self._slots, self._compiled = slots, compiled
 
     def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> ModuleMachine:
@@ -332,7 +334,7 @@ class ThreadBackend:
         """See `Backend`."""
         return _Component(self._slots, compiled)
 
-    def module(self, compiled: Path) -> _Module:
+    def module(self, compiled: CompiledModule) -> _Module:
         """See `Backend`."""
         return _Module(self._slots, compiled)
 

@@ -7,6 +7,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.programs.registry import ProgramKind, Version
+from weft.server.guard import Guard
 from weft.server.limits import content_type_of, read_bytes
 from weft.server.programs import Found
 from weft.server.record import record_of
@@ -38,7 +39,8 @@ async def upload(service: Service, request: Request) -> ASGIApp:
         name = request.query_params.get("name", "")
         require(bool(name), "name is required: add ?name=… to the address.", "name")
         content = await read_bytes(request, service.config.max_body_bytes)
-    program = await service.programs.upload(record_of(request).tenant, name, content, kind)
+    async with Guard(request, service):
+        program = await service.programs.upload(record_of(request).tenant, name, content, kind)
     return answer(_card(Found(program, program.latest, False)))
 
 

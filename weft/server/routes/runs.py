@@ -59,7 +59,8 @@ async def run_source(service: Service, request: Request) -> ASGIApp:
     body = await read(service, request, SourceRunRequest)
     require((body.source is None) != (body.program is None), "Give one of source and program.", "source")
     if body.source is not None:
-        code = service.programs.inline_code(body.source)
+        async with Guard(request, service):
+            code = await service.programs.inline_code(record_of(request).tenant, body.source)
     else:
         code = await service.programs.code(record_of(request).tenant, body.program or "")
     return await _run(service, request, body, code)

@@ -1,0 +1,152 @@
+"""Uploads are looked at in a limited process, once each, and by no other."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import hashlib
+from typing import Any
+
+import pytest
+import wasmtime
+
+from weft.abi.errors import InvalidRequest
+from weft.programs.registry import Code
+from weft.programs.sandbox import checker as module
+from weft.programs.sandbox.checker import CodeChecker, check_now
+
+MAIN = b"async def main(args): pass\n"
+FIELDS = b"x = f'" + b"{a}" * 300_000 + b"'\n" + MAIN
+"""900 KB that take minutes to parse: the time grows with the square of the fields."""
+
+
+def code(content: bytes, kind: Any = "python") -> Code:
+    return Code(kind=kind, content=content, hash=hashlib.sha256(content).hexdigest())
+
+
+def wasm(text: str) -> bytes:
+    return bytes(wasmtime.wat2wasm(text))
+
+
+def verdicts(*contents: bytes, kind: str = "python") -> list[str | None]:
+    """What is said of each, one after the other."""
+
+    async def all_of_them() -> list[str | None]:
+        checker = CodeChecker()
+        said: list[str | None] = []
+        for content in contents:
+            try:
+                await checker.check("t", code(content, kind))
+                said.append(None)
+            except InvalidRequest as error:
+                said.append(error.message if error.param == "source" else None)
+        await checker.close()
+        return said
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "has no `main`"),
+        (b"def other(): pass", "has no `main`"),
+        (b"def main(:", "not valid Python: invalid syntax, line 1."),
+        (MAIN + b"\0", "null bytes"),
+        (b"x = " + b"(" * 5000 + b")" * 5000 + b"\n" + MAIN, "too many nested parentheses"),
+        (b"x = " + b"-" * 100_000 + b"1\n" + MAIN, "nested too deeply"),
+    ],
+)
+def test_what_is_refused(content: bytes, message: str) -> None:
+    [said] = verdicts(content)
+    assert said is not None
+    assert message in said
+
+
+def test_what_counts_as_main() -> None:
+    sources = ["from x import run as main", "main = 3", "def main(): pass", "async def main(): ..."]
+    assert verdicts(*(source.encode() for source in sources)) == [None] * 4
+
+
+def test_modules_are_checked_too() -> None:
+    good = wasm('(module (memory (export "memory") 1) (func (export "run")))')
+    bad = wasm('(module (memory (export "memory") 1) (global (export "run") i32 (i32.const 1)))')
+    assert verdicts(good, bad, good[:-3], kind="wasm") == [
+        None,
+        "The module was refused: the module exports run as a global; it must be a function.",
+        "The module was refused: a section of the module is longer than the module.",
+    ]
+
+
+def test_no_server_process_parses_an_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in ((ast, "parse"), (builtins, "compile")):
+        monkeypatch.setattr(owner, name, None)
+    assert verdicts(MAIN, b"def main(:") == [None, "The program is not valid Python: invalid syntax, line 1."]
+
+
+def test_parsing_ends_at_a_bound_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_CPU_S", 1)
+    [said] = verdicts(FIELDS)
+    assert said == "The program takes more than 1 s of processor time to be parsed; make it smaller."
+
+
+def test_parsing_ends_at_a_bound_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_BYTES", 64 << 20)
+    [said] = verdicts(b"a=1\n" * 100_000 + MAIN)
+    assert said is not None
+    assert "64 MiB of memory" in said
+
+
+def test_the_same_content_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    problem = module._problem
+    monkeypatch.setattr(module, "_problem", lambda code, worker: checked.append(code.hash) or problem(code, worker))
+
+    async def check() -> None:
+        checker = CodeChecker()
+        await asyncio.gather(*(checker.check(tenant, code(MAIN)) for tenant in ("a", "a", "b")))
+        await checker.check("c", code(MAIN))
+        await checker.close()
+
+    asyncio.run(check())
+    # Two tenants may begin at the same time; after that it is known.
+    assert 1 <= len(checked) <= 2
+
+
+def test_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_VERDICTS", 2)
+    monkeypatch.setattr(module, "_problem", lambda code, worker: None)
+
+    async def check() -> int:
+        checker = CodeChecker()
+        for number in range(5):
+            await checker.check("t", code(MAIN + b"#%d" % number))
+        await checker.close()
+        return len(checker._verdicts)
+
+    assert asyncio.run(check()) == 2
+
+
+def test_a_check_that_is_cancelled_kills_its_process_and_is_charged() -> None:
+    async def check() -> tuple[int, list[float]]:
+        checker, charged = CodeChecker(), list[float]()
+        task = asyncio.ensure_future(checker.check("t", code(FIELDS), charged.append))
+        while not any(worker._pid for worker in checker._pool._workers):  # noqa: ASYNC110 (a thread starts it)
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        left = checker._pool.num_running
+        await checker.close()
+        return left, charged
+
+    left, charged = asyncio.run(check())
+    assert left == 0
+    assert len(charged) == 1
+
+
+def test_the_operator_s_own_programs_are_checked_at_once() -> None:
+    check_now(code(MAIN))
+    with pytest.raises(InvalidRequest, match="no `main`"):
+        check_now(code(b"x = 1"))
