@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.server.conftest import RunningServer, running
-from tests.server.test_programs import ADD, ECHO, FOREVER, assert_no_runs
+from tests.server.test_programs import ADD, ECHO, FOREVER, SMALLEST_MODULE, assert_no_runs
 from weft.client import AsyncClient, Client, ClientError, RunFailedError, ServerError, asynchronous, synchronous
-from weft.programs.registry import WASM_MAGIC
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def test_programs(client: Client, tmp_path: Path) -> None:
     (tmp_path / "add.py").write_text(ADD)
     first = client.programs.upload("add", tmp_path / "add.py")
     second = client.programs.upload("add", ADD + "#")
-    assert client.programs.upload("module", WASM_MAGIC).kind == "wasm"
+    assert client.programs.upload("module", SMALLEST_MODULE).kind == "wasm"
     assert [version.hash for version in client.programs.get("add").versions] == [first.hash, second.hash]
     assert [program.name for program in client.programs.list()] == ["add", "module"]
     run = client.programs.run(f"add@{first.hash[:10]}", [1, 2])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import itertools
 import json
 import os
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 from tests.server.conftest import RunningServer, running
 from tests.server.test_requests import error_of
 from weft.config import ProgramsConfig
-from weft.programs.registry import WASM_MAGIC
+from weft.programs.sandbox import checker
 
 ECHO = """
 from weft.sdk import run
@@ -29,6 +32,11 @@ async def main(args):
     return {"args": args, "message": message}
 """
 ADD = "async def main(args):\n    return sum(args)\n"
+SMALLEST_MODULE = bytes.fromhex(
+    "0061736d0100000001040160000003020100050301000107100206" + b"memory".hex() + "020003" + b"run".hex() + "00000a0401"
+    "02000b"
+)
+"""One that has a memory and does nothing."""
 FOREVER = "from weft.sdk import run\nasync def main(args):\n    return await run.receive()\n"
 SPIN = "def main(args):\n    while True: pass\n"
 
@@ -87,11 +95,12 @@ def test_bodies_that_are_the_program(server: RunningServer) -> None:
         python = {"content-type": "text/x-python; charset=utf-8"}
         assert client.post("/v1/programs?name=add", content=ADD, headers=python).json()["kind"] == "python"
         wasm = {"content-type": "application/wasm"}
-        module = client.post("/v1/programs?name=module", content=WASM_MAGIC, headers=wasm)
+        module = client.post("/v1/programs?name=module", content=SMALLEST_MODULE, headers=wasm)
         assert module.json()["kind"] == "wasm"
         for answer in (
             client.post("/v1/programs", content=ADD, headers=python),
             client.post("/v1/programs?name=x", content=b"garbage", headers=wasm),
+            client.post("/v1/programs?name=x", content=SMALLEST_MODULE.replace(b"run", b"ran"), headers=wasm),
             client.post("/v1/programs?name=x", content=b"\xff\x00garbage", headers=python),
             client.post("/v1/programs", json={"name": "x", "source": "def other(): pass"}),
             client.post("/v1/programs", json={"name": "../x", "source": ADD}),
@@ -102,6 +111,41 @@ def test_bodies_that_are_the_program(server: RunningServer) -> None:
             assert answer.json()["error"]["param"] in ("name", "source", "sourc")
         assert client.post("/v1/programs", content=b"x", headers={"content-type": "text/plain"}).status_code == 415
         assert len(client.get("/v1/programs").json()["data"]) == 2
+
+
+def test_no_upload_is_parsed_by_the_server(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source may take minutes to parse, in which nobody is served: another process does it, and has a limit."""
+    mark, parsed = "# parsed where it must not be", []
+
+    def seen(function: Any) -> Any:
+        def call(source: Any, *args: Any, **options: Any) -> Any:
+            if mark in str(source):
+                parsed.append(source)
+            return function(source, *args, **options)
+
+        return call
+
+    monkeypatch.setattr(ast, "parse", seen(ast.parse))
+    monkeypatch.setattr(builtins, "compile", seen(builtins.compile))
+    monkeypatch.setattr(checker, "CHECK_CPU_S", 1)
+    child = f"{mark}\n{ADD}"
+    parent = f"""
+        from weft.sdk import messaging
+        async def main(args):
+            return await messaging.launch(source={child!r}, args=[1]).join()
+    """
+    with server.http() as client:
+        assert client.post("/v1/programs", json={"name": "add", "source": f"{mark}\n{ADD}"}).status_code == 200
+        assert server.post("/v1/runs", {"source": f"{mark}\n{ADD}", "args": [1, 2]}).json()["result"] == 3
+        assert server.post("/v1/runs", {"source": textwrap.dedent(parent)}).json()["result"] == 1
+        fields = f"{mark}\nx = f'{'{a}' * 200_000}'\n{ADD}"
+        for answer in (
+            client.post("/v1/programs", json={"name": "x", "source": fields}),
+            client.post("/v1/runs", json={"source": fields}),
+        ):
+            assert answer.status_code == 400
+            assert "1 s of processor time" in answer.json()["error"]["message"]
+    assert not parsed
 
 
 def test_a_program_that_fails_is_told_so(server: RunningServer) -> None:

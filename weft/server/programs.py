@@ -131,6 +131,7 @@ class Programs:
 
     async def inline_code(self, tenant: str, source: str) -> Code:
         """A source that was not uploaded. Raises `InvalidRequest`."""
+        self._check_on()
         code = checked_code(source.encode("utf-8", "surrogatepass"), "python", self._registry.quota)
         await self._checker.check(tenant, code)
         return code
