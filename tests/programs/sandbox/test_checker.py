@@ -8,6 +8,7 @@ import builtins
 import hashlib
 from typing import Any
 
+import msgspec
 import pytest
 import wasmtime
 
@@ -52,7 +53,7 @@ def verdicts(*contents: bytes, kind: str = "python") -> list[str | None]:
     [
         (b"", "has no `main`"),
         (b"def other(): pass", "has no `main`"),
-        (b"def main(:", "not valid Python: invalid syntax, line 1."),
+        (b"def main(:", "The program, line 1, is not valid Python: invalid syntax\n    def main(:"),
         (MAIN + b"\0", "null bytes"),
         (b"x = " + b"(" * 5000 + b")" * 5000 + b"\n" + MAIN, "too many nested parentheses"),
         (b"x = " + b"-" * 100_000 + b"1\n" + MAIN, "nested too deeply"),
@@ -82,7 +83,8 @@ def test_modules_are_checked_too() -> None:
 def test_no_server_process_parses_an_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in ((ast, "parse"), (builtins, "compile")):
         monkeypatch.setattr(owner, name, None)
-    assert verdicts(MAIN, b"def main(:") == [None, "The program is not valid Python: invalid syntax, line 1."]
+    refusal = "The program, line 1, is not valid Python: '(' was never closed\n    def main("
+    assert verdicts(MAIN, b"def main(") == [None, refusal]
 
 
 def test_parsing_ends_at_a_bound_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,5 +150,7 @@ def test_a_check_that_is_cancelled_kills_its_process_and_is_charged() -> None:
 
 def test_the_operator_s_own_programs_are_checked_at_once() -> None:
     check_now(code(MAIN))
+    with pytest.raises(InvalidRequest, match=r"^agent, line 1, is not valid Python: "):
+        check_now(msgspec.structs.replace(code(b"def main(:"), name="agent"))
     with pytest.raises(InvalidRequest, match="no `main`"):
         check_now(code(b"x = 1"))

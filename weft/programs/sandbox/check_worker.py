@@ -13,6 +13,10 @@ import sys
 
 from weft.programs.sandbox.rlimits import limit
 
+THE_PROGRAM = "The program"
+"""What a reason calls it: its file may have many names."""
+_LINE_CHARS = 200
+
 
 def python_problem(content: bytes) -> str | None:
     """Why a source cannot be a program; None where nothing speaks against it."""
@@ -21,7 +25,9 @@ def python_problem(content: bytes) -> str | None:
     except UnicodeDecodeError as error:
         return f"The program is not UTF-8 text: {error}."
     except SyntaxError as error:
-        return f"The program is not valid Python: {error.msg}, line {error.lineno}."
+        line = (error.text or "").strip()[:_LINE_CHARS]
+        shown = f"\n    {line}" if line else ""
+        return f"{THE_PROGRAM}, line {error.lineno}, is not valid Python: {error.msg}{shown}"
     except (ValueError, RecursionError, SystemError) as error:  # the last: how 3.11 may say the second
         return f"The program cannot be parsed: {error or 'nested too deeply'}."
     if not any(_defines_main(statement) for statement in tree.body):

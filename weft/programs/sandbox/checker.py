@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 from weft.abi.errors import InvalidRequest, WeftError
 from weft.programs.registry import Code
+from weft.programs.sandbox.check_worker import THE_PROGRAM
 from weft.programs.sandbox.workers import Charge, Worker, WorkerPool
 
 CHECK_CPU_S = 5
@@ -42,7 +43,7 @@ class CodeChecker:
         self._verdicts.move_to_end(key)
         problem = self._verdicts[key]
         if problem is not None:
-            raise InvalidRequest(problem, "source")
+            raise _refusal(problem, code)
 
     async def close(self) -> None:
         """Kill what runs."""
@@ -59,7 +60,13 @@ def check_now(code: Code) -> None:
     """As `CodeChecker.check`, for the operator's own programs. Blocks."""
     problem = _problem(code, Worker())
     if problem is not None:
-        raise InvalidRequest(problem, "source")
+        raise _refusal(problem, code)
+
+
+def _refusal(problem: str, code: Code) -> InvalidRequest:
+    place = f"{THE_PROGRAM}, line "
+    named = f"{code.name or THE_PROGRAM}, line {problem.removeprefix(place)}" if problem.startswith(place) else problem
+    return InvalidRequest(named, "source")
 
 
 def _problem(code: Code, worker: Worker) -> str | None:
