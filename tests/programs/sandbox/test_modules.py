@@ -223,7 +223,10 @@ def test_killed_while_it_waits_and_while_it_computes(sandbox: Sandbox) -> None:
         (b'(module (memory (export "memory") 1))', "neither `run` nor `_start`"),
         (b'(module (func (export "run")))', "no memory"),
         (b'(module (memory (export "memory") 1) (func (export "run") (param i32)))', "must take nothing"),
-        (b'(module (import "a" "b" (global i32)) (memory (export "memory") 1) (func (export "run")))', "no function"),
+        (
+            b'(module (import "a" "b" (global i32)) (memory (export "memory") 1) (func (export "run")))',
+            "only functions",
+        ),
         (
             b'(module (import "weft" "now" (func (result i32))) (memory (export "memory") 1) (func (export "run")))',
             "another type",
