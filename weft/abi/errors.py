@@ -11,6 +11,7 @@ WeftError
 ├── ConfigError               a setting that cannot work on this machine
 ├── Overloaded                a queue is full; retry after `retry_after_s`
 ├── UnknownHandle             a sequence, page, queue or operation that was never opened, was released, or is another's
+├── InvalidLogits             the model computed numbers that are NaN or infinite for this request
 ├── OutOfPages                a bounded wait for KV pages ended without any
 ├── LimitExceeded             a limit of a program is used up; `param` names the limit
 ├── QuotaExceeded             a tenant has stored or uploaded as much as it may
@@ -129,6 +130,12 @@ class OutOfPages(WeftError):
     """A bounded wait for KV pages ended without any becoming free."""
 
     kind = "out_of_pages"
+
+
+class InvalidLogits(WeftError):
+    """The model computed logits, log-probabilities or hidden states for this request that are NaN or infinite."""
+
+    kind = "invalid_logits"
 
 
 class LimitExceeded(WeftError):

@@ -216,7 +216,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     step_id: int
     tokens: I32 = msgspec.field(default_factory=no_ints)
-    """[S] sampled tokens."""
+    """[S] sampled tokens; -1 where the logits were NaN, or their largest was infinite."""
     logprobs: F32 | None = None
     """[S] of the sampled tokens, NaN where not asked for; None when no sampler asked."""
     ranks: I32 | None = None
@@ -233,6 +233,23 @@ class StepResult(msgspec.Struct, frozen=True):
     """[G, hidden size]"""
     device_s: float = 0.0
     """Seconds the step held the device."""
+
+
+INVALID_NUMBERS = (
+    "the model computed numbers that are NaN or infinite for this request: its weights hold such values, or its dtype "
+    "overflows. Check the checkpoint, or serve it with dtype float32"
+)
+"""Message of `InvalidLogits`."""
+
+
+def is_invalid(result: StepResult) -> bool:
+    """Whether a step brought back numbers that are not finite: of the weights, or of a product that overflowed."""
+    return bool(
+        (result.tokens < 0).any()
+        or (result.score_logprobs is not None and np.isnan(result.score_logprobs).any())
+        or (result.dist is not None and np.isnan(result.dist.logprobs).any())
+        or (result.hidden_sums is not None and not np.isfinite(result.hidden_sums).all())
+    )
 
 
 class StepHandle(Protocol):

@@ -18,7 +18,7 @@ from weft.cache.manager import KVCache
 from weft.core.clock import Clock, SystemClock
 from weft.core.cost.model import CostModel, Costs
 from weft.core.protocols import Worker
-from weft.core.step import LateInputs, StepHandle
+from weft.core.step import LateInputs, StepHandle, is_invalid
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, Failed, HistogramPicture
 from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
@@ -239,6 +239,13 @@ class Engine:
         self._step_time.observe(result.device_s)
         self._gather.stepped(result.device_s)
         self.costs.finished(result)
+        if is_invalid(result):
+            _log.error(
+                "step %d of %s computed numbers that are NaN or infinite; the requests they belong to fail. Check the "
+                "checkpoint, or serve it with dtype float32",
+                result.step_id,
+                self.info.model or "the model",
+            )
         if flight.num_tokens:
             self._batch_size.observe(flight.num_rows)
             self._batch_tokens.observe(flight.num_tokens)

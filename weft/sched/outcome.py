@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.abi.errors import InvalidRequest
-from weft.core.step import StepResult, TopTokens
+from weft.abi.errors import InvalidLogits, InvalidRequest
+from weft.core.step import INVALID_NUMBERS, StepResult, TopTokens
 from weft.core.wire import Dists, Failed, Finished, FinishReason, Token, TokenLogprobs
 from weft.sched.batch import InFlight
 from weft.sched.operations import end_operation, finish_append, rest, usage_of
@@ -23,9 +23,9 @@ _NOTHING = StopVerdict()
 def update(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
     """Take in the result of a step, in launch order. Events go to `scheduler.journal.outbox`."""
     scheduler.cache.tiers.step_completed(flight.step_id)
-    _take_scores(flight, result)
-    _take_hidden(flight, result)
-    _take_distributions(flight, result)
+    _take_scores(scheduler, flight, result, now)
+    _take_hidden(scheduler, flight, result, now)
+    _take_distributions(scheduler, flight, result, now)
     _take_decodes(scheduler, flight, now)
     _take_writes(scheduler, flight, now)
     _take_tokens(scheduler, flight, result, now)
@@ -93,6 +93,9 @@ def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now
         if not isinstance(op, Generate):
             raise TypeError(f"sequence {sequence.seq} sampled without a generate")
         token = tokens[index]
+        if token < 0:
+            _fail(scheduler, sequence, op, now)
+            continue
         sequence.tokens.append(token)
         op.num_output += 1
         count += 1
@@ -147,6 +150,15 @@ def _end_if_over(
         _finish(scheduler, sequence, op, "length", None, 0, now)
 
 
+def _fail(scheduler: Scheduler, sequence: Sequence, op: Append | Generate, now: float) -> None:
+    """End an operation for which the model computed no finite numbers, unless it has ended."""
+    if sequence.head is not op:
+        return
+    error = InvalidLogits(INVALID_NUMBERS)
+    failed = Failed(op=op.op, kind=error.kind, message=error.message, usage=usage_of(sequence, op, now))
+    end_operation(scheduler, sequence, failed, now)
+
+
 def _finish(
     scheduler: Scheduler,
     sequence: Sequence,
@@ -161,7 +173,7 @@ def _finish(
     end_operation(scheduler, sequence, event, now)
 
 
-def _take_scores(flight: InFlight, result: StepResult) -> None:
+def _take_scores(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
     position = 0
     for sequence, epoch, op, first, num in flight.scored:
         if sequence.kv_epoch == epoch and result.score_logprobs is not None and result.score_ranks is not None:
@@ -172,24 +184,31 @@ def _take_scores(flight: InFlight, result: StepResult) -> None:
                 op.scores[first + offset] = TokenLogprobs(
                     float(result.score_logprobs[index]), int(result.score_ranks[index]), ids, values
                 )
+            if np.isnan(result.score_logprobs[position : position + num]).any():
+                _fail(scheduler, sequence, op, now)
         position += num
 
 
-def _take_hidden(flight: InFlight, result: StepResult) -> None:
+def _take_hidden(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
     for group, (sequence, epoch, op, num) in enumerate(flight.pooled):
         if sequence.kv_epoch != epoch or result.hidden_sums is None:
             continue
         total = result.hidden_sums[group].astype(np.float64)
+        if not np.isfinite(total).all():
+            _fail(scheduler, sequence, op, now)
+            continue
         if op.hidden is not None:
             total = total + np.array(op.hidden) * op.hidden_done
         op.hidden_done += num
         op.hidden = (total / op.hidden_done).tolist()
 
 
-def _take_distributions(flight: InFlight, result: StepResult) -> None:
+def _take_distributions(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
     for index, (sequence, epoch, op) in enumerate(flight.distributed):
         if sequence.kv_epoch == epoch and op.outputs is not None and op.outputs.dist is not None:
             op.dist = _dist(result, index, op.outputs.dist)
+            if result.dist is not None and np.isnan(result.dist.logprobs[index, : op.outputs.dist]).any():
+                _fail(scheduler, sequence, op, now)
 
 
 def _dist(result: StepResult, index: int, count: int) -> Dists | None:

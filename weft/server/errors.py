@@ -18,6 +18,7 @@ from weft.abi.errors import (
     Draining,
     EngineDead,
     HostDead,
+    InvalidLogits,
     InvalidRequest,
     LimitExceeded,
     OutOfPages,
@@ -85,6 +86,7 @@ _MEANINGS: dict[str, _Meaning] = {
     ContextTooLong.kind: _Meaning(400, "context_length_exceeded"),
     Overloaded.kind: _Meaning(429, "overloaded"),
     OutOfPages.kind: _Meaning(503, "out_of_kv_pages", 1.0),
+    InvalidLogits.kind: _Meaning(500, "invalid_logits"),
     EngineDead.kind: _Meaning(
         503,
         "engine_unavailable",

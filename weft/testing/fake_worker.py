@@ -99,6 +99,10 @@ class FakeWorker:
         self._last = np.full(spec.num_slots, -1, np.int64)
         self._last_step = 0
         self.fail_at_step: int | None = None
+        self.invalid_slots: set[int] = set()
+        """Slots whose logits are not numbers."""
+        self.invalid_scores = False
+        """Whether every log-probability, distribution and hidden state is NaN."""
         self.closed = False
 
     @property
@@ -134,7 +138,7 @@ class FakeWorker:
         if step.head is not None:
             chains = np.concatenate((chains, self._embed_chains[step.head.embed_slots]))
         if step.sampling is None:
-            return StepResult(step.step_id, device_s=self._device_s(step))
+            return StepResult(step.step_id, hidden_sums=self._hidden_sums(step), device_s=self._device_s(step))
         return self._sample(step, step.sampling, chains)
 
     def _copy(self, step: Step) -> None:
@@ -248,6 +252,8 @@ class FakeWorker:
         for index, (row, uniform) in enumerate(zip(sampling.rows, sampling.uniforms, strict=True)):
             tokens[index] = next_token(int(chains[row]), float(uniform), self._spec.vocab_size)
             self._last[sampling.slots[index]] = tokens[index]
+            if int(sampling.slots[index]) in self.invalid_slots:
+                tokens[index] = -1
         count = len(sampling.score_rows)
         dist = None
         if len(sampling.dist_rows):
@@ -260,11 +266,16 @@ class FakeWorker:
         fake_top = TopTokens(
             np.zeros((max(count, len(tokens)), top), np.int32), np.zeros((max(count, len(tokens)), top), np.float32)
         )
-        hidden = None
-        if step.forward is not None and len(step.forward.hidden_tokens):
-            groups = int(step.forward.hidden_groups.max()) + 1
-            hidden = np.zeros((groups, self._spec.hidden_size), np.float32)
-            np.add.at(hidden, step.forward.hidden_groups, 1.0)
+        if self.invalid_scores:
+            return StepResult(
+                step.step_id,
+                tokens=tokens,
+                score_logprobs=np.full(count, np.nan, np.float32),
+                score_ranks=np.ones(count, np.int32),
+                score_top=fake_top,
+                dist=None if dist is None else TopTokens(dist.ids, np.full_like(dist.logprobs, np.nan)),
+                hidden_sums=self._hidden_sums(step),
+            )
         return StepResult(
             step.step_id,
             tokens=tokens,
@@ -275,9 +286,18 @@ class FakeWorker:
             score_ranks=np.ones(count, np.int32),
             score_top=fake_top,
             dist=dist,
-            hidden_sums=hidden,
+            hidden_sums=self._hidden_sums(step),
             device_s=self._device_s(step),
         )
+
+    def _hidden_sums(self, step: Step) -> np.ndarray | None:
+        """Hidden states of ones; NaN with `invalid_scores`."""
+        if step.forward is None or not len(step.forward.hidden_tokens):
+            return None
+        groups = int(step.forward.hidden_groups.max()) + 1
+        sums = np.zeros((groups, self._spec.hidden_size), np.float32)
+        np.add.at(sums, step.forward.hidden_groups, np.nan if self.invalid_scores else 1.0)
+        return sums
 
 
 def fake_spec(**changes: object) -> WorkerSpec:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from weft.abi.errors import ConfigError
+from weft.abi.errors import ConfigError, ModelLoadError
 from weft.config import EngineConfig
 from weft.core.sampling import SamplingParams
-from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, SlotSet, Step
+from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, SlotSet, Step, StepResult
 from weft.kernels import dispatch
 from weft.kernels.base import HeadShape
 from weft.kernels.triton import support as triton
@@ -76,7 +76,10 @@ def step_tokens(config: EngineConfig) -> int:
 
 
 def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
-    """Size the pools for what memory is left, and run one step to warm up. Raises `ConfigError`."""
+    """Size the pools for what memory is left, and run one step to warm up.
+
+    Raises `ConfigError`, and `ModelLoadError` for a model whose first step gives numbers that are not finite.
+    """
     device = choose_device(config)
     threads = kernel_threads(config.threads, usable_cores())
     gpu = device.type == "cuda"
@@ -95,7 +98,13 @@ def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
     if sizing.notice is not None:
         _log.warning("%s", sizing.notice)
     worker = _start(loaded, config, sizing, device, threads, graphs)
-    warm_up(worker, num_tokens if gpu else WARM_UP_TOKENS_ON_CPU)
+    result = warm_up(worker, num_tokens if gpu else WARM_UP_TOKENS_ON_CPU)
+    if (result.tokens < 0).any():
+        worker.close()
+        raise ModelLoadError(
+            f"{config.model}: the first forward pass gave logits that are NaN or infinite. The weights hold such "
+            f"values, or {worker.spec.dtype} overflows: check the checkpoint, or load it with dtype float32"
+        )
     return worker
 
 
@@ -117,8 +126,8 @@ def free_memory(device: torch.device, working_bytes: int = 0) -> FreeMemory:
     return FreeMemory(max(0, torch.cuda.mem_get_info(device)[0] - working_bytes), host)
 
 
-def warm_up(worker: TorchWorker, num_tokens: int) -> None:
-    """Run one step of about `num_tokens`, greedy and random, on pages and slots that nobody owns yet."""
+def warm_up(worker: TorchWorker, num_tokens: int) -> StepResult:
+    """Run one step of about `num_tokens`, greedy and random, on pages and slots that no sequence owns yet."""
     spec = worker.spec
     count = max(1, min(num_tokens, spec.num_device_pages * spec.page_size, spec.max_context))
     num_pages = -(-count // spec.page_size)
@@ -145,7 +154,7 @@ def warm_up(worker: TorchWorker, num_tokens: int) -> None:
     states = [SlotSet(slot, params[slot]) for slot in range(samplers)]
     handle = worker.launch(Step(0, slot_sets=states, forward=forward, sampling=sampling))
     worker.bind(handle, LateInputs())
-    handle.wait()
+    return handle.wait()
 
 
 def graphs_missing(config: EngineConfig, spec: ModelSpec, device: torch.device) -> str | None:

@@ -81,7 +81,7 @@ def _draw_row(
 ) -> int:
     """`scratch` has the row's size rounded up to whole blocks, zero beyond the row."""
     largest = logits.max()
-    if not np.isfinite(largest):
+    if not np.isfinite(largest):  # also where a logit is NaN
         return int(logits.argmax())
     weights = scratch[: len(logits)]
     np.subtract(logits, largest, out=weights)

@@ -124,7 +124,7 @@ class StepRunner:
         asked = np.flatnonzero(batch.num_logprobs >= 0)
         if len(asked):
             rows = upload(batch.rows[asked], self._device, np.int64)
-            scores = score_tokens(logits, rows, tokens[upload(asked, self._device)])
+            scores = score_tokens(logits, rows, tokens[upload(asked, self._device)].clamp(min=0))
             top = top_tokens(logits, rows, int(batch.num_logprobs.max()))
             found |= {"logprobs": scores.logprobs, "ranks": scores.ranks}
             found |= {"top_ids": top.ids, "top_logprobs": top.logprobs}

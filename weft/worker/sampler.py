@@ -42,25 +42,29 @@ class Sampler:
         self._block_rows = max(1, elements // slots.vocab_size)
 
     def sample(self, logits: Tensor, batch: SamplingBatch, late: LateInputs) -> Tensor:
-        """logits [O, V] float32 or float64, kept -> tokens int64 [S].
+        """logits [O, V] float32 or float64, kept -> tokens int64 [S]; -1 for a sampler whose row has no finite largest
+        logit, which is also so when one of them is NaN.
 
         Raises `StepError` when a sampler's slot was never set, is used twice, or its late mask is missing.
         """
         rows, masks = self._resolve(batch, late)
         edited = edits.needs_edit(self._slots, rows)
-        tokens = torch.empty(len(rows.slots), dtype=torch.int64, device=logits.device)
+        tokens = torch.zeros(len(rows.slots), dtype=torch.int64, device=logits.device)
         self._choose(logits, batch.rows, batch, np.flatnonzero(~edited), tokens)
+        finite = _are_finite(logits, batch.rows, tokens)
         index = np.flatnonzero(edited)
         for start in range(0, len(index), self._block_rows):
             chosen = index[start : start + self._block_rows]
             x = logits.index_select(0, upload(batch.rows[chosen], logits.device))
+            # Edits hide what is not a number behind finite levels.
+            _place(finite, chosen, x.amax(-1).isfinite())
             block = Rows(rows.slots[chosen], rows.suppress_stop[chosen], rows.mask_rows[chosen])
             edits.edit(x, self._slots, block, masks)
             row_of = np.zeros(len(rows.slots), np.int64)
             row_of[chosen] = np.arange(len(chosen))
             self._choose(x, row_of, batch, chosen, tokens)
         self._slots.record(rows.slots, tokens)
-        return tokens
+        return torch.where(finite, tokens, -1)
 
     def _choose(self, logits: Tensor, row_of: I32 | I64, batch: SamplingBatch, samplers: I64, tokens: Tensor) -> None:
         """Sample from finished logits. `row_of` [S] is the row of each sampler, `samplers` are those to do."""
@@ -94,6 +98,17 @@ class Sampler:
             raise StepError(f"late masks are {late.masks.shape}, expected {(masked, words)} words")
         mask_rows[late.samplers] = np.arange(masked)
         return rows, Masks(late.masks, self._slots.vocab_size, self._slots.device)
+
+
+def _are_finite(logits: Tensor, rows: I32, tokens: Tensor) -> Tensor:
+    """Whether each sampled token's own logit [S] is finite. In a row that was not edited, that says whether the row's
+    largest is: `Drawing` gives the argmax of a row without a finite largest, and torch and numpy take NaN for the
+    largest. So no pass over the row is needed."""
+    if len(rows) == logits.shape[0] and (rows == np.arange(len(rows))).all():
+        chosen = logits.gather(1, tokens.unsqueeze(1))
+    else:
+        chosen = logits[upload(rows, logits.device, np.int64), tokens].unsqueeze(1)
+    return chosen.squeeze(1).isfinite()
 
 
 def _place(tokens: Tensor, index: I64, found: Tensor) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from weft.abi.errors import (
     Draining,
+    InvalidLogits,
     InvalidRequest,
     OutOfPages,
     Overloaded,
@@ -24,7 +25,7 @@ from weft.abi.errors import (
     Unsupported,
     WeftError,
 )
-from weft.core.step import StepResult
+from weft.core.step import INVALID_NUMBERS, StepResult
 from weft.core.wire import (
     AllocEmbeds,
     AllocPages,
@@ -218,11 +219,12 @@ class Spaces:
         scores = sum(scored.num for scored in flight.scored)
         for client, space, op, index in flight.space_samples:
             token = result.tokens[len(flight.sampled) + index]
-            self._end(client, Finished(op=op, tokens=np.int32(token).tobytes()))
+            self._end(client, _failed(op) if token < 0 else Finished(op=op, tokens=np.int32(token).tobytes()))
             self._journal.answered.append((client, space))
         dists = len(flight.distributed)
         for client, space, op, count, k, num_targets in flight.space_dists:
-            self._end(client, Finished(op=op, dists=_dists(result, dists, count, k, scores, num_targets)))
+            found = _dists(result, dists, count, k, scores, num_targets)
+            self._end(client, _failed(op) if found is None else Finished(op=op, dists=found))
             self._journal.answered.append((client, space))
             dists += count if k else 0
             scores += num_targets
@@ -432,11 +434,21 @@ def _block(queue: Queue, now: float) -> None:
     first.blocked_since_s = now if first.blocked_since_s is None else first.blocked_since_s
 
 
-def _dists(result: StepResult, first: int, count: int, k: int, first_score: int, num_targets: int) -> Dists:
+def _failed(op: int) -> Failed:
+    error = InvalidLogits(INVALID_NUMBERS)
+    return Failed(op=op, kind=error.kind, message=error.message)
+
+
+def _dists(result: StepResult, first: int, count: int, k: int, first_score: int, num_targets: int) -> Dists | None:
+    """The distributions of one command; None where some of their numbers are not finite."""
     ids = logprobs = targets = b""
     if k and result.dist is not None:
+        if np.isnan(result.dist.logprobs[first : first + count, :k]).any():
+            return None
         ids = result.dist.ids[first : first + count, :k].tobytes()
         logprobs = result.dist.logprobs[first : first + count, :k].tobytes()
     if num_targets and result.score_logprobs is not None:
+        if np.isnan(result.score_logprobs[first_score : first_score + num_targets]).any():
+            return None
         targets = result.score_logprobs[first_score : first_score + num_targets].tobytes()
     return Dists(ids, logprobs, targets)
