@@ -1,18 +1,20 @@
-"""What a caller may ask of sampling and stopping, validated once, here."""
+"""Sampling and stopping as the engine takes them: typed, and validated once, here.
+
+Ranges are those of `weft.abi.parameters`.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from weft.abi.errors import InvalidRequest
+from weft.abi.parameters import MAX_LOGPROBS as MAX_LOGPROBS
+from weft.abi.parameters import SAMPLING, STOP, Parameter
 
-MAX_LOGPROBS = 256
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
-MAX_COUNT = 2**31 - 1
-"""Of any number of tokens: no sequence is longer."""
 GREEDY_TEMPERATURE = 1e-5
 """At or below this temperature the most probable token is taken; ties go to the lowest id."""
 
@@ -59,18 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, unless every value is usable with this vocabulary."""
-        _in_range("temperature", self.temperature, 0.0, 10.0)
-        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
-        if not -1 <= self.top_k <= MAX_COUNT:
-            raise InvalidRequest(f"top_k must be -1, 0 (no limit) or positive, got {self.top_k}", "top_k")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise InvalidRequest("seed must fit in 64 bits", "seed")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}", "logprobs")
+        for parameter in _SAMPLING_NUMBERS:
+            _check_range(parameter, getattr(self, parameter.name))
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             count = len(self.logit_bias)
             raise InvalidRequest(f"logit_bias has {count} entries, at most {MAX_LOGIT_BIAS}", "logit_bias")
@@ -106,10 +98,8 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, unless every value is usable with this vocabulary."""
-        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_COUNT:
-            raise InvalidRequest(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
-        if not 0 <= self.min_tokens <= MAX_COUNT:
-            raise InvalidRequest(f"min_tokens must not be negative, got {self.min_tokens}", "min_tokens")
+        _check_range(STOP["max_tokens"], self.max_tokens)
+        _check_range(STOP["min_tokens"], self.min_tokens)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", "min_tokens")
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -121,10 +111,12 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             _in_vocab("stop_token_ids", token, vocab_size)
 
 
-def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    if not low <= value <= high or (low_open and value == low):
-        bracket = "(" if low_open else "["
-        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value}", name)
+_SAMPLING_NUMBERS = [p for p in SAMPLING.values() if p.low is not None and p.name != "logit_bias"]
+
+
+def _check_range(parameter: Parameter, value: float | None) -> None:
+    if value is not None and not parameter.contains(value):
+        raise InvalidRequest(f"{parameter.name} must be in {parameter.range}, got {value}", parameter.name)
 
 
 def _in_vocab(name: str, token: int, vocab_size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from weft.abi.errors import InvalidRequest
+from weft.abi.parameters import SAMPLING
 from weft.core.ids import unpack_tokens
 from weft.core.sampling import MAX_BAD_WORDS, MAX_STOP_BYTES, SamplingParams, StopParams
 from weft.programs.types import Caller, CompletionArgs
@@ -72,20 +73,8 @@ def completion_args(
 def _sampling(
     request: GenerationRequest, seed: int, bad_words: list[list[int]], logprobs: int | None
 ) -> SamplingParams:
-    return SamplingParams(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        seed=seed,
-        logit_bias=request.logit_bias,
-        allowed_token_ids=request.allowed_token_ids,
-        bad_words=bad_words,
-        logprobs=logprobs,
-    )
+    plain = {name: getattr(request, name) for name in SAMPLING if name not in ("seed", "bad_words", "logprobs")}
+    return SamplingParams(**plain, seed=seed, bad_words=bad_words, logprobs=logprobs)
 
 
 def _stop(request: GenerationRequest, max_tokens: int | None) -> StopParams:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.abi.errors import InvalidRequest, Unsupported
+from weft.abi.parameters import SAMPLING
 from weft.core.ids import TOKEN_BYTES
 from weft.programs.builtin import beam
 from weft.programs.builtin.beam import BeamArgs
@@ -16,16 +17,7 @@ from weft.server.schemas.common import GenerationRequest
 from weft.server.state import Model
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "temperature": (0.0, 1.0),
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "logit_bias": ({},),
-    "allowed_token_ids": (None,),
-    "bad_words": ([],),
+    **{p.name: p.neutral or (p.default,) for p in SAMPLING.values() if p.name not in ("seed", "logprobs")},
     "stop": ([],),
     "prompt_logprobs": (None,),
     "response_format": (None, {"type": "text"}),

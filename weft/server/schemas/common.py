@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from weft.abi.parameters import SAMPLING, STOP
+
 MAX_CHOICES = 128
 """Choices of one prompt, and prompts times choices of one request: bounds what a single request may ask for."""
 MAX_SALT_CHARS = 256
@@ -31,6 +33,16 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("continuous_usage_stats needs include_usage to be true")
 
 
+def _about(name: str) -> Meta:
+    """Description and range of a parameter, for the schema. The engine checks the range, once for all ways in."""
+    parameter = SAMPLING.get(name) or STOP[name]
+    if parameter.low is None or name == "logit_bias":
+        return Meta(description=parameter.description)
+    least = "exclusiveMinimum" if parameter.low_open else "minimum"
+    bounds = {least: parameter.low, "maximum": parameter.high}
+    return Meta(description=parameter.description, extra_json_schema=bounds)
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Fields of every request that generates text."""
 
@@ -38,30 +50,28 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         None
     )
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Choices per prompt; the prompt is computed once.")] = 1
-    temperature: Annotated[float, Meta(description="0 to 10; 0 takes the most probable token.")] = 1.0
-    top_p: Annotated[float, Meta(description="Above 0, up to 1.")] = 1.0
-    top_k: Annotated[int, Meta(description="Sample among the k most probable tokens; 0 or -1: all.")] = 0
-    min_p: Annotated[float, Meta(description="Least probability relative to the most probable token, 0 to 1.")] = 0.0
-    presence_penalty: Annotated[float, Meta(description="-2 to 2.")] = 0.0
-    frequency_penalty: Annotated[float, Meta(description="-2 to 2.")] = 0.0
-    repetition_penalty: Annotated[float, Meta(description="Above 0, up to 10; 1: none. Counts prompt and output.")] = (
-        1.0
-    )
+    temperature: Annotated[float, _about("temperature")] = 1.0
+    top_p: Annotated[float, _about("top_p")] = 1.0
+    top_k: Annotated[int, _about("top_k")] = 0
+    min_p: Annotated[float, _about("min_p")] = 0.0
+    presence_penalty: Annotated[float, _about("presence_penalty")] = 0.0
+    frequency_penalty: Annotated[float, _about("frequency_penalty")] = 0.0
+    repetition_penalty: Annotated[float, _about("repetition_penalty")] = 1.0
     seed: (
         Annotated[
             int,
-            Meta(description="64 bits. Fixes the request's random numbers; absent: drawn."),
+            _about("seed"),
         ]
         | None
     ) = None
-    logit_bias: Annotated[dict[int, float], Meta(description="Token id to bias, -100 to 100.")] = {}
-    allowed_token_ids: Annotated[list[int], Meta(description="Only these tokens may be sampled.")] | None = None
-    bad_words: Annotated[list[str], Meta(description="Strings whose token sequences are never completed.")] = []
-    stop: Annotated[str | list[str], Meta(description="Strings that end the text; not part of it.")] = []
-    stop_token_ids: Annotated[list[int], Meta(description="Tokens that end the text.")] = []
+    logit_bias: Annotated[dict[int, float], _about("logit_bias")] = {}
+    allowed_token_ids: Annotated[list[int], _about("allowed_token_ids")] | None = None
+    bad_words: Annotated[list[str], _about("bad_words")] = []
+    stop: Annotated[str | list[str], _about("stop")] = []
+    stop_token_ids: Annotated[list[int], _about("stop_token_ids")] = []
     include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string in the text.")] = False
-    ignore_eos: Annotated[bool, Meta(description="Go on after end-of-sequence.")] = False
-    min_tokens: Annotated[int, Meta(description="No end before so many tokens.")] = 0
+    ignore_eos: Annotated[bool, _about("ignore_eos")] = False
+    min_tokens: Annotated[int, _about("min_tokens")] = 0
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     prompt_logprobs: (
         Annotated[int, Meta(description="The k most probable tokens at each prompt position. Not with `stream`.")]
