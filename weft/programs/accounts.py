@@ -2,8 +2,8 @@
 
 Owns the counts above those of single runs (`weft.programs.limits.Budget`, which this opens): programs alive, KV pages,
 memory that sandboxes may grow to, and each tenant's rates. What is held is counted when it is taken and given back when
-its run ends, however that happens. It does not wait: `weft.programs.host` and `weft.programs.throttle` do. Used from
-one event loop.
+its run ends, however that happens. It does not wait: `weft.programs.host` and `weft.programs.command_queue` do. Used
+from one event loop.
 """
 
 from __future__ import annotations

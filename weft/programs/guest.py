@@ -7,7 +7,7 @@ asyncio loop and are used from there alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
@@ -21,6 +21,9 @@ class GuestHost(Protocol):
     def commands(self, data: bytes) -> None:
         """Carry out what the guest said; never blocks. Raises `WeftError` or `weft.abi.frames.WireError`: the run must
         end with it."""
+
+    def behind(self) -> Awaitable[None] | None:
+        """Where commands wait for their turn: what a guest awaits before it says more. None: it may go on."""
 
     def take_events(self) -> bytes:
         """The events so far, `b""` if there are none. Never waits."""

@@ -1,7 +1,7 @@
 """How much the programs of a tenant may use per minute: a bucket of each kind, and when there is something in it.
 
 Owns the arithmetic alone: no tasks, no timers; `now` comes from a clock. `weft.programs.accounts` has one `Rates` for
-each tenant, `weft.programs.throttle` makes programs wait.
+each tenant, `weft.programs.command_queue` makes programs wait.
 
 A bucket holds what may be used in a minute, and fills at that rate. What is used is taken out afterwards, when it is
 known, and the bucket may go below empty: a generation that was begun is finished. Then nothing more is begun until the

@@ -6,7 +6,7 @@ Owns nothing. `weft.programs.host` implements `Launcher`, `Child` and `Outlet`; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from weft.abi.errors import WeftError
 from weft.programs.http import HttpRequest, HttpResponse
 from weft.programs.limits import Budget
+from weft.programs.loop_share import LoopShare
 from weft.programs.messages import Hub
 from weft.programs.model import Model
 from weft.programs.store import Store
@@ -88,3 +89,4 @@ class Services:
     store: Store
     network: Web
     launcher: Launcher
+    loop_share: LoopShare = field(default_factory=LoopShare)

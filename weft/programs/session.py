@@ -13,12 +13,13 @@ commands, and a limit that is used up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from weft.abi.errors import LimitExceeded, WeftError
-from weft.abi.frames import commands
+from weft.abi.frames import CommandFrame, commands
 from weft.abi.operations import Op, Trait
 from weft.programs.calls.core import CoreCalls
 from weft.programs.calls.desk import Desk
@@ -30,6 +31,7 @@ from weft.programs.calls.store import StoreCalls
 from weft.programs.calls.tokenize import TokenizeCalls
 from weft.programs.calls.view import RunView
 from weft.programs.limits import REFUSED, Budget
+from weft.programs.loop_share import GoesOn
 from weft.programs.messages import Waiting
 from weft.programs.services import Outlet, Services
 from weft.programs.types import Caller
@@ -107,15 +109,23 @@ class Session:
     # ---- GuestHost
 
     def commands(self, data: bytes) -> None:
-        """Carry out what the guest said; never blocks. Raises `WeftError` or `WireError`: the run must end with it."""
+        """Carry out all that the guest said; never blocks. Raises `WeftError` or `WireError`: the run must end with
+        it."""
+        self.carry_out(commands(data), lambda: True)
+
+    def carry_out(self, commands: Iterator[CommandFrame], goes_on: GoesOn) -> bool:
+        """Carry out commands, at least one, for as long as `goes_on`; whether those were all. Never blocks. Raises as
+        `commands`. The processor time is charged to the run, that of decoding them included."""
         desk, traits = self._desk, self._traits
         if desk.broken is not None:
             raise desk.broken
         if desk.closed:
-            return
+            return True
+        is_all = False
         count, most = 0, self._budget.host_calls_left
+        began_s = time.thread_time()
         try:
-            for op, call, numbers, blobs in commands(data):
+            for op, call, numbers, blobs in commands:
                 count += 1
                 if count > most:
                     break
@@ -134,12 +144,21 @@ class Session:
                     desk.refuse(call, desk.told(error))
                 if desk.broken is not None:
                     raise desk.broken
+                if not goes_on():
+                    break
+            else:
+                is_all = True
             self._budget.spend_host_calls(count)
         except LimitExceeded as error:
             desk.broken = error
             raise
         finally:
             self._host_calls += count
+            desk.charge(time.thread_time() - began_s)
+        return is_all
+
+    def behind(self) -> None:
+        """Nothing waits here: all commands are carried out at once."""
 
     def take_events(self) -> bytes:
         """The events so far, `b""` if there are none. Never waits."""

@@ -15,6 +15,7 @@ import pytest
 from weft.abi.errors import HostDead, LimitExceeded, ModelLoadError, Overloaded, RunCancelled, UnknownProgram, WeftError
 from weft.config import EMBEDDED_MODEL, EngineConfig, ProgramsConfig
 from weft.engine.supervisor import ProcessEngine
+from weft.programs.host import wire
 from weft.programs.host.client import HostClient
 from weft.programs.host.wire import WINDOW_BYTES, HostArgs, HostedModel
 from weft.programs.limits import Limits
@@ -224,8 +225,9 @@ def test_children_by_name() -> None:
     run(test)
 
 
-def test_a_program_that_says_more_than_can_be_passed_on() -> None:
-    """What is said is held back by whoever does not take it; here the front's loop stands still."""
+def test_a_program_that_says_more_than_can_be_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front that does not take what is said is sent a window of it; here it tells of nothing that it took."""
+    monkeypatch.setattr(wire, "READ_EVERY_BYTES", 1 << 40)
     source = """
         from weft.sdk import run
         def main(args):

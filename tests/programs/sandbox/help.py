@@ -44,6 +44,9 @@ class FakeHost:
                 self.on_command(command)
             self._carry_out(command)
 
+    def behind(self) -> None:
+        """All is carried out at once."""
+
     def take_events(self) -> bytes:
         events, self._events = self._events, b""
         self._news.clear()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from weft.abi.errors import InvalidRequest, WeftError
+from weft.programs.command_queue import CommandQueue
 from weft.programs.guest import Guest, GuestHost, GuestUsage
 from weft.programs.host.trusted import TrustedGuest
 from weft.programs.limits import Limits
@@ -21,7 +22,6 @@ from weft.programs.sandbox.checker import CodeChecker
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Module, Sandbox, SandboxConfig
 from weft.programs.sandbox.workers import Charge, Worker, WorkerPool
-from weft.programs.throttle import Throttle
 
 COMPILERS = 4
 """Processes that compile modules at once, one for each tenant."""
@@ -105,7 +105,7 @@ class _SandboxedLater:
             cpu_s=limits.cpu_s,
             memory_bytes=limits.memory_bytes,
             host_calls=limits.host_calls,
-            pause=host.pause if isinstance(host, Throttle) else None,
+            pause=host.pause if isinstance(host, CommandQueue) and host.is_rated else None,
         )
         self._guest: Guest | None = None
         self._waiting: asyncio.Future[Any] | None = None

@@ -26,6 +26,7 @@ from weft.programs.history import History
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.run_task import Hosted
 from weft.programs.limits import Budget
+from weft.programs.loop_share import LoopShare
 from weft.programs.messages import Hub
 from weft.programs.model import Model
 from weft.programs.network import Network
@@ -109,6 +110,7 @@ class ProgramHost:
         self._input_bytes: Counter[str] = Counter()
         """By tenant, of runs that wait or run and that no program launched."""
         self._arrivals = itertools.count()
+        self._loop_share = LoopShare()
         self._active: set[Hosted] = set()
         self._refusals: dict[str, NoPlace] = {}
         """Why a tenant's runs wait, as far as it is the tenant that has no place."""
@@ -301,6 +303,7 @@ class ProgramHost:
             store=parts.store,
             network=parts.network.of(hosted.run.tenant),
             launcher=launcher,
+            loop_share=self._loop_share,
         )
         self._active.add(hosted)
         hosted.begin(services, launcher, parts.guests, budget)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from weft.abi.errors import LimitExceeded, Overloaded, ProgramFailed, RunCancelled, WeftError
 from weft.abi.frames import WireError
+from weft.programs.command_queue import CommandQueue
 from weft.programs.guest import Guest, GuestUsage
 from weft.programs.host.guest_factory import Guests
 from weft.programs.limits import Budget
@@ -22,7 +23,6 @@ from weft.programs.rates import Wait
 from weft.programs.runs import Run, RunUsage, log_line
 from weft.programs.services import Launcher, Services
 from weft.programs.session import Session
-from weft.programs.throttle import Throttle
 from weft.programs.types import Caller
 
 MAX_RESULT_BYTES = 16 << 20
@@ -45,7 +45,7 @@ class Hosted:
         self._on_withdrawn = on_withdrawn
         self._early: list[bytes] = []
         self._session: Session | None = None
-        self._throttle: Throttle | None = None
+        self._queue: CommandQueue | None = None
         self._guest: Guest | None = None
         self._budget: Budget | None = None
         self._charged_s = 0.0
@@ -94,7 +94,7 @@ class Hosted:
             cached_tokens=used.cached_tokens,
             generated_tokens=used.generated_tokens,
             waited_s=used.waited_s,
-            throttled_s=self._throttle.waited_s if self._throttle is not None else 0.0,
+            throttled_s=self._queue.waited_s if self._queue is not None else 0.0,
             http_requests=used.http_requests,
             children=used.children,
             pages_peak=spent.pages_peak,
@@ -119,8 +119,8 @@ class Hosted:
 
     def end(self, error: WeftError) -> None:
         """It broke a limit while it was not calling."""
-        if self._throttle is not None:
-            self._throttle.kill(error)
+        if self._queue is not None:
+            self._queue.kill(error)
         if self._guest is not None:
             self._guest.kill(error)
 
@@ -154,14 +154,16 @@ class Hosted:
                 outlet=self,
                 reserve_pages=self.run.spec.reserve_pages,
             )
-            if budget.is_rated:
-                self._throttle = Throttle(self._session, budget, end=self.end, on_wait=self._slowed_down)
+            self._queue = CommandQueue(
+                self._session,
+                budget,
+                services.loop_share,
+                tenant=self.caller.tenant,
+                end=self.end,
+                on_wait=self._slowed_down,
+            )
             self._guest = guests.make(
-                self._throttle or self._session,
-                self.run.spec,
-                budget.limits,
-                self.caller.tenant,
-                budget.spend_tenant_cpu,
+                self._queue, self.run.spec, budget.limits, self.caller.tenant, budget.spend_tenant_cpu
             )
             for message in self._early:
                 self._session.deliver(message)
@@ -195,7 +197,7 @@ class Hosted:
 
     def _slowed_down(self, wait: Wait) -> None:
         """Say so in its log, the first time."""
-        if self._throttle is not None and not self._throttle.waited_s:
+        if self._queue is not None and not self._queue.waited_s:
             self.log(_WARNING, f"waiting: {wait}")
 
     async def _carry_out(self, guest: Guest) -> None:
@@ -230,14 +232,14 @@ class Hosted:
         return outcome
 
     async def _settled(self) -> None:
-        if self._throttle is not None:
-            await self._throttle.settled()
+        if self._queue is not None:
+            await self._queue.settled()
 
     def _close(self, outcome: bytes | WeftError) -> None:
         self.settle_cpu()
         usage = self.usage()
-        if self._throttle is not None:
-            self._throttle.close()
+        if self._queue is not None:
+            self._queue.close()
         if self._session is not None:
             try:
                 self._session.close()
@@ -247,7 +249,7 @@ class Hosted:
             self._budget.close()
         self.run.control = _Over(usage)
         # They know each other; what they hold, the run's arguments too, is not to wait for a collection of cycles.
-        self._session = self._guest = self._throttle = None
+        self._session = self._guest = self._queue = None
         if isinstance(outcome, WeftError):
             self.run.fail(outcome)
         else:

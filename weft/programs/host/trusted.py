@@ -117,6 +117,9 @@ class TrustedGuest:
             raise ProgramFailed(f"the program called sys.exit({error.code!r})", traceback=self._trace(error)) from None
         # What it said last is carried out before its end is known; a refusal of it is the program's failure.
         self._flush()
+        behind = self._host.behind()
+        if behind is not None:
+            await behind
         self._on_events()
         self._channel.raise_failure()
         return encoded

@@ -97,10 +97,20 @@ class SandboxedGuest:
             self._host.commands(data)
             # A command may have ended the run.
             self._check()
+            behind = self._host.behind()
+            if behind is not None:
+                return self._caught_up(behind, timeout_s)
         events = self._host.take_events()
         if events or timeout_s == 0:
             return events
         return self._host.wait_events(None if timeout_s < 0 or timeout_s == math.inf else timeout_s)
+
+    async def _caught_up(self, behind: Awaitable[None], timeout_s: float) -> bytes:
+        """The same, once its commands have had their turns: what it says does not pile up."""
+        await behind
+        self._check()
+        answer = self.exchange(b"", timeout_s)
+        return answer if isinstance(answer, bytes) else await answer
 
     def count(self, size: int) -> None:
         """So many bytes cross between the guest and its host: what takes the host's time counts as calls."""
