@@ -171,6 +171,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
 
 
+MAX_RUNS = 8192
+"""Runs at once of one program host. Each may need some 8 GiB of address space and 6 mappings of memory. A process has
+128 TiB, and 65,530 mappings as Linux is set up."""
+
+
 class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Programs that users upload and run."""
 
@@ -187,7 +192,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_connections_per_tenant: int = 64
     """Requests of a tenant's programs to the web at once; more wait."""
     max_runs: int = 1024
-    """Runs at once, children included; more wait."""
+    """Runs at once, children included; more wait. At most `MAX_RUNS`."""
     max_runs_per_tenant: int = 256
     max_waiting: int = 4096
     """Runs that wait before new ones are refused with 429."""
@@ -232,6 +237,11 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.max_runs > MAX_RUNS:
+            raise ConfigError(
+                f"max_runs must be at most {MAX_RUNS}, got {self.max_runs}: each run in the sandbox takes address "
+                "space and mappings of the one process that carries programs out"
+            )
         rates = ("tenant_cpu_s_per_minute", "tenant_host_calls_per_minute", "tenant_tokens_per_minute")
         for name in ("max_cpu_s", "max_wall_s", "max_kept_s", "progress_deadline_s", *rates):
             value = getattr(self, name)

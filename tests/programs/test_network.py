@@ -12,12 +12,14 @@ import pytest
 from tests.programs.help import settle
 from tests.programs.sessions import Host, obj
 from weft.abi.errors import InvalidRequest, NetworkDenied, NetworkFailed
+from weft.abi.frames import EventKind
 from weft.abi.operations import Op
 from weft.programs import network as module
 from weft.programs.allowed import covered, parse
 from weft.programs.http import METHODS, HttpRequest, HttpResponse
 from weft.programs.limits import Limits
 from weft.programs.network import Network, is_public
+from weft.testing.fake_engine import FakeEngine
 
 Answer = Callable[[list[bytes], bytes, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -549,3 +551,96 @@ def _engine():  # type: ignore[no-untyped-def]
     from weft.testing.fake_engine import FakeEngine
 
     return FakeEngine()
+
+
+async def flood(writer: asyncio.StreamWriter, piece: bytes, count: int) -> None:
+    """Send pieces until the other side has had enough."""
+    for _ in range(count):
+        writer.write(piece * 1000)
+        await writer.drain()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 100 Continue\r\n\r\n", "sent more than"),
+        (b"HTTP/1.1 102 Processing\r\nx: y\r\n\r\n", "sent more than"),
+        (b"1\r\nx\r\n", "pieces"),
+        (b"1;" + b"e" * 300 + b"\r\nx\r\n", "sent more than"),
+    ],
+    ids=["interim answers", "other interim answers", "single bytes", "extensions of pieces"],
+)
+def test_an_answer_without_end_is_given_up_and_others_have_their_turns(answer: bytes, says: str) -> None:
+    """Bounded by what was sent, not by time, and the loop goes round meanwhile."""
+
+    async def body() -> None:
+        async def endless(lines: list[bytes], body: bytes, writer: asyncio.StreamWriter) -> None:
+            if answer.startswith(b"1"):
+                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            await flood(writer, answer, 10_000)
+
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with Server(endless) as server:
+            network = Network([f"127.0.0.1:{server.port}"])
+            counting = asyncio.create_task(others())
+            with pytest.raises(NetworkFailed, match=says):
+                await fetch(network, f"{server.origin}/", allow=[f"127.0.0.1:{server.port}"], timeout_s=600)
+            counting.cancel()
+            await network.close()
+        # At least one turn for every 8 KiB, and for every 32 pieces.
+        assert turns >= min((1 << 20) // (8 << 10), 32768 // 32)
+
+    asyncio.run(body())
+
+
+def test_small_pieces_within_the_bounds_are_an_answer() -> None:
+    async def body() -> None:
+        async def pieces(lines: list[bytes], body: bytes, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            writer.write(b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n")
+            await writer.drain()
+
+        async with Server(pieces) as server:
+            network = Network([f"127.0.0.1:{server.port}"])
+            answer = await fetch(network, f"{server.origin}/", allow=[f"127.0.0.1:{server.port}"])
+            assert answer.body == b"x" * 2000
+            await network.close()
+
+    asyncio.run(body())
+
+
+def test_requests_beyond_those_at_once_wait_in_order_and_are_charged() -> None:
+    """300 of a megabyte each, as the guide gathers them."""
+
+    async def body() -> None:
+        waiting, most = 0, 0
+
+        async def slow(lines: list[bytes], body: bytes, writer: asyncio.StreamWriter) -> None:
+            nonlocal waiting, most
+            waiting += 1
+            most = max(most, waiting)
+            await settle(10)
+            waiting -= 1
+            writer.write(OK)
+            await writer.drain()
+
+        async with Server(slow) as server:
+            entry = f"127.0.0.1:{server.port}"
+            host = Host(FakeEngine(), allow=[entry])
+            program = host.program(Limits(network=[entry]))
+            about = obj({"url": f"{server.origin}/", "timeout_s": 600})
+            calls = [program.ask(Op.HTTP, about, b"") for _ in range(300)]
+            for call in calls:
+                assert (await program.end_of(call)).kind == EventKind.RESULT
+            assert most <= 64
+            assert program.outlet.cpu_s > 0
+            await host.close()
+
+    asyncio.run(body())

@@ -18,8 +18,7 @@ from weft.cli.run_values import Screen
 from weft.client.values import LogEntry, RunError
 from weft.config import Config, ProgramsConfig, data_directory
 from weft.engine.inline import InlineEngine
-from weft.programs.host.guest_factory import Guests
-from weft.programs.host.process import host_parts, open_store
+from weft.programs.host.process import guests_for, host_parts, open_store
 from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
 from weft.programs.limits import Limits
 from weft.programs.model import Model
@@ -178,7 +177,7 @@ def _parts(model: Model, config: ProgramsConfig, spec: RunSpec, folder: Path) ->
     """What the host stands on: the hosts that were named, the user's own store, and the files beside the program."""
     data = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
     allowed = msgspec.structs.replace(config, network=[*config.network, *spec.limits.network])
-    parts = host_parts([model], allowed, open_store(data / "store.sqlite", config), Guests())
+    parts = host_parts([model], allowed, open_store(data / "store.sqlite", config), guests_for(allowed))
 
     async def resolve(tenant: str, reference: str) -> Code:
         file = folder / f"{reference}.py"

@@ -16,6 +16,7 @@ import httpx
 
 from weft.abi.errors import InvalidRequest, NetworkFailed
 from weft.programs.allowed import DEFAULT_PORTS, literal, plain_host
+from weft.programs.http_meter import HttpMeter
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 MAX_URL_CHARS = 8192
@@ -178,7 +179,7 @@ def _parse_url(text: str) -> httpx.URL:
     return url
 
 
-async def read_body(response: httpcore.Response, headers: Mapping[str, str], max_bytes: int) -> bytes:
+async def read_body(response: httpcore.Response, headers: Mapping[str, str], max_bytes: int, meter: HttpMeter) -> bytes:
     """The body, decompressed. Neither what comes nor what it becomes is ever larger than `max_bytes`."""
     too_long = f"the answer is longer than the {max_bytes} bytes asked for (max_bytes)"
     length = headers.get("content-length", "")
@@ -188,6 +189,7 @@ async def read_body(response: httpcore.Response, headers: Mapping[str, str], max
     body = bytearray()
     num_received = 0
     async for chunk in response.aiter_stream():
+        await meter.piece()
         num_received += len(chunk)
         # One byte more than allowed is enough to know.
         room = max_bytes + 1 - len(body)

@@ -30,6 +30,7 @@ import httpcore
 from weft.abi.errors import NetworkDenied, NetworkFailed
 from weft.programs.allowed import DEFAULT_PORTS, IpAddress, find, literal, parse
 from weft.programs.http import REDIRECTS, Hop, HttpRequest, HttpResponse, first_hop, read_body
+from weft.programs.http_meter import HttpMeter, MeteredStream, current_meter
 from weft.programs.resolver import Resolver
 
 MAX_REDIRECTS = 5
@@ -98,13 +99,14 @@ class Network:
         share = self._shares.get(tenant)
         if share is None:
             share = self._shares[tenant] = asyncio.Semaphore(self._tenant_connections(tenant))
-        before = _asking.set(tenant)
+        before, meter = _asking.set(tenant), HttpMeter(request.max_bytes)
+        metered = current_meter.set(meter)
         try:
             self._check(hop, allow, tenant)
             async with asyncio.timeout(request.timeout_s), share:
                 for _ in range(MAX_REDIRECTS + 1):
                     self._check(hop, allow, tenant)
-                    answer = await self._send(hop, request.max_bytes)
+                    answer = await self._send(hop, request.max_bytes, meter)
                     if isinstance(answer, HttpResponse):
                         return answer
                     hop = answer
@@ -117,6 +119,7 @@ class Network:
             raise NetworkFailed(f"the answer of {hop.origin} cannot be decompressed: {error}") from error
         finally:
             _asking.reset(before)
+            current_meter.reset(metered)
         raise NetworkFailed(f"more than {MAX_REDIRECTS} redirects, the last one to {hop.origin}")
 
     async def close(self) -> None:
@@ -158,7 +161,7 @@ class Network:
         entries = [entry for scheme in DEFAULT_PORTS for entry in find(listed, scheme, host, port)]
         return any(entry.address is not None for entry in entries)
 
-    async def _send(self, hop: Hop, max_bytes: int) -> HttpResponse | Hop:
+    async def _send(self, hop: Hop, max_bytes: int, meter: HttpMeter) -> HttpResponse | Hop:
         """The answer, or where it redirects to."""
         if self._pool is None:
             self._pool = httpcore.AsyncConnectionPool(
@@ -177,7 +180,7 @@ class Network:
                 headers[name] = f"{headers[name]}, {value}" if name in headers else value
             if response.status in REDIRECTS and "location" in headers:
                 return hop.redirected(response.status, headers["location"])
-            body = b"" if hop.method == "HEAD" else await read_body(response, headers, max_bytes)
+            body = b"" if hop.method == "HEAD" else await read_body(response, headers, max_bytes, meter)
             return HttpResponse(status=response.status, headers=headers, url=str(hop.url), body=body)
         finally:
             await response.aclose()
@@ -220,7 +223,8 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         error: Exception = httpcore.ConnectError(f"{host} has no address")
         for ip in allowed:
             try:
-                return await self._inner.connect_tcp(str(ip), port, timeout, local_address, socket_options)
+                stream = await self._inner.connect_tcp(str(ip), port, timeout, local_address, socket_options)
+                return MeteredStream(stream)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
                 error = failed
         raise error

@@ -23,8 +23,7 @@ from weft.config import EngineConfig, ProgramsConfig, data_directory
 from weft.engine.supervisor import ProcessEngine
 from weft.programs.history import History
 from weft.programs.host.client import HostClient
-from weft.programs.host.guest_factory import Guests
-from weft.programs.host.process import host_parts
+from weft.programs.host.process import guests_for, host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost, RunHost
 from weft.programs.host.wire import HostArgs, HostedModel
 from weft.programs.limits import Limits
@@ -197,7 +196,7 @@ def inline_programs(
     def make_host(programs: Programs) -> RunHost:
         models = [ProgramModel(model.names[0], model.runtime, **_parsers(model)) for model in service.models]
         parts = replace(
-            host_parts(models, config, MemoryStore(config.max_store_bytes), Guests()), resolve=programs.code
+            host_parts(models, config, MemoryStore(config.max_store_bytes), guests_for(config)), resolve=programs.code
         )
         return ProgramHost(parts, HostOptions(max_waiting=config.max_waiting, allow_trusted=True), programs.history)
 

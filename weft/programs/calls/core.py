@@ -12,6 +12,7 @@ from collections import deque
 import msgspec
 
 from weft.abi.errors import InvalidRequest, Overloaded
+from weft.programs.calls.ordered_room import OrderedRoom
 from weft.programs.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.http import HttpRequest
 from weft.programs.messages import Queue, one_line
@@ -21,7 +22,9 @@ MAX_SLEEP_S = 30 * 86400.0
 MAX_ABOUT_BYTES = 64 << 10
 """URL and headers of a request, as JSON."""
 MAX_REQUESTS = 64
-"""HTTP requests of one program at once; further ones wait, so that no program takes all connections."""
+"""HTTP requests of one program at once; further ones wait in order, so that no program takes all connections."""
+MAX_ANSWER_BYTES = 64 << 20
+"""What the answers of those may have together; further requests wait likewise."""
 _json = msgspec.json.Decoder()
 _encode = msgspec.json.encode
 
@@ -45,7 +48,7 @@ class CoreCalls:
         self._desk = view.desk
         self._inbox = Queue(view.budget.limits.pending_messages, view.waiting)
         self._receivers: deque[_Receiver] = deque()
-        self._web = asyncio.Semaphore(MAX_REQUESTS)
+        self._web = OrderedRoom(MAX_REQUESTS, MAX_ANSWER_BYTES)
         self.num_requests = 0
         """HTTP requests begun."""
 
@@ -113,10 +116,10 @@ class CoreCalls:
             max_bytes=args.max_bytes,
         )
         self.num_requests += 1
-        self._desk.run(call, self._fetch(request), held=len(body) + max(0, args.max_bytes), waits=True)
+        self._desk.run(call, self._fetch(request), held=len(body), waits=True)
 
     async def _fetch(self, request: HttpRequest) -> tuple[bytes, ...]:
-        async with self._web:
+        async with self._web.hold(min(max(0, request.max_bytes), MAX_ANSWER_BYTES)):
             response = await self._view.services.network.fetch(request, self._view.budget.limits.network)
         about = {"status": response.status, "headers": response.headers, "url": response.url}
         return _encode(about), response.body

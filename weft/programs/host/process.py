@@ -33,6 +33,7 @@ from weft.programs.network import Network
 from weft.programs.registry import Code
 from weft.programs.runs import News, Run
 from weft.programs.runtime import Runtime
+from weft.programs.sandbox.sandbox import SandboxConfig
 from weft.programs.store import MemoryStore, SqliteStore, Store
 from weft.programs.types import Caller
 from weft.tokenizers.load import load_tokenizer
@@ -67,6 +68,11 @@ def _caps(config: ProgramsConfig) -> Caps:
         tenant_tokens_per_minute=config.tenant_tokens_per_minute,
         store_bytes=config.max_store_bytes,
     )
+
+
+def guests_for(config: ProgramsConfig) -> Guests:
+    """What makes guests: the sandbox has a slot for each run that there may be at once."""
+    return Guests(SandboxConfig(slots=config.max_runs))
 
 
 def open_store(path: Path | None, config: ProgramsConfig) -> Store:
@@ -264,7 +270,7 @@ async def serve(args: wire.HostArgs, address: str, stopping: asyncio.Event) -> i
                 )
             )
         store = open_store(Path(args.store_path) if args.store_path is not None else None, args.config)
-        parts = host_parts(models, args.config, store, Guests())
+        parts = host_parts(models, args.config, store, guests_for(args.config))
     except (WeftError, OSError) as error:
         known = error if isinstance(error, WeftError) else WeftError(str(error))
         server.tell(wire.Unusable(wire.ErrorTold.of(known)))
