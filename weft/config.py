@@ -149,6 +149,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ssl_keyfile: str | None = None
     drain_s: float = 30.0
     """How long running requests may finish after SIGTERM."""
+    engine_wait_s: float = 60.0
+    """How long requests wait for the restart of an engine that died, to be continued there. 0: they fail with it."""
     stream_keep_alive_s: float = 15.0
     """A stream that has nothing to say for so long gets a comment line. 0: never."""
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
@@ -166,7 +168,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("max_body_bytes", "max_concurrent_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("drain_s", "stream_keep_alive_s"):
+        for name in ("drain_s", "engine_wait_s", "stream_keep_alive_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import openai
 import psutil
 import pytest
 
@@ -17,6 +20,20 @@ from tests.cli.test_serve import SMALL, free_port, serving
 
 pytestmark = pytest.mark.slow
 BODY = {"prompt": "Once upon a time", "n": 4, "max_tokens": 1900, "ignore_eos": True}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "story",
+        "schema": {
+            "type": "object",
+            "properties": {
+                "words": {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 9}, "minItems": 20}
+            },
+            "required": ["words"],
+            "additionalProperties": False,
+        },
+    },
+}
 SHORT = {"prompt": "Once upon a time", "max_tokens": 3}
 
 
@@ -59,8 +76,75 @@ def test_a_killed_front() -> None:
         assert not list(Path(folder).iterdir())
 
 
-def test_a_killed_engine() -> None:
-    with serving(*SMALL) as (front, client), ThreadPoolExecutor(1) as pool:
+def chat_body(number: int, **fields: object) -> dict[str, object]:
+    body: dict[str, object] = {
+        "model": "weft-tiny",
+        "messages": [{"role": "user", "content": f"Tell me the story of number {number}."}],
+        "seed": number,
+        "temperature": 1.0,
+        "max_tokens": 120,
+        "extra_body": {"ignore_eos": True},
+    }
+    return body | KINDS[number % len(KINDS)] | fields
+
+
+KINDS: list[dict[str, object]] = [
+    {},
+    {"presence_penalty": 0.8, "logprobs": True, "top_logprobs": 2},
+    {"n": 2},
+    {"response_format": SCHEMA, "extra_body": {}},
+]
+Told = tuple[list[str], list[str], tuple[int, int]]
+
+
+def streamed(client: openai.OpenAI, number: int, begun: threading.Event) -> Told:
+    """Texts, ends, and tokens of prompt and answer."""
+    texts, ends = defaultdict[int, str](str), defaultdict[int, str](str)
+    body = chat_body(number, stream=True, stream_options={"include_usage": True})
+    usage = None
+    for chunk in client.chat.completions.create(**body):  # type: ignore[call-overload]
+        begun.set()
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] += choice.finish_reason or ""
+    return (
+        [texts[i] for i in sorted(texts)],
+        [ends[i] for i in sorted(ends)],
+        (usage.prompt_tokens, usage.completion_tokens),
+    )
+
+
+def whole(client: openai.OpenAI, number: int) -> Told:
+    answer = client.chat.completions.create(**chat_body(number))  # type: ignore[call-overload]
+    texts = [choice.message.content or "" for choice in answer.choices]
+    ends = [choice.finish_reason for choice in answer.choices]
+    return texts, ends, (answer.usage.prompt_tokens, answer.usage.completion_tokens)
+
+
+def test_chats_outlive_a_killed_engine() -> None:
+    """Streamed or not, running or waiting, with penalties, choices and grammars: the answers are the undisturbed ones.
+
+    In float64, where what is computed does not depend on the batch.
+    """
+    with serving(*SMALL, "--dtype", "float64") as (front, client), ThreadPoolExecutor(64) as pool:
+        api = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="secret", max_retries=0, timeout=200)
+        undisturbed = list(pool.map(lambda number: whole(api, number), range(8)))
+        first = engine_of(front.pid)
+        begun = [threading.Event() for _ in undisturbed]
+        streams = [pool.submit(streamed, api, number, begun[number]) for number in range(8)]
+        wholes = [pool.submit(whole, api, number) for number in range(8)]
+        for event in begun[:4]:
+            event.wait()
+        until_running(client, 8)
+        first.kill()
+        assert [future.result(200) for future in streams] == undisturbed
+        assert [future.result(200) for future in wholes] == undisturbed
+        assert engine_of(front.pid).pid != first.pid
+
+
+def test_a_killed_engine_without_patience() -> None:
+    with serving(*SMALL, WEFT_SERVER_ENGINE_WAIT_S="0") as (front, client), ThreadPoolExecutor(1) as pool:
         whole = pool.submit(client.post, "/v1/completions", json=BODY)
         with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
             stream = events(answer)

@@ -6,8 +6,8 @@ from functools import partial
 from weft.cache.integrity import check_integrity
 from weft.core.clock import ManualClock
 from weft.core.wire import Command, ResetPrefixCache
-from weft.engine.conversation import ConversingClient
 from weft.engine.engine import Engine
+from weft.engine.request_tracker import TrackingClient
 from weft.sched.scheduler import SchedulerConfig
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_worker import FakeWorker, fake_spec
@@ -17,7 +17,7 @@ _STEP_S = 0.05
 """What the clock of the engine moves per turn: a command that waits for pages fails after some turns."""
 
 
-class SteppedEngine(ConversingClient):
+class SteppedEngine(TrackingClient):
     """`check_empty` says what was left behind."""
 
     def __init__(self, **spec: object):
@@ -36,7 +36,7 @@ class SteppedEngine(ConversingClient):
         self.engine = Engine(
             worker,
             config,
-            lambda client, envelope: self._conversation.receive(envelope),
+            lambda client, envelope: self._requests.receive(envelope),
             clock=self.clock,
             token_bytes=[*tokenizer.token_bytes, *[b""] * (worker.spec.vocab_size - tokenizer.vocab_size)],
             special_ids=tokenizer.special_ids,
@@ -44,7 +44,7 @@ class SteppedEngine(ConversingClient):
         )
         self._inbox: list[Command] = []
         self._scheduled = False
-        self._conversation.begin(self.engine.info)
+        self._requests.begin(self.engine.info)
 
     async def wait_ready(self) -> object:
         """It always is."""
@@ -74,7 +74,7 @@ class SteppedEngine(ConversingClient):
         tiers = engine.cache.tiers
         assert tiers.device.num_free == tiers.device.num_pages, "pages are left"
         assert not engine.cache.trees()
-        assert not self._conversation._open, "operations are left"
+        assert not self._requests._open, "operations are left"
 
     # ---- inside
 

@@ -174,6 +174,13 @@ def stepped() -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.fixture
+def impatient() -> Iterator[RunningServer]:
+    """As `stepped`; requests fail with their engine."""
+    with running(auto=False, engine_wait_s=0.0) as server:
+        yield server
+
+
 def sse(text: str) -> list[str]:
     """The data of each event."""
     assert text.endswith("\n\n")

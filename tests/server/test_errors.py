@@ -15,11 +15,12 @@ from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect, read_to_end, read_until
 from tests.server.test_requests import error_of
 from weft.abi.errors import Overloaded, StorageFailed, WeftError
+from weft.programs.recovery import EngineCrashed
 from weft.programs.registry import Registry
 from weft.programs.sandbox.compiled import CompiledCode
 from weft.programs.shelf import FolderShelf
 from weft.programs.store import SqliteStore
-from weft.server.errors import problem_of
+from weft.server.errors import is_internal, problem_of
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
@@ -84,44 +85,71 @@ def test_retry_after_is_what_the_engine_says(server: RunningServer) -> None:
     assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("8", "7500")
 
 
-def test_an_error_in_the_middle_of_a_stream_is_its_last_event(stepped: RunningServer) -> None:
-    connection = connect(stepped, "/v1/chat/completions", CHAT | {"stream": True})
-    stepped.wait_until(lambda: bool(stepped.engine.sequences))
-    stepped.on_loop(lambda: stepped.engine.step(2))
+def test_an_error_in_the_middle_of_a_stream_is_its_last_event(impatient: RunningServer) -> None:
+    connection = connect(impatient, "/v1/chat/completions", CHAT | {"stream": True})
+    impatient.wait_until(lambda: bool(impatient.engine.sequences))
+    impatient.on_loop(lambda: impatient.engine.step(2))
     text = read_until(connection, b"content")
-    stepped.on_loop(stepped.engine.die)
+    impatient.on_loop(impatient.engine.die)
     text += read_to_end(connection)
     assert b"engine_unavailable" in text.rpartition(b"data: ")[2]
     assert b"[DONE]" not in text
     connection.close()
-    stepped.assert_nothing_left()
+    impatient.assert_nothing_left()
 
 
-def test_an_engine_that_dies_before_the_first_token(stepped: RunningServer) -> None:
+def test_an_engine_that_dies_before_the_first_token(impatient: RunningServer) -> None:
     for stream in (False, True):
-        connection = connect(stepped, "/v1/chat/completions", CHAT | {"stream": stream})
-        stepped.wait_until(lambda: bool(stepped.engine.sequences))
-        stepped.on_loop(stepped.engine.die)
+        connection = connect(impatient, "/v1/chat/completions", CHAT | {"stream": stream})
+        impatient.wait_until(lambda: bool(impatient.engine.sequences))
+        impatient.on_loop(impatient.engine.die)
         answer = connection.recv(65536)
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"engine_unavailable" in answer
         connection.close()
-        stepped.on_loop(stepped.engine.restart)
+        impatient.on_loop(impatient.engine.restart)
 
 
-def test_an_engine_that_comes_back(stepped: RunningServer) -> None:
-    stepped.on_loop(stepped.engine.die)
-    ready = stepped.http().get("/ready")
+def test_an_engine_that_comes_back(impatient: RunningServer) -> None:
+    impatient.on_loop(impatient.engine.die)
+    ready = impatient.http().get("/ready")
     assert (ready.status_code, ready.json()) == (503, {"status": "unavailable"})
     assert "retry-after" in ready.headers
-    assert stepped.http().get("/health").status_code == 200
-    refused = stepped.chat()
+    assert impatient.http().get("/health").status_code == 200
+    refused = impatient.chat()
     assert error_of(refused, 503)["code"] == "engine_unavailable"
     assert "retry-after" in refused.headers
-    assert "weft:engine_up" in stepped.http().get("/metrics").text
-    assert stepped.http().get("/v1/models").json()["data"][0]["max_model_len"] is None
+    assert "weft:engine_up" in impatient.http().get("/metrics").text
+    assert impatient.http().get("/v1/models").json()["data"][0]["max_model_len"] is None
+    impatient.on_loop(impatient.engine.restart)
+    assert impatient.http().get("/ready").status_code == 200
+
+
+def test_requests_wait_for_an_engine_that_comes_back(stepped: RunningServer) -> None:
+    streaming = connect(stepped, "/v1/chat/completions", CHAT | {"stream": True})
+    stepped.wait_until(lambda: bool(stepped.engine.sequences))
+    stepped.on_loop(stepped.engine.step)
+    text = read_until(streaming, b"content")
+    stepped.on_loop(stepped.engine.die)
+    whole = connect(stepped, "/v1/chat/completions", CHAT)
+    vector = connect(stepped, "/v1/embeddings", {"input": "a"})
+    stepped.wait_until(lambda: stepped.service.num_active == 3)
     stepped.on_loop(stepped.engine.restart)
-    assert stepped.http().get("/ready").status_code == 200
+    stepped.wait_until(lambda: len(stepped.engine.sequences) == 3)
+    stepped.on_loop(lambda: stepped.engine.step(200))
+    assert b"data: [DONE]" in text + read_to_end(streaming)
+    for connection in (whole, vector):
+        assert read_until(connection, b"usage").startswith(b"HTTP/1.1 200")
+        connection.close()
+    streaming.close()
+    stepped.assert_nothing_left()
+
+
+def test_a_request_that_ends_engines_is_named_and_not_repeated() -> None:
+    problem = problem_of(EngineCrashed("request r7 did it"), "r7")
+    assert (problem.status, problem.body.code, problem.body.message) == (500, "engine_crashed", "request r7 did it")
+    assert problem.headers == {"x-should-retry": "false"}
+    assert not is_internal(EngineCrashed("x"))
 
 
 def test_our_own_faults_are_logged_and_not_told(

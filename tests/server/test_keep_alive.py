@@ -24,7 +24,7 @@ def timer() -> ManualTimer:
 @pytest.fixture
 def waiting(timer: ManualTimer) -> Iterator[RunningServer]:
     """A server whose engine and time move only when told to."""
-    with running(auto=False, timer=timer) as server:
+    with running(auto=False, timer=timer, engine_wait_s=0.0) as server:
         yield server
 
 

@@ -13,12 +13,12 @@ import contextlib
 from weft.abi.errors import EngineDead, WeftError, from_kind
 from weft.core.wire import Command, EngineInfo, Envelope, Failed, Hello, Welcome
 from weft.engine.connection import Connection
-from weft.engine.conversation import ConversingClient
+from weft.engine.request_tracker import TrackingClient
 
 PING_EVERY_S = 1.0
 
 
-class AttachedEngine(ConversingClient):
+class AttachedEngine(TrackingClient):
     """Implements `weft.engine.client.EngineClient`. Used from one event loop."""
 
     def __init__(self, *, ping_every_s: float = PING_EVERY_S):
@@ -54,7 +54,7 @@ class AttachedEngine(ConversingClient):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-            self._conversation.fail(error)
+            self._requests.fail(error)
 
     async def wait_ready(self) -> EngineInfo:
         """Wait until it is attached and the engine has answered. Raises what the engine refused with."""
@@ -78,11 +78,11 @@ class AttachedEngine(ConversingClient):
 
     def _receive(self, envelope: Envelope) -> None:
         if self.ready:
-            self._conversation.receive(envelope)
+            self._requests.receive(envelope)
             return
         for event in envelope.events:
             if isinstance(event, Welcome):
-                self._conversation.begin(event.info)
+                self._requests.begin(event.info)
                 self._ready.set()
                 self._pinging = asyncio.create_task(self._ping(), name="weft-lease")
             elif isinstance(event, Failed) and event.op == 0:

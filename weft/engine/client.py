@@ -1,4 +1,4 @@
-"""`EngineClient`, the one seam between those who want tokens and those who compute them.
+"""`EngineClient`, the seam between programs, which ask for tokens, and engines, which compute them.
 
 Implementations: `weft.engine.inline.InlineEngine` (same process; tests, notebooks, the offline API) and
 `weft.engine.supervisor.ProcessEngine` (a process of its own behind zmq; the default of the server).
@@ -32,7 +32,8 @@ class EngineClient(Protocol):
         ...
 
     async def wait_ready(self) -> EngineInfo:
-        """Wait until the engine has loaded its model. Raises `ModelLoadError`, `ConfigError` or `EngineDead`."""
+        """Start the engine where that has not happened, and wait until it answers; after its death, until another one
+        does. Raises `ModelLoadError`, `ConfigError`, and `EngineDead` where none will."""
         ...
 
     def subscribe(self, on_envelope: OnEnvelope) -> None:
@@ -44,11 +45,11 @@ class EngineClient(Protocol):
         ...
 
     async def stats(self) -> EngineStats:
-        """A fresh picture of the engine. Raises `EngineDead`."""
+        """The engine's statistics of this moment. Raises `EngineDead`."""
         ...
 
     async def drain(self) -> None:
-        """Have the engine take no new sequences and wait until the last one is gone."""
+        """Have the engine refuse new sequences, and wait until the last one is released."""
         ...
 
     async def close(self) -> None:

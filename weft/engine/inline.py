@@ -16,9 +16,9 @@ from collections.abc import Callable
 from weft.abi.errors import EngineDead, WeftError
 from weft.config import EngineConfig
 from weft.core.wire import Command, EngineInfo, Envelope
-from weft.engine.conversation import ConversingClient
 from weft.engine.engine import Engine, Publish
 from weft.engine.loop import EngineLoop
+from weft.engine.request_tracker import TrackingClient
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_environment, kernel_threads
 
@@ -26,7 +26,7 @@ BuildEngine = Callable[[Publish], Engine]
 _CLIENT = 1
 
 
-class InlineEngine(ConversingClient):
+class InlineEngine(TrackingClient):
     """Implements `weft.engine.client.EngineClient`. `wait_ready` starts the thread."""
 
     def __init__(self, build: BuildEngine, *, lease_s: float = float("inf")):
@@ -63,7 +63,8 @@ class InlineEngine(ConversingClient):
             self._started = self._loop.create_future()
             self._thread = threading.Thread(target=self._run, name="weft-engine", daemon=True)
             self._thread.start()
-        return await asyncio.shield(self._started)
+        await asyncio.shield(self._started)
+        return await self._requests.until_ready()
 
     async def close(self) -> None:
         """Stop the thread and free the model. Idempotent."""
@@ -75,7 +76,7 @@ class InlineEngine(ConversingClient):
             loop = asyncio.get_running_loop()
             threading.Thread(target=self._join, args=(loop, joined), daemon=True).start()
             await joined.wait()
-        self._conversation.fail(EngineDead("the engine was closed"))
+        self._requests.close(EngineDead("the engine was closed"))
 
     # The mailbox, called from the engine's thread
 
@@ -98,7 +99,7 @@ class InlineEngine(ConversingClient):
 
     def send_envelope(self, client: int, envelope: Envelope) -> None:
         """Hand an envelope to the event loop."""
-        self._call(self._conversation.receive, envelope)
+        self._call(self._requests.receive, envelope)
 
     # Inside
 
@@ -130,7 +131,7 @@ class InlineEngine(ConversingClient):
             loop.call_soon_threadsafe(function, *args)
 
     def _begin(self, info: EngineInfo) -> None:
-        self._conversation.begin(info)
+        self._requests.begin(info)
         if self._started is not None and not self._started.done():
             self._started.set_result(info)
 
@@ -138,7 +139,7 @@ class InlineEngine(ConversingClient):
         dead = error if isinstance(error, WeftError) else EngineDead(f"the engine failed: {error}")
         if self._started is not None and not self._started.done():
             self._started.set_exception(dead)
-        self._conversation.fail(EngineDead(dead.message))
+        self._requests.close(EngineDead(dead.message))
 
 
 class _InlineMailbox:

@@ -25,8 +25,8 @@ from weft.abi.errors import EngineDead, WeftError, from_kind
 from weft.config import EngineConfig
 from weft.core.wire import Command, EngineInfo, Envelope, Failed, Hello, Loading, Welcome
 from weft.engine.connection import Connection
-from weft.engine.conversation import ConversingClient
 from weft.engine.process import LaunchArgs
+from weft.engine.request_tracker import TrackingClient
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_environment, kernel_threads
 
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 _log = logging.getLogger("weft.engine")
 
 
-class ProcessEngine(ConversingClient):
+class ProcessEngine(TrackingClient):
     """Implements `weft.engine.client.EngineClient`. `wait_ready` starts the process."""
 
     def __init__(
@@ -77,13 +77,17 @@ class ProcessEngine(ConversingClient):
         return self._address if self.ready else None
 
     async def wait_ready(self) -> EngineInfo:
-        """Start the process and wait until it has loaded its model. Raises what loading raised."""
+        """Start the process, and wait until it has loaded its model; after its death, until its successor has.
+
+        Raises what the first loading raised, and `EngineDead` once the engine is closed.
+        """
         if self._supervisor is None:
             self._started = asyncio.get_running_loop().create_future()
             self._supervisor = asyncio.create_task(self._supervise(), name="weft-engine-supervisor")
         if self._started is None:
             raise EngineDead("the engine was closed")
-        return await asyncio.shield(self._started)
+        await asyncio.shield(self._started)
+        return await self._requests.until_ready()
 
     async def close(self) -> None:
         """Stop the process. Idempotent."""
@@ -93,7 +97,7 @@ class ProcessEngine(ConversingClient):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
         await self._stop_process()
-        self._conversation.fail(EngineDead("the engine was stopped"))
+        self._requests.close(EngineDead("the engine was stopped"))
         if self._started is not None and not self._started.done():
             self._started.set_exception(EngineDead("the engine was stopped before it had started"))
             self._started.exception()  # nobody may be waiting for it
@@ -111,19 +115,19 @@ class ProcessEngine(ConversingClient):
                 await self._stop_process()
                 if self._started is not None and not self._started.done():
                     self._started.set_exception(error)
-                    self._conversation.fail(error)
+                    self._requests.close(error)
                     return
                 _log.error("the engine could not be started again: %s; trying again in %g s", error, pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
                 continue
-            self._conversation.begin(info)
+            self._requests.begin(info)
             self._announce(True)
             if self._started is not None and not self._started.done():
                 self._started.set_result(info)
             began = asyncio.get_running_loop().time()
             reason = await self._watch()
-            self._conversation.fail(EngineDead(f"the engine {reason}; it is being restarted, try again in a moment"))
+            self._requests.fail(EngineDead(f"the engine {reason}; it is being restarted, try again in a moment"))
             self._announce(False)
             await self._stop_process()
             self.num_restarts += 1
@@ -182,7 +186,7 @@ class ProcessEngine(ConversingClient):
         try:
             while True:
                 pinged_at = loop.time()
-                ping = asyncio.ensure_future(self._conversation.stats())
+                ping = asyncio.ensure_future(self._requests.stats())
                 done, _ = await asyncio.wait({ended}, timeout=PING_EVERY_S)
                 if done:
                     ping.cancel()
@@ -238,7 +242,7 @@ class ProcessEngine(ConversingClient):
             for event in envelope.events:
                 self._starting(self._welcome, event)
             return
-        self._conversation.receive(envelope)
+        self._requests.receive(envelope)
 
     def _starting(self, welcome: asyncio.Future[EngineInfo], event: object) -> None:
         if isinstance(event, Loading) and self._progress is not None:

@@ -42,6 +42,7 @@ from weft.core.wire import (
 )
 from weft.engine.client import EngineClient
 from weft.programs.operations import Generation, Operation, Report, SilentAppend
+from weft.programs.recovery import Recovery
 from weft.programs.space import Space
 from weft.programs.types import Caller
 from weft.tokenizers.tokenizer import Tokenizer
@@ -57,8 +58,17 @@ class Runtime:
     `on_event` receives events that belong to no operation (trace spans).
     """
 
-    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, *, on_event: OnEvent | None = None):
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        *,
+        on_event: OnEvent | None = None,
+        engine_wait_s: float = 0.0,
+    ):
+        """`engine_wait_s`: how long built-in programs wait for the restart of a dead engine; 0: they fail with it."""
         self.engine = engine
+        self.recovery = Recovery(engine, engine_wait_s)
         self.tokenizer = tokenizer
         self._on_event = on_event
         # Sequences and operations share one counter: a number in a log is unambiguous.
@@ -265,13 +275,26 @@ class Sequence:
         return operation if isinstance(operation, Report) else None
 
     def generate(
-        self, sampling: SamplingParams | None = None, stop: StopParams | None = None, grammar: Grammar | None = None
+        self,
+        sampling: SamplingParams | None = None,
+        stop: StopParams | None = None,
+        grammar: Grammar | None = None,
+        *,
+        num_generated: int = 0,
     ) -> Generation:
-        """Sample tokens. Iterate over the result for lists of `Token`, as many as came together."""
+        """Sample tokens. Iterate over the result for lists of `Token`, as many as came together.
+
+        The sequence's last `num_generated` tokens count as sampled by this generation, which goes on behind them.
+        """
         op = self._begin()
         generation = Generation(op, self.id)
         command = Generate(
-            seq=self.id, op=op, sampling=sampling or SamplingParams(), stop=stop or StopParams(), grammar=grammar
+            seq=self.id,
+            op=op,
+            sampling=sampling or SamplingParams(),
+            stop=stop or StopParams(),
+            grammar=grammar,
+            num_generated=num_generated,
         )
         self._add(generation, command)
         return generation

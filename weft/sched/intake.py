@@ -229,6 +229,7 @@ class Intake:
             stop_ids=frozenset((*eos, *stop.stop_token_ids)),
             monitor=self._make_monitor(stop.stop) if stop.stop else None,
             guide=None if command.grammar is None else self._make_guide(command.grammar),
+            num_output=command.num_generated,
         )
         sequence.ops.append(op)
         self._arrive(sequence, now)

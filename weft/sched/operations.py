@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
@@ -88,15 +88,30 @@ def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate, now:
             f"the prompt has {length} tokens and leaves no room to generate in a context of "
             f"{scheduler.config.max_context}. Shorten the prompt"
         )
+    elif not 0 <= op.num_output < min(length, op.max_tokens):
+        error = InvalidRequest(
+            f"num_generated is {op.num_output} in a sequence of {length} tokens, for at most {op.max_tokens} in all",
+            "num_generated",
+        )
     if error is not None:
         sequence.ops.popleft()
         fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
         return False
     scheduler.roster.rewind(sequence, now)
-    op.num_prompt = length
-    op.max_tokens = min(op.max_tokens, scheduler.config.max_context - length)
-    scheduler.journal.counters.prompt_tokens += length
+    op.num_prompt = length - op.num_output
+    op.max_tokens = min(op.max_tokens, scheduler.config.max_context - op.num_prompt)
+    scheduler.journal.counters.prompt_tokens += op.num_prompt
+    _follow(op, sequence.tokens[op.num_prompt :])
     return True
+
+
+def _follow(op: Generate, tokens: Iterable[int]) -> None:
+    """Bring the stop strings and the grammar of a generation to where the tokens sampled elsewhere have left them."""
+    for index, token in enumerate(tokens, 1):
+        if op.monitor is not None:
+            op.monitor.push(token, index >= op.stop.min_tokens)
+        if op.guide is not None:
+            op.guide.push(token)
 
 
 def _set_mask(scheduler: Scheduler, sequence: Sequence, op: SetMask) -> None:

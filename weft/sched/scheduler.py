@@ -251,7 +251,9 @@ class Scheduler:
                 continue
             child.parent = None
             self._share_pages(builder, parent, child, min(end, shared))
-            samples = end == child.total and isinstance(child.head, Generate) and self.roster.slots.num_free > 0
+            # The parent's row is the child's where neither has tokens of its own.
+            same_row = end == shared == child.total
+            samples = same_row and isinstance(child.head, Generate) and self.roster.slots.num_free > 0
             if samples:
                 self.roster.run(child, 1, now)
                 sampling.append(child)

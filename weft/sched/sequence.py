@@ -123,7 +123,7 @@ class Generate:
     guide: Guide | None = None
     """Each token waits for a mask."""
     num_output: int = 0
-    """Tokens known to the host."""
+    """Tokens known to the host; at first, those that were sampled on another engine."""
     num_prompt: int = 0
     num_preemptions: int = 0
     first_launch_s: float | None = None

@@ -32,6 +32,7 @@ from weft.abi.errors import (
     Unsupported,
     WeftError,
 )
+from weft.programs.recovery import EngineCrashed
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,8 @@ class _Meaning(NamedTuple):
     retry_after_s: float | None = None
     message: str | None = None
     """Instead of the error's own, which may say how a process ended."""
+    may_be_repeated: bool = True
+    """Whether clients may send the request again by themselves, as they do with some statuses."""
 
 
 _MEANINGS: dict[str, _Meaning] = {
@@ -91,8 +94,9 @@ _MEANINGS: dict[str, _Meaning] = {
         503,
         "engine_unavailable",
         5.0,
-        "The model is starting or restarting, and this request is not done; send it again.",
+        "The model's engine is starting or restarting, and this request is not done; send it again.",
     ),
+    EngineCrashed.kind: _Meaning(500, "engine_crashed", may_be_repeated=False),
     Draining.kind: _Meaning(503, "shutting_down", 5.0),
     Cancelled.kind: _Meaning(503, "interrupted", 1.0),
     UnknownProgram.kind: _Meaning(404, "program_not_found"),
@@ -114,12 +118,15 @@ def problem_of(error: BaseException, request_id: str) -> HttpProblem:
     if isinstance(error, WeftError) and error.kind in _MEANINGS:
         meaning = _MEANINGS[error.kind]
         retry_after_s = meaning.retry_after_s if error.retry_after_s is None else error.retry_after_s
+        headers = retry_headers(retry_after_s) if retry_after_s is not None else {}
+        if not meaning.may_be_repeated:
+            headers["x-should-retry"] = "false"  # OpenAI's clients heed it
         return HttpProblem(
             meaning.status,
             meaning.message or error.message,
             code=meaning.code,
             param=error.param,
-            headers=retry_headers(retry_after_s) if retry_after_s is not None else None,
+            headers=headers,
         )
     return HttpProblem(
         500,

@@ -46,7 +46,9 @@ class ServedModel:
 class Model:
     """A served model in use: its runtime and its metrics. Used from one event loop."""
 
-    def __init__(self, served: ServedModel, traces: Traces, metrics: ModelMetrics, dialect: Dialect):
+    def __init__(
+        self, served: ServedModel, traces: Traces, metrics: ModelMetrics, dialect: Dialect, *, engine_wait_s: float
+    ):
         self.names = served.names
         self.engine = served.engine
         self.tokenizer = served.tokenizer
@@ -58,7 +60,7 @@ class Model:
         """In bytes: no token stands for more characters."""
         self.was_ready = False
         """Whether the engine has answered since the server started."""
-        self.runtime = Runtime(served.engine, served.tokenizer, on_event=traces.on_event)
+        self.runtime = Runtime(served.engine, served.tokenizer, on_event=traces.on_event, engine_wait_s=engine_wait_s)
 
     @property
     def max_context(self) -> int:
@@ -81,7 +83,13 @@ class Service:
         self.metrics = FrontMetrics()
         self.traces = Traces(config.trace)
         self.models = [
-            Model(model, self.traces, self.metrics.model(model.names[0]), dialect_of(model.tokenizer, config))
+            Model(
+                model,
+                self.traces,
+                self.metrics.model(model.names[0]),
+                dialect_of(model.tokenizer, config),
+                engine_wait_s=config.engine_wait_s,
+            )
             for model in models
         ]
         self.by_name = {name: model for model in self.models for name in model.names}
@@ -161,8 +169,13 @@ class Service:
         """Like `find`, for a model whose engine answers. Raises `EngineDead` too."""
         model = self.find(name)
         if not model.engine.ready:
-            raise EngineDead("The model is starting or restarting; try again shortly.")
+            raise EngineDead("the engine is starting or restarting; try again shortly")
         return model
+
+    def recoverable(self, name: str | None) -> Model:
+        """Like `usable`, and also for a model whose engine is being restarted, where requests wait for that."""
+        model = self.find(name)
+        return model if model.was_ready and self.config.engine_wait_s else self.usable(name)
 
     def _served(self) -> str:
         names = sorted(self.by_name)

@@ -13,7 +13,6 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 from weft.abi.errors import EngineDead
 from weft.core.ids import TOKEN_BYTES, pack_tokens, unpack_tokens
@@ -40,6 +39,7 @@ from weft.core.wire import (
     TokenLogprobs,
     Truncate,
     Usage,
+    is_answered,
 )
 from weft.engine.client import OnEnvelope
 
@@ -82,6 +82,8 @@ class FakeSequence:
     """Their bytes."""
     script: deque[int] | None = None
     num_prompt: int = 0
+    generating: int = 0
+    """The operation that is generating; 0: none."""
 
 
 class FakeEngine:
@@ -117,6 +119,8 @@ class FakeEngine:
         self._auto = auto
         self._on_envelope: OnEnvelope = _drop
         self._used: set[int] = set()
+        self._open: set[int] = set()
+        """Operations whose end has not been published."""
         self._scripts: deque[deque[int]] = deque()
         self._failures: deque[tuple[str, str, str | None, float | None]] = deque()
         self._ready = asyncio.Event()
@@ -141,10 +145,9 @@ class FakeEngine:
     def die(self, message: str = "the engine process crashed; it is being restarted") -> None:
         """Crash: open operations fail with `engine_dead`, sequences are gone, `send` raises until `restart`."""
         self._ready.clear()
-        ops = [op.op for seq in self.sequences.values() for op in seq.operations if _is_reported(op)]
         self.sequences.clear()
         self._emptied.set()
-        self._publish([Failed(op=op, kind=EngineDead.kind, message=message) for op in ops], step_id=0)
+        self._publish([Failed(op=op, kind=EngineDead.kind, message=message) for op in sorted(self._open)], step_id=0)
 
     def restart(self) -> None:
         """Come back, empty."""
@@ -193,6 +196,8 @@ class FakeEngine:
         events: list[Event] = []
         for command in commands:
             self.sent.append(command)
+            if is_answered(command):
+                self._open.add(command.op)  # type: ignore[union-attr]
             self._accept(command, events)
         if events:
             asyncio.get_running_loop().call_soon(self._publish, events, 0)
@@ -351,11 +356,14 @@ class FakeEngine:
         return True
 
     def _generate(self, seq: FakeSequence, op: Generate, events: list[Event]) -> None:
-        if not seq.generated:
+        if seq.generating != op.op:
             if self._fail(op.op, events):
                 seq.operations.popleft()
                 return
-            seq.num_prompt = len(seq.tokens)
+            seq.generating = op.op
+            seq.num_prompt = len(seq.tokens) - op.num_generated
+            seq.generated = seq.tokens[seq.num_prompt :]
+            seq.text = b"".join(map(self._bytes_of, seq.generated))
             seq.script = self._scripts.popleft() if self._scripts else None
         token = self._choose(seq, op)
         seq.tokens.append(token)
@@ -425,6 +433,7 @@ class FakeEngine:
 
     def _publish(self, events: list[Event], step_id: int) -> None:
         if events:
+            self._open -= {event.op for event in events if isinstance(event, Finished | Failed | Cancelled)}
             self._on_envelope(Envelope(step_id, events))
 
     def _schedule(self) -> None:
@@ -436,10 +445,6 @@ class FakeEngine:
         self._scheduled = False
         self.step()
         self._schedule()
-
-
-def _is_reported(op: _Operation) -> TypeGuard[Append | Generate]:
-    return isinstance(op, Generate) or (isinstance(op, Append) and op.outputs is not None)
 
 
 def _logprobs(token: int, k: int, vocab_size: int) -> TokenLogprobs:

@@ -70,6 +70,9 @@ class Generate(CommandBase, frozen=True, kw_only=True):
     stop: StopParams = StopParams()
     grammar: Grammar | None = None
     """What the generated text must look like. The end of sequence is possible only where the text is complete."""
+    num_generated: int = 0
+    """How many of the sequence's last tokens are the beginning of this generation, sampled on an engine that has died.
+    Grammar, stop strings, penalties, limits and random numbers go on behind them; only further tokens are reported."""
 
 
 class Fork(CommandBase, frozen=True, kw_only=True):

@@ -135,9 +135,9 @@ class _Candidate(NamedTuple):
 async def chunks(args: BeamArgs, caller: Caller, rt: Runtime) -> AsyncGenerator[Chunk, None]:
     """The beams that are given back as choices, best first, one chunk each: nothing of them is certain before the end.
 
-    Raises as `main` does.
+    The search starts again when the engine dies. Raises as `main` and `Recovery.stream` do.
     """
-    found = await main(args, caller, rt)
+    found = await rt.recovery.run(lambda: main(args, caller, rt), caller.request_id)
     for index, beam in enumerate(found.beams):
         yield _chunk(index, beam, found.usage, args, rt)
 

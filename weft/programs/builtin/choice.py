@@ -6,6 +6,7 @@ program, and by the beam search for whole beams.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -33,11 +34,14 @@ class Choice:
 
     def __init__(self, index: int, shown: Shown, rt: Runtime, is_enough: Callable[[str], bool] | None = None):
         """`is_enough` sees the text token by token; nothing is told of what follows once it says yes."""
+        self.index = index
+        self.tokens = array("i")
+        """Those that chunks have told."""
         self.has_enough = False
-        self.num_tokens = 0
-        """Told so far."""
+        """Whether `is_enough` has said yes."""
+        self.ended = False
+        """Whether a chunk has told the end."""
         self._is_enough = is_enough
-        self._index = index
         self._include_stop = shown.include_stop
         self._eos = frozenset(rt.engine.info.eos_token_ids)
         self._tokenizer = rt.tokenizer
@@ -49,7 +53,7 @@ class Choice:
         """What these tokens, and the end where it came, add."""
         if self._is_enough is None or not (tokens or self.has_enough):
             return self._chunk(tokens, finished)
-        chunk = Chunk(index=self._index)
+        chunk = Chunk(index=self.index)
         for number, token in enumerate(tokens, 1):
             if self.has_enough:
                 return chunk
@@ -65,18 +69,18 @@ class Choice:
 
     def _chunk(self, tokens: Sequence[Token], finished: Finished | None) -> Chunk:
         ids = tuple(token.token for token in tokens)
-        self.num_tokens += len(ids)
+        self.tokens.extend(ids)
         self._last = ids[-1] if ids else self._last
         logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
         if finished is None:
             hold = tokens[-1].hold_bytes if tokens else 0
             text = self._text.push(ids, hold)
-            return Chunk(index=self._index, text=text, tokens=ids, logprobs=logprobs)
+            return Chunk(index=self.index, text=text, tokens=ids, logprobs=logprobs)
         # What is cut must not be shown a moment earlier: the end came with the tokens that it cuts.
         cut = self._cut_bytes(finished)
         text = self._text.push(ids, cut) + self._text.finish(cut)
         return Chunk(
-            index=self._index,
+            index=self.index,
             text=text,
             tokens=ids,
             logprobs=logprobs,

@@ -1,8 +1,8 @@
 """Completion as a program: a prompt goes in, chunks of one or several choices come out.
 
-It is also the example of what a program is: it opens a sequence, says what should happen on it, and passes on what
-comes. Whatever ends it (the last token, an error, a client that went away), leaving the `async with` gives all pages
-back.
+It opens a sequence, puts operations on it, and passes on what they report. However it ends (the last token, an error, a
+client that went away), leaving the `async with` gives all pages back. When the engine dies, `Recovery` makes a further
+attempt, which appends the tokens that were told and generates behind them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import EngineInfo, Finished, PromptOutputs, TokenLogprobs
+from weft.core.wire import EngineInfo, Finished, PromptOutputs, TokenLogprobs, Usage
 from weft.programs.builtin.choice import Choice
-from weft.programs.operations import merge
-from weft.programs.runtime import Runtime
+from weft.programs.operations import Generation, News, merge
+from weft.programs.runtime import Runtime, Sequence
 from weft.programs.types import Caller, Chunk, CompletionArgs
 from weft.programs.wire_sizes import check_sizes
 
@@ -32,48 +32,92 @@ _SEEDS = 2**63
 async def main(args: CompletionArgs, caller: Caller, rt: Runtime) -> AsyncGenerator[Chunk, None]:
     """Chunks of all choices, as they come; each choice's last one has its `finish_reason`.
 
-    Raises `InvalidRequest` (`ContextTooLong` among them) before anything is computed, and what the engine fails with.
+    Raises `InvalidRequest` (`ContextTooLong` among them) before anything is computed, what the engine fails with, and
+    what `Recovery.stream` raises.
     """
     check(args, rt.engine.info)
-    async with AsyncExitStack() as scope:
-        prompt = await scope.enter_async_context(rt.open(caller))
-        if args.max_tokens == 0:
-            for chunk in prompt_only(args, await prompt.append(args.prompt, _prompt_outputs(args))):
-                yield chunk
-            return
-        # Forks before the first token share the prompt's pages, so it is computed once.
-        report = None
-        if args.prompt_logprobs is None:
-            prompt.append(args.prompt)
-        else:
-            report = prompt.append(args.prompt, _prompt_outputs(args))
-        forks = [await scope.enter_async_context(prompt.fork()) for _ in range(args.n - 1)]
-        stop = stop_params(args)
-        sequences = [prompt, *forks]
-        generations = [
-            seq.generate(seeded(args.sampling, index), stop, args.grammar) for index, seq in enumerate(sequences)
-        ]
-        if report is not None:
-            yield Chunk(index=0, prompt_logprobs=_logprobs(await report))
-        choices = [
+    completion = Completion(args, caller, rt)
+    async with aclosing(rt.recovery.stream(completion.attempt, caller.request_id)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+class Completion:
+    """The choices of one completion and what has been told of them, from which it continues on a restarted engine."""
+
+    def __init__(self, args: CompletionArgs, caller: Caller, rt: Runtime):
+        self._args, self._caller, self._rt = args, caller, rt
+        self._stop = stop_params(args)
+        # Drawn once, so that a continuation draws as the attempt before it would have.
+        self._sampling = [seeded(args.sampling, index) for index in range(args.n)]
+        self._choices = [
             Choice(index, args, rt, is_enough=None if args.until is None else args.until()) for index in range(args.n)
         ]
-        async for news in await scope.enter_async_context(aclosing(merge(generations))):
-            choice, generation, sequence = choices[news.choice], generations[news.choice], sequences[news.choice]
-            had_enough = choice.has_enough
-            chunk = choice.chunk(news.tokens, generation.finished if news.ended else None)
-            if news.ended:
-                # Its pages serve others while its siblings go on.
-                sequence.release()
-                if choice.has_enough:
-                    usage = msgspec.structs.replace(generation.usage, num_output_tokens=choice.num_tokens)
-                    chunk = replace(chunk, finish_reason="stop", stop=None, usage=usage)
-            elif had_enough:
-                continue
-            elif choice.has_enough:
-                # The engine says with the end what it cost.
-                sequence.cancel()
-            yield chunk
+        self._needs_report = args.prompt_logprobs is not None
+
+    async def attempt(self) -> AsyncGenerator[Chunk, None]:
+        """The chunks that have not been told, on sequences of their own. Raises what the engine fails with."""
+        args = self._args
+        for choice in self._choices:
+            if choice.has_enough and not choice.ended:
+                usage = Usage(num_prompt_tokens=len(args.prompt) // TOKEN_BYTES)
+                yield self._enough(choice, Chunk(index=choice.index), usage)
+        choices = [choice for choice in self._choices if not choice.ended]
+        if not choices:
+            return
+        async with AsyncExitStack() as scope:
+            prompt = await scope.enter_async_context(self._rt.open(self._caller))
+            if args.max_tokens == 0:
+                for chunk in prompt_only(args, await prompt.append(args.prompt, _prompt_outputs(args))):
+                    yield chunk
+                return
+            # Forks before the first token share the prompt's pages, so it is computed once.
+            report = None
+            if self._needs_report:
+                report = prompt.append(args.prompt, _prompt_outputs(args))
+            else:
+                prompt.append(args.prompt)
+            sequences = [prompt, *[await scope.enter_async_context(prompt.fork()) for _ in choices[1:]]]
+            generations = [self._generate(*pair) for pair in zip(sequences, choices, strict=True)]
+            if report is not None:
+                prompt_logprobs = _logprobs(await report)
+                self._needs_report = False
+                yield Chunk(index=0, prompt_logprobs=prompt_logprobs)
+            async for news in await scope.enter_async_context(aclosing(merge(generations))):
+                told = self._chunk(choices[news.choice], news, generations[news.choice], sequences[news.choice])
+                if told is not None:
+                    yield told
+
+    def _generate(self, sequence: Sequence, choice: Choice) -> Generation:
+        """Generate behind the tokens that have been told."""
+        if choice.tokens:
+            sequence.append(choice.tokens.tobytes())
+        return sequence.generate(
+            self._sampling[choice.index], self._stop, self._args.grammar, num_generated=len(choice.tokens)
+        )
+
+    def _chunk(self, choice: Choice, news: News, generation: Generation, sequence: Sequence) -> Chunk | None:
+        """What the news of a choice add; None where the choice had enough before. The sequence is released with the
+        choice's end, since its pages serve others while the other choices go on."""
+        had_enough = choice.has_enough
+        chunk = choice.chunk(news.tokens, generation.finished if news.ended else None)
+        if news.ended:
+            sequence.release()
+            if choice.has_enough:
+                return self._enough(choice, chunk, generation.usage)
+            choice.ended = True
+        elif had_enough:
+            return None
+        elif choice.has_enough:
+            # The engine says with the end what it cost.
+            sequence.cancel()
+        return chunk
+
+    def _enough(self, choice: Choice, chunk: Chunk, usage: Usage) -> Chunk:
+        """The last chunk of a choice whose reader has had enough of it."""
+        choice.ended = True
+        usage = msgspec.structs.replace(usage, num_output_tokens=len(choice.tokens))
+        return replace(chunk, finish_reason="stop", stop=None, usage=usage)
 
 
 def check(args: CompletionArgs, info: EngineInfo) -> None:

@@ -45,7 +45,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     """The assistant's next turn, `n` times."""
     body = await read(service, request, ChatRequest)
     _check(body)
-    model = service.usable(body.model)
+    model = service.recoverable(body.model)
     check_beams(body)
     constraint = constraint_of(body)
     plan = tool_plan(body, model.dialect)

@@ -44,7 +44,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     _check(body)
     check_beams(body)
     constraint = constraint_of(body)
-    model = service.usable(body.model)
+    model = service.recoverable(body.model)
     record = record_of(request)
     record.model, record.stream = model.names[0], body.stream
     fit = Fit(model, max_tokens=body.max_tokens, keep_last=body.truncate_prompt_tokens, param="prompt")

@@ -38,7 +38,7 @@ def routes(service: Service) -> list[Route]:
 async def create(service: Service, request: Request) -> ASGIApp:
     """One vector per input, in their order."""
     body = await read(service, request, EmbeddingRequest)
-    model = service.usable(body.model)
+    model = service.recoverable(body.model)
     record = record_of(request)
     record.model = model.names[0]
     hidden_size = model.engine.info.hidden_size

@@ -1,8 +1,8 @@
-"""`Conversation`: the client's side of the wire, whatever carries it.
+"""`RequestTracker`: the client's state between a command and its answer, independent of the transport.
 
-Owns what must be remembered between a command and its answer: the operations that have not ended (so that all of them
-can be failed when the engine dies), pings waiting for statistics, drains waiting for their end. Used from one event
-loop; `inline.py` and `process.py` move the messages.
+Owns the operations that have not ended (all of them fail when the engine dies), the pings that wait for statistics, the
+drains that wait for their end, and the tasks that wait for an engine. Used from one event loop; `inline.py`,
+`supervisor.py` and `attached.py` move the messages.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from weft.core.wire import (
 from weft.engine.client import OnEnvelope
 
 
-class Conversation:
-    """See the module's docstring. `deliver` carries commands to the engine and must not block."""
+class RequestTracker:
+    """Tracks the commands of one client of one engine, across restarts of the engine.
+
+    `deliver` carries commands to the engine and must not block.
+    """
 
     def __init__(self, deliver: Callable[[list[Command]], None]):
         self._deliver = deliver
@@ -42,10 +45,12 @@ class Conversation:
         self._open: set[int] = set()
         self._pings: deque[asyncio.Future[EngineStats]] = deque()
         self._drains: list[asyncio.Future[None]] = []
+        self._arrivals: list[asyncio.Future[EngineInfo]] = []
+        self._closed = False
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine serves; of the last engine, while a new one is starting."""
+        """What the engine serves; while a new engine starts, what the last one served. Raises `EngineDead`."""
         if self._info is None:
             raise self._dead or EngineDead("the engine has not started yet")
         return self._info
@@ -60,9 +65,23 @@ class Conversation:
         self._on_envelope = on_envelope
 
     def begin(self, info: EngineInfo) -> None:
-        """An engine is ready."""
+        """An engine is ready: wake the tasks in `until_ready`."""
         self._info = info
         self._dead = None
+        arrivals, self._arrivals = self._arrivals, []
+        for arrival in arrivals:
+            if not arrival.done():
+                arrival.set_result(info)
+
+    async def until_ready(self) -> EngineInfo:
+        """Wait until an engine is ready. Raises `EngineDead` once no other engine will come."""
+        if self._dead is None:
+            return self.info
+        if self._closed:
+            raise EngineDead(self._dead.message)
+        arrival: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._arrivals.append(arrival)
+        return await arrival
 
     def send(self, commands: Sequence[Command]) -> None:
         """Send commands as one message. Raises `EngineDead` while there is no engine."""
@@ -80,7 +99,7 @@ class Conversation:
             self._on_envelope(Envelope(envelope.step_id, rest))
 
     async def stats(self) -> EngineStats:
-        """Ask for a picture of the engine. Raises `EngineDead`."""
+        """Ask the engine for its statistics. Raises `EngineDead`."""
         future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self.send([Ping()])
         self._pings.append(future)
@@ -94,7 +113,7 @@ class Conversation:
         await future
 
     def fail(self, error: WeftError) -> None:
-        """The engine is gone: every operation ends, every question is answered with the error."""
+        """The engine is gone: every open operation, ping and drain fails with the error."""
         self._dead = error
         failed = [Failed(op=op, kind=error.kind, message=error.message) for op in sorted(self._open)]
         self._open.clear()
@@ -107,8 +126,17 @@ class Conversation:
         if failed:
             self._on_envelope(Envelope(0, list[Event](failed)))
 
+    def close(self, error: WeftError) -> None:
+        """The engine is gone and no other one will come: as `fail`, and `until_ready` raises."""
+        self._closed = True
+        self.fail(error)
+        arrivals, self._arrivals = self._arrivals, []
+        for arrival in arrivals:
+            if not arrival.done():
+                arrival.set_exception(EngineDead(error.message))
+
     def _take(self, event: Event) -> bool:
-        """Note what an event means here; True when it is not for the subscriber."""
+        """Handle an event of the connection itself. Returns False for an event of the subscriber."""
         if isinstance(event, Finished | Failed | Cancelled):
             self._open.discard(event.op)
         elif isinstance(event, Stats):
@@ -126,34 +154,34 @@ class Conversation:
         return False
 
 
-class ConversingClient:
+class TrackingClient:
     """The part of `weft.engine.client.EngineClient` that is the same however messages travel."""
 
     def __init__(self, deliver: Callable[[list[Command]], None]):
-        self._conversation = Conversation(deliver)
+        self._requests = RequestTracker(deliver)
 
     @property
     def info(self) -> EngineInfo:
         """What the engine serves. Raises `EngineDead` before the first `wait_ready`."""
-        return self._conversation.info
+        return self._requests.info
 
     @property
     def ready(self) -> bool:
         """Whether the engine answers now."""
-        return self._conversation.ready
+        return self._requests.ready
 
     def subscribe(self, on_envelope: OnEnvelope) -> None:
         """Set the receiver of all events."""
-        self._conversation.subscribe(on_envelope)
+        self._requests.subscribe(on_envelope)
 
     def send(self, commands: Sequence[Command]) -> None:
         """Send commands, in order, as one message. Raises `EngineDead` while the engine is down."""
-        self._conversation.send(commands)
+        self._requests.send(commands)
 
     async def stats(self) -> EngineStats:
-        """A fresh picture of the engine. Raises `EngineDead`."""
-        return await self._conversation.stats()
+        """The engine's statistics of this moment. Raises `EngineDead`."""
+        return await self._requests.stats()
 
     async def drain(self) -> None:
-        """Have the engine take no new sequences and wait until the last one is gone."""
-        await self._conversation.drain()
+        """Have the engine refuse new sequences, and wait until the last one is released."""
+        await self._requests.drain()
