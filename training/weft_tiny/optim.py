@@ -15,7 +15,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """An approximation of the nearest semi-orthogonal matrix for each of a stack, by Newton-Schulz iterations."""
     a, b, c = _QUINTIC
     tall = matrices.size(-2) > matrices.size(-1)
-    x = matrices.to(torch.bfloat16)
+    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):

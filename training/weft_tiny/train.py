@@ -1,28 +1,35 @@
-"""Training: resumable, on a processor or a CUDA device.
+"""Training in the background: resumable, for days, beside other work.
 
-The learning rate warms up and stays constant. In a run with ``--decay-minutes`` it falls linearly to zero over that
-time, and training ends: on a machine shared with other work the end is then known and the tokens are not. The
-exported weights are a running average, usable at any time.
+A run continues from the newest valid checkpoint of its state directory, or else from the weights in the package. The
+learning rate warms up and stays constant. In a run with ``--decay-tokens`` it falls linearly to zero over that many
+tokens, and training ends. The exported weights are a running average, usable at any time.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.weft_tiny.batches import Batch, Stream, collate, encode
-from training.weft_tiny.data import KINDS, held_out, mixture
+from training.weft_tiny.cases import validation
+from training.weft_tiny.curriculum import Curriculum
+from training.weft_tiny.data import WEIGHTS
 from training.weft_tiny.optim import Muon, split_parameters
+from training.weft_tiny.state import ProcessLock, RunState, default_directory, running_lock
 from training.weft_tiny.tokenizer import CONTEXT, END_OF_TEXT, IM_END
 
 ASSET = Path("weft/assets/weft-tiny")
+_PAUSE_POLL_S = 2.0
 
 
 def make_config(tokenizer: Tokenizer) -> LlamaConfig:
@@ -47,36 +54,50 @@ def make_config(tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
-def loss_of(trunk: nn.Module, head: nn.Module, batch: Batch, device: str) -> tuple[Tensor, Tensor]:
-    """The weighted loss, and the mean loss of the assistant tokens; logits are made only where a weight is set."""
+def autocast(device: str) -> torch.autocast:
+    """bfloat16 on CUDA only: without AVX-512 or AMX a processor multiplies bfloat16 ten times slower than float32."""
+    kind = device.split(":")[0]
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+
+
+def answer_hits(hits: Tensor, answers: Tensor) -> list[list[bool]]:
+    """For each row, for each of its answers, whether every token is the likeliest one.
+
+    Both arguments are boolean, (rows, targets); an answer is a run of true flags in ``answers``.
+    """
+    padded = nn.functional.pad(answers.int(), (1, 1)).diff(dim=1)
+    totals = nn.functional.pad((hits & answers).int().cumsum(1), (1, 0))
+    found: list[list[bool]] = [[] for _ in range(len(answers))]
+    starts, ends = (padded == 1).nonzero(), (padded == -1).nonzero()
+    for (row, start), (_, end) in zip(starts.tolist(), ends.tolist(), strict=True):
+        found[row].append(bool(totals[row, end] - totals[row, start] == end - start))
+    return found
+
+
+def loss_of(trunk: nn.Module, head: nn.Module, batch: Batch, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The weighted loss, the mean loss of the answers' tokens, and which targets (rows, targets) are the likeliest.
+
+    Logits are computed only where a weight is set.
+    """
     tokens, weights = batch.tokens.to(device), batch.weights.to(device)[:, 1:]
     hidden = trunk(input_ids=tokens[:, :-1].contiguous(), use_cache=False).last_hidden_state
     wanted = weights > 0
+    targets = tokens[:, 1:][wanted]
     logits = head(hidden[wanted]).float()
-    losses = nn.functional.cross_entropy(logits, tokens[:, 1:][wanted], reduction="none")
+    losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+    hits = torch.zeros_like(wanted)
+    hits[wanted] = logits.detach().argmax(-1) == targets
     weights = weights[wanted]
     answers = losses.detach()[weights == 1.0].mean()
-    return (losses * weights).sum() / weights.sum(), answers
-
-
-def rate(seen: int, warmup: int, minutes: float, decay_minutes: float | None) -> float:
-    """The learning-rate factor after ``seen`` tokens, ``minutes`` into a run that decays over ``decay_minutes``."""
-    factor = min(1.0, (seen + 1) / warmup)
-    return factor if decay_minutes is None else factor * max(0.0, 1.0 - minutes / decay_minutes)
-
-
-def _spans(flags: list[bool]) -> list[tuple[int, int]]:
-    """The runs of true flags, as half-open ranges."""
-    edges = [index for index in range(len(flags) + 1)
-             if (index < len(flags) and flags[index]) != (index > 0 and flags[index - 1])]  # fmt: skip
-    return list(zip(edges[::2], edges[1::2], strict=True))
+    return (losses * weights).sum() / weights.sum(), answers, hits
 
 
 class Trainer:
-    """Model, optimizers, running average and counters, which a checkpoint restores."""
+    """Model, optimizers, running average, curriculum and counters, which a checkpoint restores."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
+        self.state = RunState(args.state)
         self.tokenizer = Tokenizer.from_file(str(args.asset / "tokenizer.json"))
         torch.manual_seed(args.seed)
         config = make_config(self.tokenizer)
@@ -88,40 +109,63 @@ class Trainer:
         matrices, rest = split_parameters(self.model)
         self.muon = Muon(matrices, args.muon_lr, decay=0.01)
         self.adam = torch.optim.AdamW(rest, args.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
-        self.average = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        self.curriculum = Curriculum()
         self.seen = self.step = self.resumed = 0
-        self.seconds = 0.0
-        self.path = args.run / "checkpoint.pt"
-        if self.path.exists():
-            self.load()
+        self.warm_from = 0
+        self.average: dict[str, Tensor] = {}
+        self.load()
 
     def load(self) -> None:
-        """Restore the last checkpoint."""
-        state: dict[str, Any] = torch.load(self.path, map_location=self.args.device)
-        self.model.load_state_dict(state["model"])
-        self.muon.load_state_dict(state["muon"])
-        self.adam.load_state_dict(state["adam"])
-        self.average, self.seen, self.step = state["average"], state["seen"], state["step"]
-        self.resumed, self.seconds = state["resumed"] + 1, state.get("seconds", 0.0)
+        """Restore the newest valid checkpoint, or start from the weights in the package."""
+        with self.state.newest() as file:
+            if file is not None:
+                state: dict[str, Any] = torch.load(file, map_location=self.args.device)
+                self._restore(state)
+            else:
+                self._begin()
+        self.state.note("start", tokens=self.seen, step=self.step, resumed=self.resumed, pid=os.getpid(),
+                        options=self.options())  # fmt: skip
+
+    def options(self) -> dict[str, Any]:
+        """The options of this run, for the log."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self.args).items()}
+
+    def _begin(self) -> None:
+        weights = self.args.asset / "model.safetensors"
+        if weights.exists() and not self.args.fresh:
+            with safe_open(weights, "pt") as file:
+                self._set({name: file.get_tensor(name).float() for name in file.keys()})  # noqa: SIM118
+                self.seen = self.warm_from = int(file.metadata()["tokens"])
+        self.average = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._set(state["model"])
+        self.average = {name: value.float() for name, value in state["average"].items()}
+        self.seen, self.step, self.resumed = state["seen"], state["step"], state["resumed"] + 1
+        if "muon" in state:
+            self.muon.load_state_dict(state["muon"])
+            self.adam.load_state_dict(state["adam"])
+            self.warm_from = state["warm_from"]
+        else:
+            self.warm_from = self.seen
+        self.curriculum.load(state["curriculum"])
 
     def save(self) -> None:
-        """Write a checkpoint, and the averaged weights next to it."""
-        state = {"model": self.model.state_dict(), "muon": self.muon.state_dict(), "adam": self.adam.state_dict(),
-                 "average": self.average, "seen": self.seen, "step": self.step, "resumed": self.resumed,
-                 "seconds": self.seconds}  # fmt: skip
-        self.args.run.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.path)
+        """Write a checkpoint."""
+        state = {"model": dict(self.model.named_parameters()), "muon": self.muon.state_dict(),
+                 "adam": self.adam.state_dict(), "average": self.average, "seen": self.seen, "step": self.step,
+                 "resumed": self.resumed, "warm_from": self.warm_from,
+                 "curriculum": self.curriculum.dump()}  # fmt: skip
+        self.state.save(self.seen, lambda file: torch.save(state, file))
 
     def update(self, batch: Batch, factor: float) -> Tensor:
-        """One optimizer step at a learning-rate factor; returns the assistant tokens' mean loss, on the device."""
+        """One optimizer step at a learning-rate factor; returns the answers' mean loss, on the device."""
         args = self.args
         for optimizer, base in ((self.muon, args.muon_lr), (self.adam, args.adam_lr)):
             for group in optimizer.param_groups:
                 group["lr"] = base * factor
-        with torch.autocast(args.device.split(":")[0], torch.bfloat16):
-            loss, answers = loss_of(self.trunk, self.model.lm_head, batch, args.device)
+        with autocast(args.device):
+            loss, answers, hits = loss_of(self.trunk, self.model.lm_head, batch, args.device)
         loss.backward()
         nn.utils.clip_grad_norm_(self.adam.param_groups[0]["params"], 1.0)
         self.muon.step()
@@ -129,81 +173,132 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         self.step += 1
         self.seen += batch.size
-        keep = min(0.98, 1 - 1 / (1 + self.step / 10)) if factor >= 1 else 0.9 * min(1.0, factor + 0.5)
+        for (kind, level), right in zip(batch.sources, answer_hits(hits.cpu(), batch.weights[:, 1:] == 1.0), strict=True):
+            self.curriculum.count(kind, level, right)
+        keep = min(args.average, 1 - 1 / (1 + self.step / 10)) if factor >= 1 else 0.9 * min(1.0, factor + 0.5)
         for name, value in self.model.named_parameters():
             self.average[name].lerp_(value.detach(), 1 - keep)
         return answers
 
     @torch.no_grad()
-    def check(self, count: int = 96) -> str:
-        """The share of held-out answers whose every token is the likeliest one, given the right tokens before it.
+    def check(self) -> dict[str, float]:
+        """By kind and column, the share of validation answers whose every token is the likeliest one.
 
-        Of the averaged weights. Quick to compute and close to what a greedy answer would get, where only one answer
-        is right; the card's figures come from ``evaluate``.
+        Each token is given the right tokens before it, and the weights are the averaged ones. It is quick to compute
+        and close to what a greedy answer gets where only one answer is right; the card's figures come from
+        ``evaluate``.
         """
-        shares = []
+        shares = {}
         current = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         self._set(self.average)
-        for kind in KINDS:
-            right = answers = 0
-            rows = [encode(case, self.tokenizer, 0.0) for case in held_out(kind, count, templates=False, seed=1)]
-            for first in range(0, count, 16):
+        for (column, kind), cases in validation().items():
+            right: list[bool] = []
+            rows = [encode(case, self.tokenizer, 0.0) for case in cases]
+            rows.sort(key=lambda row: len(row.tokens))
+            for first in range(0, len(rows), 16):
                 batch = collate(rows[first : first + 16])
-                tokens, asked = batch.tokens.to(self.args.device), batch.weights[:, 1:] > 0
-                with torch.autocast(self.args.device.split(":")[0], torch.bfloat16):
-                    likeliest = self.model(input_ids=tokens[:, :-1]).logits.argmax(-1)
-                hits = (likeliest == tokens[:, 1:]).cpu()
-                for row in range(len(hits)):
-                    spans = _spans(asked[row].tolist())
-                    answers += len(spans)
-                    right += sum(bool(hits[row, start:end].all()) for start, end in spans)
-            shares.append(f"{kind} {100 * right / answers:.1f} %")
+                with autocast(self.args.device):
+                    _, _, hits = loss_of(self.model.model, self.model.lm_head, batch, self.args.device)
+                right += [hit for row in answer_hits(hits.cpu(), batch.weights[:, 1:] > 0) for hit in row]
+            shares[f"{column} {kind}"] = round(sum(right) / len(right), 3)
         self._set(current)
-        return ", ".join(shares)
+        return shares
 
+    @torch.no_grad()
     def _set(self, weights: dict[str, Tensor]) -> None:
         for name, value in self.model.named_parameters():
             value.copy_(weights[name])
 
+    def rate(self, first: int) -> float:
+        """The learning-rate factor; ``first`` is the count of tokens at which this process began."""
+        factor = min(1.0, (self.seen - self.warm_from + 1) / self.args.warmup)
+        decay = self.args.decay_tokens
+        return factor if decay is None else factor * max(0.0, 1.0 - (self.seen - first) / decay)
+
     def run(self) -> None:
-        """Train until the wanted number of tokens, with a progress line and regular checkpoints."""
-        args = self.args
+        """Train until the wanted number of tokens or a signal, with log lines and regular checkpoints."""
+        args, lock = self.args, ProcessLock(running_lock(), self.args.state)
         stream = Stream(args.asset / "tokenizer.json", args.seed + 1000 * self.resumed, args.batch, args.longest,
-                        args.prompt_weight, args.long_share, mixture(args.recall_share))  # fmt: skip
+                        args.prompt_weight, args.long_share, WEIGHTS, self.curriculum)  # fmt: skip
         source = stream.loader(args.workers)
-        began = saved = last = time.monotonic()
-        first, losses, factor = self.seen, list[Tensor](), 1.0
-        while self.seen < args.tokens and factor > 0:
-            factor = rate(self.seen, args.warmup, (time.monotonic() - began) / 60, args.decay_minutes)
-            losses.append(self.update(next(source), factor))
+        stopping = Signals()
+        lock.acquire()
+        saved = checked = time.monotonic()
+        meter, first, factor = Meter(self.seen), self.seen, 1.0
+        while self.seen < args.tokens and factor > 0 and not stopping.received:
+            if self.state.pause.exists():
+                self._wait(lock, stopping)
+                continue
+            factor = self.rate(first)
+            meter.losses.append(self.update(next(source), factor))
             now = time.monotonic()
-            self.seconds, last = self.seconds + now - last, now
             if self.step % args.report == 0:
-                mean, speed = float(torch.stack(losses).mean()), (self.seen - first) / (now - began)
-                line = f"step {self.step}  tokens {self.seen / 1e6:.2f}M  loss {mean:.4f}"
-                print(f"{line}  rate {factor:.2f}  {speed:.0f} tokens/s", flush=True)
-                losses = []
-            if self.step % args.check == 0:
-                print(f"held out: {self.check()}", flush=True)
+                self.state.note("progress", **meter.read(self.seen), step=self.step, rate=round(factor, 3),
+                                training=self.curriculum.shares(), levels=self.curriculum.levels)  # fmt: skip
+                meter = Meter(self.seen)
             if now - saved > args.save_seconds:
                 self.save()
                 saved = now
+            if now - checked > args.check_seconds:
+                self.state.note("check", tokens=self.seen, **self.check())
+                checked = time.monotonic()
         self.save()
+        lock.release()
+        self.state.note("stop", tokens=self.seen, step=self.step)
+
+    def _wait(self, lock: ProcessLock, stopping: Signals) -> None:
+        """Save, release the lock and wait until the pause file is gone or a signal arrives."""
+        self.save()
+        self.state.note("pause", tokens=self.seen)
+        lock.release()
+        while self.state.pause.exists() and not stopping.received:
+            time.sleep(_PAUSE_POLL_S)
+        lock.acquire(wait=True)
+        self.state.note("resume", tokens=self.seen)
+
+
+class Signals:
+    """SIGTERM and SIGINT ask for a checkpoint and the end, after the current step."""
+
+    def __init__(self) -> None:
+        self.received = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        self.received = True
+
+
+class Meter:
+    """Tokens, seconds and losses since it was made."""
+
+    def __init__(self, seen: int) -> None:
+        self.seen, self.wall, self.cpu = seen, time.monotonic(), time.process_time()
+        self.losses: list[Tensor] = []
+
+    def read(self, seen: int) -> dict[str, float]:
+        """Tokens seen, tokens per second of wall time and of processor time, mean loss of the answers' tokens."""
+        tokens = seen - self.seen
+        return {"tokens": seen, "per_s": round(tokens / (time.monotonic() - self.wall), 1),
+                "per_cpu_s": round(tokens / (time.process_time() - self.cpu), 1),
+                "loss": round(float(torch.stack(self.losses).mean()), 4)}  # fmt: skip
 
 
 def main() -> None:
-    """Train weft-tiny; run again with the same --run to resume."""
+    """Train weft-tiny; run again with the same --state to continue."""
     parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--run", type=Path, default=Path("runs/weft_tiny"), help="directory of the checkpoint")
-    parser.add_argument("--asset", type=Path, default=ASSET, help="directory with tokenizer.json")
-    parser.add_argument("--tokens", type=int, default=40_000_000, help="end after this many tokens at the latest")
-    parser.add_argument("--decay-minutes", type=float, help="let the rate fall to zero over this time, then end")
-    parser.add_argument("--warmup", type=int, default=150_000, help="tokens of warm-up")
-    parser.add_argument("--batch", type=int, default=3600, help="tokens per step")
-    parser.add_argument("--longest", type=int, default=400, help="longest single conversation in tokens")
-    parser.add_argument("--long-share", type=float, default=0.015, help="share of rows that join several conversations")
-    parser.add_argument("--prompt-weight", type=float, default=0.1, help="loss weight of tokens outside answers")
-    parser.add_argument("--recall-share", type=float, default=0.0, help="share of rows that are look-up tables")
+    parser.add_argument("--state", type=Path, default=default_directory(), help="directory of checkpoints and log")
+    parser.add_argument("--asset", type=Path, default=ASSET, help="directory with tokenizer.json and first weights")
+    parser.add_argument("--fresh", action="store_true", help="begin with random weights if there is no checkpoint")
+    parser.add_argument("--idle", action="store_true", help="use only processor time that no other process wants")
+    parser.add_argument("--tokens", type=int, default=1_000_000_000, help="end after this many tokens at the latest")
+    parser.add_argument("--decay-tokens", type=int, help="let the rate fall to zero over this many tokens, then end")
+    parser.add_argument("--warmup", type=int, default=300_000, help="tokens of warm-up")
+    parser.add_argument("--batch", type=int, default=8000, help="tokens per step")
+    parser.add_argument("--longest", type=int, default=450, help="longest single conversation in tokens")
+    parser.add_argument("--long-share", type=float, default=0.01, help="share of rows that join several conversations")
+    parser.add_argument("--prompt-weight", type=float, default=0.02, help="loss weight of tokens outside answers")
+    parser.add_argument("--average", type=float, default=0.99, help="share of the running average kept at a step")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=1)
@@ -212,9 +307,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")
-    parser.add_argument("--check", type=int, default=400, help="steps between checks on held-out cases")
-    parser.add_argument("--save-seconds", type=float, default=240.0)
+    parser.add_argument("--check-seconds", type=float, default=3600.0)
+    parser.add_argument("--save-seconds", type=float, default=900.0)
     args = parser.parse_args()
+    owner = ProcessLock(args.state / "trainer.lock", args.state)
+    try:
+        owner.acquire()
+    except BlockingIOError:
+        parser.error(f"another trainer uses {args.state}: stop it first, or give another --state")
+    if args.idle:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     torch.set_num_threads(args.threads)
     Trainer(args).run()
 
