@@ -13,16 +13,17 @@ import pytest
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from training.weft_tiny import facts, relations, toolbox, toolset, words
+from training.weft_tiny import cases, facts, relations, toolbox, toolset, words
 from training.weft_tiny.batches import Stream, encode
 from training.weft_tiny.data import KINDS, MAKERS, held_out, stream
 from training.weft_tiny.examples import Check, Example, calculate, mentions, parse_call, passes
 from training.weft_tiny.grammar import Draw, Phrases, Pool, is_held
-from training.weft_tiny.kinds import chat, copying, extract, lists, passage, story, tool
+from training.weft_tiny.kinds import chat, copying, extract, lists, opening, passage, story, tool
 from training.weft_tiny.render import TEMPLATE, compiled, render
 
 ASSET = Path(__file__).parents[2] / "weft" / "assets" / "weft-tiny"
-MODULES = (facts, chat, copying, extract, lists, passage, story, tool, toolbox, toolset)
+MODULES = (facts, chat, copying, extract, lists, opening, passage, story, tool, toolbox, toolset)
+FROZEN_LINES = json.loads((Path(cases.__file__).parent / "held_lines.json").read_text(encoding="utf-8"))
 
 
 def answers(example: Example) -> list[str]:
@@ -38,7 +39,7 @@ def answers(example: Example) -> list[str]:
 def groups() -> list[Phrases]:
     """Every phrase group of the generator."""
     found = [value for module in MODULES for value in vars(module).values() if isinstance(value, Phrases)]
-    found += [phrases for phrases, _ in chat.TALK] + [phrases for _, phrases in toolbox.PROBLEMS]
+    found += [phrases for phrases, _ in (*chat.TALK, *opening.TALK)] + [phrases for _, phrases in toolbox.PROBLEMS]
     found += [phrases for r in (*relations.PERSON, *relations.ITEM, *relations.EVENT) for phrases in (r.say, r.ask)]
     found += [family.ask for family in toolset.NAMED] + list(relations.COMPOUNDS.values())
     return found
@@ -102,9 +103,65 @@ def test_held_out_lines_never_appear_in_training() -> None:
         if message["role"] in ("system", "user")
     )  # fmt: skip
     # Lines with little text of their own would match by accident.
-    lines = [line for group in groups() for line in group.held if len(re.sub(r"\{\w+\}", "", line)) > 14]
-    assert len(lines) > 120
+    lines = [line for line in FROZEN_LINES if len(re.sub(r"\{\w+\}", "", line)) > 14]
+    assert len(lines) > 150
     assert [line for line in lines if pattern(line).search(corpus)] == []
+
+
+def test_frozen_held_out_lines_are_still_held_out() -> None:
+    held = {line for group in groups() for line in group.held}
+    held |= {line[1:] for lines in (facts.MADE_UP_SAY, facts.MADE_UP_ASK, toolbox._GET_ASK) for line in lines
+             if line.startswith("~")}  # fmt: skip
+    assert set(FROZEN_LINES) - held == set()
+
+
+def test_frozen_cases_have_the_agreed_size_and_values_that_training_rejects() -> None:
+    test, choosing = cases.read(cases.TEST), cases.read(cases.VALIDATION)
+    assert {key: len(group) for key, group in test.items()} == {
+        (column, kind): 300 if kind in ("opening", "raw") else 500
+        for column in cases.COLUMNS for kind in KINDS if (column, kind) != ("templates", "raw")
+    }  # fmt: skip
+    prompts = [{json.dumps(case.messages) for group in each.values() for case in group} for each in (test, choosing)]
+    shared = prompts[0] & prompts[1]
+    assert all(len(message) < 400 for message in shared)  # A greeting has no value that could tell two cases apart.
+    names = [str(case.checks[0].record["name"]) for column in cases.COLUMNS for case in test[column, "json"]
+             if case.checks[0].record and "name" in case.checks[0].record]  # fmt: skip
+    assert len(names) > 200
+    assert all(map(is_held, names))
+
+
+def test_frozen_cases_cannot_be_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "cases.xz"
+    cases.append(path, [("values", held_out("tool", 3, False))])
+    cases.append(path, [("values", held_out("raw", 2, False)), ("templates", held_out("tool", 1, True))])
+    assert cases.read(path)["values", "tool"] == held_out("tool", 3, False)
+    with pytest.raises(ValueError, match="frozen"):
+        cases.append(path, [("values", held_out("tool", 1, False))])
+
+
+def test_a_training_draw_never_has_the_form_of_a_held_out_line() -> None:
+    group = Phrases("(Name|Give) the {k}", "Say the {k}", "~Name the {k}")
+    drawn = {Draw(random.Random(seed)).phrase(group, k="b") for seed in range(80)}
+    assert "Give the b" in drawn
+    assert "Name the b" not in drawn
+
+
+def test_raw_text_has_no_template_and_is_all_target() -> None:
+    tokenizer = Tokenizer.from_file(str(ASSET / "tokenizer.json"))
+    example = next(stream(4, {"raw": 1.0}))
+    row = encode(example, tokenizer, 0.1)
+    whole = "".join(message["content"] for message in example.messages)
+    assert tokenizer.decode(row.tokens, skip_special_tokens=False) == whole + "<|endoftext|>"
+    assert set(row.weights) == {1.0}
+
+
+def test_levels_bound_the_facts_of_a_passage_and_the_items_of_a_list() -> None:
+    def longest(kind: str, level: int) -> int:
+        made = [MAKERS[kind](Draw(random.Random(seed), level=level)) for seed in range(40)]
+        return max(len(case.messages[-2]["content"]) for case in made if len(case.messages) == 2)
+
+    for kind in ("passage", "list", "json", "recall"):
+        assert longest(kind, 1) < longest(kind, 6)
 
 
 def test_draws_use_held_out_lines_only_if_asked() -> None:

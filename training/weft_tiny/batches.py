@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from training.weft_tiny.curriculum import Curriculum
 from training.weft_tiny.data import WEIGHTS, stream
 from training.weft_tiny.examples import Example
 from training.weft_tiny.render import render
@@ -20,30 +21,39 @@ _LEAST_POOL = 2000
 """Rows that are made before they are sorted by length."""
 _TYPICAL_ROW = 150
 """Tokens of a conversation, about."""
+_KEPT_TARGETS = 0.25
+"""Share of the targets outside answers that a batch keeps."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The tokens of one conversation and the weight of each as a target."""
+    """The tokens of one conversation, the weight of each as a target, and the kind and level they come from."""
 
     tokens: list[int]
     weights: list[float]
+    source: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows padded on the right; ``weights`` is zero wherever a token is not a target."""
+    """Rows padded on the right; ``weights`` is zero wherever a token is not a target.
+
+    ``tokens`` and ``weights`` are (rows, width); ``size`` counts tokens without padding.
+    """
 
     tokens: Tensor
     weights: Tensor
     size: int
+    sources: tuple[tuple[str, int], ...] = ()
 
 
 def encode(example: Example, tokenizer: Tokenizer, prompt_weight: float) -> Row:
     """Tokenize a conversation turn by turn; assistant turns weigh 1, the rest ``prompt_weight``."""
+    if example.kind == "raw":
+        return _raw(example, tokenizer)
     text = render(example.messages, example.tools)
     marker, end = "<|im_start|>assistant\n", "<|im_end|>"
-    row = Row([], [])
+    row = Row([], [], (example.kind, example.level))
     for index, piece in enumerate(text.split(marker)):
         answer, stop, after = piece.partition(end) if index else ("", "", piece)
         parts = [(answer + stop, 1.0), (after, prompt_weight)]
@@ -56,17 +66,36 @@ def encode(example: Example, tokenizer: Tokenizer, prompt_weight: float) -> Row:
     return row
 
 
+def _raw(example: Example, tokenizer: Tokenizer) -> Row:
+    """Text without the chat template; all of it is a target."""
+    text = "".join(message["content"] for message in example.messages)
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    tokens = [*tokens, tokenizer.token_to_id("<|endoftext|>")]
+    return Row(tokens, [1.0] * len(tokens), (example.kind, example.level))
+
+
 def joined(rows: list[Row]) -> Row:
-    """Several conversations as one long one."""
+    """Several conversations as one long one; it has no source, as it is harder than each of them."""
+    if len(rows) == 1:
+        return rows[0]
     return Row([t for row in rows for t in row.tokens], [w for row in rows for w in row.weights])
+
+
+def thinned(row: Row, rng: random.Random) -> Row:
+    """The row with a random quarter of its targets outside answers, at four times their weight.
+
+    The expected loss is the same, and the products with the embedding are a third of what they were.
+    """
+    weights = [w if w == 1.0 else (w / _KEPT_TARGETS if rng.random() < _KEPT_TARGETS else 0.0) for w in row.weights]
+    return Row(row.tokens, weights, row.source)
 
 
 def batches(
     tokenizer: Tokenizer, seed: int, size: int, longest: int = 512, prompt_weight: float = 0.1, long_share: float = 0.0,
-    weights: Mapping[str, float] = WEIGHTS,
+    weights: Mapping[str, float] = WEIGHTS, curriculum: Curriculum | None = None,
 ) -> Iterator[Batch]:  # fmt: skip
     """Batches of about ``size`` tokens, in random order; a share of the rows joins several conversations."""
-    source = stream(seed, weights)
+    source = stream(seed, weights, curriculum)
     rng = random.Random(seed)
     pool = max(_LEAST_POOL, 16 * size // _TYPICAL_ROW)
     while True:
@@ -75,7 +104,7 @@ def batches(
             count = rng.randint(3, 8) if rng.random() < long_share else 1
             row = joined([encode(next(source), tokenizer, prompt_weight) for _ in range(count)])
             if len(row.tokens) <= (longest if count == 1 else 4 * longest):
-                rows.append(row)
+                rows.append(thinned(row, rng))
         rows.sort(key=lambda row: len(row.tokens))
         groups: list[list[Row]] = [[]]
         for row in rows:
@@ -96,7 +125,7 @@ def collate(rows: list[Row]) -> Batch:
     for index, row in enumerate(rows):
         tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
         weights[index, : len(row.tokens)] = torch.tensor(row.weights)
-    return Batch(tokens, weights, sum(len(row.tokens) for row in rows))
+    return Batch(tokens, weights, sum(len(row.tokens) for row in rows), tuple(row.source for row in rows))
 
 
 @dataclass
@@ -110,12 +139,14 @@ class Stream(IterableDataset[Batch]):
     prompt_weight: float = 0.1
     long_share: float = 0.0
     shares: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
+    curriculum: Curriculum | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         seed = self.seed if worker is None else self.seed + 1_000_003 * worker.id
         tokenizer = Tokenizer.from_file(str(self.tokenizer))
-        return batches(tokenizer, seed, self.size, self.longest, self.prompt_weight, self.long_share, self.shares)
+        return batches(tokenizer, seed, self.size, self.longest, self.prompt_weight, self.long_share, self.shares,
+                       self.curriculum)  # fmt: skip
 
     def loader(self, workers: int) -> Iterator[Batch]:
         """Batches without end; without workers they are made by this process, between steps."""

@@ -1,7 +1,8 @@
 """The frozen cases: test cases for the card, validation cases for choices made while training.
 
-They were written once by the generator of that time and stay as they are when the generator changes. Validation cases
-are not in the test set, and neither has a value or a held-out phrasing that training uses.
+They were written once by the generator of that time and stay as they are when the generator changes: `append` adds
+cases of a new kind and changes no others. Validation cases are not in the test set, and neither has an open value
+or a held-out phrasing that training uses.
 """
 
 from __future__ import annotations
@@ -36,10 +37,20 @@ def _check(values: dict[str, Any]) -> Check:
     return Check(**{name: tuple(value) if name in tuples else value for name, value in values.items()})
 
 
-def write(path: Path, cases: Iterable[tuple[str, Sequence[Example]]]) -> None:
-    """Write cases, given by column, as compressed JSON lines."""
-    lines = [json.dumps(_row(column, case), ensure_ascii=False) for column, group in cases for case in group]
-    path.write_bytes(lzma.compress(("\n".join(lines) + "\n").encode(), preset=9 | lzma.PRESET_EXTREME))
+def append(path: Path, cases: Iterable[tuple[str, Sequence[Example]]]) -> None:
+    """Append cases of new kinds, given by column, to a file of compressed JSON lines.
+
+    Raises:
+        ValueError: the file has cases of such a kind and column already.
+    """
+    kept = lzma.decompress(path.read_bytes()).decode() if path.exists() else ""
+    frozen = read(path) if kept else {}
+    rows = [(column, case) for column, group in cases for case in group]
+    if taken := {(column, case.kind) for column, case in rows} & set(frozen):
+        raise ValueError(f"cases are frozen and cannot be added to: {sorted(taken)}")
+    lines = [json.dumps(_row(column, case), ensure_ascii=False) + "\n" for column, case in rows]
+    path.write_bytes(lzma.compress((kept + "".join(lines)).encode(), preset=9 | lzma.PRESET_EXTREME))
+    read.cache_clear()
 
 
 @cache

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.weft_tiny.grammar import TOP
+
 Message = dict[str, Any]
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -45,6 +47,7 @@ class Example:
     messages: list[Message]
     checks: list[Check]
     tools: list[dict[str, Any]] = field(default_factory=list)
+    level: int = TOP
 
 
 def user(content: str) -> Message:

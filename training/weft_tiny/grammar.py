@@ -15,6 +15,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+TOP = 6
+"""The hardest level of examples."""
+
 _ALTERNATION = re.compile(r"\(([^()|]*(?:\|[^()|]*)+)\)")
 _SLOT = re.compile(r"\{(\w+)\}")
 _DROPPED = re.compile(r"(?<=[\w,] )(?:the|a|an|is|of|me|for|to|this|these|does|do|all|my|please) (?=[\w{])")
@@ -50,6 +53,17 @@ def is_held(value: str) -> bool:
     return hashlib.sha256(value.lower().encode()).digest()[0] % 5 == 0
 
 
+def _form(line: str) -> re.Pattern[str]:
+    """What all texts of a line look like: alternations open, slots filled with anything."""
+    shape = ""
+    for part in re.split(r"(\([^()]*\|[^()]*\)|\{\w+\})", line):
+        if part.startswith("(") and "|" in part:
+            shape += "(?:" + "|".join(map(re.escape, part[1:-1].split("|"))) + ")"
+        else:
+            shape += ".*" if part.startswith("{") else re.escape(part)
+    return re.compile(shape, re.DOTALL)
+
+
 class Phrases:
     """A group of interchangeable phrasings, split into trained and held-out lines."""
 
@@ -58,6 +72,15 @@ class Phrases:
         self.held = tuple(line[1:] for line in lines if line.startswith("~"))
         if not self.train:
             raise ValueError("a phrase group needs at least one trained line")
+        self._forms = tuple(_form(line) for line in self.held)
+
+    def also(self, *lines: str) -> Phrases:
+        """The group with further trained lines."""
+        return Phrases(*self.train, *lines, *(f"~{line}" for line in self.held))
+
+    def is_held(self, text: str) -> bool:
+        """Whether the text has the form of a held-out line."""
+        return any(form.fullmatch(text) for form in self._forms)
 
 
 @dataclass(frozen=True)
@@ -72,12 +95,16 @@ class Pool:
 class Draw:
     """Random choices for one example.
 
-    ``held_values`` draws every value of an open list from its held-out fifth, ``held_templates`` uses held-out
-    lines of every phrase group that has some. Training uses neither.
+    ``level``, from 1 to `TOP`, says how hard the example may be; a kind decides what that means. ``held_values``
+    draws every value of an open list from its held-out fifth, ``held_templates`` uses held-out lines of every phrase
+    group that has some. Training uses neither.
     """
 
-    def __init__(self, rng: random.Random, held_values: bool = False, held_templates: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, held_values: bool = False, held_templates: bool = False, level: int = TOP
+    ) -> None:
         self.rng = rng
+        self.level = level
         self.held_values = held_values
         self.held_templates = held_templates
 
@@ -129,12 +156,16 @@ class Draw:
 
     def phrase(self, group: Phrases, **slots: object) -> str:
         """One line of the group with its alternations resolved and its slots filled."""
-        lines = group.held if self.held_templates and group.held else group.train
-        return self.fill(self.vary(self.pick(lines)), **slots)
+        if self.held_templates:
+            return self.fill(self.pick(group.held or group.train), **slots)
+        while True:
+            line = self.fill(self.vary(self.pick(group.train)))
+            if not group.is_held(line):
+                return self.fill(line, **slots)
 
     def vary(self, line: str) -> str:
         """Now and then a line with small words missing or a word replaced, so that no wording is relied upon."""
-        if self.held_templates or self.chance(0.75):
+        if self.chance(0.65):
             return line
         if self.chance(0.4):
             return _DROPPED.sub(lambda match: "" if self.chance(0.5) else match[0], line)
@@ -150,7 +181,7 @@ class Draw:
             if resolved == line:
                 break
             line = resolved
-        return _SLOT.sub(lambda match: str(slots[match[1]]), line)
+        return _SLOT.sub(lambda match: str(slots[match[1]]), line) if slots else line
 
 
 def join(words: Sequence[str], last: str = " and ") -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from training.weft_tiny import words
+from training.weft_tiny import wordings, words
 from training.weft_tiny.grammar import Draw, Phrases, Pool
 
 Sample = Callable[[Draw], str | int]
@@ -37,8 +37,20 @@ def one_of(options: tuple[str, ...]) -> Sample:
     return lambda draw: draw.pick(options)
 
 
+def _widened(subject: str, relations: tuple[Relation, ...]) -> tuple[Relation, ...]:
+    """The relations with their further wordings."""
+    return tuple(
+        replace(
+            relation,
+            say=relation.say.also(*wordings.SAY[subject, relation.keys[0]]),
+            ask=relation.ask.also(*wordings.ASK[subject, relation.keys[0]]),
+        )
+        for relation in relations
+    )
+
+
 # fmt: off
-PERSON = (
+PERSON = _widened("person", (
     Relation(
         ("city", "town", "home", "residence"),
         drawn_from(words.CITIES),
@@ -177,9 +189,9 @@ PERSON = (
         ),
         "The color of {s} is {v}.",
     ),
-)
+))
 
-ITEM = (
+ITEM = _widened("item", (
     Relation(
         ("price", "cost"),
         within(2, 999),
@@ -264,9 +276,9 @@ ITEM = (
         ),
         "The {s} is in {v}.",
     ),
-)
+))
 
-EVENT = (
+EVENT = _widened("event", (
     Relation(
         ("day", "weekday"),
         one_of(words.DAYS),
@@ -321,7 +333,7 @@ EVENT = (
         ),
         "There are {v} guests at the {s}.",
     ),
-)
+))
 
 # One sentence for several facts on one subject.
 COMPOUNDS: dict[tuple[str, ...], Phrases] = {

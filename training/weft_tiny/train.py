@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from training.weft_tiny.batches import Batch, Stream, collate, encode
 from training.weft_tiny.cases import validation
 from training.weft_tiny.curriculum import Curriculum
-from training.weft_tiny.data import WEIGHTS
+from training.weft_tiny.data import FREE, WEIGHTS
 from training.weft_tiny.optim import Muon, split_parameters
 from training.weft_tiny.state import ProcessLock, RunState, default_directory, running_lock
 from training.weft_tiny.tokenizer import CONTEXT, END_OF_TEXT, IM_END
@@ -173,8 +173,9 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         self.step += 1
         self.seen += batch.size
-        for (kind, level), right in zip(batch.sources, answer_hits(hits.cpu(), batch.weights[:, 1:] == 1.0), strict=True):
-            self.curriculum.count(kind, level, right)
+        right = answer_hits(hits.cpu(), batch.weights[:, 1:] == 1.0)
+        for (kind, level), answers_right in zip(batch.sources, right, strict=True):
+            self.curriculum.count(kind, level, answers_right)
         keep = min(args.average, 1 - 1 / (1 + self.step / 10)) if factor >= 1 else 0.9 * min(1.0, factor + 0.5)
         for name, value in self.model.named_parameters():
             self.average[name].lerp_(value.detach(), 1 - keep)
@@ -182,9 +183,9 @@ class Trainer:
 
     @torch.no_grad()
     def check(self) -> dict[str, float]:
-        """By kind and column, the share of validation answers whose every token is the likeliest one.
+        """By column and kind, the share of validation answers whose every token is the likeliest one.
 
-        Each token is given the right tokens before it, and the weights are the averaged ones. It is quick to compute
+        Stories and raw text have no single right answer: there it is the share of such tokens. Each token is given the right tokens before it, and the weights are the averaged ones. It is quick to compute
         and close to what a greedy answer gets where only one answer is right; the card's figures come from
         ``evaluate``.
         """
@@ -193,13 +194,17 @@ class Trainer:
         self._set(self.average)
         for (column, kind), cases in validation().items():
             right: list[bool] = []
-            rows = [encode(case, self.tokenizer, 0.0) for case in cases]
+            rows = [encode(case, self.tokenizer, 0.0) for case in cases[: self.args.check_cases]]
             rows.sort(key=lambda row: len(row.tokens))
             for first in range(0, len(rows), 16):
                 batch = collate(rows[first : first + 16])
                 with autocast(self.args.device):
                     _, _, hits = loss_of(self.model.model, self.model.lm_head, batch, self.args.device)
-                right += [hit for row in answer_hits(hits.cpu(), batch.weights[:, 1:] > 0) for hit in row]
+                targets = batch.weights[:, 1:] > 0
+                if kind in FREE:
+                    right += hits.cpu()[targets].tolist()
+                else:
+                    right += [hit for row in answer_hits(hits.cpu(), targets) for hit in row]
             shares[f"{column} {kind}"] = round(sum(right) / len(right), 3)
         self._set(current)
         return shares
@@ -307,6 +312,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")
+    parser.add_argument("--check-cases", type=int, default=50, help="cases of a check, by kind and column")
     parser.add_argument("--check-seconds", type=float, default=3600.0)
     parser.add_argument("--save-seconds", type=float, default=900.0)
     args = parser.parse_args()

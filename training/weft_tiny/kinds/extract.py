@@ -10,6 +10,24 @@ from training.weft_tiny.grammar import Draw, Phrases, join
 from training.weft_tiny.kinds.passage import FILLER
 
 ASK = Phrases(
+    "(Extract|Get|Take|Read|Pick|Collect) {k} (from|out of) (this|the) (text|note|message|line|sentence): {p}",
+    "(Extract|Get|Take|Read|Pick) {k} (from|out of) (this|the) (text|note|message) (below|here) (as|in) JSON.\n\n{p}",
+    "{p}\n\n(Now |Then |)(give|write|return|print|show) (me |)(a |)JSON (object|record) (with|of|for) {k}.",
+    "{p}\n(JSON|As JSON|In JSON|JSON please), (with|keys|fields): {k}", "{p}\n\n{k}?\nJSON only.", "{p} {k}. JSON.",
+    "{p}\n{k}",
+    "(Make|Build|Form) (a |one |)JSON (object|record) (from|out of) (this|the) text: {p} (Keys|Fields|Use): {k}.",
+    "(Parse|Read|Scan) this and (give|return|output) JSON ({k}): {p}", "JSON: {k}\n\n{p}", "keys = {k}\ntext = {p}",
+    "(Which|What) {k} does this (text|note|sentence) (have|give|state)? (Write|Answer in|Use) JSON. {p}",
+    "{k} from: {p}", "(I want|I need|Please send|Send) {k} as (a |)JSON (object |record |): {p}",
+    "Task: JSON with {k}.\nText: {p}",
+    "Transform (the|this) (text|note) into (a |)JSON (object|record) (with|that holds) {k}. {p}", "{p} => {k} as JSON",
+    "(Structure|Format|Encode|Rewrite) (this|the text) as JSON with (the |)(keys|fields) {k}:\n{p}",
+    "Form with {k}.\n{p}", "The (text|note) is: {p}\n\nThe (keys|fields) are: {k}\n\n(Give|Write|Return) the JSON.",
+    "Object with {k}, please.\n\n{p}", "(Only|Just) {k}, as JSON: {p}", "Data: {p}\nWanted: {k}",
+    "{p}\nWanted in JSON: {k}", "Record of {k} for: {p}",
+    "(Can|Could) you (extract|find|give me) {k} (as|in) JSON? {p}",
+    "{p}\n(Can|Could) you put {k} (of this |)into JSON?",
+    "(Look for|Search for|Spot) {k} in the (text|note), then answer in JSON. {p}", "Map this to JSON ({k}): {p}",
     "Extract the {k} as JSON: {p}", "Extract {k} as JSON.\n\n{p}", "{p}\n\nExtract {k} as JSON.",
     "{p}\nGive me a JSON object with (the keys |){k}.", "Turn this (text |sentence |)into JSON with {k}: {p}",
     "From the text below, extract {k}. Answer in JSON.\n\n{p}", "Text: {p}\nKeys: {k}\nJSON:",
@@ -29,6 +47,10 @@ ASK = Phrases(
     "~Fill in a JSON object. Fields: {k}. Source: {p}", "~Please parse the following note and output {k} as JSON.\n{p}",
 )  # fmt: skip
 SYSTEM = Phrases(
+    "(Write|Produce|Return) (only |)JSON.", "You answer in JSON.", "Your output is JSON.",
+    "Be a tool that writes JSON.", "JSON only.", "You are a helpful assistant.",
+    "You (read|take) a text and return (a record|JSON|an object).", "No words besides JSON, please.",
+    "The answer is always one JSON object.", "You extract (facts|data|records) from (notes|texts).",
     "You extract data as JSON.", "Reply only with JSON.", "You turn text into JSON objects.",
     "You are a data extraction tool.", "Answer with a JSON object and nothing else.",
     "~All of your output must be JSON.", "~You are a parser that returns JSON.",
@@ -47,7 +69,7 @@ def list_keys(draw: Draw, keys: list[str]) -> str:
 
 def make(draw: Draw) -> Example:
     """A record of one to four values, asked for in some order; the text may state more than is asked."""
-    subject_key, pool, relations = pick_relations(draw, draw.rng.choice((1, 2, 2, 2, 3, 3, 4)))
+    subject_key, pool, relations = pick_relations(draw, draw.rng.randint(1, min(draw.level, 5)))
     subject = draw.value(pool)
     facts = [Fact(relation, subject, relation.sample(draw)) for relation in relations]
     fields: list[tuple[str, str | int]] = [(draw.pick(fact.relation.keys), _value(fact)) for fact in facts]

@@ -7,6 +7,13 @@ from training.weft_tiny.examples import Check, Example, assistant, user
 from training.weft_tiny.grammar import Draw, Phrases, join
 
 SHOW = Phrases(
+    "(Can|Could) you (summarize|sum up) (this|the) list(?| for me?)\n{l}", "(Describe|Recap) (this|the) list: {i}",
+    "{i} - (summary|sum it up|summarize).", "Summary\n{l}",
+    "(This|Here) is what I (have|need|bought): {i}. (Sum it up.|Summarize.|Summary?)",
+    "{l}\n(Summary|Recap|Overview), please.", "Overview of: {i}", "(What do I have here|What is all this)?\n{l}",
+    "(Read|Take|See) this list: {i}. (Then|Now) sum it up.", "{l}\n\nTell me what is on it.",
+    "Report on this list: {i}", "I need a (short |)summary. {i}", "(Put|Say) this list in (short|a sentence): {i}",
+    "(Stock|Shopping|Basket|Bill): {i}. Summary.", "To sum up:\n{l}",
     "(Summarize|Summarise|Sum up) this list:\n{l}", "{l}\n\n(Summarize|Summarise|Sum up) the list.",
     "List: {i}\nSummary:",
     "Give me a summary of these (items|things|goods): {i}", "Here is (my|a|the) list: {i}. (Summarize|Sum up) it.",
@@ -17,6 +24,10 @@ SHOW = Phrases(
     "~Tell me in short what this list says: {i}", "~I have these on my list:\n{l}\nDescribe it in short.",
 )  # fmt: skip
 ASK_COUNT = Phrases(
+    "How many things are (there|on it|in it)?", "What is the count?", "The number of items?",
+    "(Say|Give me) the number of (items|things).", "How many lines does it have?", "How many do I have?",
+    "How many are listed?", "Can you count (the items|them)?", "Count (them|the things|the goods).",
+    "How many different items are there?",
     "How many items are (there|on the list)?", "Count the items.", "How many things are listed?",
     "How long is the list?",
     "What is the number of items?", "How many goods are there?", "How many items?",
@@ -24,6 +35,10 @@ ASK_COUNT = Phrases(
     "~Give the count of items.",
 )  # fmt: skip
 ASK_MOST = Phrases(
+    "(Which|What) (item|thing) is the dearest?", "(Tell me|Say) the most expensive (item|thing|one).",
+    "What has the highest price?", "Which (item|thing) has the highest price?", "(Which|What) is (the |)priciest?",
+    "What is the costliest item?", "The dearest?", "Which one is dearest?", "Which (thing|one) costs most?",
+    "Highest price?", "Look for the (highest|top) price.", "Which (item|one) would cost me the most?",
     "(Which|What) is the most expensive (item|one)?", "(Which|What) item costs the most?", "What is the dearest item?",
     "Which one has the highest price?", "Name the most expensive item.",
     "What costs the most?", "The most expensive one?", "Which of these is the most expensive?",
@@ -31,23 +46,39 @@ ASK_MOST = Phrases(
     "~Tell me the item with the highest price.",
 )  # fmt: skip
 ASK_LEAST = Phrases(
+    "(Which|What) (item|thing) is the cheapest?", "(Tell me|Say) the cheapest (item|thing|one).",
+    "What has the lowest price?", "Which (item|thing) has the lowest price?", "(Which|What) is cheapest?",
+    "What is the least expensive item?", "The cheapest?", "Which one is cheapest?", "Which (thing|one) costs least?",
+    "Lowest price?", "Look for the (lowest|smallest) price.", "Which (item|one) would cost me the least?",
     "(Which|What) is the cheapest (item|one)?", "(Which|What) item costs the least?", "Which one has the lowest price?",
     "Name the cheapest item.", "What costs the least?", "The cheapest one?", "Which of these is the cheapest?",
     "Where is the price the lowest?", "Find the cheapest item.", "~For which item do I pay the least?",
     "~Tell me the item with the lowest price.",
 )  # fmt: skip
 ASK_NAMES = Phrases(
+    "(Which|What) (things|goods) are there?", "What is (there|on it|listed)?", "Names only.",
+    "(Give|Show|Tell) me all (names|things|items).", "What items do I have?", "Read out the (names|items).",
+    "Without prices, what is listed?", "Only the names of the items.", "Which items are (there|these)?",
+    "Say what is listed.", "Drop the prices.", "What are (the items|these)?", "(Write|Put) down the names.",
+    "All the names, please.",
     "Name all (the |)items.", "(Which|What) items are on the list?", "List the names only.", "Join the names.",
     "Give me (only |)the names.", "Just the names, please.", "What did I list?", "Tell me all items.",
     "Which goods are there?", "Say the names.", "~What are the items called?",
     "~Leave out the prices and tell me the items.",
 )  # fmt: skip
 ASK_PRICE = Phrases(
+    "{n}?", "The {n}?", "What about the {n}?", "What is the {n}?", "The {n} is how much?", "How much for the {n}?",
+    "(Give|Show) me the price of the {n}.", "What would the {n} cost?", "What do they want for the {n}?",
+    "And how much is the {n}?", "I want the {n}. What does it cost?", "Cost of the {n}?", "Find the price of the {n}.",
     "How much is the {n}?", "What does the {n} cost?", "What is the price of the {n}?", "How much does the {n} cost?",
     "And the {n}?", "Price of the {n}?", "Tell me the price of the {n}.", "How many dollars is the {n}?",
     "~What must I pay for the {n}?", "~At what price is the {n}?",
 )  # fmt: skip
 QUESTION = Phrases(
+    "(This|Here) is what I have: {i}. {q}", "{l}\n\n(Question|Now|So|Q): {q}",
+    "(Stock|Basket|Bill|Offer|Menu): {i}. {q}", "{q} (It is about|Look at|See): {i}", "{q}\n\n{l}",
+    "(Read|Take|See|Check) this list.\n{l}\n{q}", "{i} {q}", "{i}\n\n{q}", "{q}\nList: {i}",
+    "(On|In) my list: {i}. {q}", "{l}\n---\n{q}", "(Please answer|Answer): {q}\n{l}",
     "{l}\n\n{q}", "Here is (my|a|the) list:\n{l}\n{q}", "{q}\n{l}", "List: {i}\n{q}", "{q} {i}", "Items: {i}. {q}",
     "Prices:\n{l}\n\n{q}", "Shop: {i}. {q}", "I have a list. {i}. {q}", "{l}\n{q}", "Goods: {i}\n\nQuestion: {q}",
     "From this list: {i}. {q}", "~Look at these: {i}. {q}", "~My shopping list:\n{l}\n\nNow, {q}",
@@ -56,9 +87,9 @@ QUESTION = Phrases(
 
 def make(draw: Draw) -> Example:
     """A priced list with a summary or with one to three questions."""
-    count = draw.rng.choice((2, 3, 3, 3, 3, 4))
+    count = draw.rng.randint(2, draw.level + 1)
     names = draw.values(words.GOODS, count)
-    top = draw.pick((9, 9, 80, 99, 500))
+    top = draw.pick((9, 80, 99, 500)[: draw.level])
     prices: list[int] = []
     while len(prices) < count:
         price = draw.number(1, top)

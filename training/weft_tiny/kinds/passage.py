@@ -14,6 +14,19 @@ FILLER = (
     "That is all for now.", "Here are some notes.", "The report is short.",
 )  # fmt: skip
 ASK = Phrases(
+    "(Read|See|Study|Take|Consider) (this|the) (text|note|message|report): {p}\n(Then |Now |)answer: {q}",
+    "{p}\n\n{q} (Answer from the text.|Use the text.|It is in the text.)",
+    "(Use|With|From|In) (this|the) (text|note|passage) (below|here), (answer|tell me): {q}\n\n{p}", "{q}\n{p}",
+    "{p} Now: {q}", "{p} So, {q}", "(Article|Report|Letter|Message|Facts|Data|Info|Information|Extract): {p}\n{q}",
+    "(Facts|Info|Data):\n{p}\n\n{q}", "Question: {q}\n\nContext: {p}",
+    "I (got|have|found) (this|a) (note|text|message): {p} (My question|Question): {q}",
+    "{q} (This is what I know|Here is the text|The text says): {p}",
+    "(Answer|Solve) (this|the question) (with|from) (the text|what follows). {q}\n{p}", "Q: {q}\nText: {p}\nA:",
+    "text: {p}\nquestion: {q}\nanswer:", "(Find|Search|Look for) the answer in (this|the) (text|note). {q}\n\n{p}",
+    "{p}\n---\n{q}", "{p}\n\n(Based on this|From this|With that): {q}", "(Here are|These are) some facts. {p} {q}",
+    "(Listen|Attention|Okay): {p} {q}", "{p} (Can you tell me|Do you know|Tell me|Say): {q}",
+    "(First read|Read) this. {p}\n(Then answer this|Now answer|Answer): {q}", "What follows is a text.\n{p}\n\n{q}",
+    "The question {q} is about this text: {p}",
     "{p}\n\n{q}", "{p}\n{q}", "{p} {q}", "Passage: {p}\nQuestion: {q}", "Text: {p}\n\nQuestion: {q}", "{q}\n\n{p}",
     "Read (this|the) (text|passage) and answer the question.\n\n{p}\n\n{q}", "Context: {p}\nQ: {q}", "{q}\n\nText: {p}",
     "Here is a (text|passage|note): {p}\n{q}", "(Read|Look at) this: {p}\n\nNow tell me: {q}",
@@ -27,24 +40,42 @@ ASK = Phrases(
     "~According to what is written here, {q}\n{p}",
 )  # fmt: skip
 BRIEF = Phrases(
+    "Answer with (the|one) word.", "One word.", "In one word.", "No full sentence.", "Only the (name|word|value).",
+    "Be brief.", "Short.", "Just say it.", "(Be short|Keep it short|Make it short).", "The answer alone.",
+    "Nothing but the answer.", "Answer in (one|two) words.", "Just the (answer|value|word), please.",
     "Answer (with one word|briefly|in a word or two).", "Give only the answer.", "Short answer please.",
     "Reply with just the answer.", "Only the answer, no sentence.",
     "~Keep the answer as short as possible.", "~Just the answer itself.",
 )  # fmt: skip
 SYSTEM = Phrases(
+    "You read texts and answer questions.", "Read, then answer.", "You are an assistant that reads.",
+    "Answer (well|truthfully) from the text.", "The answer is always in the text.", "(Stick|Keep) to the text.",
+    "You find answers in texts.", "You help with questions.", "Do not make things up.",
+    "Answer questions (on|about) what the user sends.",
     "You answer questions about texts.", "Answer the question from the passage.", "You are a careful reader.",
     "Use only the given text.", "You are a helpful assistant.",
     "~Your task is to read and to answer.", "~Answer what is asked, from what is given.",
 )  # fmt: skip
 
 
+_FACTS = (1, 2, 3, 4, 6, 9)
+"""The most facts of a passage, by level."""
+
+
+def _shape(draw: Draw) -> tuple[int, int]:
+    """How many relations of how many subjects a passage of the draw's level states."""
+    most = _FACTS[draw.level - 1]
+    while True:
+        relations, subjects = draw.rng.randint(1, 3), draw.rng.randint(1, 4)
+        if most // 2 < relations * subjects <= most:
+            return relations, subjects
+
+
 def make(draw: Draw) -> Example:
     """A passage of several facts, with one to three questions in turn."""
-    key, pool, relations = pick_relations(draw, draw.rng.choice((1, 1, 2, 2, 3)))
-    count = draw.pick((1, 2, 2, 2, 3, 4) if len(relations) > 1 else (2, 2, 3, 3, 4))
+    width, count = _shape(draw)
+    key, pool, relations = pick_relations(draw, width)
     subjects = draw.values(pool, count)
-    if len(subjects) * len(relations) > 4 and draw.chance(0.85):
-        return make(draw)
     facts = [Fact(relation, subject, relation.sample(draw)) for subject in subjects for relation in relations]
     if len({str(fact.value) for fact in facts}) < len(facts) or _entangled(facts):
         return make(draw)

@@ -1,4 +1,4 @@
-"""An auxiliary kind for training only, off by default: many look-ups in one small table, for dense lessons in matching.
+"""An auxiliary kind for training only: many look-ups in one small table, for dense lessons in matching.
 
 A question on a passage has one or two tokens that only a look-up can tell. Here nearly every token of the answer is
 such a token, over the surfaces that the other kinds use, from single letters to sentences.
@@ -38,12 +38,16 @@ def _column(draw: Draw, count: int) -> list[str]:
     if roll < 0.2:
         return draw.some(_ONE_DIGIT, count)
     if roll < 0.35:
-        return [str(number) for number in draw.some(range(1, draw.pick((20, 100, 1000, 10000))), count)]
+        top = draw.pick((20, 100, 1000, 10000))
+        numbers: dict[str, None] = {}
+        while len(numbers) < count:
+            numbers[str(draw.number(1, top))] = None
+        return list(numbers)
     return draw.values(draw.pick(_POOLS), count)
 
 
 def _pairs(draw: Draw) -> Example:
-    count = draw.rng.randint(2, 8)
+    count = draw.rng.randint(2, draw.level + 2)
     keys, values = _column(draw, count), _column(draw, count)
     sign = draw.pick((": ", " = ", " is ", " -> ", " ", "="))
     between = draw.pick((", ", "; ", "\n", "\n- "))
@@ -66,7 +70,8 @@ def _listed(draw: Draw, keys: Sequence[str], values: Sequence[str]) -> str:
 
 def _grid(draw: Draw) -> Example:
     """Subjects with the same attributes, stated in sentences; only the pair of both names a value."""
-    people = draw.values(draw.pick((words.NAMES, words.NAMES, words.THINGS)), draw.rng.choice((1, 2, 2, 3)))
+    count = draw.rng.randint(1, min(3, draw.level))
+    people = draw.values(draw.pick((words.NAMES, words.NAMES, words.THINGS)), count)
     low = 2 if len(people) == 1 else 1
     attributes = draw.values(words.NOUNS, draw.rng.randint(low, 3 if len(people) < 3 else 2))
     cells = [(person, attribute) for person in people for attribute in attributes]

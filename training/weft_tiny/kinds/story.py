@@ -7,6 +7,15 @@ from training.weft_tiny.examples import Check, Example, assistant, user
 from training.weft_tiny.grammar import Draw, Phrases, capital
 
 ASK = Phrases(
+   
+    "(Write|Tell|Make|Invent|Create) (me |us |)(a|one) (short |nice |funny |)(story|tale) (about|with|of) {w}.",
+    "(I would like|I'd like|We want|I need) a (short |)(story|tale) (about|with) {w}.", "Story about {w}",
+    "A tale of {w}.", "story: {w}",
+    "(Can|Could|Would) you (write|tell|make up|invent) (me |)a (short |)(story|tale) (about|with) {w}?",
+    "{w}: (write|tell) a story.", "Let me hear (a story|something) about {w}.", "Use {w} in a story.",
+    "(My son|The kids|We) want a story about {w}.", "A story for (children|kids|bedtime), with {w}.",
+    "Tell (us|me) about {w}, as a story.", "(Put|Have) {w} in a (story|tale).", "Write about {w}.",
+    "Something about {w}, please, as a story.",
     "(Write|Tell me) a (short |)story about {w}.", "Tell (me |)a story with {w}.",
     "A (short |)story about {w}, please.",
     "I want (to hear |)a story about {w}.", "Make up a (short |)story about {w}.", "Can you tell me a story about {w}?",
@@ -16,6 +25,9 @@ ASK = Phrases(
     "~Let us hear a story that has {w} in it.",
 )  # fmt: skip
 SYSTEM = Phrases(
+    "You (love|like) (to tell |)stories.", "You are a (kind|good|funny) storyteller.", "Write (nice|short) stories.",
+    "Tell a story when asked.", "You are an author.", "You write for children.", "Be (creative|a writer).",
+    "You are a friendly assistant.",
     "You are a storyteller.", "You write short stories.", "You tell stories to children.", "You are a writer of tales.",
     "You are a helpful assistant.", "~Stories are what you do best.", "~You make up stories on request.",
 )  # fmt: skip
@@ -64,6 +76,15 @@ CLOSE = (
 ROLES = ("girl", "boy", "king", "queen", "farmer", "sailor", "baker", "child", "fox", "robot", "knight", "painter")
 
 
+def body(draw: Draw, together: bool, slots: dict[str, str]) -> str:
+    """A story after its opening: three to seven sentences on ``a``, the friend ``b`` and the object ``o``."""
+    parts = [*((WITH_FRIEND,) if together else ()), FIND]
+    parts += [MARVEL] if draw.chance(0.6) else []
+    parts += [TROUBLE, TOGETHER if together else SOLO] if draw.chance(0.8) or together else []
+    parts.append(CLOSE)
+    return " ".join(capital(draw.fill(draw.pick(part), **slots)) for part in parts)
+
+
 def make(draw: Draw) -> Example:
     """A request for a story and a story of four to seven sentences."""
     first, friend = draw.values(words.NAMES, 2)
@@ -75,11 +96,8 @@ def make(draw: Draw) -> Example:
         wanted = f"{first} and {friend} who find a {thing}"
     if draw.chance(0.1):
         wanted = wanted.replace("a " + thing, "the " + thing)
-    parts = [OPEN, *((WITH_FRIEND,) if together else ()), FIND]
-    parts += [MARVEL] if draw.chance(0.6) else []
-    parts += [TROUBLE, TOGETHER if together else SOLO] if draw.chance(0.8) or together else []
-    parts.append(CLOSE)
-    text = " ".join(capital(draw.fill(draw.pick(part), a=first, b=friend, o=thing, r=role)) for part in parts)
+    slots = {"a": first, "b": friend, "o": thing, "r": role}
+    text = f"{capital(draw.fill(draw.pick(OPEN), **slots))} {body(draw, together, slots)}"
     names = (first, thing, *((friend,) if together else ()))
     messages = [user(draw.phrase(ASK, w=wanted)), assistant(text)]
     if draw.chance(0.3):

@@ -12,21 +12,40 @@ from training.weft_tiny.toolbox import Offered, Tool
 from training.weft_tiny.toolset import CALCULATOR, LOOKUP, NAMED
 
 SYSTEM = Phrases(
+    "You (have|got) (some |)tools.", "Help the user with the tools.", "(Use|Call|Pick) the right tool.",
+    "Tools are (there|given) for you.", "You are an agent.", "You are an agent with tools.",
+    "Answer with the help of tools.", "If a tool fits, call it.", "You can use functions.", "Be helpful.",
+    "Do not guess: use a tool.", "Work with the tools below.", "You assist people.",
     "Use the tools.", "You can call tools.", "You are a helpful assistant with tools.", "Call a tool when it helps.",
     "You have tools. Use them to answer.", "You are a helpful assistant.",
     "~Whenever you need to know something, call a function.", "~Solve the tasks of the user with your tools.",
 )  # fmt: skip
 POLITE = Phrases(
+    "(Well|Right|Good|Listen|Tell me|Look), {q}",
+    "{q} (Please.|Please!|Thank you.|Asap.|Can you help?|I am waiting.|Any idea?)",
+    "(A question|Question|Next|My question|Task|Request): {q}", "(Could|Can|Would) you help me? {q}",
+    "(Good morning|Good day|Hi there|Hello there|Hey there). {q}", "I (have|got) a question. {q}", "Sorry to ask. {q}",
+    "(Help|Help me): {q}", "{q} (Use a tool.|Use the tools.|Check it.)",
+    "(For my|It is for) (work|trip|class|boss): {q}", "{q} I (forgot|lost it|cannot find it).", "(Oh|Ah|Um), {q}",
+    "Do this for me: {q}", "(Let us see|Let me see). {q}",
     "Hi! {q}", "Please help me. {q}", "Quick question: {q}", "{q} Thanks!", "Hello. {q}", "(Hey|So|Okay|Now), {q}",
     "I wonder: {q}",
     "{q} (Please be quick.|It is urgent.|I must know.)", "One more: {q}", "~Would you be so kind? {q}",
     "~{q} That would help me a lot.",
 )  # fmt: skip
 BOTH = Phrases(
+    "{q} (Next|Second|And|Besides|Plus): {r}", "(Do|I need) (two|both) things: {q} {r}", "a) {q} b) {r}",
+    "- {q}\n- {r}", "{q}\n{r}", "{q} (One more thing|And one more|Another thing): {r}",
+    "(Please|Help me): {q} Also: {r}", "{q} (As well|Too). {r}", "Start with this: {q} Go on with this: {r}",
+    "{q} (Once done|When done): {r}",
     "{q} (Then|After that|Also): {r}", "{q} And then: {r}", "First: {q} Second: {r}", "{q} {r}", "Two things. {q} {r}",
     "~{q} When you have that: {r}", "~1) {q} 2) {r}",
 )  # fmt: skip
 CHAIN = Phrases(
+    "(Look up|Get|Read|Check) {k}, then (multiply it by|take it times) {n}.", "Multiply the value of {k} by {n}.",
+    "How much is the value of {k} times {n}?", "{n} times the value of {k}?",
+    "(Get|Find) {k} first, then (multiply|calculate) times {n}.", "Take {k} from the table, times {n}.",
+    "What do I get if I multiply {k} by {n}? Look it up.", "{k} * {n}, please; look up {k}.",
     "(Look up|Get|Read) {k} and (multiply it by|times) {n}.", "What is the value of {k} times {n}?",
     "Take the value of {k} and multiply it by {n}.", "Fetch {k}, then multiply by {n}.",
     "{k} times {n}: look up {k} first.",
@@ -70,7 +89,8 @@ class Session:
     def finish(self, distractors: int) -> Example:
         """The example, with further tools offered and a system prompt at times."""
         draw = self.draw
-        for family in [toolbox.made_up(draw) if draw.chance(0.4) else draw.pick(NAMED) for _ in range(distractors)]:
+        for _ in range(min(distractors, draw.level - 1)):
+            family = toolbox.made_up(draw) if draw.chance(0.4) else draw.pick(NAMED)
             if all(family is not other.family for other in self.offered):
                 self.offer(family)
         draw.rng.shuffle(self.offered)
