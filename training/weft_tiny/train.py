@@ -185,9 +185,9 @@ class Trainer:
     def check(self) -> dict[str, float]:
         """By column and kind, the share of validation answers whose every token is the likeliest one.
 
-        Stories and raw text have no single right answer: there it is the share of such tokens. Each token is given the right tokens before it, and the weights are the averaged ones. It is quick to compute
-        and close to what a greedy answer gets where only one answer is right; the card's figures come from
-        ``evaluate``.
+        Stories and raw text have no single right answer: there it is the share of such tokens. Each token is given the
+        right tokens before it, and the weights are the averaged ones. It is quick to compute and close to what a
+        greedy answer gets where only one answer is right; the card's figures come from ``evaluate``.
         """
         shares = {}
         current = {name: value.detach().clone() for name, value in self.model.named_parameters()}
