@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench import alone
 from bench.programs.timed_engine import TimedWorker
 from weft.cli import probe
 from weft.cli.version import versions
@@ -332,4 +333,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

@@ -15,6 +15,7 @@ import argparse
 import random
 from dataclasses import dataclass, field
 
+from bench import alone
 from weft.config import DType, EngineConfig
 from weft.core import wire
 from weft.core.grammar import Grammar
@@ -251,4 +252,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

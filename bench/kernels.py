@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench import alone
 from weft.cli import probe
 from weft.core.step import ForwardBatch
 from weft.kernels import shared_chunks
@@ -202,4 +203,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

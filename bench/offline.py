@@ -38,6 +38,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from bench import alone
 from bench.peers import INSTALL, PEERS, PYTHON_VARIABLE
 from weft.cli import probe
 from weft.cli.version import versions
@@ -253,4 +254,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

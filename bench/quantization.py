@@ -24,6 +24,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench import alone
 from training.weft_tiny.data import KINDS, held_out
 from training.weft_tiny.evaluate import COLUMNS, Turn, turns_of
 from training.weft_tiny.render import render
@@ -184,4 +185,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from bench import alone
 from bench.offline import INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS, Weft, environment
 from weft.core.step import Step
 from weft.kernels.cpu import limits, ops
@@ -137,4 +138,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from bench import alone
 from weft.abi.errors import WeftError
 from weft.abi.frames import EventKind, commands, pack_event
 from weft.programs.sandbox.guest import SandboxedGuest
@@ -166,4 +167,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

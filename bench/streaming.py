@@ -28,6 +28,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench import alone
 from weft.cli import probe
 from weft.cli.version import versions
 
@@ -219,4 +220,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

@@ -43,6 +43,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench import alone
 from bench.programs.applications import APPLICATIONS
 from bench.programs.apps import Options, report_apps
 from bench.programs.attention import Lengths, report_attention
@@ -129,4 +130,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    alone.require()
     main()

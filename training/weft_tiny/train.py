@@ -119,8 +119,9 @@ class Trainer:
         """Restore the newest valid checkpoint, or start from the weights in the package."""
         with self.state.newest() as file:
             if file is not None:
-                state: dict[str, Any] = torch.load(file, map_location=self.args.device)
-                self._restore(state)
+                self._restore(torch.load(file, map_location=self.args.device))
+            elif self.args.compact is not None:
+                self._restore(torch.load(self.args.compact, map_location=self.args.device))
             else:
                 self._begin()
         self.state.note("start", tokens=self.seen, step=self.step, resumed=self.resumed, pid=os.getpid(),
@@ -140,14 +141,12 @@ class Trainer:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._set(state["model"])
-        self.average = {name: value.float() for name, value in state["average"].items()}
+        average = state.get("average", state["model"])
+        self.average = {name: value.detach().float().clone() for name, value in average.items()}
         self.seen, self.step, self.resumed = state["seen"], state["step"], state["resumed"] + 1
-        if "muon" in state:
-            self.muon.load_state_dict(state["muon"])
-            self.adam.load_state_dict(state["adam"])
-            self.warm_from = state["warm_from"]
-        else:
-            self.warm_from = self.seen
+        self.muon.load_state_dict(state["muon"])
+        self.adam.load_state_dict(state["adam"])
+        self.warm_from = state["warm_from"]
         self.curriculum.load(state["curriculum"])
 
     def save(self) -> None:
@@ -294,6 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--state", type=Path, default=default_directory(), help="directory of checkpoints and log")
     parser.add_argument("--asset", type=Path, default=ASSET, help="directory with tokenizer.json and first weights")
+    parser.add_argument("--compact", type=Path, help="compact state to continue from if there is no checkpoint")
     parser.add_argument("--fresh", action="store_true", help="begin with random weights if there is no checkpoint")
     parser.add_argument("--idle", action="store_true", help="use only processor time that no other process wants")
     parser.add_argument("--tokens", type=int, default=1_000_000_000, help="end after this many tokens at the latest")

@@ -1,0 +1,155 @@
+"""Training, continued from every kind of state; export; and the comparison that decides what ships."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from training.weft_tiny import evaluate, export, train
+from training.weft_tiny.cases import COLUMNS, TEST, read
+from training.weft_tiny.evaluate import Difference, difference, may_ship
+from training.weft_tiny.state import RunState
+
+ASSET = Path(__file__).parents[2] / "weft" / "assets" / "weft-tiny"
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A model of one narrow layer, a cache directory of the test's own, and the signal handlers as before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    make = train.make_config
+
+    def narrow(tokenizer: Tokenizer) -> Any:
+        config = make(tokenizer)
+        config.hidden_size, config.intermediate_size, config.num_hidden_layers = 32, 64, 1
+        return config
+
+    monkeypatch.setattr(train, "make_config", narrow)
+    monkeypatch.setattr(export, "make_config", narrow)
+    monkeypatch.setattr("training.weft_tiny.batches._LEAST_POOL", 40)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def trainer(state: Path, tokens: int, **changes: Any) -> train.Trainer:
+    args = argparse.Namespace(
+        state=state, asset=ASSET, compact=None, fresh=True, tokens=tokens, decay_tokens=None, warmup=500, batch=400,
+        longest=200, long_share=0.0, prompt_weight=0.02, average=0.9, muon_lr=0.02, adam_lr=0.004, seed=1, workers=0,
+        device="cpu", compile=False, report=2, check_cases=2, check_seconds=0.0, save_seconds=0.0,
+    )  # fmt: skip
+    vars(args).update(changes)
+    return train.Trainer(args)
+
+
+def test_a_run_continues_where_it_ended_and_logs_what_it_did(tmp_path: Path) -> None:
+    first = trainer(tmp_path / "state", 2000)
+    first.run()
+    second = trainer(tmp_path / "state", 4000)
+    assert (second.seen, second.step, second.resumed) == (first.seen, first.step, 1)
+    assert second.curriculum.dump() == first.curriculum.dump()
+    for ours, theirs in zip(second.model.parameters(), first.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    for name, value in first.average.items():
+        assert torch.equal(second.average[name], value)
+    second.run()
+    assert second.seen >= 4000
+    state = RunState(tmp_path / "state")
+    assert {"tokens", "per_s", "per_cpu_s", "loss", "training", "levels"} <= set(state.last("progress") or {})
+    assert {f"{column} {kind}" for column, kind in train.validation()} <= set(state.last("check") or {})
+    assert (state.last("stop") or {})["tokens"] == second.seen
+
+
+def test_a_run_continues_from_the_older_checkpoint_if_the_newest_is_damaged(tmp_path: Path) -> None:
+    trainer(tmp_path, 2000).run()
+    newest, older = RunState(tmp_path).checkpoints()
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert f"{trainer(tmp_path, 2000).seen:015d}" in older.name
+
+
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path) -> None:
+    ran = trainer(tmp_path, 10**9, report=1)
+    note = ran.state.note
+
+    def note_and_stop(event: str, **fields: Any) -> None:
+        note(event, **fields)
+        if event == "progress":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    ran.state.note = note_and_stop  # type: ignore[method-assign]
+    ran.run()
+    assert ran.step == 1
+    assert trainer(tmp_path, 10).seen == ran.seen
+
+
+def test_a_compact_state_is_small_and_continues_a_run(tmp_path: Path) -> None:
+    first = trainer(tmp_path / "state", 1000)
+    first.run()
+    export.compact(export.newest(tmp_path / "state"), tmp_path / "compact.pt")
+    values = sum(value.numel() for value in first.model.parameters())
+    assert (tmp_path / "compact.pt").stat().st_size < 6 * values + 60_000
+    second = trainer(tmp_path / "other", 2000, compact=tmp_path / "compact.pt")
+    assert second.seen == first.seen
+    for ours, theirs in zip(second.model.parameters(), first.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs.to(torch.bfloat16).float())
+    second.run()
+    assert second.seen >= 2000
+    with pytest.raises(FileNotFoundError, match="no valid checkpoint"):
+        export.newest(tmp_path / "nothing")
+
+
+def test_an_exported_model_loads(tmp_path: Path) -> None:
+    trained = trainer(tmp_path / "state", 1000)
+    trained.run()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_bytes((ASSET / "tokenizer.json").read_bytes())
+    export.export(export.newest(tmp_path / "state"), tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    for kind in ("tool", "raw"):
+        turns = evaluate.turns_of(read(TEST)["values", kind][:3], tokenizer)
+        evaluate.generate(model, tokenizer, turns, 8, 4)
+        assert all(len(turn.answer) < 60 for turn in turns)
+    for name, value in model.named_parameters():
+        assert torch.equal(value.float(), trained.average[name].to(torch.bfloat16).float())
+
+
+def test_the_paired_difference_takes_cases_as_units() -> None:
+    same = [(case, case % 3 == 0) for case in range(90)]
+    assert difference(same, same) == Difference(0.0, 0.0, 0.0)
+    better = [(case, case % 3 < 2) for case in range(90)]
+    found = difference(better, same)
+    assert found.mean == pytest.approx(1 / 3)
+    assert 0 < found.low < found.mean < found.high
+    assert found.high - found.mean == pytest.approx(1.96 * (2 / 9 / 90) ** 0.5)
+    doubled = difference([row for row in better for _ in "ab"], [row for row in same for _ in "ab"])
+    assert doubled.high - doubled.low == pytest.approx(found.high - found.low)
+    with pytest.raises(ValueError, match="different cases"):
+        difference(same, same[1:])
+
+
+def test_weights_ship_only_if_no_row_is_surely_worse_and_the_sum_is_better() -> None:
+    up, unsure, down = Difference(0.1, 0.05, 0.15), Difference(-0.02, -0.05, 0.01), Difference(-0.02, -0.03, -0.01)
+    assert may_ship({"a": up, "b": unsure})
+    assert not may_ship({"a": up, "b": down})
+    assert not may_ship({"a": unsure})
+    assert not may_ship({"a": Difference(0.0, 0.0, 0.0)})
+
+
+def test_the_frozen_gold_answers_pass_their_own_checks() -> None:
+    tokenizer = Tokenizer.from_file(str(ASSET / "tokenizer.json"))
+    for (column, _), cases in read(TEST).items():
+        assert column in COLUMNS
+        for turn in evaluate.turns_of(cases[:40], tokenizer):
+            turn.answer, turn.ended = turn.gold, True
+            assert turn.right, turn
