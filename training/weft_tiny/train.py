@@ -223,7 +223,8 @@ class Trainer:
         """Train until the wanted number of tokens or a signal, with log lines and regular checkpoints."""
         args, lock = self.args, ProcessLock(running_lock(), self.args.state)
         stream = Stream(args.asset / "tokenizer.json", args.seed + 1000 * self.resumed, args.batch, args.longest,
-                        args.prompt_weight, args.long_share, WEIGHTS, self.curriculum)  # fmt: skip
+                        args.prompt_weight, args.long_share, WEIGHTS,
+                        None if args.workers else self.curriculum)  # fmt: skip
         source = stream.loader(args.workers)
         stopping = Signals()
         lock.acquire()
@@ -308,7 +309,7 @@ def main() -> None:
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=0, help="processes that make batches; 0: the trainer does")
+    parser.add_argument("--workers", type=int, default=0, help="processes that make batches, all of the hardest level; 0: the trainer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")
