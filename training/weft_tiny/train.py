@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=0, help="processes that make batches, all of the hardest level; 0: the trainer")
+    parser.add_argument("--workers", type=int, default=0, help="processes that make (hardest) batches; 0: the trainer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")
