@@ -29,6 +29,8 @@ REFUSED = frozenset({"pages", "children", "depth", "message_bytes", "pending_mes
 """Limits that refuse a call instead of ending the run."""
 MAX_COUNT = 1 << 63
 """Counts are below: larger ones cannot be told to another process."""
+MAX_NETWORK, MAX_NETWORK_CHARS = 64, 300
+"""Entries of a run's list of hosts, and their length."""
 _SMALLER = (
     "cpu_s",
     "memory_bytes",
@@ -78,6 +80,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             # Written so that NaN is refused too.
             if value is not None and not 0 <= value < most:
                 raise InvalidRequest(f"limits.{name} must be a number from 0, got {value}", f"limits.{name}")
+        # They are kept in the record of the run.
+        if len(self.network) > MAX_NETWORK or any(len(entry) > MAX_NETWORK_CHARS for entry in self.network):
+            allowed = f"{MAX_NETWORK} hosts of at most {MAX_NETWORK_CHARS} characters"
+            raise InvalidRequest(f"limits.network may have {allowed}", "limits.network")
 
     def within(self, remaining: Limits) -> Limits:
         """The smaller of both, limit by limit; of the network, what both allow."""

@@ -41,6 +41,8 @@ KEPT_LOG_BYTES = 256 << 10
 """Of each run's log; the oldest lines go first."""
 LINE_COST_BYTES = 64
 """What a line of a log costs beside its text, so that empty ones are bounded too."""
+MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, MAX_PARAM_CHARS = 4096, 16384, 256
+"""Of a failure, as it is kept and sent."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -84,6 +86,13 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     messages_received: int = 0
 
 
+def shortened(text: str, most: int) -> str:
+    """Text that a program may have written, as it is kept and sent: valid Unicode of about `most` characters."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} … ({len(text) - most} characters are left out) … {text[-(most // 2) :]}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a run did not finish."""
 
@@ -96,8 +105,13 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: WeftError) -> RunFailure:
-        """An error as it is told."""
-        return cls(kind=error.kind, message=error.message, param=error.param, traceback=error.traceback)
+        """An error as it is kept: whatever a program has put into it, it can be sent, and is of bounded size."""
+        return cls(
+            kind=error.kind,
+            message=shortened(error.message, MAX_ERROR_CHARS),
+            param=None if error.param is None else shortened(error.param, MAX_PARAM_CHARS),
+            traceback=shortened(error.traceback, MAX_TRACEBACK_CHARS),
+        )
 
     def error(self) -> WeftError:
         """The error again."""

@@ -15,7 +15,7 @@ from weft.abi.errors import InvalidRequest, Overloaded
 from weft.programs.calls.ordered_room import OrderedRoom
 from weft.programs.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.http import HttpRequest
-from weft.programs.messages import Queue, one_line
+from weft.programs.messages import Queue, check_json, one_line
 from weft.programs.runs import LINE_COST_BYTES
 
 MAX_SLEEP_S = 30 * 86400.0
@@ -25,7 +25,6 @@ MAX_REQUESTS = 64
 """HTTP requests of one program at once; further ones wait in order, so that no program takes all connections."""
 MAX_ANSWER_BYTES = 64 << 20
 """What the answers of those may have together; further requests wait likewise."""
-_json = msgspec.json.Decoder()
 _encode = msgspec.json.encode
 
 
@@ -70,7 +69,7 @@ class CoreCalls:
     def send(self, call: int, message: bytes) -> None:
         """A message to whoever listens."""
         self._view.check_message(message)
-        check_json(message)
+        check_json(message, "the message", "message")
         self._view.outlet.message(one_line(message))
 
     def receive(self, call: int) -> None:
@@ -174,11 +173,3 @@ class _Sleep:
     def drop(self) -> None:
         """The run is over."""
         self._timer.cancel()
-
-
-def check_json(message: bytes) -> None:
-    """Raise `InvalidRequest` for what whoever reads it could not."""
-    try:
-        _json.decode(message)
-    except UNREADABLE as error:
-        raise InvalidRequest(f"the message is no JSON: {error}", "message") from error

@@ -10,10 +10,9 @@ import asyncio
 import msgspec
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
-from weft.programs.calls.core import check_json
 from weft.programs.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.limits import Budget, limits_from_json
-from weft.programs.messages import Queue, Subscription
+from weft.programs.messages import Queue, Subscription, check_json
 from weft.programs.services import Child, ChildSpec
 
 MAX_LAUNCH_BYTES = 4 << 20
@@ -45,7 +44,7 @@ class MessagingCalls:
     def broadcast(self, call: int, topic: bytes, message: bytes) -> None:
         """To all who listen now."""
         self._view.check_message(message)
-        check_json(message)
+        check_json(message, "the message", "message")
         self._view.services.hub.broadcast(self._view.caller.tenant, topic, message)
 
     def subscribe(self, call: int, topic: bytes) -> None:

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from weft.abi.errors import LimitExceeded, Overloaded, ProgramFailed, RunCancelled, WeftError
+from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, ProgramFailed, RunCancelled, WeftError
 from weft.abi.frames import WireError
 from weft.programs.command_queue import CommandQueue
 from weft.programs.guest import Guest, GuestUsage
 from weft.programs.host.guest_factory import Guests
 from weft.programs.limits import Budget
-from weft.programs.messages import one_line
+from weft.programs.messages import check_json, one_line
 from weft.programs.rates import Wait
 from weft.programs.runs import Run, RunUsage, log_line
 from weft.programs.services import Launcher, Services
@@ -201,14 +201,9 @@ class Hosted:
             self.log(_WARNING, f"waiting: {wait}")
 
     async def _carry_out(self, guest: Guest) -> None:
-        outcome: bytes | WeftError
+        outcome: bytes | WeftError = _our_fault()
         try:
-            outcome = await self._ran(guest)
-            if len(outcome) > MAX_RESULT_BYTES:
-                size = len(outcome)
-                outcome = ProgramFailed(f"main returned {size} bytes of JSON; {MAX_RESULT_BYTES} is the most")
-            else:
-                outcome = one_line(outcome)
+            outcome = await self._result(guest)
         except WeftError as error:
             outcome = error
         except WireError as error:
@@ -218,8 +213,21 @@ class Hosted:
             guest.kill(outcome)
         except Exception:
             logger.exception("run %s failed in its host", self.id)
-            outcome = _our_fault()
-        self._close(outcome)
+        finally:
+            # Whatever was raised: a run ends once, and this is where.
+            self._close(outcome)
+
+    async def _result(self, guest: Guest) -> bytes:
+        """JSON of what the program returned. Raises what `Guest.run` does, and `ProgramFailed` for anything else."""
+        returned = await self._ran(guest)
+        if len(returned) > MAX_RESULT_BYTES:
+            raise ProgramFailed(f"main returned {len(returned)} bytes of JSON; {MAX_RESULT_BYTES} is the most")
+        try:
+            # It is put into answers as it is: anything but one value would become fields of the answer.
+            check_json(returned, "what main returned")
+        except InvalidRequest as error:
+            raise ProgramFailed(error.message) from None
+        return one_line(returned)
 
     async def _ran(self, guest: Guest) -> bytes:
         """As `Guest.run`, and everything that it said is carried out."""

@@ -112,9 +112,12 @@ class TrustedGuest:
             args = program.decode_args(self._args)
             run.set_args(args)
             encoded = program.encode_result(await program.call(main, args))
-        except SystemExit as error:
-            # The event loop would end with it, and everybody else's programs.
-            raise ProgramFailed(f"the program called sys.exit({error.code!r})", traceback=self._trace(error)) from None
+        except (SystemExit, KeyboardInterrupt) as error:
+            # The event loop would end with it, and all other programs.
+            what = "raised KeyboardInterrupt"
+            if isinstance(error, SystemExit):
+                what = f"called sys.exit({_shown(error.code)})"
+            raise ProgramFailed(f"the program {what}", traceback=self._trace(error)) from None
         # What it said last is carried out before its end is known; a refusal of it is the program's failure.
         self._flush()
         behind = self._host.behind()
@@ -130,12 +133,13 @@ class TrustedGuest:
             raise self._error
         failed = None if task.cancelled() else task.exception()
         if isinstance(failed, ProgramFailed):
-            raise failed
+            # Made anew: it may be of a class of the program's own, or hold one.
+            raise ProgramFailed(_text_of(failed), traceback=_text_of(failed.traceback)) from failed
         if task.cancelled():
             raise ProgramFailed("the program cancelled itself: its main ended with asyncio.CancelledError")
         if isinstance(failed, sdk.EngineDead):
             # Nothing is wrong with the program: whoever launched it may do so again.
-            raise EngineDead(str(failed)) from failed
+            raise EngineDead(_text_of(failed)) from failed
         if failed is not None:
             raise ProgramFailed(_say(failed), traceback=self._trace(failed)) from failed
         return task.result()
@@ -145,9 +149,12 @@ class TrustedGuest:
         while step is not None and step.tb_frame.f_code.co_filename == __file__:
             step = step.tb_next
         error = error.with_traceback(step)
-        if self._source is not None:
-            return program.trace(error, self._source, self._name)
-        return "".join(traceback.format_exception(error))
+        try:
+            if self._source is not None:
+                return program.trace(error, self._source, self._name)
+            return "".join(traceback.format_exception(error))
+        except BaseException as second:
+            return f"{type(second).__name__} while the traceback was written"
 
     def _on_commands(self) -> None:
         """The program has said something; all that it says in this turn goes out together."""
@@ -202,7 +209,21 @@ class TrustedGuest:
 
 def _say(error: BaseException) -> str:
     """What a program failed with, in one line."""
-    text = " ".join(str(error).split())
-    if isinstance(error, WeftError):
-        return f"{error.kind}: {text}"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    name = error.kind if isinstance(error, WeftError) else type(error).__name__
+    text = " ".join(_text_of(error).split())
+    return f"{name}: {text}" if text else name
+
+
+def _text_of(value: object) -> str:
+    """`str(value)`; classes of the program may be at work in it, which may raise anything."""
+    try:
+        return str(value)
+    except BaseException as error:
+        return f"({type(error).__name__} while it was shown)"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except BaseException as error:
+        return f"({type(error).__name__} while it was shown)"

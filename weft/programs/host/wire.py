@@ -17,7 +17,7 @@ import msgspec
 from weft.abi.errors import WeftError, from_kind
 from weft.config import ProgramsConfig
 from weft.programs.registry import Code
-from weft.programs.runs import LogLine, RunRecord, RunSpec, RunUsage
+from weft.programs.runs import LogLine, RunFailure, RunRecord, RunSpec, RunUsage
 
 WINDOW_BYTES = 4 << 20
 READ_EVERY_BYTES = 256 << 10
@@ -57,7 +57,8 @@ class ErrorTold(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, error: WeftError) -> ErrorTold:
         """An error as it is sent."""
-        return cls(error.kind, error.message, error.param, error.traceback, error.retry_after_s)
+        kept = RunFailure.of(error)
+        return cls(kept.kind, kept.message, kept.param, kept.traceback, error.retry_after_s)
 
     def error(self) -> WeftError:
         """The error again."""
