@@ -31,15 +31,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from bench import alone
 from bench.peers import INSTALL, PEERS, PYTHON_VARIABLE
+from bench.peers.text import one_line
 from weft.cli import probe
 from weft.cli.version import versions
 from weft.config import EngineConfig
@@ -62,6 +63,8 @@ class Contender(Protocol):
     version: str
     seconds_inside: float | None
     """Of the last `generate`, by the process that computes; None where that is this one."""
+    notes: Sequence[str]
+    """Settings that the engine refused, and what it uses instead."""
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         """Generate exactly `output_tokens` greedy tokens for each prompt, all at once."""
@@ -78,6 +81,7 @@ class Weft:
     name = "weft"
     version = __version__
     seconds_inside = None
+    notes: tuple[str, ...] = ()
 
     def __init__(self, checkpoint: Path, threads: int, **options: object):
         defaults: dict[str, object] = {
@@ -135,27 +139,54 @@ class Weft:
         self.loop.close()
 
 
-def measure(
-    contenders: list[Contender], prompts: list[list[int]], output_tokens: int, runs: int
-) -> dict[str, list[float]]:
-    """Seconds of each run of each contender, taking turns; one warm-up run each is not counted."""
+class Measured(NamedTuple):
+    """The runs of all contenders on the same prompts."""
+
+    times: dict[str, list[float]]
+    """Seconds of each run, by name; only of contenders that completed every run."""
+    failures: dict[str, str]
+    """Why the others did not, by name."""
+
+
+def measure(contenders: list[Contender], prompts: list[list[int]], output_tokens: int, runs: int) -> Measured:
+    """Time each run of each contender, taking turns; one warm-up run each is not counted.
+
+    A contender that fails is not run again, and the others go on.
+    """
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    failures: dict[str, str] = {}
     for run in range(runs + 1):
         for contender in contenders:
-            began = time.perf_counter()
-            outputs = contender.generate(prompts, output_tokens)
-            seconds = time.perf_counter() - began
-            if [len(output) for output in outputs] != [output_tokens] * len(prompts):
-                raise RuntimeError(f"{contender.name} did not generate {output_tokens} tokens for each prompt")
+            if contender.name in failures:
+                continue
+            try:
+                seconds = _timed(contender, prompts, output_tokens)
+            except Exception as error:  # each peer has errors of its own
+                failures[contender.name] = one_line(error)
+                del times[contender.name]
+                print(f"{contender.name} failed and is left out of these runs: {failures[contender.name]}")
+                continue
             if run:
-                inside = contender.seconds_inside
-                times[contender.name].append(seconds if inside is None else inside)
-    return times
+                times[contender.name].append(seconds)
+    return Measured(times, failures)
+
+
+def _timed(contender: Contender, prompts: list[list[int]], output_tokens: int) -> float:
+    """Seconds of one `generate`. Raises `RuntimeError` for another number of tokens than was asked for."""
+    began = time.perf_counter()
+    outputs = contender.generate(prompts, output_tokens)
+    seconds = time.perf_counter() - began
+    if [len(output) for output in outputs] != [output_tokens] * len(prompts):
+        raise RuntimeError(f"{contender.name} did not generate {output_tokens} tokens for each prompt")
+    inside = contender.seconds_inside
+    return seconds if inside is None else inside
 
 
 def report(title: str, times: dict[str, list[float]]) -> dict[str, object]:
     """Print a table; returns it as data."""
     print(f"\n{title}")
+    if "weft" not in times:
+        raise RuntimeError("Weft itself failed, so there is nothing to compare with")
     ours = statistics.median(times["weft"])
     rows: dict[str, object] = {}
     for name, seconds in times.items():
@@ -172,17 +203,27 @@ def report(title: str, times: dict[str, list[float]]) -> dict[str, object]:
     return rows
 
 
-def load_peers(checkpoint: Path, names: list[str], threads: int) -> list[Contender]:
-    """Every peer that is asked for and installed; says which are not, and what would install them."""
+def load_peers(checkpoint: Path, names: list[str], threads: int) -> tuple[list[Contender], dict[str, str]]:
+    """Load the peers; return those that run here, and why the others do not, by name.
+
+    Prints that too, with what installs a peer that is missing, and the settings that a peer refused.
+    """
     peers: list[Contender] = []
+    left_out: dict[str, str] = {}
     for name in names:
         make: Callable[[Path, int], Contender] = PEERS[name]
         try:
-            peers.append(make(checkpoint, threads))
-        except ImportError as error:
-            print(f"{name} is left out: {error}")
-            print(f"  {INSTALL[name]}")
-    return peers
+            peer = make(checkpoint, threads)
+        except Exception as error:  # each peer has errors of its own
+            left_out[name] = one_line(error)
+            print(f"{name} is left out: {left_out[name]}")
+            if isinstance(error, ImportError):
+                print(f"  {INSTALL[name]}")
+            continue
+        peers.append(peer)
+        for note in peer.notes:
+            print(f"{name}: {note}")
+    return peers, left_out
 
 
 def environment(contenders: list[Contender], threads: int) -> dict[str, object]:
@@ -225,7 +266,8 @@ def run(args: argparse.Namespace, checkpoint: Path) -> dict[str, object]:
     with contextlib.ExitStack() as stack:
         contenders: list[Contender] = [Weft(checkpoint, args.threads, quantization=args.quantization)]
         stack.callback(contenders[0].close)
-        for peer in load_peers(checkpoint, args.peers, args.threads):
+        peers, left_out = load_peers(checkpoint, args.peers, args.threads)
+        for peer in peers:
             contenders.append(peer)
             stack.callback(peer.close)
         print(f"{probe.cpu_name()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}")
@@ -234,11 +276,16 @@ def run(args: argparse.Namespace, checkpoint: Path) -> dict[str, object]:
         for count in args.requests:
             prompts = generator.integers(0, QWEN3_0_6B["vocab_size"], (count, args.input_tokens)).tolist()
             title = f"{count} request(s) of {args.input_tokens} -> {args.output_tokens} tokens, median of {args.runs}"
-            results[str(count)] = report(title, measure(contenders, prompts, args.output_tokens, args.runs))
+            measured = measure(contenders, prompts, args.output_tokens, args.runs)
+            results[str(count)] = report(title, measured.times) | {
+                name: {"error": reason} for name, reason in measured.failures.items()
+            }
         where = environment(contenders, args.threads)
+    notes = {contender.name: list(contender.notes) for contender in contenders if contender.notes}
     command = shlex.join(["python", "-m", "bench.offline", *sys.argv[1:]])
     lengths = {"input_tokens": args.input_tokens, "output_tokens": args.output_tokens}
-    return {**where, "command": command, **lengths, "quantization": args.quantization, "results": results}
+    asked = {"command": command, **lengths, "quantization": args.quantization}
+    return {**where, **asked, "left_out": left_out, "notes": notes, "results": results}
 
 
 def main() -> None:

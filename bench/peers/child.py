@@ -41,6 +41,7 @@ class ChildPeer:
     """An engine behind a pipe. `seconds_inside` is the time of the last `generate`, as the child measured it."""
 
     name = "child"
+    notes: tuple[str, ...] = ()
 
     def __init__(self, command: list[str], environment: Mapping[str, str], **load: Any):
         self.seconds_inside: float | None = None

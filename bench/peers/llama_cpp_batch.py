@@ -22,6 +22,7 @@ class LlamaCpp:
 
     name = "llama.cpp"
     seconds_inside = None
+    notes: tuple[str, ...] = ()
 
     def __init__(self, checkpoint: Path, threads: int, max_sequences: int = 32, context: int = 512):
         import llama_cpp

@@ -2,21 +2,28 @@
 
 The checkpoint is handed over as f16 GGUF, which OpenVINO GenAI's own reader turns into its graph (it does not take
 bf16). Set here: arithmetic in bfloat16 (`INFERENCE_PRECISION_HINT`), KV pages in bfloat16 (`KV_CACHE_PRECISION`;
-`kv_precision="u8"` measures the quantised pages that OpenVINO uses where a model does not say otherwise), the number
-of threads, pages for all requests at once, no prefix cache, no more than `BATCH_TOKENS` tokens a step with prompts
-and decoding in one step (`dynamic_split_fuse`). Everything else is its default.
+`kv_precisions=("u8",)` measures the quantised pages that OpenVINO uses where a model does not say otherwise), the
+number of threads, pages for all requests at once, no prefix cache, no more than `BATCH_TOKENS` tokens a step with
+prompts and decoding in one step (`dynamic_split_fuse`). Everything else is its default.
+
+OpenVINO refuses bfloat16 KV on processors without AVX-512. Then KV pages are in float16, or else in float32, and
+`notes` says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.peers.gguf_checkpoint import gguf_file
+from bench.peers.text import one_line
 
 BATCH_TOKENS = 512
+KV_PRECISIONS = ("bf16", "f16", "f32")
+"""What KV pages may be in; the first that OpenVINO takes here is used."""
 PAGE_TOKENS = 32
 """What OpenVINO's paged attention uses on CPUs."""
 
@@ -34,8 +41,9 @@ class OpenVino:
         max_sequences: int = 32,
         context: int = 512,
         batch_tokens: int = BATCH_TOKENS,
-        kv_precision: str = "bf16",
+        kv_precisions: Sequence[str] = KV_PRECISIONS,
     ):
+        """Raises `ImportError`, and OpenVINO's last error where it takes none of `kv_precisions`."""
         import openvino
         import openvino_genai
 
@@ -48,13 +56,24 @@ class OpenVino:
         scheduler.num_kv_blocks = max_sequences * context // PAGE_TOKENS
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = False
-        properties = {
-            "INFERENCE_PRECISION_HINT": "bf16",
-            "KV_CACHE_PRECISION": kv_precision,
-            "INFERENCE_NUM_THREADS": threads,
-        }
-        file = gguf_file(checkpoint, "f16", tokens=True)
-        self._pipeline: Any = openvino_genai.ContinuousBatchingPipeline(str(file), scheduler, "CPU", properties)
+        file = str(gguf_file(checkpoint, "f16", tokens=True))
+        self.notes: list[str] = []
+        for precision in kv_precisions:
+            properties = {
+                "INFERENCE_PRECISION_HINT": "bf16",
+                "KV_CACHE_PRECISION": precision,
+                "INFERENCE_NUM_THREADS": threads,
+            }
+            try:
+                self._pipeline: Any = openvino_genai.ContinuousBatchingPipeline(file, scheduler, "CPU", properties)
+                self.generate([[0]], 1)  # some settings are refused by the first step only
+                break
+            except RuntimeError as error:
+                if precision == kv_precisions[-1]:
+                    raise
+                self.notes.append(f"KV pages are not in {precision}, which is refused: {one_line(error)}")
+        if self.notes:
+            self.notes.append(f"KV pages are in {precision}")
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         config = self._config(

@@ -12,6 +12,7 @@ class TransformersGenerate:
 
     name = "transformers"
     seconds_inside = None
+    notes: tuple[str, ...] = ()
 
     def __init__(self, checkpoint: Path, threads: int):
         import transformers

@@ -35,7 +35,7 @@ def test_it_loads_and_generates(peer: ChildPeer) -> None:
 
 
 def test_its_own_time_is_what_counts(peer: ChildPeer) -> None:
-    assert offline.measure([peer], [[1], [2]], 3, runs=2) == {"child": [0.25, 0.25]}
+    assert offline.measure([peer], [[1], [2]], 3, runs=2).times == {"child": [0.25, 0.25]}
 
 
 def test_it_is_stopped_between_calls(peer: ChildPeer) -> None:
