@@ -3,13 +3,13 @@
 # Every target makes the environment first: .venv, with the exact versions of constraints.txt. It is made again when
 # pyproject.toml or constraints.txt changes; otherwise that costs nothing.
 #
-#   make test PYTHON=python3.12            use another interpreter for a new .venv
+#   make test PYTHON=python3.11            use another interpreter for a new .venv
 #   make test ARGS="tests/cache -k fork"   hand arguments to pytest, or to each benchmark
 
 VENV := .venv
 BIN := $(VENV)/bin
 # Interpreters to try, first to last; the one that fits `requires-python` is used.
-PYTHON ?= python3 python3.12 python3.11 python
+PYTHON ?= python3 python3.11 python
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet -c constraints.txt
 LIBRARY := weft/kernels/cpu/_weft_cpu.so
 SHIM := weft/programs/sandbox/_weft_shim.so
@@ -73,11 +73,11 @@ $(VENV)/.kernels: $(VENV)/.installed $(wildcard weft/kernels/cpu/src/*) weft/pro
 
 $(VENV)/.made:
 	@for python in $(PYTHON); do \
-	  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 12))' 2>/dev/null; then \
 	    echo "Making $(VENV) with $$($$python --version)"; \
 	    $$python -m venv $(VENV) && touch $@; exit; \
 	  fi; \
 	done; \
-	echo "No Python that fits: Weft needs 3.11 or 3.12 with the venv module; tried: $(PYTHON)." >&2; \
-	echo "Install one (on Debian and Ubuntu also python3-venv), or name it: make PYTHON=/path/to/python3.12" >&2; \
+	echo "No Python that fits: Weft needs 3.11 with the venv module; tried: $(PYTHON)." >&2; \
+	echo "Install one (on Debian and Ubuntu also python3-venv), or name it: make PYTHON=/path/to/python3.11" >&2; \
 	exit 1

@@ -1,4 +1,4 @@
-"""Weft: a serving system for LLM programs, workflows and batches.
+"""Weft: a serving system for open-weights language models and for LLM programs that run beside them.
 
 This module stays empty but for a lazy `__getattr__`: sandboxes and pure layers import through it, and must not pay
 for torch or a web server they do not use.

@@ -103,6 +103,39 @@ def test_a_program_that_misses_its_arguments_says_how_to_give_them(
     assert "no arguments" not in weft("run", str(files / "ask.py"), *flags, "--", "null", "null").stderr
 
 
+FORGOTTEN = """from weft.sdk import Context
+
+async def main(args):
+    ctx = Context().user("Hello!")
+    return {"reply": ctx.generate(max_tokens=4)FIELD}
+"""
+LONG = """from weft.sdk import Context
+
+async def main(args):
+    ctx = Context().user("and so on " * 5000)
+    return (await ctx.generate()).text
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--sandbox",)])
+def test_a_program_is_told_of_its_own_lines_alone(weft: Weft, files: Path, flags: tuple[str, ...]) -> None:
+    (files / "value.py").write_text(FORGOTTEN.replace("FIELD", ""))
+    (files / "text.py").write_text(FORGOTTEN.replace("FIELD", ".text"))
+    (files / "long.py").write_text(LONG)
+    value = weft("run", str(files / "value.py"), *flags).stderr
+    assert "the result of main cannot be written as JSON: it holds a Generation that was not awaited" in value
+    assert "Traceback" not in value
+    text = weft("run", str(files / "text.py"), *flags).stderr
+    assert 'line 5, in main\n    return {"reply": ctx.generate(max_tokens=4).text}\n' in text
+    assert "the generation has not begun: `await` it" in text
+    long = weft("run", str(files / "long.py"), *flags).stderr
+    assert "line 5, in main\n    return (await ctx.generate()).text\nContextTooLong: " in long
+    assert long.count("exceed the 2048 that a sequence may have") == 1
+    for shown in (value, text, long):
+        assert "weft/" not in shown
+
+
 def test_a_syntax_error_is_told_with_its_line(weft: Weft, files: Path) -> None:
     file = files / "wrong.py"
     file.write_text("async def main(args)\n    return 1\n")

@@ -98,7 +98,7 @@ def root(
         bool, typer.Option("--debug", callback=_set_debug, help="Show tracebacks of errors (or set WEFT_DEBUG=1).")
     ] = False,
 ) -> None:
-    """Weft serves open-weights language models: programs, workflows and batches on one engine."""
+    """Weft serves open-weights language models, and runs LLM programs beside them."""
 
 
 serve.register(app)

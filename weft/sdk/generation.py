@@ -51,8 +51,7 @@ class Generation:
         self.stopping = stop
         self.grammar = grammar
         self.special = special
-        self.text = ""
-        """So far; without what ended it."""
+        self._text = ""
         self.tokens: list[int] = []
         """So far: all that were sampled, those of a stop string and the end of sequence too."""
         self.logprobs: list[Logprob] = []
@@ -71,6 +70,13 @@ class Generation:
         self._host = host
         self._generating: Generating | None = None
         self._ended = False
+
+    @property
+    def text(self) -> str:
+        """The text so far, without what ended it. Raises `InvalidRequest` before the generation has begun."""
+        if self._generating is None and not self._ended:
+            raise InvalidRequest("the generation has not begun: `await` it or iterate over it before you read its text")
+        return self._text
 
     @property
     def ended(self) -> bool:
@@ -155,7 +161,7 @@ class Generation:
         if part is None:
             await self._end(self._generating)
             return None
-        self.text += part.text
+        self._text += part.text
         self.tokens += part.tokens
         self.logprobs += part.logprobs
         self._host.grow(part)
@@ -168,7 +174,7 @@ class Generation:
 
     def _split(self) -> list[Delta]:
         parser = ReasoningParser(opened=self.prompt_thinks)
-        return [*parser.push(self.text), *parser.finish()]
+        return [*parser.push(self._text), *parser.finish()]
 
 
 def thinks(prompt: str | None) -> bool:

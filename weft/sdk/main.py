@@ -21,6 +21,8 @@ MODULE = "__program__"
 """The `__name__` of every program, so that `if __name__ == "__main__":` stays for other ways to run it."""
 _NOTHING = ModuleType(MODULE)
 _MAX_FRAMES = 30
+_WEFT = __file__.rpartition("sdk/")[0]
+"""The directory of the package, in the sandbox and outside."""
 
 
 async def run(code: CodeType, args: bytes = b"") -> bytes:
@@ -102,11 +104,12 @@ def encode(value: object, what: str) -> bytes:
 
 
 def trace(error: BaseException, source: str, name: str) -> str:
-    """A traceback of the program's own lines, with the cause last; lines of libraries only by name."""
+    """A traceback of the program's own lines, with the cause last. Frames of the standard library are named without
+    their lines, those of Weft are left out; where no frame remains there is only the cause."""
     lines = source.splitlines()
     frames = _frames(error.__traceback__)
     cut = len(frames) - _MAX_FRAMES
-    shown = ["Traceback (most recent call last):"]
+    shown = ["Traceback (most recent call last):"] if frames else []
     for filename, number, function in frames if cut <= 0 else frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]:
         shown.append(f'  File "{filename}", line {number}, in {function}')
         if filename == name and 0 < number <= len(lines):
@@ -119,11 +122,11 @@ def trace(error: BaseException, source: str, name: str) -> str:
 
 
 def _frames(step: TracebackType | None) -> list[tuple[str, int, str]]:
-    """File, line and function of each frame, without those that run the program."""
+    """File, line and function of each frame, without those of Weft."""
     frames = []
     while step is not None:
         code = step.tb_frame.f_code
-        if code.co_filename != __file__:
+        if not code.co_filename.startswith(_WEFT):
             frames.append((code.co_filename, step.tb_lineno, code.co_name))
         step = step.tb_next
     return frames
@@ -145,6 +148,10 @@ def _takes_args(main: Main) -> bool:
 def _default(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()  # or Python warns that it was never awaited
+        raise TypeError(f"it holds a {type(value).__name__} that was not awaited; write `await` before it")
     if isinstance(value, bytes | bytearray):
         raise TypeError("bytes are no JSON; decode them to text first")
     raise TypeError(f"a {type(value).__name__} is no JSON")
