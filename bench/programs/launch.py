@@ -20,7 +20,7 @@ from bench.programs import sources
 from bench.programs.costs import Spread
 from bench.programs.rig import Rig, timed_rig
 from weft.programs.host.process import calm_collector
-from weft.programs.runs import Run
+from weft.programs.run.runs import Run
 
 MIB = 2**20
 

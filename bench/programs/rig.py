@@ -15,13 +15,13 @@ from typing import Any
 from weft.config import ProgramsConfig
 from weft.engine.attached import AttachedEngine
 from weft.engine.client import EngineClient
-from weft.programs.accounts import Accounts
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
-from weft.programs.model import Model
+from weft.programs.quota.accounts import Accounts
 from weft.programs.registry import Code, Quota, checked_code
-from weft.programs.runs import Run, RunSpec
+from weft.programs.run.model import Model
+from weft.programs.run.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.store import MemoryStore
 from weft.programs.types import Caller

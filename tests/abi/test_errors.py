@@ -7,7 +7,7 @@ import pytest
 from weft.abi import errors
 from weft.abi.errors import WeftError, from_kind
 from weft.programs.host.wire import ErrorTold
-from weft.programs.runs import RunFailure
+from weft.programs.run.runs import RunFailure
 from weft.sdk.calls import error_of
 from weft.server.errors import problem_of
 

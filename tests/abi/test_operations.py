@@ -9,7 +9,7 @@ from pathlib import Path
 import weft.sdk
 from weft.abi.frames import commands, pack
 from weft.abi.operations import Op
-from weft.programs.session import DISPATCH
+from weft.programs.run.context import DISPATCH
 
 SDK = Path(weft.sdk.__file__).parent
 SAMPLES = {"I": 7, "i": -7, "B": 1, "d": 0.5}

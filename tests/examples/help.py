@@ -18,11 +18,11 @@ from weft.engine.inline import InlineEngine
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
-from weft.programs.limits import Limits
-from weft.programs.model import Model
-from weft.programs.network import Network
+from weft.programs.network.client import Network
+from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
-from weft.programs.runs import Run, RunSpec
+from weft.programs.run.model import Model
+from weft.programs.run.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.store import MemoryStore
 from weft.programs.types import Caller

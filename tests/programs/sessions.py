@@ -9,14 +9,14 @@ from tests.programs.help import settle
 from weft.abi.errors import InvalidRequest, WeftError
 from weft.abi.frames import EventFrame, EventKind, events, pack
 from weft.abi.operations import Op
-from weft.programs.accounts import Accounts, Caps
-from weft.programs.limits import Budget, Limits
-from weft.programs.messages import Hub
-from weft.programs.model import Model
-from weft.programs.network import Network
+from weft.programs.network.client import Network
+from weft.programs.quota.accounts import Accounts, Caps
+from weft.programs.quota.limits import Budget, Limits
+from weft.programs.run.context import Session
+from weft.programs.run.messages import Hub
+from weft.programs.run.model import Model
+from weft.programs.run.services import ChildSpec, Services
 from weft.programs.runtime import Runtime
-from weft.programs.services import ChildSpec, Services
-from weft.programs.session import Session
 from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
 from weft.testing.byte_tokenizer import byte_tokenizer

@@ -15,7 +15,7 @@ from tests.examples.help import WITHIN_S, Lab
 from tests.examples.help import lab as opened
 from tests.programs.help import settle
 from weft.programs.registry import Quota, checked_code
-from weft.programs.runs import RunSpec
+from weft.programs.run.runs import RunSpec
 from weft.programs.types import Caller
 
 pytestmark = pytest.mark.slow

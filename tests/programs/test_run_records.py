@@ -20,8 +20,8 @@ from weft.abi.errors import HostDead, ProgramFailed, UnknownRun
 from weft.programs import run_records as module
 from weft.programs.history import History
 from weft.programs.registry import Code
+from weft.programs.run.runs import Run, RunRecord, RunSpec
 from weft.programs.run_records import RunRecords
-from weft.programs.runs import Run, RunRecord, RunSpec
 
 SPEC = RunSpec(code=Code(kind="python", content=b"def main(): pass", hash="0" * 64, name="agent"))
 

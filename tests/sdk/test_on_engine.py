@@ -14,7 +14,7 @@ from weft.config import EngineConfig
 from weft.engine.inline import InlineEngine
 from weft.programs.builtin import beam
 from weft.programs.host.trusted import TrustedGuest
-from weft.programs.model import Model
+from weft.programs.run.model import Model
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
 from weft.testing.fake_engine import FakeEngine

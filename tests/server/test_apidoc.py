@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.server.conftest import running
 from weft.config import ServerConfig
 from weft.core import sampling
-from weft.programs import runs
 from weft.programs.builtin import beam
-from weft.programs.limits import Limits
+from weft.programs.quota.limits import Limits
+from weft.programs.run import runs
 from weft.server import constraints, generate, limits, metrics_http, protocol, tools
 from weft.server.apidoc import filled
 from weft.server.errors import _MEANINGS

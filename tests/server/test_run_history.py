@@ -13,9 +13,9 @@ from tests.server.conftest import running
 from weft.abi.errors import ConfigError
 from weft.config import ProgramsConfig
 from weft.core.clock import ManualClock
-from weft.programs.accounts import NoPlace
 from weft.programs.host.process import host_parts
-from weft.programs.limits import Limits
+from weft.programs.quota.accounts import NoPlace
+from weft.programs.quota.limits import Limits
 from weft.programs.run_records import RunRecords
 from weft.programs.store import MemoryStore
 from weft.server.programs import resolved

@@ -13,7 +13,7 @@ import pytest
 from tests.server.conftest import RunningServer, running
 from tests.server.test_disconnect import connect, read_until
 from tests.server.test_programs import assert_no_runs
-from weft.programs.runs import Run
+from weft.programs.run.runs import Run
 
 BUSY = """
 from weft.sdk import Context, Stop, run

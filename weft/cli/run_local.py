@@ -20,10 +20,10 @@ from weft.config import Config, ProgramsConfig, data_directory
 from weft.engine.inline import InlineEngine
 from weft.programs.host.process import guests_for, host_parts, open_store
 from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
-from weft.programs.limits import Limits
-from weft.programs.model import Model
+from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
-from weft.programs.runs import News, Run, RunSpec
+from weft.programs.run.model import Model
+from weft.programs.run.runs import News, Run, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.checker import check_now
 from weft.programs.types import Caller

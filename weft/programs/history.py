@@ -13,8 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from weft.abi.errors import InvalidRequest, UnknownRun
+from weft.programs.run.runs import Run, RunRecord
 from weft.programs.run_records import Journal
-from weft.programs.runs import Run, RunRecord
 
 
 class History:

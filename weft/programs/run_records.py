@@ -33,7 +33,7 @@ import msgspec
 
 from weft.abi.errors import HostDead
 from weft.programs.database import open_database, writing
-from weft.programs.runs import RunFailure, RunRecord
+from weft.programs.run.runs import RunFailure, RunRecord
 
 MAX_UNWRITTEN = 20_000
 """Changes that wait for a disk that takes none; the oldest go first."""

@@ -26,12 +26,12 @@ from weft.programs.host.client import HostClient
 from weft.programs.host.process import guests_for, host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost, RunHost
 from weft.programs.host.wire import HostArgs, HostedModel
-from weft.programs.limits import Limits
-from weft.programs.machine_memory import machine_memory_bytes
-from weft.programs.model import Model as ProgramModel
+from weft.programs.quota.limits import Limits
+from weft.programs.quota.machine_memory import machine_memory_bytes
 from weft.programs.registry import Code, Program, ProgramKind, Quota, Registry, Version, check_name, checked_code
+from weft.programs.run.model import Model as ProgramModel
+from weft.programs.run.runs import Run, RunSpec
 from weft.programs.run_records import RunRecords
-from weft.programs.runs import Run, RunSpec
 from weft.programs.sandbox.checker import CodeChecker, check_now
 from weft.programs.shelf import FolderShelf
 from weft.programs.store import MemoryStore

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from weft.abi.errors import WeftError
-from weft.programs.runs import Run, RunFailure, RunRecord
+from weft.programs.run.runs import Run, RunFailure, RunRecord
 from weft.server.errors import ClientGone
 from weft.server.schemas.programs import RunCard, RunError, RunEvent
 from weft.server.sse import DONE, Stream

@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from weft.abi.errors import InvalidRequest, SlowListener, WeftError
-from weft.programs.listeners import Listener
-from weft.programs.runs import Run
+from weft.programs.run.listeners import Listener
+from weft.programs.run.runs import Run
 from weft.server.record import record_in
 from weft.server.run_events import card_of, encode_event, end_event, error_event, message_event
 from weft.server.schemas.programs import RunCommand, RunEvent

@@ -13,9 +13,9 @@ from tests.programs.help import settle
 from tests.programs.host.help import TENANT, Bench, spec, with_host
 from weft.abi.errors import InvalidRequest
 from weft.programs.host import wire
-from weft.programs.limits import MAX_NETWORK, MAX_NETWORK_CHARS, Limits
+from weft.programs.quota.limits import MAX_NETWORK, MAX_NETWORK_CHARS, Limits
 from weft.programs.registry import Quota, checked_code
-from weft.programs.runs import MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, News, Run, RunRecord, RunSpec, shortened
+from weft.programs.run.runs import MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, News, Run, RunRecord, RunSpec, shortened
 
 ENDINGS = {
     "a lone surrogate": "raise ValueError('\\ud800')",

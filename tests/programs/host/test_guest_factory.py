@@ -8,9 +8,9 @@ import pytest
 import wasmtime
 
 from tests.programs.host.help import TENANT, Bench, with_host
-from weft.programs.limits import Budget
+from weft.programs.quota.limits import Budget
 from weft.programs.registry import Quota, checked_code
-from weft.programs.runs import Run, RunSpec
+from weft.programs.run.runs import Run, RunSpec
 from weft.programs.sandbox.compiled import CompiledCode, CompiledModule
 from weft.programs.sandbox.workers import Worker
 from weft.programs.types import Caller

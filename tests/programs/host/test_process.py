@@ -18,9 +18,9 @@ from weft.engine.supervisor import ProcessEngine
 from weft.programs.host import wire
 from weft.programs.host.client import HostClient
 from weft.programs.host.wire import WINDOW_BYTES, HostArgs, HostedModel
-from weft.programs.limits import Limits
+from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
-from weft.programs.runs import Run, RunSpec
+from weft.programs.run.runs import Run, RunSpec
 from weft.programs.types import Caller
 
 pytestmark = pytest.mark.slow

@@ -27,9 +27,9 @@ from weft.config import ProgramsConfig
 from weft.core import wire
 from weft.programs.history import History
 from weft.programs.host.program_host import HostOptions, ProgramHost
-from weft.programs.limits import Limits
-from weft.programs.listeners import LISTENER_BYTES, Listener
-from weft.programs.runs import KEPT_MESSAGES, TRANSITIONS, Run, RunRecord, RunUsage
+from weft.programs.quota.limits import Limits
+from weft.programs.run.listeners import LISTENER_BYTES, Listener
+from weft.programs.run.runs import KEPT_MESSAGES, TRANSITIONS, Run, RunRecord, RunUsage
 from weft.programs.types import Caller
 
 ECHO = """

@@ -11,7 +11,7 @@ from tests.programs.sessions import Host, obj, run
 from weft.abi.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError
 from weft.core.wire import Open
 from weft.programs.host.trusted import TrustedGuest
-from weft.programs.limits import Limits
+from weft.programs.quota.limits import Limits
 
 
 class Stopped(WeftError):

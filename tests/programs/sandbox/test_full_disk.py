@@ -17,7 +17,7 @@ from tests.programs.host.help import TENANT, Bench, with_host
 from tests.programs.sandbox.help import EXAMPLES
 from weft.abi.errors import StorageFailed
 from weft.programs.registry import Quota, checked_code
-from weft.programs.runs import RunSpec
+from weft.programs.run.runs import RunSpec
 from weft.programs.sandbox import compile_worker
 from weft.programs.sandbox.compiled import CompiledCode
 from weft.programs.sandbox.engine import engine_config

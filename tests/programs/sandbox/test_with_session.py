@@ -8,7 +8,7 @@ import pytest
 from tests.programs.host.help import TENANT, Bench, with_host
 from tests.programs.sandbox.help import EXAMPLES
 from weft.programs.registry import Quota, checked_code
-from weft.programs.runs import RunSpec
+from weft.programs.run.runs import RunSpec
 
 PROGRAM = """
     import asyncio

@@ -27,7 +27,7 @@ from weft.programs.history import History
 from weft.programs.host import wire
 from weft.programs.host.pipe import Pipe
 from weft.programs.registry import Code
-from weft.programs.runs import Run, RunRecord, RunSpec, RunUsage
+from weft.programs.run.runs import Run, RunRecord, RunSpec, RunUsage
 from weft.programs.types import Caller
 
 PING_EVERY_S = 1.0

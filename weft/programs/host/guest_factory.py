@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from weft.abi.errors import InvalidRequest, WeftError
-from weft.programs.command_queue import CommandQueue
 from weft.programs.guest import Guest, GuestHost, GuestUsage
 from weft.programs.host.trusted import TrustedGuest
-from weft.programs.limits import Limits
+from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code
-from weft.programs.runs import RunSpec
+from weft.programs.run.command_queue import CommandQueue
+from weft.programs.run.runs import RunSpec
 from weft.programs.sandbox.checker import CodeChecker
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Module, Sandbox, SandboxConfig

@@ -23,15 +23,15 @@ from weft.children.entry import call_when_stdin_closes
 from weft.config import ProgramsConfig
 from weft.core.clock import Clock
 from weft.engine.attached import AttachedEngine
-from weft.programs.accounts import Accounts, Caps
 from weft.programs.host import wire
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.pipe import Pipe
 from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
-from weft.programs.model import Model
-from weft.programs.network import Network
+from weft.programs.network.client import Network
+from weft.programs.quota.accounts import Accounts, Caps
 from weft.programs.registry import Code
-from weft.programs.runs import News, Run
+from weft.programs.run.model import Model
+from weft.programs.run.runs import News, Run
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.sandbox import SandboxConfig
 from weft.programs.store import MemoryStore, SqliteStore, Store

@@ -21,18 +21,18 @@ from typing import Protocol
 import msgspec
 
 from weft.abi.errors import Draining, InvalidRequest, Overloaded, UnknownProgram, Unsupported
-from weft.programs.accounts import Accounts, NoPlace
 from weft.programs.history import History
 from weft.programs.host.guest_factory import Guests
 from weft.programs.host.run_task import Hosted
-from weft.programs.limits import Budget
-from weft.programs.loop_share import LoopShare
-from weft.programs.messages import Hub
-from weft.programs.model import Model
-from weft.programs.network import Network
+from weft.programs.network.client import Network
+from weft.programs.quota.accounts import Accounts, NoPlace
+from weft.programs.quota.limits import Budget
+from weft.programs.quota.loop_share import LoopShare
 from weft.programs.registry import Code, Quota, checked_code
-from weft.programs.runs import Run, RunSpec
-from weft.programs.services import Child, ChildSpec, Services
+from weft.programs.run.messages import Hub
+from weft.programs.run.model import Model
+from weft.programs.run.runs import Run, RunSpec
+from weft.programs.run.services import Child, ChildSpec, Services
 from weft.programs.store import Store
 from weft.programs.types import Caller
 

@@ -14,15 +14,15 @@ from dataclasses import replace
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, ProgramFailed, RunCancelled, WeftError
 from weft.abi.frames import WireError
-from weft.programs.command_queue import CommandQueue
 from weft.programs.guest import Guest, GuestUsage
 from weft.programs.host.guest_factory import Guests
-from weft.programs.limits import Budget
-from weft.programs.messages import check_json, one_line
-from weft.programs.rates import Wait
-from weft.programs.runs import Run, RunUsage, log_line
-from weft.programs.services import Launcher, Services
-from weft.programs.session import Session
+from weft.programs.quota.limits import Budget
+from weft.programs.quota.rates import Wait
+from weft.programs.run.command_queue import CommandQueue
+from weft.programs.run.context import Session
+from weft.programs.run.messages import check_json, one_line
+from weft.programs.run.runs import Run, RunUsage, log_line
+from weft.programs.run.services import Launcher, Services
 from weft.programs.types import Caller
 
 MAX_RESULT_BYTES = 16 << 20

@@ -17,7 +17,7 @@ import msgspec
 from weft.abi.errors import WeftError, from_kind
 from weft.config import ProgramsConfig
 from weft.programs.registry import Code
-from weft.programs.runs import LogLine, RunFailure, RunRecord, RunSpec, RunUsage
+from weft.programs.run.runs import LogLine, RunFailure, RunRecord, RunSpec, RunUsage
 
 WINDOW_BYTES = 4 << 20
 READ_EVERY_BYTES = 256 << 10

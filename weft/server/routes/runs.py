@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from weft.abi.errors import WeftError
 from weft.programs.registry import Code
-from weft.programs.runs import Run, RunSpec
+from weft.programs.run.runs import Run, RunSpec
 from weft.server.arguments import caller_of
 from weft.server.errors import ClientGone
 from weft.server.guard import Guard

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.programs.limits import Limits
+from weft.programs.quota.limits import Limits
 from weft.server.schemas.chat import ChatRequest
 from weft.server.schemas.common import Json, StreamOptions
 from weft.server.schemas.completion import CompletionRequest

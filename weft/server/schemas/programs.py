@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.programs.limits import Limits
-from weft.programs.runs import RunUsage
+from weft.programs.quota.limits import Limits
+from weft.programs.run.runs import RunUsage
 from weft.server.schemas.common import MAX_SALT_CHARS, Json
 
 MAX_FIRST_MESSAGES = 100

@@ -1,0 +1,258 @@
+"""What tenants and the server let programs hold and use: nothing beyond a cap, and nothing kept after any ending."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.abi.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloaded
+from weft.core.clock import ManualClock
+from weft.programs.quota.accounts import Accounts, Caps, NoPlace
+from weft.programs.quota.limits import Budget, Limits
+from weft.programs.quota.machine_memory import machine_memory_bytes
+from weft.programs.quota.rates import Bucket
+
+MB = 1 << 20
+SMALL = Limits(memory_bytes=10 * MB)
+
+
+def test_a_sandbox_reserves_what_it_may_grow_to() -> None:
+    accounts = Accounts(Caps(sandbox_bytes=50 * MB, tenant_sandbox_bytes=30 * MB))
+    runs = [accounts.open("t", SMALL) for _ in range(3)]
+    with pytest.raises(NoPlace, match=r"this tenant.*max_sandbox_bytes_per_tenant") as raised:
+        accounts.open("t", SMALL)
+    assert isinstance(raised.value, Overloaded)
+    assert not raised.value.everybody
+    others = [accounts.open("u", SMALL) for _ in range(2)]
+    with pytest.raises(NoPlace, match=r"this server.*max_sandbox_bytes\)") as raised:
+        accounts.open("v", Limits(memory_bytes=1))
+    assert raised.value.everybody
+    accounts.open("v", SMALL, sandboxed=False).close()
+    runs[0].close()
+    runs[0].close()
+    accounts.open("t", SMALL).close()
+    for budget in (*runs, *others):
+        budget.close()
+    assert (accounts.sandbox_bytes, accounts.num_programs, accounts.num_tenants) == (0, 0, 0)
+
+
+def test_children_have_sandboxes_of_their_own() -> None:
+    accounts = Accounts(Caps(tenant_sandbox_bytes=25 * MB))
+    run = accounts.open("t", SMALL)
+    child = run.child(Limits(memory_bytes=100 * MB))
+    assert child.limits.memory_bytes == 10 * MB
+    with pytest.raises(Overloaded, match="max_sandbox_bytes_per_tenant"):
+        child.child(SMALL)
+    assert run.used.children == 1
+    child.without_sandbox()
+    grandchild = child.child(SMALL)
+    assert accounts.sandbox_bytes == 20 * MB
+    for budget in (grandchild, child, run):
+        budget.close()
+    assert accounts.sandbox_bytes == 0
+
+
+def test_a_sandbox_that_never_has_a_place_is_the_callers_mistake() -> None:
+    accounts = Accounts(Caps(sandbox_bytes=50 * MB, tenant_sandbox_bytes=30 * MB))
+    accounts.check_possible("t", Limits(memory_bytes=30 * MB))
+    with pytest.raises(InvalidRequest, match="this tenant") as raised:
+        accounts.check_possible("t", Limits(memory_bytes=30 * MB + 1))
+    assert raised.value.param == "limits.memory_bytes"
+
+
+def test_a_bucket_owes_what_was_used_beyond_it() -> None:
+    bucket = Bucket(60, now=0)
+    bucket.spend(60, 0)
+    assert bucket.wait_s(0) == 0
+    bucket.spend(30, 0)
+    assert bucket.wait_s(0) == 30
+    assert bucket.wait_s(20) == 10
+    assert bucket.wait_s(30) == 0
+    assert not bucket.is_full(89)
+    assert bucket.is_full(90)
+    bucket.spend(0, 1000)
+    assert bucket.level(1000) == 60
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 200)), max_size=50))
+def test_over_any_time_no_more_than_the_rate_and_one_minute(steps: list[tuple[float, float]]) -> None:
+    bucket, now, used, last = Bucket(100, now=0), 0.0, 0.0, 0.0
+    for pause_s, amount in steps:
+        now += pause_s
+        if bucket.wait_s(now) == 0:
+            bucket.spend(amount, now)
+            used, last = used + amount, amount
+        assert used - last <= 100 + now * 100 / 60 + 1e-6
+
+
+@pytest.mark.parametrize("name", ["cpu_s", "host_calls", "tokens"])
+def test_a_rate_is_of_the_tenant_and_of_children_too(name: str) -> None:
+    clock = ManualClock()
+    accounts = Accounts(Caps(**{f"tenant_{name}_per_minute": 60}), clock)
+    run, other = accounts.open("t", Limits(cpu_s=1000)), accounts.open("u", Limits())
+    child = run.child(Limits(cpu_s=1000))
+    for budget in (run, child):
+        spend = {"cpu_s": budget.spend_cpu, "host_calls": budget.spend_host_calls, "tokens": budget.spend_tokens}[name]
+        assert run.wait() is None
+        spend(3)
+        spend(30)
+    assert run.wait() == child.wait() == (name, 60, 6)
+    assert f"programs.tenant_{name}_per_minute" in str(run.wait())
+    assert other.wait() is None
+    with pytest.raises(NoPlace, match=name) as raised:
+        accounts.open("t", Limits())
+    assert (raised.value.in_time, raised.value.everybody, raised.value.retry_after_s) == (True, False, 6)
+    # It is not forgotten with the tenant's last program, but it is once it makes no difference.
+    for budget in (child, run, other):
+        budget.close()
+    assert accounts.num_tenants == 1
+    with pytest.raises(NoPlace):
+        accounts.open("t", Limits())
+    clock.advance(6)
+    accounts.open("t", Limits()).close()
+    clock.advance(60)
+    accounts.open("v", Limits()).close()
+    assert accounts.num_tenants == 0
+
+
+def test_without_rates_nothing_is_asked() -> None:
+    run = Accounts().open("t", Limits())
+    assert not run.is_rated
+    run.spend_tokens(10**9)
+    assert run.wait() is None
+
+
+def test_a_tenant_has_a_share_of_explicit_pages() -> None:
+    accounts = Accounts(Caps(tenant_explicit_share=0.5))
+    run, same, elsewhere, other = (accounts.open(tenant, Limits(pages=80)) for tenant in ("t", "t", "t", "u"))
+    run.take_explicit_pages(30, "m", 100)
+    with pytest.raises(OutOfPages, match="tenant_pages_fraction"):
+        same.take_explicit_pages(21, "m", 100)
+    elsewhere.take_explicit_pages(50, "n", 100)
+    same.take_pages(80)  # of a sequence: the engine takes those away from it where it must
+    other.take_explicit_pages(50, "m", 100)
+    with pytest.raises(LimitExceeded):
+        same.take_explicit_pages(1, "m", 100)
+    run.give_explicit_pages(10)
+    same.give_pages(80)
+    same.take_explicit_pages(30, "m", 100)
+    for budget in (run, same, elsewhere, other):
+        budget.close()
+    assert accounts.num_pages == 0
+
+
+def test_reserved_pages_are_of_the_share_and_are_allocated_from() -> None:
+    accounts = Accounts(Caps(tenant_explicit_share=0.5))
+    run, same = accounts.open("t", Limits(pages=40)), accounts.open("t", Limits())
+    with pytest.raises(LimitExceeded) as raised:
+        run.reserve_explicit_pages(41, "m", 100)
+    assert raised.value.param == "pages"
+    run.reserve_explicit_pages(30, "m", 100)
+    with pytest.raises(OutOfPages):
+        same.take_explicit_pages(21, "m", 100)
+    run.take_explicit_pages(35, "m", 100)
+    same.take_explicit_pages(15, "m", 100)
+    with pytest.raises(OutOfPages):
+        run.take_explicit_pages(1, "m", 100)
+    run.close()
+    same.take_explicit_pages(35, "m", 100)
+    assert accounts.num_pages == 50
+    same.close()
+    assert (accounts.num_pages, accounts.num_tenants) == (0, 0)
+
+
+STEP = st.tuples(
+    st.sampled_from(["open", "child", "trust", "explicit", "give", "pages", "tokens", "close", "pass"]),
+    st.integers(0, 9),
+    st.sampled_from(["t", "u"]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(STEP, max_size=60))
+def test_accounts_add_up(steps: list[tuple[str, int, str]]) -> None:
+    """Whatever is opened, refused and closed: what is counted is what is held, and within the caps."""
+    caps = Caps(
+        programs=8,
+        tenant_programs=6,
+        sandbox_bytes=30,
+        tenant_sandbox_bytes=20,
+        tenant_explicit_share=0.6,
+        tenant_tokens_per_minute=600,
+    )
+    clock = ManualClock()
+    accounts = Accounts(caps, clock)
+    alive: list[tuple[Budget, str]] = []
+    bytes_of: dict[Budget, int] = {}
+    explicit: Counter[Budget] = Counter()
+    tokens: Counter[str] = Counter()
+    for what, amount, tenant in steps:
+        budget, owner = alive[amount % len(alive)] if alive else (None, "")
+        try:
+            if what == "open":
+                made = accounts.open(tenant, Limits(memory_bytes=amount))
+                alive.append((made, tenant))
+                bytes_of[made] = amount
+            elif budget is None:
+                continue
+            elif what == "child":
+                made = budget.child(Limits(memory_bytes=amount))
+                alive.append((made, owner))
+                bytes_of[made] = made.limits.memory_bytes
+            elif what == "trust":
+                budget.without_sandbox()
+                bytes_of[budget] = 0
+            elif what == "explicit":
+                budget.take_explicit_pages(amount, "m", 20)
+                explicit[budget] += amount
+            elif what == "give":
+                count = min(amount, explicit[budget])
+                budget.give_explicit_pages(count)
+                explicit[budget] -= count
+            elif what == "tokens":
+                budget.spend_tokens(100 * amount)
+                tokens[owner] += 100 * amount
+            elif what == "pass":
+                clock.advance(1)
+                tokens.subtract({name: min(10, tokens[name]) for name in ("t", "u")})
+            elif what == "close" and not budget.used.children:
+                for _ in range(1 + amount % 2):
+                    budget.close()
+                alive.remove((budget, owner))
+                bytes_of.pop(budget)
+                explicit.pop(budget, None)
+        except (Overloaded, LimitExceeded, OutOfPages):
+            pass
+        assert accounts.num_programs == len(alive) <= 8
+        assert accounts.sandbox_bytes == sum(bytes_of.values()) <= 30
+        assert accounts.num_pages == explicit.total()
+        for name in ("t", "u"):
+            mine = [budget for budget, owner in alive if owner == name]
+            assert len(mine) <= 6
+            assert sum(bytes_of[budget] for budget in mine) <= 20
+            assert sum(explicit[budget] for budget in mine) <= 12
+            for budget in mine:
+                wait = budget.wait()
+                assert (0 if wait is None else wait.seconds) == pytest.approx(max(0, tokens[name] - 600) / 10)
+    for budget, _ in reversed(alive):
+        budget.close()
+    clock.advance(10**6)
+    accounts.open("v", Limits(memory_bytes=0)).close()
+    assert (accounts.num_programs, accounts.sandbox_bytes, accounts.num_pages, accounts.num_tenants) == (0, 0, 0, 0)
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroups"
+    (proc / "self").mkdir(parents=True)
+    (cgroups / "a" / "b").mkdir(parents=True)
+    whole = machine_memory_bytes(proc, cgroups)
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    (cgroups / "a" / "b" / "memory.max").write_text("max\n")
+    assert machine_memory_bytes(proc, cgroups) == whole
+    (cgroups / "a" / "memory.max").write_text("1000\n")
+    assert machine_memory_bytes(proc, cgroups) == 1000
+    (cgroups / "memory.max").write_text("900\n")
+    (proc / "self" / "cgroup").write_text("0::/outside\n")
+    assert machine_memory_bytes(proc, cgroups) == 900

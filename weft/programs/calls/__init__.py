@@ -1,1 +1,0 @@
-"""What a program may ask of its host, by trait: one class each, wired into one table by `weft.programs.session`."""

@@ -1,0 +1,92 @@
+"""How much the programs of a tenant may use per minute: a bucket of each kind, and when there is something in it.
+
+Owns the arithmetic alone: no tasks, no timers; `now` comes from a clock. `weft.programs.quota.accounts` has one `Rates`
+for each tenant, `weft.programs.run.command_queue` makes programs wait.
+
+A bucket holds what may be used in a minute, and fills at that rate. What is used is taken out afterwards, when it is
+known, and the bucket may go below empty: a generation that was begun is finished. Then nothing more is begun until the
+debt is paid. So over any time t a tenant uses at most rate x (t + one minute), and what its programs had begun when the
+bucket ran empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+WINDOW_S = 60.0
+
+
+class Wait(NamedTuple):
+    """Why nothing is begun now, and for how long."""
+
+    name: str
+    """The rate: `cpu_s`, `host_calls` or `tokens`."""
+    per_minute: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"the programs of this tenant used more than {self.per_minute:g} {self.name} per minute "
+            f"({setting_of(self.name)}); it goes on in {self.seconds:.1f} s"
+        )
+
+
+class Bucket:
+    """One kind. `level` is what may be used now; below 0 it is a debt."""
+
+    def __init__(self, per_minute: float, now: float):
+        self.per_minute = per_minute
+        self._level, self._at_s = float(per_minute), now
+
+    def spend(self, amount: float, now: float) -> None:
+        """It was used."""
+        self._level = self.level(now) - amount
+        self._at_s = now
+
+    def level(self, now: float) -> float:
+        """What may be used now."""
+        filled = self._level + (now - self._at_s) * self.per_minute / WINDOW_S
+        return min(filled, float(self.per_minute))
+
+    def wait_s(self, now: float) -> float:
+        """Until there is no debt."""
+        return max(0.0, -self.level(now) * WINDOW_S / self.per_minute)
+
+    def is_full(self, now: float) -> bool:
+        """Whether it remembers nothing."""
+        return self.level(now) >= self.per_minute
+
+
+class Rates:
+    """The buckets of one tenant: of those kinds that have a rate."""
+
+    def __init__(self, per_minute: Mapping[str, float | None], now: float):
+        self._buckets = {name: Bucket(most, now) for name, most in per_minute.items() if most is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self._buckets)
+
+    def spend(self, name: str, amount: float, now: float) -> None:
+        """Count what was used of a kind; does nothing for one without a rate."""
+        bucket = self._buckets.get(name)
+        if bucket is not None:
+            bucket.spend(amount, now)
+
+    def wait(self, now: float) -> Wait | None:
+        """The longest wait; None where there is none."""
+        waits = [
+            Wait(name, bucket.per_minute, seconds)
+            for name, bucket in self._buckets.items()
+            if (seconds := bucket.wait_s(now)) > 0
+        ]
+        return max(waits, key=lambda wait: wait.seconds, default=None)
+
+    def is_full(self, now: float) -> bool:
+        """Whether new ones would be the same."""
+        return all(bucket.is_full(now) for bucket in self._buckets.values())
+
+
+def setting_of(name: str) -> str:
+    """The operator's setting of a rate."""
+    return f"programs.tenant_{name}_per_minute"

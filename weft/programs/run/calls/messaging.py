@@ -1,0 +1,187 @@
+"""The Messaging trait: broadcasts and subscriptions within the tenant, and programs that the program launches.
+
+Owns the run's subscriptions and children. `weft.programs.run.context` calls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
+from weft.programs.quota.limits import Budget, limits_from_json
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.messages import Queue, Subscription, check_json
+from weft.programs.run.services import Child, ChildSpec
+
+MAX_LAUNCH_BYTES = 4 << 20
+"""Source, arguments and limits of a child, as JSON."""
+MAX_CHILDREN = 4096
+"""Children that a program may still ask about; those that ended and were joined, or killed, are forgotten first."""
+
+
+class _LaunchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    program: str | None = None
+    source: str | None = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
+    limits: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_launch_args = msgspec.json.Decoder(_LaunchArgs)
+
+
+class MessagingCalls:
+    """Of one run."""
+
+    def __init__(self, view: RunView):
+        self._view = view
+        self._desk = view.desk
+        self._children: dict[int, _Launched] = {}
+        self.num_launched = 0
+        """Children launched so far."""
+
+    def broadcast(self, call: int, topic: bytes, message: bytes) -> None:
+        """To all who listen now."""
+        self._view.check_message(message)
+        check_json(message, "the message", "message")
+        self._view.services.hub.broadcast(self._view.caller.tenant, topic, message)
+
+    def subscribe(self, call: int, topic: bytes) -> None:
+        """From now on, until it is cancelled or falls behind."""
+        self._desk.check_free(call)
+        self._desk.begin(call, _Listener(self._view, call, topic))
+
+    def launch(self, call: int, number: int, about: bytes) -> None:
+        """Start a child."""
+        check_size(about, MAX_LAUNCH_BYTES, "launch")
+        self._desk.check_free(call, len(about))
+        if number in self._children:
+            raise InvalidRequest(f"child {number} was launched already; give every child a number of its own", "child")
+        self._forget_some()
+        try:
+            args = _launch_args.decode(about)
+        except UNREADABLE as error:
+            raise InvalidRequest(f"the launch cannot be used: {error}", "launch") from error
+        if (args.program is None) == (args.source is None):
+            raise InvalidRequest("a launch names one of program and source", "program")
+        if len(args.args) > self._view.budget.limits.message_bytes:
+            raise LimitExceeded(
+                f"the arguments have {len(args.args)} bytes; the limit is {self._view.budget.limits.message_bytes}",
+                "message_bytes",
+            )
+        budget = self._view.budget.child(limits_from_json(bytes(args.limits), self._view.budget.remaining()))
+        spec = ChildSpec(program=args.program, source=args.source, args=bytes(args.args))
+        self.num_launched += 1
+        launched = self._children[number] = _Launched(self._view, spec, budget)
+        self._desk.run(call, launched.started(), held=len(about))
+
+    def join(self, call: int, number: int) -> None:
+        """Wait for its result."""
+        self._desk.run(call, self._find(number).joined(), waits=True)
+
+    def kill(self, call: int, number: int) -> None:
+        """Cancel it."""
+        self._find(number).kill()
+
+    def close(self) -> None:
+        """Children do not outlive their parent."""
+        children, self._children = self._children, {}
+        for launched in children.values():
+            launched.kill()
+
+    def _forget_some(self) -> None:
+        if len(self._children) < MAX_CHILDREN:
+            return
+        for number in [number for number, launched in self._children.items() if launched.settled]:
+            del self._children[number]
+        if len(self._children) >= MAX_CHILDREN:
+            raise Overloaded(f"{MAX_CHILDREN} children were launched and not joined; join or kill some of them")
+
+    def _find(self, number: int) -> _Launched:
+        launched = self._children.get(number)
+        if launched is None:
+            raise UnknownHandle(f"this program launched no child {number}")
+        return launched
+
+
+class _Listener:
+    """A subscription as a call."""
+
+    def __init__(self, view: RunView, call: int, topic: bytes):
+        self._desk, self._call = view.desk, call
+        queue = Queue(view.budget.limits.pending_messages, view.waiting)
+        self._subscription: Subscription = view.services.hub.subscribe(view.caller.tenant, topic, queue, self._news)
+
+    def turn_into_events(self) -> None:
+        """The program reads: all that waits becomes its own."""
+        subscription = self._subscription
+        if not self._desk.is_pending(self._call, self):
+            return
+        while len(subscription.queue):
+            self._desk.part(self._call, subscription.topic, subscription.queue.pop())
+        if subscription.error is not None:
+            self._desk.error(self._call, subscription.error)
+
+    def cancel(self) -> None:
+        """The program wants no more; what it has not read is lost."""
+        self.drop()
+        self._desk.remove_source(self)
+        self._desk.cancelled(self._call)
+
+    def drop(self) -> None:
+        """Listen no longer."""
+        self._subscription.close()
+
+    def _news(self) -> None:
+        self._desk.add_source(self)
+
+
+class _Launched:
+    """A child, from before it has started."""
+
+    def __init__(self, view: RunView, spec: ChildSpec, budget: Budget):
+        self._budget = budget
+        self._killed = False
+        self._joined = False
+        self._child: Child | None = None
+        # A launch is not given up half-way: whoever launches closes the budget. A kill waits for it.
+        self._launching = view.desk.loop.create_task(view.services.launcher.launch(spec, view.caller, budget))
+        self._launching.add_done_callback(self._begun)
+
+    async def started(self) -> tuple[bytes, ...]:
+        """The id of its run."""
+        child = await asyncio.shield(self._launching)
+        return (msgspec.json.encode({"run": child.id}),)
+
+    async def joined(self) -> tuple[bytes, ...]:
+        """What its main returned."""
+        child = await asyncio.shield(self._launching)
+        try:
+            result = await child.join()
+        except WeftError:
+            self._joined = True
+            raise
+        self._joined = True
+        return (result,)
+
+    @property
+    def settled(self) -> bool:
+        """Whether its parent knows how it ended, or wanted it to."""
+        failed = self._launching.done() and self._child is None
+        return self._joined or self._killed or failed
+
+    def kill(self) -> None:
+        """Now, or as soon as it has started."""
+        self._killed = True
+        if self._child is not None:
+            self._child.kill()
+
+    def _begun(self, launching: asyncio.Task[Child]) -> None:
+        if launching.cancelled() or launching.exception() is not None:
+            # Whoever launches does so too; a launcher with a bug must not leave a child that counts for ever.
+            self._budget.close()
+            return
+        self._child = launching.result()
+        if self._killed:
+            self._child.kill()

@@ -1,0 +1,353 @@
+"""The traits Allocate, Forward, InputText and OutputText: pages and embeddings that the program names and fills itself.
+
+Owns the run's space on the engine (opened at first use, and again after the engine came back) and the count of its
+pages. What the numbers of pages, embeddings and queues mean is the space's. `weft.programs.run.context` calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from weft.abi.errors import EngineDead, InvalidRequest, OutOfPages, UnknownHandle, Unsupported, WeftError
+from weft.core.sampling import SamplingParams
+from weft.core.wire import Finished
+from weft.programs.operations import Report
+from weft.programs.run.calls.pending import OperationCall
+from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, sampling_of
+from weft.programs.run.calls.tokenize import check_tokens
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
+from weft.programs.space import Space
+
+MAX_NUMBER = 1 << 32
+MAX_INDEX = 1 << 31
+"""Of a draw: there is one for each token that is sampled."""
+MAX_NAME_BYTES = 256
+UNHEARD = -1
+"""The call of what is done on the program's behalf, such as giving back pages of an allocation that it gave up: should
+that fail because there were none, nobody is told."""
+_COUNT = struct.Struct("<I")
+
+Pack = Callable[[Finished], tuple[bytes, ...]]
+"""What a result carries of how an operation ended."""
+
+
+class _SampleArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sampling: dict[str, Any] | None = None
+    index: int = 0
+
+
+class PageCalls:
+    """Of one run."""
+
+    def __init__(self, view: RunView, reserve_pages: int):
+        self._view = view
+        self._desk = view.desk
+        self._budget = view.budget
+        self._reserve_pages = reserve_pages
+        self._space: Space | None = None
+        self._pages: dict[int, int] = {}
+        """Numbers of the pages that are allocated, or are about to be, with the call that asked for them."""
+        self.forward_tokens = 0
+        """Put through forwards so far."""
+
+    # ---- queues
+
+    def open_queue(self, call: int, queue: int, priority: int) -> None:
+        """A queue of commands. Negative priorities count as 0."""
+        self._opened().open_queue(queue, max(0, priority), call=call)
+
+    def close_queue(self, call: int, queue: int) -> None:
+        """Once what is on it has run."""
+        self._opened().close_queue(queue, call=call)
+
+    def set_priority(self, call: int, queue: int, priority: int) -> None:
+        """Run it later, or as early as its caller may."""
+        self._opened().set_queue_priority(queue, max(0, priority), call=call)
+
+    def sync(self, call: int, queue: int) -> None:
+        """When all before it is done."""
+        self._desk.check_free(call)
+        self._listen(call, self._opened().sync(queue))
+
+    # ---- Allocate
+
+    def alloc_pages(self, call: int, queue: int, first: int, count: int) -> None:
+        """Take pages; they count from now on, until they are freed or it turns out that there are none."""
+        self._desk.check_free(call)
+        numbers = self._new_numbers(first, count)
+        space = self._opened()
+        self._budget.take_explicit_pages(count, *self._share())
+        self._pages.update(dict.fromkeys(numbers, call))
+        given_up = False
+
+        def over(well: bool) -> None:
+            if not well and not given_up:
+                self._forget(numbers, call)
+
+        def cancel() -> None:
+            # On the same queue, so this comes after them, whenever that is.
+            nonlocal given_up
+            given_up = True
+            self._desk.cancelled(call)
+            self._forget(numbers)
+            space.free_pages(queue, _packed(numbers), call=UNHEARD)
+
+        try:
+            self._listen(call, space.alloc_pages(queue, first, count), over=over).on_cancel = cancel
+        except WeftError:
+            self._forget(numbers)
+            raise
+
+    def free_pages(self, call: int, queue: int, pages: bytes) -> None:
+        """Give pages back."""
+        numbers = _unpacked(pages)
+        missing = next((number for number in numbers if number not in self._pages), None)
+        if missing is not None or len(set(numbers)) != len(numbers):
+            what = "a page is named twice" if missing is None else f"this program has no page {missing}"
+            raise UnknownHandle(f"{what}; nothing was freed")
+        self._opened().free_pages(queue, pages, call=call)
+        self._forget(numbers)
+
+    def alloc_embeds(self, call: int, queue: int, first: int, count: int) -> None:
+        """Take embeddings."""
+        self._desk.check_free(call)
+        self._check_range(first, count, "embeddings", self._view.model.info.num_embeds)
+        space = self._opened()
+        pending = self._listen(call, space.alloc_embeds(queue, first, count))
+
+        def cancel() -> None:
+            self._desk.cancelled(call)
+            space.free_embeds(queue, _packed(range(first, first + count)), call=UNHEARD)
+
+        pending.on_cancel = cancel
+
+    def free_embeds(self, call: int, queue: int, embeds: bytes) -> None:
+        """Give embeddings back."""
+        self._opened().free_embeds(queue, embeds, call=call)
+
+    def copy_tokens(self, call: int, queue: int, source: int, at: int, dest: int, dest_at: int, count: int) -> None:
+        """Copy KV from page to page."""
+        self._opened().copy_tokens(queue, (source, at), (dest, dest_at), count, call=call)
+
+    def export(self, call: int, queue: int, pages: bytes, name: bytes) -> None:
+        """Keep pages for other programs of the tenant."""
+        self._desk.check_free(call)
+        self._listen(call, self._opened().export_pages(queue, pages, _name(name)))
+
+    def import_(self, call: int, queue: int, first: int, name: bytes) -> None:
+        """Pages that were exported; how many there are is known at the end."""
+        self._desk.check_free(call)
+        space = self._opened()
+        report = space.import_pages(queue, first, _name(name))
+        given_up = False
+
+        def ended(finished: Finished) -> tuple[bytes, ...]:
+            numbers = range(first, first + finished.count)
+            try:
+                self._budget.take_explicit_pages(len(numbers), *self._share())
+            except WeftError:
+                space.free_pages(queue, _packed(numbers), call=UNHEARD)
+                raise
+            self._pages.update(dict.fromkeys(numbers, call))
+            return (_COUNT.pack(len(numbers)),)
+
+        def over(well: bool) -> None:
+            if well and given_up and report.finished is not None:
+                space.free_pages(queue, _packed(range(first, first + report.finished.count)), call=UNHEARD)
+
+        def cancel() -> None:
+            nonlocal given_up
+            given_up = True
+            self._desk.cancelled(call)
+
+        self._listen(call, report, ended, over).on_cancel = cancel
+
+    def release_export(self, call: int, queue: int, name: bytes) -> None:
+        """Forget an export."""
+        self._desk.check_free(call)
+        self._listen(call, self._opened().release_export(queue, _name(name)))
+
+    # ---- Forward, InputText, OutputText
+
+    def mask(self, call: int, queue: int, page: int, bits: int) -> None:
+        """Hide tokens of a page."""
+        self._opened().mask_page(queue, page, bits, call=call)
+
+    def embed_text(self, call: int, queue: int, tokens: bytes, positions: bytes, embeds: bytes) -> None:
+        """Tokens to input embeddings."""
+        self._opened().embed_text(queue, tokens, positions, embeds, call=call)
+
+    def forward(
+        self, call: int, queue: int, read: bytes, inputs: bytes, write: bytes, outputs: bytes, mask: bytes
+    ) -> None:
+        """Embeddings through the model."""
+        self._spend(check_tokens(inputs))
+        (self._space or self._opened()).forward(queue, read, inputs, write, outputs, mask, call=call)
+
+    def forward_sample(
+        self,
+        call: int,
+        queue: int,
+        read: bytes,
+        tokens: bytes,
+        positions: bytes,
+        write: bytes,
+        mask: bytes,
+        about: bytes,
+    ) -> None:
+        """Tokens through the model, and the one sampled after them."""
+        self._desk.check_free(call)
+        check_size(about, MAX_SPEC_BYTES, "sampling")
+        sampling, index = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _sampling(about)
+        self._spend(check_tokens(tokens) + 1)
+        report = self._opened().forward_sample(queue, read, tokens, positions, write, mask, sampling, index)
+        self._listen(call, report, lambda finished: (finished.tokens,))
+
+    def next_dist(self, call: int, queue: int, k: int, embeds: bytes, targets: bytes) -> None:
+        """What is likely after hidden states."""
+        self._desk.check_free(call)
+        self._listen(call, self._opened().next_dist(queue, k, embeds, targets), _packed_dists)
+
+    def close(self) -> None:
+        """Give everything back."""
+        space, self._space = self._space, None
+        if space is not None:
+            space.release()
+        self._forget(list(self._pages))
+
+    # ---- inside
+
+    def _opened(self) -> Space:
+        if self._space is None:
+            runtime = self._view.model.runtime
+            if not runtime.engine.info.explicit_pages:
+                raise Unsupported(
+                    f"the model {self._view.model.name} has no trait Allocate: programs cannot place its KV; "
+                    "use sequences",
+                    "Allocate",
+                )
+            if self._reserve_pages:
+                self._budget.reserve_explicit_pages(self._reserve_pages, *self._share())
+            self._space = runtime.open_space(self._view.caller, self._reserve_pages)
+            self._space.on_failure = self._failed
+        return self._space
+
+    def lost(self, error: WeftError, space: Space | None = None) -> None:
+        """A call of this trait failed; where it failed because the engine is gone, the space is too."""
+        space = space or self._space
+        if isinstance(error, EngineDead) and space is not None:
+            # Not now: the engine is telling everybody who waits, one by one.
+            self._desk.loop.call_soon(self._drop, space)
+
+    def _drop(self, space: Space) -> None:
+        """A new one is opened when the program asks for something, which fails until the engine is back."""
+        if self._space is space:
+            self.close()
+
+    def _failed(self, call: int, error: WeftError) -> None:
+        """A command that does not answer went wrong."""
+        if not self._desk.closed:
+            if call != UNHEARD:
+                self._desk.refuse(call, error)
+            self.lost(error)
+
+    def _listen(
+        self, call: int, report: Report, pack: Pack | None = None, over: Callable[[bool], None] | None = None
+    ) -> OperationCall:
+        """`over` is told once whether the operation ended well, also where the program had given it up."""
+        space = self._space
+
+        def ended() -> tuple[bytes, ...]:
+            if report.finished is None:
+                raise RuntimeError("an operation that ended well has no result")
+            return () if pack is None else pack(report.finished)
+
+        def on_end(well: bool) -> None:
+            if over is not None:
+                over(well)
+            if report.error is not None:
+                self.lost(report.error, space)
+
+        pending = self._desk.listen(call, report, ended)
+        pending.on_end = on_end
+        return pending
+
+    def _share(self) -> tuple[str, int]:
+        """Of whose explicit pages a tenant has a share, and how many there are."""
+        model = self._view.model
+        return model.name, model.info.max_space_pages
+
+    def _spend(self, num_tokens: int) -> None:
+        self._budget.spend_tokens(num_tokens)
+        self.forward_tokens += num_tokens
+
+    def _new_numbers(self, first: int, count: int) -> range:
+        """Of pages to allocate. Raises what is wrong with them."""
+        self._check_range(first, count, "KV pages", self._view.model.info.max_space_pages)
+        numbers = range(first, first + count)
+        taken = next((number for number in numbers if number in self._pages), None)
+        if taken is not None:
+            raise InvalidRequest(f"page {taken} is allocated already; give every page a number of its own", "first")
+        return numbers
+
+    @staticmethod
+    def _check_range(first: int, count: int, what: str, most: int) -> None:
+        if first + count > MAX_NUMBER:
+            raise InvalidRequest(f"numbers of {what} are below {MAX_NUMBER}, got {first} and {count - 1} more", "first")
+        if count > most:
+            raise OutOfPages(f"{count} {what} were asked for; the engine has {most} for all programs together")
+
+    def _forget(self, numbers: Iterable[int], call: int | None = None) -> None:
+        """They are not held any more, those that were; with `call`, those alone that it has asked for."""
+        held = [
+            number for number in numbers if (call is None and number in self._pages) or self._pages.get(number) == call
+        ]
+        for number in held:
+            self._pages.pop(number, None)
+        self._budget.give_explicit_pages(len(held))
+
+
+def _packed(numbers: Iterable[int]) -> bytes:
+    return array("I", numbers).tobytes()
+
+
+def _unpacked(pages: bytes) -> array[int]:
+    if len(pages) % 4:
+        raise InvalidRequest(f"{len(pages)} bytes are not a whole number of uint32 handles", "pages")
+    numbers = array("I")
+    numbers.frombytes(pages)
+    return numbers
+
+
+def _packed_dists(finished: Finished) -> tuple[bytes, ...]:
+    if finished.dists is None:
+        raise RuntimeError("the engine sent no distributions")
+    dists = finished.dists
+    return dists.packed_ids, dists.packed_logprobs, dists.packed_targets
+
+
+def _sampling(about: bytes) -> tuple[SamplingParams, int]:
+    """Raises `InvalidRequest`."""
+    try:
+        args = msgspec.json.decode(about or b"{}", type=_SampleArgs)
+    except UNREADABLE as error:
+        raise InvalidRequest(f"the sampling cannot be used: {error}", "sampling") from error
+    if not 0 <= args.index < MAX_INDEX:
+        raise InvalidRequest(f"index is from 0 to {MAX_INDEX - 1}, got {args.index}", "index")
+    return sampling_of(args.sampling), args.index
+
+
+_remembered = functools.lru_cache(256)(_sampling)
+
+
+def _name(name: bytes) -> str:
+    text = text_of(name, "name")
+    if not 0 < len(name) <= MAX_NAME_BYTES:
+        raise InvalidRequest(f"the name of an export has 1 to {MAX_NAME_BYTES} bytes, got {len(name)}", "name")
+    return text

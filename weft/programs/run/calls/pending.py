@@ -1,0 +1,132 @@
+"""Calls that are under way: answered by a coroutine, or by an operation of the engine.
+
+Owns how each ends, is given up, and is dropped with its run. `weft.programs.run.calls.desk` begins them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from weft.programs.operations import Operation
+
+if TYPE_CHECKING:
+    from weft.programs.run.calls.desk import Desk
+
+T = TypeVar("T")
+
+
+class Charged(Coroutine[Any, Any, T]):
+    """A coroutine, the processor time of whose steps is told to `charge`."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], charge: Callable[[float], None]):
+        self._work, self._charge = work, charge
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        began_s = time.thread_time()
+        try:
+            return self._work.send(value)
+        finally:
+            self._charge(time.thread_time() - began_s)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step with an error."""
+        began_s = time.thread_time()
+        try:
+            return self._work.throw(*error)
+        finally:
+            self._charge(time.thread_time() - began_s)
+
+    def close(self) -> None:
+        """Give it up."""
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._work.__await__()
+
+
+class TaskCall:
+    """A call that a coroutine answers. What it computes is charged to the run."""
+
+    def __init__(self, desk: Desk, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int, waits: bool):
+        self._desk, self._call, self._held = desk, call, held
+        self._waits_since = desk.loop.time() if waits else None
+        self._task = desk.loop.create_task(Charged(work, desk.charge))
+        self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """The program hears at once; the coroutine cleans up in its own time."""
+        self._desk.cancelled(self._call)
+        self._task.cancel()
+
+    def drop(self) -> None:
+        """The run is over."""
+        self._task.cancel()
+
+    def _done(self, task: asyncio.Task[tuple[bytes, ...]]) -> None:
+        desk = self._desk
+        desk.let_go(self._held)
+        if self._waits_since is not None:
+            desk.waited_s += desk.loop.time() - self._waits_since
+        error = None if task.cancelled() else task.exception()
+        if not desk.is_pending(self._call, self):
+            return
+        if task.cancelled():
+            desk.cancelled(self._call)
+        elif error is not None:
+            desk.error(self._call, desk.told(error))
+        else:
+            desk.result(self._call, *task.result())
+
+
+class OperationCall:
+    """A call that an operation of the engine answers. It is the operation's mailbox: no task waits."""
+
+    __slots__ = ("_call", "_desk", "_ended", "on_cancel", "on_end", "operation")
+
+    def __init__(self, desk: Desk, call: int, operation: Operation, ended: Callable[[], tuple[bytes, ...]]):
+        self._desk, self._call, self._ended = desk, call, ended
+        self.operation = operation
+        self.on_cancel: Callable[[], None] | None = None
+        """Ends it on the engine, which then reports how far it came. None: it is only given up."""
+        self.on_end: Callable[[bool], None] | None = None
+        """Told once whether it ended well, also where the program had given it up, but not after the run's end."""
+        operation.report_to(self)
+        if operation.ended:
+            desk.loop.call_soon(self.wake)
+
+    def wake(self) -> None:
+        """The engine has news; an operation that reports has only one."""
+        operation, desk = self.operation, self._desk
+        if not operation.ended or desk.closed:
+            return
+        well = operation.error is None and operation.finished is not None
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end(well)
+        if not desk.is_pending(self._call, self):
+            return
+        if operation.error is not None:
+            desk.error(self._call, operation.error)
+        elif not well:
+            desk.cancelled(self._call)
+        else:
+            try:
+                blobs = self._ended()
+            except Exception as error:
+                desk.error(self._call, desk.told(error))
+            else:
+                desk.result(self._call, *blobs)
+
+    def cancel(self) -> None:
+        """The program gives it up."""
+        if self.on_cancel is not None:
+            self.on_cancel()
+        else:
+            self._desk.cancelled(self._call)
+
+    def drop(self) -> None:
+        """Whoever owns the sequence or the space gives it back."""

@@ -1,0 +1,279 @@
+"""The Sequence trait: tokens with lineage, generated in the fused loop of the engine.
+
+Owns the run's sequences by the numbers its program gave them. Operations report through mailboxes, so that a call costs
+no task; tokens of one message of the engine are one PART. `weft.programs.run.context` calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle
+from weft.core.grammar import Grammar
+from weft.core.sampling import SamplingParams, StopParams
+from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs, Usage
+from weft.programs.quota.page_quota import Holding
+from weft.programs.run.calls.generation import GenerationCall
+from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
+from weft.programs.run.calls.tokenize import check_tokens
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.runtime import Sequence
+from weft.programs.wire_sizes import check_sizes
+
+MAX_RANGES_BYTES = 8 << 10
+MAX_SEQUENCES = 16384
+"""Of one program, open at once."""
+MAX_HOLD_S = 86400.0
+
+
+class _Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+
+
+class _GenerateArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sampling: dict[str, Any] | None = None
+    stop: _Stop | None = None
+    grammar: GrammarArgs | None = None
+
+
+class GenerateSpec(msgspec.Struct, frozen=True):
+    """How to generate, understood."""
+
+    sampling: SamplingParams
+    stop: StopParams
+    grammar: Grammar | None
+
+
+class OpenSequence:
+    """One that the program holds."""
+
+    __slots__ = ("cached_tokens", "holding", "sequence")
+
+    def __init__(self, sequence: Sequence, holding: Holding):
+        self.sequence = sequence
+        self.holding = holding
+        self.cached_tokens = 0
+
+
+class SequenceCalls:
+    """Of one run."""
+
+    def __init__(self, view: RunView):
+        self._view = view
+        self._desk = view.desk
+        self._model = view.model
+        self._spend_tokens = view.budget.spend_tokens
+        self._open: dict[int, OpenSequence] = {}
+        self.prompt_tokens = 0
+        """Appended so far."""
+        self.cached_tokens = 0
+        """Of all prompts, tokens whose KV was found instead of computed."""
+        self.generated_tokens = 0
+
+    def open(self, call: int, number: int, priority: int) -> None:
+        """A new, empty sequence. No program runs earlier than its caller may: negative priorities count as 0."""
+        self._check_new(number)
+        caller = self._view.caller
+        if priority > 0:
+            caller = replace(caller, priority=caller.priority + priority)
+        runtime = self._model.runtime
+        sequence = runtime.open(caller)
+        self._open[number] = OpenSequence(sequence, Holding(self._view.budget, runtime.engine.info.page_size))
+
+    def append(self, call: int, number: int, tokens: bytes) -> None:
+        """Known tokens. A failure in the engine surfaces at what follows on the sequence."""
+        known = self._open.get(number) or self._find(number)
+        count = check_tokens(tokens)
+        if not count:
+            return
+        self._put(known, count)
+        known.sequence.append(tokens)
+
+    def generate(self, call: int, number: int, text: int, about: bytes) -> None:
+        """Sample tokens. `text`: 0 none, 1 without special tokens, 2 with them."""
+        known = self._find(number)
+        check_size(about, MAX_SPEC_BYTES, "generate")
+        spec = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _generate_spec(about)
+        self._desk.check_free(call)
+        generation = known.sequence.generate(spec.sampling, spec.stop, spec.grammar)
+        self._desk.begin(call, GenerationCall(self._view, call, generation, spec, known, self, text))
+
+    def dist(self, call: int, number: int, k: int, tokens: bytes) -> None:
+        """What is likely next."""
+        outputs = PromptOutputs(dist=min(k, self._model.info.vocab_size))
+        self._report(call, number, tokens, outputs, lambda finished: _packed_dist(finished.dists))
+
+    def score(self, call: int, number: int, k: int, tokens: bytes) -> None:
+        """How probable given tokens are."""
+        self._report(
+            call,
+            number,
+            tokens,
+            PromptOutputs(logprobs=k),
+            lambda finished: _packed_scores(finished.prompt_logprobs, k),
+        )
+
+    def fork(self, call: int, number: int, child: int) -> None:
+        """A copy that shares all pages."""
+        known = self._find(number)
+        self._check_new(child)
+        sequence = known.sequence.fork()
+        self._open[child] = OpenSequence(sequence, known.holding.fork())
+
+    def truncate(self, call: int, number: int, keep: int) -> None:
+        """Forget tokens at the end."""
+        known = self._find(number)
+        known.sequence.truncate(keep)
+        known.holding.truncate(keep)
+
+    def mask(self, call: int, number: int, ranges: bytes) -> None:
+        """Hide tokens from those that follow."""
+        known = self._find(number)
+        check_size(ranges, MAX_RANGES_BYTES, "ranges")
+        known.sequence.mask(ranges)
+
+    def hold(self, call: int, number: int, seconds: float) -> None:
+        """Give it up, its KV to be found again for a while."""
+        known = self._find(number)
+        if not 0 <= seconds <= MAX_HOLD_S:
+            raise InvalidRequest(f"KV is held from 0 to {MAX_HOLD_S:.0f} seconds, got {seconds}", "seconds")
+        del self._open[number]
+        try:
+            known.sequence.hold(seconds)
+        finally:
+            # Tokens may come to light while it ends, so the count is given back last. A lost one is only released.
+            known.sequence.release()
+            known.holding.release()
+
+    def release(self, call: int, number: int) -> None:
+        """Give it up. What runs on it ends as cancelled."""
+        known = self._find(number)
+        del self._open[number]
+        # Tokens may come to light while it ends, so the count is given back last.
+        known.sequence.release()
+        known.holding.release()
+
+    def cancel(self, call: int, number: int) -> None:
+        """End what runs on it."""
+        self._find(number).sequence.cancel()
+
+    def set_priority(self, call: int, number: int, priority: int) -> None:
+        """Run it later, or as early as its caller may."""
+        self._find(number).sequence.set_priority(self._view.caller.priority + max(0, priority))
+
+    def close(self) -> None:
+        """Give all of them back."""
+        known, self._open = self._open, {}
+        for sequence in known.values():
+            sequence.sequence.release()
+            sequence.holding.release()
+
+    # ---- for GenerationCall
+
+    def note(self, known: OpenSequence, usage: Usage) -> None:
+        """An operation has ended; usage counts cached tokens since its sequence was opened."""
+        self.cached_tokens += max(0, usage.num_cached_tokens - known.cached_tokens)
+        known.cached_tokens = max(known.cached_tokens, usage.num_cached_tokens)
+
+    # ---- inside
+
+    def _put(self, known: OpenSequence, count: int) -> None:
+        """Tokens are about to be appended. Those that cannot fit are refused here, before the engine has to keep them;
+        it is asked all the same, because it alone knows what is being generated."""
+        most = self._model.info.max_context
+        if known.holding.num_tokens + count > most:
+            raise ContextTooLong(
+                f"{count} more tokens after {known.holding.num_tokens} exceed the {most} that a sequence may have; "
+                "nothing was appended",
+                "tokens",
+            )
+        known.holding.grow(count)
+        self._spend_tokens(count)
+        self.prompt_tokens += count
+
+    def _find(self, number: int) -> OpenSequence:
+        known = self._open.get(number)
+        if known is None:
+            raise UnknownHandle(f"this program has no sequence {number}: it was never opened, or given up")
+        return known
+
+    def _check_new(self, number: int) -> None:
+        if number in self._open:
+            raise InvalidRequest(f"sequence {number} is open; give every sequence a number of its own", "sequence")
+        if len(self._open) >= MAX_SEQUENCES:
+            raise Overloaded(f"this program has {MAX_SEQUENCES} sequences open; release some of them")
+
+    def _report(
+        self,
+        call: int,
+        number: int,
+        tokens: bytes,
+        outputs: PromptOutputs,
+        pack: Callable[[Finished], tuple[bytes, ...]],
+    ) -> None:
+        known = self._find(number)
+        count = check_tokens(tokens)
+        self._desk.check_free(call)
+        self._put(known, count)
+        report = known.sequence.append(tokens, outputs)
+
+        def ended() -> tuple[bytes, ...]:
+            self.note(known, report.usage)
+            if report.finished is None:
+                raise RuntimeError("an operation that ended well has no result")
+            return pack(report.finished)
+
+        self._desk.listen(call, report, ended).on_cancel = known.sequence.cancel
+
+
+def _generate_spec(about: bytes) -> GenerateSpec:
+    """Raises `InvalidRequest`."""
+    try:
+        args = msgspec.json.decode(about or b"{}", type=_GenerateArgs)
+        grammar = None if args.grammar is None else args.grammar.grammar()
+    except UNREADABLE as error:
+        raise InvalidRequest(f"the generation cannot be used: {error}", "generate") from error
+    asked = args.stop or _Stop()
+    stop = StopParams(
+        max_tokens=asked.max_tokens,
+        min_tokens=asked.min_tokens,
+        stop=[text.encode() for text in asked.stop],
+        stop_token_ids=asked.stop_token_ids,
+        ignore_eos=asked.ignore_eos,
+    )
+    check_sizes(stop)
+    return GenerateSpec(sampling_of(args.sampling), stop, grammar)
+
+
+_remembered = functools.lru_cache(256)(_generate_spec)
+
+
+def _packed_dist(dist: Dists | None) -> tuple[bytes, ...]:
+    if dist is None:
+        raise RuntimeError("the engine sent no distribution")
+    return dist.packed_ids, dist.packed_logprobs
+
+
+def _packed_scores(scores: list[TokenLogprobs | None] | None, k: int) -> tuple[bytes, ...]:
+    """[n] float32; [n, k] int32; [n, k] float32."""
+    scores = scores or []
+    chosen = np.full(len(scores), np.nan, np.float32)
+    ids = np.full((len(scores), k), -1, np.int32)
+    logprobs = np.full((len(scores), k), np.nan, np.float32)
+    for row, score in enumerate(scores):
+        if score is not None:
+            top = min(k, len(score.top_ids))
+            chosen[row] = score.logprob
+            ids[row, :top] = score.top_ids[:top]
+            logprobs[row, :top] = score.top_logprobs[:top]
+    return chosen.tobytes(), ids.tobytes(), logprobs.tobytes()

@@ -1,0 +1,48 @@
+"""The Store trait: small values by name, of the program's tenant. `weft.programs.run.context` calls it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.programs.run.calls.view import RunView, text_of
+from weft.programs.store import check_name
+
+
+class StoreCalls:
+    """Of one run. Each call is carried out on the store's thread, in the order in which they were asked for."""
+
+    def __init__(self, view: RunView):
+        self._desk = view.desk
+        self._store = view.services.store
+        self._tenant = view.caller.tenant
+
+    def put(self, call: int, name: bytes, value: bytes) -> None:
+        """Keep a value."""
+        self._desk.run(call, self._put(check_name(text_of(name, "name")), value), held=len(value))
+
+    def get(self, call: int, name: bytes) -> None:
+        """The value of a name."""
+        self._desk.run(call, self._get(check_name(text_of(name, "name"))))
+
+    def delete(self, call: int, name: bytes) -> None:
+        """Forget a name."""
+        self._desk.run(call, self._delete(check_name(text_of(name, "name"))))
+
+    def names(self, call: int, prefix: bytes) -> None:
+        """Names that begin so."""
+        self._desk.run(call, self._names(text_of(prefix, "prefix")))
+
+    async def _put(self, name: str, value: bytes) -> tuple[bytes, ...]:
+        await self._store.put(self._tenant, name, value)
+        return ()
+
+    async def _get(self, name: str) -> tuple[bytes, ...]:
+        value = await self._store.get(self._tenant, name)
+        return (b"\0", b"") if value is None else (b"\1", value)
+
+    async def _delete(self, name: str) -> tuple[bytes, ...]:
+        await self._store.delete(self._tenant, name)
+        return ()
+
+    async def _names(self, prefix: str) -> tuple[bytes, ...]:
+        return (msgspec.json.encode(await self._store.names(self._tenant, prefix)),)

@@ -1,0 +1,211 @@
+"""`Session`: the host's side of one run. It carries out what the program says and answers, and nothing else.
+
+Owns the run's view of the world: one table from operations to what carries them out, by trait
+(`weft.programs.run.calls`), the count of its calls, its longest time, and the promise that everything it holds is given
+back when it ends, however that happens. It does not know what kind of guest it serves, nor who launched it. Made by
+`weft.programs.host`, used from one event loop only.
+
+What goes wrong in a call is that call's ERROR event, to this program alone: a handle that is unknown, freed, forged or
+another program's, a refused request, a dead engine. What raises out of `commands` ends the run: bytes that are no
+commands, and a limit that is used up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from weft.abi.errors import LimitExceeded, WeftError
+from weft.abi.frames import CommandFrame, commands
+from weft.abi.operations import Op, Trait
+from weft.programs.quota.limits import REFUSED, Budget
+from weft.programs.quota.loop_share import GoesOn
+from weft.programs.run.calls.core import CoreCalls
+from weft.programs.run.calls.desk import Desk
+from weft.programs.run.calls.grammar import GrammarCalls
+from weft.programs.run.calls.messaging import MessagingCalls
+from weft.programs.run.calls.pages import PageCalls
+from weft.programs.run.calls.sequence import SequenceCalls
+from weft.programs.run.calls.store import StoreCalls
+from weft.programs.run.calls.tokenize import TokenizeCalls
+from weft.programs.run.calls.view import RunView
+from weft.programs.run.messages import Waiting
+from weft.programs.run.services import Outlet, Services
+from weft.programs.types import Caller
+
+logger = logging.getLogger(__name__)
+
+_TRAITS = (CoreCalls, MessagingCalls, TokenizeCalls, SequenceCalls, StoreCalls, PageCalls, GrammarCalls)
+"""Each carries out the operations of one trait, or of several; the order is that of the traits in a session."""
+_CARRIED_OUT_BY: dict[Trait, type] = {
+    Trait.CORE: CoreCalls,
+    Trait.MESSAGING: MessagingCalls,
+    Trait.TOKENIZE: TokenizeCalls,
+    Trait.SEQUENCE: SequenceCalls,
+    Trait.STORE: StoreCalls,
+    Trait.ALLOCATE: PageCalls,
+    Trait.FORWARD: PageCalls,
+    Trait.INPUT_TEXT: PageCalls,
+    Trait.OUTPUT_TEXT: PageCalls,
+    Trait.GRAMMAR: GrammarCalls,
+}
+DISPATCH: dict[Op, tuple[int, Callable[..., None]]] = {
+    op: (_TRAITS.index(cls), getattr(cls, op.method)) for op in Op for cls in (_CARRIED_OUT_BY[op.trait],)
+}
+"""Operation -> (place of its trait in a session, method): built once, since a session is made for every run."""
+
+_PAGE_OPS = frozenset(op for op in Op if _CARRIED_OUT_BY[op.trait] is PageCalls)
+
+
+class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run asked of its host, without its children."""
+
+    host_calls: int = 0
+    prompt_tokens: int = 0
+    """Appended to sequences."""
+    cached_tokens: int = 0
+    """Of those, tokens whose KV was found instead of computed."""
+    generated_tokens: int = 0
+    forward_tokens: int = 0
+    """Put through forwards over the program's own pages."""
+    waited_s: float = 0.0
+    """Summed time of its waits for anything but the device: HTTP, messages, sleeps, children."""
+    http_requests: int = 0
+    children: int = 0
+    """Launched."""
+
+
+class Session:
+    """One run's host, as `weft.programs.guest.GuestHost`."""
+
+    def __init__(self, services: Services, *, caller: Caller, budget: Budget, outlet: Outlet, reserve_pages: int = 0):
+        """`budget` is the run's own; whoever opened it closes it, after the session."""
+        self._budget = budget
+        self._desk = Desk(outlet.end, outlet.charge)
+        view = RunView(
+            desk=self._desk, services=services, caller=caller, budget=budget, outlet=outlet, waiting=Waiting()
+        )
+        self._core = CoreCalls(view)
+        self._messaging = MessagingCalls(view)
+        self._sequences = SequenceCalls(view)
+        self._pages = PageCalls(view, reserve_pages)
+        self._grammars = GrammarCalls(view)
+        self._traits = (
+            self._core,
+            self._messaging,
+            TokenizeCalls(view),
+            self._sequences,
+            StoreCalls(view),
+            self._pages,
+            self._grammars,
+        )
+        self._host_calls = 0
+        wall_s = budget.wall_left_s
+        self._timer = self._desk.loop.call_later(wall_s, self._out_of_time, wall_s)
+
+    # ---- GuestHost
+
+    def commands(self, data: bytes) -> None:
+        """Carry out all that the guest said; never blocks. Raises `WeftError` or `WireError`: the run must end with
+        it."""
+        self.carry_out(commands(data), lambda: True)
+
+    def carry_out(self, commands: Iterator[CommandFrame], goes_on: GoesOn) -> bool:
+        """Carry out commands, at least one, for as long as `goes_on`; whether those were all. Never blocks. Raises as
+        `commands`. The processor time is charged to the run, that of decoding them included."""
+        desk, traits = self._desk, self._traits
+        if desk.broken is not None:
+            raise desk.broken
+        if desk.closed:
+            return True
+        is_all = False
+        count, most = 0, self._budget.host_calls_left
+        began_s = time.thread_time()
+        try:
+            for op, call, numbers, blobs in commands:
+                count += 1
+                if count > most:
+                    break
+                try:
+                    place, carry_out = DISPATCH[op]
+                    carry_out(traits[place], call, *numbers, *blobs)
+                except LimitExceeded as error:
+                    if error.param not in REFUSED:
+                        raise
+                    desk.refuse(call, error)
+                except WeftError as error:
+                    desk.refuse(call, error)
+                    if op in _PAGE_OPS:
+                        self._pages.lost(error)
+                except Exception as error:
+                    desk.refuse(call, desk.told(error))
+                if desk.broken is not None:
+                    raise desk.broken
+                if not goes_on():
+                    break
+            else:
+                is_all = True
+            self._budget.spend_host_calls(count)
+        except LimitExceeded as error:
+            desk.broken = error
+            raise
+        finally:
+            self._host_calls += count
+            desk.charge(time.thread_time() - began_s)
+        return is_all
+
+    def behind(self) -> None:
+        """Nothing waits here: all commands are carried out at once."""
+
+    def take_events(self) -> bytes:
+        """The events so far, `b""` if there are none. Never waits."""
+        return self._desk.take()
+
+    async def wait_events(self, timeout_s: float | None) -> bytes:
+        """The events so far, waiting for the first; `b""` where `timeout_s` seconds are over, or the session closed."""
+        return await self._desk.wait(timeout_s)
+
+    def on_events(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, in the loop, whenever events become available after there were none."""
+        self._desk.on_events(wake)
+
+    # ---- for whoever made it
+
+    def deliver(self, message: bytes) -> None:
+        """A JSON message from whoever launched the run, or is attached to it.
+
+        Raises `LimitExceeded` for one that is too long, `Overloaded` where too many wait unread.
+        """
+        if not self._desk.closed:
+            self._core.deliver(message)
+
+    def usage(self) -> SessionUsage:
+        """What the run asked so far; also after its end."""
+        sequences = self._sequences
+        return SessionUsage(
+            host_calls=self._host_calls,
+            prompt_tokens=sequences.prompt_tokens,
+            cached_tokens=sequences.cached_tokens,
+            generated_tokens=sequences.generated_tokens,
+            forward_tokens=self._pages.forward_tokens,
+            waited_s=self._desk.waited_s,
+            http_requests=self._core.num_requests,
+            children=self._messaging.num_launched,
+        )
+
+    def close(self) -> None:
+        """Give back everything the run holds, its children included. Nothing is said any more. Idempotent."""
+        self._timer.cancel()
+        for part in (self._desk, self._core, self._messaging, self._sequences, self._pages, self._grammars):
+            try:
+                part.close()
+            except Exception:
+                # The others hold things too.
+                logger.exception("something that a run held could not be given back")
+
+    def _out_of_time(self, wall_s: float) -> None:
+        message = f"the program ran longer than its limit wall_s of {wall_s:g} seconds"
+        self._desk.break_run(LimitExceeded(message, "wall_s"))

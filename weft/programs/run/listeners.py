@@ -1,0 +1,83 @@
+"""`Listener`: somebody who reads what one run says.
+
+Owns what was not read yet, and that it cannot grow: who does not read is given up, and nobody else notices. It does not
+know runs; `weft.programs.run.runs` makes and feeds it. Used from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from weft.abi.errors import SlowListener, WeftError
+
+LISTENER_MESSAGES = 2000
+"""Unread, of one listener, before it is given up."""
+LISTENER_BYTES = 8 << 20
+
+
+class Listener:
+    """Reads one run's messages: `async for message in run.messages()`. `close` it where it is not read to its end.
+
+    Ends with the run. Raises `SlowListener` where too much was not read.
+    """
+
+    def __init__(self, run_id: str, kept: list[bytes], missed: int, on_close: Callable[[Listener], None]):
+        self.missed = missed
+        """Messages from before that were no longer kept."""
+        self._run_id = run_id
+        self._on_close = on_close
+        self._waiting = deque(kept)
+        self._bytes = sum(map(len, kept))
+        self._news = asyncio.Event()
+        self._done = False
+        self._error: WeftError | None = None
+        if kept:
+            self._news.set()
+
+    def put(self, message: bytes) -> bool:
+        """Take a message; False where the listener is given up instead."""
+        if len(self._waiting) >= LISTENER_MESSAGES or self._bytes + len(message) > LISTENER_BYTES:
+            self._waiting.clear()
+            self.end(SlowListener(f"What the run {self._run_id} says was not read fast enough; attach again."))
+            return False
+        self._waiting.append(message)
+        self._bytes += len(message)
+        self._news.set()
+        return True
+
+    def end(self, error: WeftError | None) -> None:
+        """Nothing more comes."""
+        self._done, self._error = True, error
+        self._news.set()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._on_close(self)
+        self._waiting.clear()
+        self.end(None)
+
+    def take(self) -> bytes | None:
+        """A message that is there, or None."""
+        if not self._waiting:
+            return None
+        message = self._waiting.popleft()
+        self._bytes -= len(message)
+        return message
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            message = self.take()
+            if message is not None:
+                return message
+            if self._error is not None:
+                raise self._error
+            if self._done:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
