@@ -103,7 +103,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: int | None = None
     """CPU threads of kernels. None: one per core, less what front and host need on four cores and more."""
     progress_deadline_s: float = 60.0
-    """An engine with work that completes no step for so long is killed and restarted."""
+    """An engine whose loop makes no turn for so long is killed and restarted; ten times as long if it uses the
+    processor meanwhile."""
     lease_s: float = 30.0
     """A client that says nothing for so long loses its sequences."""
     seed: int = 0
@@ -231,7 +232,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_kept_s: float = 30 * 86400.0
     """And for how long."""
     progress_deadline_s: float = 30.0
-    """A process that runs programs and says nothing for so long is killed and restarted."""
+    """A process that runs programs and makes no progress for so long is killed and restarted; ten times as long if it
+    uses the processor meanwhile."""
 
     def __post_init__(self) -> None:
         counts = ("max_runs", "max_runs_per_tenant", "max_waiting", "max_kept_runs", "max_memory_bytes")

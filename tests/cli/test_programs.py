@@ -144,7 +144,7 @@ def test_uploads_survive_a_restart_and_plain_servers_start_no_host(tmp_path: Pat
         with serving("--api-key", "secret", *SMALL, WEFT_DATA=str(tmp_path / "data")) as (process, http):
             assert chat(http) == 200
             children = psutil.Process(process.pid).children()
-            assert not [child for child in children if "host_process" in " ".join(child.cmdline())]
+            assert not [child for child in children if "weft.programs.host.process" in " ".join(child.cmdline())]
             assert (tmp_path / "data").exists() is not first
             with Client(str(http.base_url), api_key="secret") as client:
                 if first:

@@ -98,7 +98,7 @@ def test_serves_and_closes_cleanly(engine: ProcessEngine) -> None:
         engine.send(request(2, 2, 5))
         refused = await listener.until(lambda e: isinstance(e, wire.Failed) and e.kind == "draining")
         assert refused
-        process = engine._process
+        process = engine.child.process
         await engine.close()
         assert process is not None
         assert process.returncode == 0
@@ -163,7 +163,7 @@ def test_several_clients_have_handles_of_their_own_and_lose_them_with_their_leas
 
     async def connect() -> AsyncIterator[tuple[Connection, Listener]]:
         listener = Listener()
-        connection = Connection(f"ipc://{engine._folder}/engine-0-{os.getpid()}", listener.receive)
+        connection = Connection(f"ipc://{engine.child.folder}/engine-0-{os.getpid()}", listener.receive)
         connection.send([wire.Hello()])
         await listener.until(lambda event: isinstance(event, wire.Welcome))
         yield connection, listener
@@ -193,14 +193,14 @@ def test_an_orphan_ends() -> None:
     async def test() -> None:
         engine = ProcessEngine(CONFIG)
         await engine.wait_ready()
-        process = engine._process
+        process = engine.child.process
         assert process is not None
         assert process.stdin is not None
-        assert engine._folder is not None
-        assert any(engine._folder.iterdir())
+        assert engine.child.folder is not None
+        assert any(engine.child.folder.iterdir())
         process.stdin.close()  # what the system does for a parent that was killed
         await process.wait()
-        assert not engine._folder.exists()
+        assert not engine.child.folder.exists()
         await engine.close()
 
     run(test)

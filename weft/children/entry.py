@@ -14,6 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+from weft.children.progress import open_own
 
 STOP_GRACE_S = 5.0
 """How long a child whose stdin has closed may take to finish the work in hand."""
@@ -41,6 +44,7 @@ def call_when_stdin_closes(stop: Callable[[], object]) -> None:
 def main(module: str, address: str) -> int:
     """Run a child's module; the exit status of the process."""
     ignore_group_signals()
+    open_own(Path(address.removeprefix("ipc://")).with_suffix(".progress"))
     status: int = importlib.import_module(module).main(address)
     return status
 

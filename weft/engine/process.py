@@ -18,6 +18,7 @@ import zmq
 
 from weft.abi.errors import EngineDead, WeftError
 from weft.children.entry import call_when_stdin_closes
+from weft.children.progress import made_progress
 from weft.config import EngineConfig
 from weft.core.wire import Command, Envelope, Event, Failed, Loading, decode_commands, encode_envelope
 from weft.engine.loop import EngineLoop
@@ -66,7 +67,8 @@ class ZmqMailbox:
         return list(self._identities)
 
     def receive(self, wait_s: float) -> list[tuple[int, list[Command]]]:
-        """Messages that have come; waits up to `wait_s` seconds for the first."""
+        """Messages that have come; waits up to `wait_s` seconds for the first. Called in every turn of the loop."""
+        made_progress()
         if wait_s > 0 and not self._wait(wait_s):
             return []
         messages: list[tuple[int, list[Command]]] = []

@@ -1,28 +1,22 @@
-"""`HostClient`: starts a program host's process, gives it runs, watches it, and starts it again when it dies or hangs.
+"""`HostClient`: a program host in a child process, as the front's `RunHost`.
 
-Owns the front's picture of every run, so that who asks is answered here, and nothing is lost with the process but what
-ran in it: those runs fail with `host_dead`. Engines and chat go on. The process starts with the first run, or when
-`open` is called.
+Owns the front's record of every run, from which it answers requests about runs. When the process dies, the runs in it
+fail with `host_dead`; records, engines and chat go on, and `weft.children.supervisor` starts another process. The first
+one starts with the first run, or when `open` is called.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
-import os
-import shutil
-import signal
-import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from weft.abi.errors import Draining, HostDead, LimitExceeded, WeftError
+from weft.children.supervisor import ChildSettings, ChildSupervisor
 from weft.programs.history import History
 from weft.programs.host import wire
 from weft.programs.host.pipe import Pipe
@@ -30,11 +24,8 @@ from weft.programs.registry import Code
 from weft.programs.run.runs import Run, RunRecord, RunSpec, RunUsage
 from weft.programs.types import Caller
 
-PING_EVERY_S = 1.0
-MAX_PAUSE_S = 30.0
 START_PATIENCE_S = 60.0
 """How long a launch waits for a host that is starting."""
-STOP_GRACE_S = 10.0
 
 _log = logging.getLogger("weft.programs")
 
@@ -50,7 +41,8 @@ class AddressedEngine(Protocol):
 
 
 class HostClient:
-    """Implements `weft.programs.host.program_host.RunHost`. Used from one event loop."""
+    """Implements `weft.programs.host.program_host.RunHost`, and `weft.children.supervisor.ChildOwner`. Used from one
+    event loop."""
 
     def __init__(
         self,
@@ -61,26 +53,36 @@ class HostClient:
     ):
         """`engines` are those of `args.models`, in their order; their `on_ready_change` is taken."""
         self.history = history or History(max_ended=args.config.max_kept_runs)
-        self.num_restarts = 0
         self._args = args
         self._engines = engines
         self._resolve = resolve
         self._pipe: Pipe | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._supervisor: asyncio.Task[None] | None = None
+        patience_s = args.config.progress_deadline_s
+        settings = ChildSettings(
+            name="the program host",
+            module="weft.programs.host.process",
+            args=msgspec.json.encode(args),
+            deadline_s=patience_s,
+            start_deadline_s=max(patience_s, START_PATIENCE_S),
+        )
+        self.child = ChildSupervisor(settings, self)
         self._ready = asyncio.Event()
         self._unusable: WeftError | None = None
         self._runs: dict[str, Run] = {}
         self._calls = itertools.count(1)
         self._asked: dict[int, asyncio.Future[wire.Answer]] = {}
         self._finding: set[asyncio.Task[None]] = set()
-        self._folder: Path | None = None
         self._closing = False
 
     @property
     def pid(self) -> int | None:
         """The process, while there is one."""
-        return None if self._process is None else self._process.pid
+        return self.child.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a dead host was replaced."""
+        return self.child.num_restarts
 
     @property
     def ready(self) -> bool:
@@ -91,9 +93,11 @@ class HostClient:
         """Start the process, if it has not been started, and wait until it takes runs. Raises `HostDead`."""
         if self._closing:
             raise Draining("The server is shutting down and takes no new runs.")
-        if self._supervisor is None or self._supervisor.done():
+        if not self.child.is_running:
             self._unusable = None
-            self._supervisor = asyncio.create_task(self._supervise(), name="weft-program-host")
+            for index, engine in enumerate(self._engines):
+                engine.on_ready_change = lambda ready, index=index: self._attach(index)
+            self.child.start()
         try:
             async with asyncio.timeout(START_PATIENCE_S):
                 await self._ready.wait()
@@ -135,14 +139,8 @@ class HostClient:
     async def close(self) -> None:
         """Stop the process; runs end. Idempotent."""
         self._closing = True
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
-        await self._stop_process()
+        await self.child.close()
         self._lose_all(HostDead("the server was stopped before this run was done"))
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     # ---- for runs
 
@@ -170,71 +168,33 @@ class HostClient:
             raise answer.error.error()
         return answer
 
-    # ---- supervision
+    # ---- of its child
 
-    async def _supervise(self) -> None:
-        pause_s = 0.5
-        for index, engine in enumerate(self._engines):
-            engine.on_ready_change = lambda ready, index=index: self._attach(index)
-        while not self._closing:
-            began_s = asyncio.get_running_loop().time()
-            reason = await self._live()
-            if self._unusable is not None and not self.num_restarts:
-                await self._stop_process()
-                self._ready.set()  # whoever waits for it hears why
-                return
-            self._ready.clear()
-            self._lose_all(HostDead(f"the program host {reason}; this run is lost, start it again"))
-            await self._stop_process()
-            self.num_restarts += 1
-            if asyncio.get_running_loop().time() - began_s > MAX_PAUSE_S:
-                pause_s = 0.5
-            _log.error("the program host %s; restarting it in %g s", reason, pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
-
-    async def _live(self) -> str:
-        """Start a process and watch it until it ends; what happened, as the end of a sentence."""
-        try:
-            process = await self._spawn()
-        except OSError as error:
-            return f"cannot be started: {error}"
-        ended = asyncio.ensure_future(process.wait())
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        try:
-            while True:
-                await asyncio.wait({ended}, timeout=PING_EVERY_S)
-                pipe = self._pipe
-                if ended.done() or pipe is None:
-                    return _describe(ended.result())
-                self.tell(wire.Ping())
-                silent_s = loop.time() - max(pipe.last_heard_s, started_s)
-                patience_s = self._args.config.progress_deadline_s
-                if silent_s > (patience_s if self.ready else max(patience_s, START_PATIENCE_S)):
-                    return f"did not answer for {silent_s:.0f} s and was killed"
-        finally:
-            ended.cancel()
-
-    async def _spawn(self) -> asyncio.subprocess.Process:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="weft-"))  # readable by this user alone
-        address = f"ipc://{self._folder}/programs-{self.num_restarts}-{os.getpid()}"
+    def connect(self, address: str) -> None:
+        """Name the engines; the host answers when it takes runs."""
+        self._unusable = None
         self._pipe = Pipe(address, self._receive, bind=False)
         for index in range(len(self._engines)):
             self._attach(index)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "weft.children.entry",
-            "weft.programs.host.process",
-            address,
-            stdin=asyncio.subprocess.PIPE,
-        )
-        self._process = process
-        if process.stdin is not None:
-            process.stdin.write(msgspec.json.encode(self._args) + b"\n")
-        return process
+
+    def disconnect(self) -> None:
+        """Close the connection. Idempotent."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+    def ping(self) -> None:
+        """Have the host's loop turn."""
+        self.tell(wire.Ping())
+
+    def lost(self, reason: str) -> bool:
+        """Fail all runs. A host that said why it cannot start is not started again before somebody asks for it."""
+        if self._unusable is not None and not self.child.num_restarts:
+            self._ready.set()  # `open` raises what it was
+            return False
+        self._ready.clear()
+        self._lose_all(HostDead(f"the program host {reason}; this run is lost, start it again"))
+        return True
 
     def _attach(self, index: int) -> None:
         address = self._engines[index].address
@@ -242,36 +202,6 @@ class HostClient:
             self.tell(wire.Detach(index, "the engine is down; it is being restarted, try again in a moment"))
         else:
             self.tell(wire.Attach(index, address))
-
-    async def _stop_process(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
-        process = self._process
-        if process is None:
-            return
-        # Whoever does this may be cancelled meanwhile; then it is done again.
-        if process.returncode is None:
-            await self._end_process(process)
-        if process.stdin is not None:
-            # Or asyncio keeps what belongs to a process that is gone.
-            process.stdin.close()
-            with contextlib.suppress(OSError):
-                await process.stdin.wait_closed()
-        self._process = None
-
-    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
-        if self._closing and process.stdin is not None:
-            process.stdin.close()  # it ends by itself
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_GRACE_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
     def _lose_all(self, error: HostDead) -> None:
         for waiting in self._asked.values():
@@ -292,6 +222,7 @@ class HostClient:
             return
         match message:
             case wire.Ready():
+                self.child.is_ready = True
                 self._ready.set()
             case wire.Unusable(why):
                 self._unusable = why.error()
@@ -373,9 +304,3 @@ class _Remote:
         if self._taken >= wire.READ_EVERY_BYTES:
             self._client.tell(wire.Read(self._run.id, self._taken))
             self._taken = 0
-
-
-def _describe(returncode: int) -> str:
-    if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with status {returncode}"

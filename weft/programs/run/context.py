@@ -21,6 +21,7 @@ import msgspec
 from weft.abi.errors import LimitExceeded, WeftError
 from weft.abi.frames import CommandFrame, commands
 from weft.abi.operations import Op, Trait
+from weft.children.progress import made_progress
 from weft.programs.quota.limits import REFUSED, Budget
 from weft.programs.quota.loop_share import GoesOn
 from weft.programs.run.calls.core import CoreCalls
@@ -116,6 +117,7 @@ class Session:
     def carry_out(self, commands: Iterator[CommandFrame], goes_on: GoesOn) -> bool:
         """Carry out commands, at least one, for as long as `goes_on`; whether those were all. Never blocks. Raises as
         `commands`. The processor time is charged to the run, that of decoding them included."""
+        made_progress()
         desk, traits = self._desk, self._traits
         if desk.broken is not None:
             raise desk.broken

@@ -1,0 +1,225 @@
+"""`ChildSupervisor`: one child process of a front: started, watched, stopped, and started again when it dies.
+
+Owns the process, the private folder of its socket and the pauses between restarts. What is said over the socket is the
+owner's: `weft.engine.supervisor` has an engine as its child, `weft.programs.host.client` a program host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from weft.children.progress import ProgressCounter
+from weft.children.watchdog import Signs, Watchdog
+
+LOOK_EVERY_S = 1.0
+"""How often a child is pinged and looked at."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+"""Before restarts, doubled from one to the next; a child that lived longer than the longest pause starts anew."""
+STOP_GRACE_S = 10.0
+"""How long a child whose stdin was closed may take before it is killed."""
+LAST_WORDS_S = 0.05
+"""For messages that a child sent just before its end."""
+
+_log = logging.getLogger("weft.children")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSettings:
+    """How one kind of child is run."""
+
+    name: str
+    """As in "the engine", for logs."""
+    module: str
+    """What `weft.children.entry` runs."""
+    args: bytes
+    """The line that the child reads from stdin."""
+    deadline_s: float
+    """Of the `Watchdog`, once the child is ready."""
+    start_deadline_s: float = float("inf")
+    """The same, before it is."""
+    environment: Mapping[str, str] | None = None
+    """Instead of the front's own."""
+
+
+class ChildOwner(Protocol):
+    """What a supervisor tells the owner of its child. Called on the event loop; must not wait."""
+
+    def connect(self, address: str) -> None:
+        """A process is about to start, and will listen at this address."""
+
+    def disconnect(self) -> None:
+        """Close the connection. Idempotent."""
+
+    def ping(self) -> None:
+        """Send the child something that its loop answers."""
+
+    def lost(self, reason: str) -> bool:
+        """The process has ended or is about to be killed; `reason` is the end of a sentence. Whether to start another
+        one."""
+
+
+class ChildSupervisor:
+    """Runs one child at a time. Used from one event loop."""
+
+    def __init__(self, settings: ChildSettings, owner: ChildOwner):
+        self._settings = settings
+        self._owner = owner
+        self._task: asyncio.Task[None] | None = None
+        self.process: asyncio.subprocess.Process | None = None
+        self.folder: Path | None = None
+        """Of the child's socket; readable by this user alone."""
+        self.address: str | None = None
+        """Of the latest child."""
+        self.is_ready = False
+        """Set by the owner, when the child says so."""
+        self.num_restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return None if self.process is None else self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a child, or another one will be started."""
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        """Start a child and keep it running. Does nothing while one is kept."""
+        if not self.is_running:
+            self._task = asyncio.create_task(self._supervise(), name=f"weft-supervisor-{self._settings.module}")
+
+    async def close(self) -> None:
+        """Stop the child: it ends by itself, or is killed after `STOP_GRACE_S`. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self.stop(kill=False)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def stop(self, *, kill: bool) -> None:
+        """End the process, at once or by closing its stdin. May be cancelled, and is then done by the next call."""
+        self.is_ready = False
+        self._owner.disconnect()
+        process = self.process
+        if process is None:
+            return
+        if kill and process.returncode is None:
+            _kill(process)  # first: a child whose stdin closes removes the folder
+        if process.stdin is not None:
+            process.stdin.close()  # also of a process that has ended, or asyncio keeps its transport
+        if process.returncode is None:
+            try:
+                await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+            except TimeoutError:
+                _kill(process)
+                await process.wait()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                await process.stdin.wait_closed()
+        self.process = None
+
+    # ---- inside
+
+    async def _supervise(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began_s = loop.time()
+            reason = await self._live()
+            goes_on = self._owner.lost(reason)
+            await self.stop(kill=True)
+            if not goes_on:
+                return
+            self.num_restarts += 1
+            if loop.time() - began_s > MAX_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
+            _log.error("%s %s; restarting it in %g s", self._settings.name, reason, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _live(self) -> str:
+        """Start a process and watch it until it ends or has to; what happened, as the end of a sentence."""
+        try:
+            process, progress = await self._spawn()
+        except OSError as error:
+            return f"cannot be started: {error}"
+        ended = asyncio.ensure_future(process.wait())
+        watchdog, watched_ready = None, False
+        try:
+            while True:
+                await asyncio.wait({ended}, timeout=LOOK_EVERY_S)
+                if ended.done():
+                    await asyncio.sleep(LAST_WORDS_S)
+                    return describe_end(ended.result())
+                self._owner.ping()
+                signs = Signs(asyncio.get_running_loop().time(), progress.read(), _cpu_s(process.pid))
+                if watchdog is None or watched_ready != self.is_ready:
+                    watched_ready = self.is_ready
+                    watchdog = Watchdog(self._deadline_s, signs)
+                if (stuck := watchdog.look(signs)) is not None:
+                    return stuck
+        finally:
+            ended.cancel()
+            progress.close()
+
+    @property
+    def _deadline_s(self) -> float:
+        return self._settings.deadline_s if self.is_ready else self._settings.start_deadline_s
+
+    async def _spawn(self) -> tuple[asyncio.subprocess.Process, ProgressCounter]:
+        settings = self._settings
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="weft-"))
+        path = self.folder / f"{settings.module.split('.')[1]}-{self.num_restarts}-{os.getpid()}"
+        progress = ProgressCounter(path.with_suffix(".progress"))
+        self.address = f"ipc://{path}"
+        self._owner.connect(self.address)
+        self.process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "weft.children.entry",
+            settings.module,
+            self.address,
+            stdin=asyncio.subprocess.PIPE,
+            env=settings.environment,
+        )
+        if process.stdin is not None:
+            process.stdin.write(settings.args + b"\n")
+        return process, progress
+
+
+def describe_end(returncode: int) -> str:
+    """How a process ended, as the end of a sentence."""
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"ended with status {returncode}"
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process and of the children that it has waited for; 0 for one that has just ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
