@@ -43,7 +43,7 @@ def test_every_route_asks_for_a_key(guarded: RunningServer) -> None:
                     assert status == 401, (method, path)
                     assert client.request(method, path, headers=HEADERS).status_code != 401
                     asked.append(path)
-    assert set(OPEN_PATHS) == {"/health", "/ready", "/version"}
+    assert set(OPEN_PATHS) == {"/", "/docs", "/health", "/openapi.json", "/ready", "/version"}
     paths = {
         route.path.replace("{model:path}", "fake-model").replace("{request_id}", "x") for route in guarded.app.routes
     }

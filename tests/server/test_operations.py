@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
@@ -24,6 +27,7 @@ from tests.server.test_disconnect import connect
 from weft.abi.errors import ConfigError
 from weft.config import ServerConfig
 from weft.core.wire import EngineStats, Envelope, HistogramPicture, TraceSpan
+from weft.server.fields import ADVISORY, REFUSED
 from weft.server.logs import JsonFormatter, TextFormatter
 from weft.server.openapi import OPERATIONS, openapi
 from weft.server.run import check_tls
@@ -180,6 +184,7 @@ def test_openapi_tells_every_route_and_no_other(server: RunningServer) -> None:
     assert routes == {(op.method, op.path) for op in OPERATIONS}
     document = server.http().get("/openapi.json").json()
     assert document == json.loads(json.dumps(openapi()))
+    OpenAPIV31SpecValidator(document).validate()
     assert document["info"]["version"] == __version__
     told = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert told == routes
@@ -192,7 +197,32 @@ def test_openapi_refers_only_to_what_it_has() -> None:
     for op in OPERATIONS:
         if op.request is not None:
             schema = openapi()["components"]["schemas"][op.request.__name__]
-            assert set(schema["properties"]) == set(op.request.__struct_fields__)
+            others = set(ADVISORY) | set(REFUSED.get(op.request, {}))
+            assert set(schema["properties"]) == set(op.request.__struct_fields__) | others
+            assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("accept", ["text/html,application/xhtml+xml,*/*;q=0.8", "*/*"])
+@pytest.mark.parametrize("api_keys", [[], ["alice=a-key"]])
+def test_what_is_told_without_a_key(accept: str, api_keys: list[str]) -> None:
+    with running(api_keys=api_keys, names=["the-model"]) as server, server.http(headers={"accept": accept}) as client:
+        start, docs, document = (client.get(path) for path in ("/", "/docs", "/openapi.json"))
+        assert [answer.status_code for answer in (start, docs, document)] == [200, 200, 200]
+        assert start.headers["content-type"].partition(";")[0] == ("text/html" if "html" in accept else "text/plain")
+        text = html.unescape(start.text)
+        assert "/docs" in text
+        assert ("the-model" in text) == (not api_keys)
+        assert ("Authorization: Bearer <key>" in text) == bool(api_keys)
+        assert ("Authorization: Bearer <key>" in html.unescape(docs.text)) == bool(api_keys)
+        # The command works as it is written, for who has a key.
+        [command] = re.findall(r"curl .*'(?=</code>|\n$)", text, re.S)
+        words = shlex.split(command.replace("<key>", "a-key"))
+        headers = dict(word.split(": ", 1) for word in words if re.match(r"[A-Z][\w-]+: ", word))
+        assert httpx.post(words[1], headers=headers, content=words[words.index("-d") + 1]).status_code == 200
+        secured = [op for path in document.json()["paths"].values() for op in path.values() if op.get("security")]
+        assert bool(secured) == bool(api_keys)
+        assert ("securitySchemes" in document.json()["components"]) == bool(api_keys)
+        OpenAPIV31SpecValidator(document.json()).validate()
 
 
 def test_answers_have_the_shape_that_openapi_tells(server: RunningServer) -> None:

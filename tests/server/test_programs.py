@@ -168,7 +168,7 @@ def test_limits_end_a_program_by_name(server: RunningServer) -> None:
     ("fields", "param"),
     [
         ({"limits": {"cpu_s": 1e9}}, "limits.cpu_s"),
-        ({"limits": {"cpu": 1}}, "limits"),
+        ({"limits": {"cpu": 1}}, "limits.cpu"),
         ({"limits": {"cpu_s": -1}}, "limits.cpu_s"),
         ({"stream": True, "background": True}, "background"),
         ({"model": "nobody"}, "model"),

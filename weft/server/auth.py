@@ -20,8 +20,9 @@ from weft.abi.errors import ConfigError
 from weft.server.errors import HttpProblem
 from weft.server.record import record_in
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
-"""Answered without a key: what load balancers ask for. `/metrics` is not among them; it tells what a server does."""
+OPEN_PATHS = frozenset({"/", "/docs", "/health", "/openapi.json", "/ready", "/version"})
+"""Answered without a key: probes of load balancers, and documentation, which has no secret. `/metrics` is not among
+them: it shows what a server does."""
 
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}\Z")
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document and a page to read it, from the structs that check requests and shape answers.
+"""The OpenAPI document, from the structs that check requests and shape answers.
 
 Owns the table of operations. A test holds it against the application's routes.
 """
@@ -6,17 +6,21 @@ Owns the table of operations. A test holds it against the application's routes.
 from __future__ import annotations
 
 import functools
-import html
-from typing import Any, NamedTuple
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from weft.server.auth import OPEN_PATHS
 from weft.server.errors import ErrorResponse
+from weft.server.fields import ADVISORY, REFUSED, Refusal
 from weft.server.schemas.chat import ChatChunk, ChatRequest, ChatResponse
 from weft.server.schemas.completion import CompletionRequest, CompletionResponse
 from weft.server.schemas.embedding import EmbeddingRequest, EmbeddingResponse
+from weft.server.schemas.nested import NESTED, NESTED_ADVISORY, NESTED_SHAPES
 from weft.server.schemas.programs import (
+    RAW_KINDS,
     LogList,
     MessageRequest,
     ProgramCard,
@@ -44,6 +48,7 @@ from weft.server.schemas.service import (
 from weft.version import __version__
 
 Struct = type[msgspec.Struct]
+_PARAMETER = re.compile(r"{(\w+)}")
 
 
 class Operation(NamedTuple):
@@ -124,8 +129,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/version", "What is running.", None, Version),
     Operation("GET", "/metrics", "Counters and histograms, for Prometheus.", media="text/plain", errors=_ASK),
     Operation("GET", "/v1/traces/{request_id}", "A recent request's life.", None, Trace, errors=(401, 404)),
-    Operation("GET", "/openapi.json", "This document.", media="application/json", errors=_ASK),
-    Operation("GET", "/docs", "This document as a page.", media="text/html", errors=_ASK),
+    Operation("GET", "/", "What this server is: a page for browsers, else a text.", media="text/html"),
+    Operation("GET", "/openapi.json", "This document.", media="application/json"),
+    Operation("GET", "/docs", "This document as a page.", media="text/html"),
 )
 
 _STATUS_TEXT = {
@@ -144,102 +150,120 @@ _STATUS_TEXT = {
 }
 
 
+_OTHER_ERRORS = "Any other error: what HTTP itself forbids, a foreign host or origin."
+_KEY = (
+    "Where the server was started with API keys, send one as `Authorization: Bearer <key>`; a WebSocket may have it as "
+    "`?api_key=<key>`."
+)
+
+
 @functools.cache
-def openapi() -> dict[str, Any]:
-    """The document, OpenAPI 3.1."""
-    structs = [struct for op in OPERATIONS for struct in (op.request, op.response, op.event) if struct is not None]
-    (*_, _), components = msgspec.json.schema_components(
-        [*dict.fromkeys(structs), ErrorResponse], ref_template="#/components/schemas/{name}"
-    )
-    paths: dict[str, Any] = {}
-    for op in OPERATIONS:
-        paths.setdefault(op.path, {})[op.method.lower()] = _operation(op)
-    return {
+def openapi(*, needs_key: bool = False) -> dict[str, Any]:
+    """The document, OpenAPI 3.1, of a server that was started with keys or without."""
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Weft",
             "version": __version__,
+            "description": _KEY,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "paths": {},
+        "components": {"schemas": _schemas()},
     }
+    for op in OPERATIONS:
+        operation = _operation(op)
+        if needs_key and op.path not in OPEN_PATHS:
+            operation["security"] = [{"key": []}]
+        document["paths"].setdefault(op.path, {})[op.method.lower()] = operation
+    if needs_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": _KEY}}
+    return document
 
 
 @functools.cache
-def openapi_json() -> bytes:
+def openapi_json(*, needs_key: bool) -> bytes:
     """The document as sent."""
-    return msgspec.json.encode(openapi())
+    return msgspec.json.encode(openapi(needs_key=needs_key))
+
+
+def _schemas() -> dict[str, Any]:
+    """Of every struct that the document names, with all that the check of fields knows beside the structs."""
+    structs = [struct for op in OPERATIONS for struct in (op.request, op.response, op.event) if struct is not None]
+    _, components = msgspec.json.schema_components(
+        [*NESTED_SHAPES, *dict.fromkeys(structs), ErrorResponse], ref_template="#/components/schemas/{name}"
+    )
+    for kind, shapes in NESTED.items():
+        fields = components[kind.__name__]["properties"]
+        for name, shape in shapes.items():
+            fields[name] = _schema_of(shape) | {"description": description_of(fields[name])}
+    for op in OPERATIONS:
+        if op.request is not None:
+            refused = REFUSED.get(op.request, {})
+            _close(components[op.request.__name__], ADVISORY)
+            components[op.request.__name__]["properties"] |= {name: _refused(refused[name]) for name in refused}
+    for shape in NESTED_SHAPES:
+        _close(components[shape.__name__], NESTED_ADVISORY.get(shape, {}))
+    return components
+
+
+def _schema_of(shape: Any) -> dict[str, Any]:
+    """Of a shape of `NESTED`: lists and unions of structs, which msgspec would have to be told apart by a tag."""
+    origin, options = get_origin(shape), get_args(shape)
+    if origin is list:
+        return {"type": "array", "items": _schema_of(options[0])}
+    if origin is Literal:
+        return {"enum": list(options)}
+    if origin is not None:
+        return {"anyOf": [_schema_of(option) for option in options]}
+    return {"type": "null"} if shape is type(None) else _ref(shape)
+
+
+def _close(schema: dict[str, Any], advisory: Mapping[str, str]) -> None:
+    """Say that there are no other fields than these."""
+    schema["properties"] |= {
+        name: {"description": f"Accepted without effect: {why}."} for name, why in advisory.items()
+    }
+    schema["additionalProperties"] = False
+
+
+def _refused(refusal: Refusal) -> dict[str, Any]:
+    return {"enum": [None, *refusal.harmless], "description": f"Not supported. {refusal.advice}", "deprecated": True}
 
 
 def _operation(op: Operation) -> dict[str, Any]:
     success: dict[str, Any] = {op.media: {"schema": _ref(op.response)} if op.response is not None else {}}
     if op.event is not None:
-        success["text/event-stream"] = {"schema": _ref(op.event)}
+        success["text/event-stream"] = {"x-event": _ref(op.event)}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": success}}
+    if op.request in (RunRequest, SourceRunRequest):
+        responses["202"] = {"description": "With `background`: it runs.", "content": {op.media: success[op.media]}}
     if op.path == "/ready":
         responses["503"] = {"description": "Not now.", "content": {op.media: {"schema": _ref(Status)}}}
+    error = {"application/json": {"schema": _ref(ErrorResponse)}}
     for status in op.errors:
-        content = {"application/json": {"schema": _ref(ErrorResponse)}}
-        responses[str(status)] = {"description": _STATUS_TEXT[status], "content": content}
-    result: dict[str, Any] = {
-        "summary": op.summary,
-        "operationId": f"{op.method} {op.path}",
-        "responses": responses,
-        "security": [] if op.path in OPEN_PATHS else [{"key": []}],
-    }
+        responses[str(status)] = {"description": _STATUS_TEXT[status], "content": error}
+    responses["default"] = {"description": _OTHER_ERRORS, "content": error}
+    result: dict[str, Any] = {"summary": op.summary, "operationId": f"{op.method} {op.path}", "responses": responses}
     if op.request is not None:
-        result["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(op.request)}}}
-    if "{" in op.path:
-        name = op.path.partition("{")[2].rstrip("}")
-        result["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+        content: dict[str, Any] = {"application/json": {"schema": _ref(op.request)}}
+        if op.request is ProgramUpload:
+            content |= {kind: {} for kind in RAW_KINDS}
+        result["requestBody"] = {"required": True, "content": content}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _PARAMETER.findall(op.path)
+    ]
+    if op.request is ProgramUpload:
+        described = "Name of the program, where the body is the program itself."
+        parameters.append({"name": "name", "in": "query", "schema": {"type": "string"}, "description": described})
+    if parameters:
+        result["parameters"] = parameters
     return result
 
 
 def _ref(struct: Struct) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{struct.__name__}"}
-
-
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
-    "color:#222;background:#fff}"
-    "code{background:#f2f2f2;padding:.1em .3em;border-radius:3px}table{border-collapse:collapse;width:100%}"
-    "td,th{border-bottom:1px solid #ddd;padding:.3em .6em;text-align:left;vertical-align:top}h2{margin-top:2.5rem}"
-    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}code{background:#333}td,th{border-color:#444}}"
-)
-
-
-@functools.cache
-def openapi_page() -> bytes:
-    """The document as a page of its own: no scripts, nothing loaded."""
-    parts = [f"<h1>Weft {html.escape(__version__)}</h1><p>The same as <code>/openapi.json</code>.</p>"]
-    for op in OPERATIONS:
-        parts.append(f"<h2><code>{op.method} {html.escape(op.path)}</code></h2><p>{html.escape(op.summary)}</p>")
-        if op.request is not None:
-            parts.append("<h3>Request</h3>" + _table(op.request))
-        if op.response is not None:
-            parts.append("<h3>Answer</h3>" + _table(op.response))
-    body = "".join(parts)
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>Weft API</title><style>{_STYLE}</style>{body}</html>"
-    ).encode()
-
-
-def _table(struct: Struct) -> str:
-    schema = openapi()["components"]["schemas"][struct.__name__]
-    required = schema.get("required", [])
-    rows = []
-    for name, field in schema["properties"].items():
-        kind = html.escape(type_text(field))
-        text = "required" if name in required else default_text(field)
-        default = f"<code>{html.escape(text)}</code>" if text else ""
-        meaning = html.escape(description_of(field))
-        rows.append(f"<tr><td><code>{name}</code><td>{kind}<td>{default}<td>{meaning}")
-    return "<table><tr><th>Field<th>Type<th>Default<th>Meaning" + "".join(rows) + "</table>"
 
 
 def type_text(field: dict[str, Any]) -> str:

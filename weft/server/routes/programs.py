@@ -6,17 +6,14 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.programs.registry import ProgramKind, Version
+from weft.programs.registry import Version
 from weft.server.guard import Guard
 from weft.server.limits import content_type_of, read_bytes
 from weft.server.programs import Found
 from weft.server.record import record_of
 from weft.server.routes.base import answer, read, require, route
-from weft.server.schemas.programs import ProgramCard, ProgramDeleted, ProgramList, ProgramUpload, VersionCard
+from weft.server.schemas.programs import RAW_KINDS, ProgramCard, ProgramDeleted, ProgramList, ProgramUpload, VersionCard
 from weft.server.state import Service
-
-RAW_KINDS: dict[str, ProgramKind] = {"application/wasm": "wasm", "text/x-python": "python"}
-"""Bodies that are the program itself."""
 
 
 def routes(service: Service) -> list[Route]:

@@ -16,6 +16,16 @@ MAX_CHOICES = 128
 """Choices of one prompt, and prompts times choices of one request: bounds what a single request may ask for."""
 MAX_SALT_CHARS = 256
 Json = dict[str, Any]
+_TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        _TOKENS,
+        {"type": "array", "minItems": 1, "items": _TOKENS},
+    ]
+}
+"""Of a `prompt` or `input`: one form or the other, not a mixture, which the field's type cannot say."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,14 +84,24 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     min_tokens: Annotated[int, _about("min_tokens")] = 0
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     prompt_logprobs: (
-        Annotated[int, Meta(description="The k most probable tokens at each prompt position. Not with `stream`.")]
+        Annotated[
+            int,
+            Meta(
+                extra_json_schema={"minimum": 0, "maximum": 256},
+                description="The k most probable tokens at each prompt position. Not with `stream`.",
+            ),
+        ]
         | None
     ) = None
     return_token_ids: Annotated[bool, Meta(description="Adds `prompt_token_ids` and `token_ids`.")] = False
     truncate_prompt_tokens: (
         Annotated[
             int,
-            Meta(ge=-1, description="Keep only the last k prompt tokens; -1: as many as leave room for `max_tokens`."),
+            Meta(
+                ge=-1,
+                extra_json_schema={"not": {"const": 0}},
+                description="Keep only the last k prompt tokens; -1: as many as leave room for `max_tokens`.",
+            ),
         ]
         | None
     ) = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.server.schemas.common import GenerationRequest, PromptLogprobs, UsageInfo
+from weft.server.schemas.common import PROMPT_SCHEMA, GenerationRequest, PromptLogprobs, UsageInfo
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -17,7 +17,10 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
 
     prompt: Annotated[
         str | list[str | int | list[int]],
-        Meta(description="A text, a list of texts, token ids, or a list of token id lists."),
+        Meta(
+            extra_json_schema=PROMPT_SCHEMA,
+            description="A text, a list of texts, token ids, or a list of token id lists.",
+        ),
     ]
     max_tokens: Annotated[
         int,

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from weft.server.schemas.common import PROMPT_SCHEMA
+
 MAX_INPUTS = 2048
 
 
@@ -18,14 +20,25 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, frozen=True):
     )
     input: Annotated[
         str | list[str | int | list[int]],
-        Meta(description=f"A text, up to {MAX_INPUTS} texts, token ids, or up to {MAX_INPUTS} token id lists."),
+        Meta(
+            extra_json_schema=PROMPT_SCHEMA,
+            description=f"A text, up to {MAX_INPUTS} texts, token ids, or up to {MAX_INPUTS} token id lists.",
+        ),
     ]
     encoding_format: Annotated[Literal["float", "base64"], Meta(description="base64: little-endian float32.")] = "float"
     dimensions: (
         Annotated[int, Meta(ge=1, description="Keep the first so many numbers; the vector keeps length 1.")] | None
     ) = None
     truncate_prompt_tokens: (
-        Annotated[int, Meta(ge=-1, description="Keep only the last k tokens; -1: as many as fit.")] | None
+        Annotated[
+            int,
+            Meta(
+                ge=-1,
+                extra_json_schema={"not": {"const": 0}},
+                description="Keep only the last k tokens; -1: as many as fit.",
+            ),
+        ]
+        | None
     ) = None
     add_special_tokens: Annotated[bool, Meta(description="Add the tokenizer's special tokens to texts.")] = True
     priority: Annotated[int, Meta(ge=-1000, le=1000, description="Lower runs earlier; waiting improves it.")] = 0

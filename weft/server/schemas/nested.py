@@ -44,25 +44,40 @@ class ContentPart(msgspec.Struct, kw_only=True):
     refusal: Annotated[str | None, Meta(description="The text where `type` is `refusal`.")] = None
 
 
-class RequestMessage(msgspec.Struct, kw_only=True):
-    """One turn of a conversation."""
+Content = str | list[str | ContentPart]
+_CONTENT = "A text, or its parts, joined with line breaks."
+_NAME = "For chat templates that tell speakers apart."
 
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool", "function"], Meta(description="Who speaks.")
-    ]
-    content: Annotated[
-        str | list[str | ContentPart] | None, Meta(description="A text, or its parts, joined with line breaks.")
-    ] = None
-    name: Annotated[str | None, Meta(description="For chat templates that tell speakers apart.")] = None
-    tool_calls: Annotated[list[MessageToolCall] | None, Meta(description="Of an assistant: its calls.")] = None
-    function_call: Annotated[CalledFunction | None, Meta(description="Of an assistant: the older form of a call.")] = (
-        None
-    )
-    refusal: Annotated[str | None, Meta(description="Of an assistant: its text where `content` is null.")] = None
-    reasoning_content: Annotated[str | None, Meta(description="Of an assistant: its reasoning.")] = None
+
+class SpokenMessage(msgspec.Struct, kw_only=True):
+    """A turn of the user, or an instruction."""
+
+    role: Annotated[Literal["system", "developer", "user"], Meta(description="Who speaks.")]
+    content: Annotated[Content, Meta(description=_CONTENT)]
+    name: Annotated[str | None, Meta(description=_NAME)] = None
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True):
+    """An earlier answer: its content or its calls."""
+
+    role: Annotated[Literal["assistant"], Meta(description="Who speaks.")]
+    content: Annotated[Content | None, Meta(description=_CONTENT)] = None
+    name: Annotated[str | None, Meta(description=_NAME)] = None
+    tool_calls: Annotated[list[MessageToolCall] | None, Meta(description="The calls that it made.")] = None
+    function_call: Annotated[CalledFunction | None, Meta(description="The older form of a call.")] = None
+    refusal: Annotated[str | None, Meta(description="Its text where `content` is null.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="Its reasoning.")] = None
     reasoning: Annotated[str | None, Meta(description="The same, for templates that know this name.")] = None
     thinking: Annotated[str | None, Meta(description="The same, for templates that know this name.")] = None
-    tool_call_id: Annotated[str | None, Meta(description="Of a tool: the call that it answers.")] = None
+
+
+class ToolMessage(msgspec.Struct, kw_only=True):
+    """What a call of a tool gave."""
+
+    role: Annotated[Literal["tool", "function"], Meta(description="`function` is the older name.")]
+    content: Annotated[Content, Meta(description=_CONTENT)]
+    tool_call_id: Annotated[str | None, Meta(description="The call that it answers.")] = None
+    name: Annotated[str | None, Meta(description="The function; by default that of the call.")] = None
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True):
@@ -138,7 +153,10 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 _FORMATS: dict[str, Any] = {"response_format": ResponseFormat, "structured_outputs": StructuredOutputs}
 _OF_TEXT: dict[str, Any] = _FORMATS | {"stream_options": StreamOptions}
-_OF_CHAT: dict[str, Any] = {"messages": list[RequestMessage], "tools": list[ToolDefinition]}
+_OF_CHAT: dict[str, Any] = {
+    "messages": list[SpokenMessage | AssistantMessage | ToolMessage],
+    "tools": list[ToolDefinition],
+}
 
 NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     ChatRequest: _OF_TEXT | _OF_CHAT | {"tool_choice": Literal["auto", "none", "required"] | ToolChoice | None},
@@ -149,8 +167,29 @@ NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
 }
 """By request and field: the shape of its value."""
 
+NESTED_SHAPES: tuple[type[msgspec.Struct], ...] = (
+    SpokenMessage,
+    AssistantMessage,
+    ToolMessage,
+    ContentPart,
+    MessageToolCall,
+    CalledFunction,
+    ToolDefinition,
+    FunctionDefinition,
+    ToolChoice,
+    FunctionName,
+    AllowedTools,
+    ToolReference,
+    ResponseFormat,
+    JsonSchemaFormat,
+    StructuredOutputs,
+    StreamOptions,
+    Limits,
+)
+"""All structs that shapes are made of."""
+
 NESTED_ADVISORY: dict[type[msgspec.Struct], dict[str, str]] = {
-    RequestMessage: {"annotations": "of earlier answers; not shown to the model"},
+    AssistantMessage: {"annotations": "of earlier answers; not shown to the model"},
     ContentPart: {
         "annotations": "of earlier answers; not shown to the model",
         "cache_control": "prefixes are found by their tokens",
@@ -159,14 +198,3 @@ NESTED_ADVISORY: dict[type[msgspec.Struct], dict[str, str]] = {
     ToolDefinition: {"cache_control": "prefixes are found by their tokens"},
 }
 """Accepted inside requests; nothing in the answer depends on them."""
-
-ROLES_OF: dict[str, tuple[str, ...]] = {
-    "tool_calls": ("assistant",),
-    "function_call": ("assistant",),
-    "refusal": ("assistant",),
-    "reasoning_content": ("assistant",),
-    "reasoning": ("assistant",),
-    "thinking": ("assistant",),
-    "tool_call_id": ("tool", "function"),
-}
-"""Fields of messages that only some roles have."""

@@ -12,6 +12,8 @@ from weft.programs.run.runs import RunUsage
 from weft.server.schemas.common import MAX_SALT_CHARS, Json
 
 MAX_FIRST_MESSAGES = 100
+RAW_KINDS: dict[str, Literal["python", "wasm"]] = {"application/wasm": "wasm", "text/x-python": "python"}
+"""Content types of uploads whose body is the program itself."""
 ModelName = Annotated[str, Meta(description="A served name; may be left out when only one model is served.")]
 
 
