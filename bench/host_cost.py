@@ -105,7 +105,7 @@ def decoding_engine(sequences: int, steps: int, step_s: float = 0.0, *, overlap:
     generator = np.random.default_rng(0)
     for seq in range(1, sequences + 1):
         engine.submit(1, request(seq, generator.integers(0, VOCAB_SIZE, PROMPT_TOKENS).tolist(), steps + 1000))
-    while len(engine.scheduler.roster.decoding().sequences) < sequences:
+    while len(engine.scheduler.sequences.decoding().sequences) < sequences:
         engine.step()
     gc.collect()
     for _ in range(5):

@@ -184,7 +184,7 @@ def _start(engine: Engine, sequences: int, steps: int) -> None:
             ),
         ]
         engine.submit(1, commands)
-    while len(engine.scheduler.roster.decoding().sequences) < sequences:
+    while len(engine.scheduler.sequences.decoding().sequences) < sequences:
         engine.step()
 
 

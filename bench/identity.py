@@ -137,7 +137,7 @@ class Runner:
     def close(self) -> None:
         """Check that nothing is left, and free the model."""
         tiers = self.engine.cache.tiers
-        if self.engine.intake.num_sequences or self.engine.scheduler.roster.running:
+        if len(self.engine.scheduler.sequences) or self.engine.scheduler.sequences.running:
             raise RuntimeError("sequences are left over")
         self.engine.submit(1, [wire.ResetPrefixCache()])
         if tiers.device.num_free + tiers.device.num_fenced != tiers.device.num_pages:

@@ -17,7 +17,10 @@ def test_a_write_needs_no_copy_of_a_page_that_only_an_ended_hold_shared() -> Non
     assert cache.retention.hold(held, tokens, 12, 100.0, 0.0)
     # Two pages exist and one is free: with the hold, the partial page would have to be copied, and two are too few.
     assert cache.write_cost(writer, 12, 24) == 2
+    assert not cache.prepare_write(writer, 12, 24, 1.0)
+    assert cache.retention.first_hold() == 1
+    assert cache.retention.end_one_hold()
+    assert cache.retention.first_hold() is None
     assert cache.prepare_write(writer, 12, 24, 1.0)
-    assert cache.retention.num_held == 0
     assert len(writer.pages) == 3
     check_integrity(cache, [held, writer])

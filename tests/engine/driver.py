@@ -163,9 +163,9 @@ class Driver:
         return child
 
     def check(self) -> None:
-        tables = [sequence.table for sequence in self.engine.intake.sequences()]
+        tables = [sequence.table for sequence in self.engine.scheduler.sequences]
         check_integrity(self.engine.cache, tables, self.engine.scheduler.spaces.device_pages())
-        for sequence in self.engine.intake.sequences():
+        for sequence in self.engine.scheduler.sequences:
             assert sequence.num_written <= sequence.num_computed <= sequence.total
             assert (sequence.slot >= 0) == (sequence.state is State.RUNNING)
             assert sequence.num_computed <= len(sequence.table.pages) * self.engine.cache.page_size
@@ -198,7 +198,7 @@ class Driver:
         assert tiers.device.num_free == tiers.device.num_pages
         assert tiers.host.num_free == tiers.host.num_pages
         assert not self.engine.cache.trees()
-        assert self.engine.intake.num_sequences == 0
-        assert self.engine.scheduler.roster.slots.num_free == self.engine.info.max_running
-        assert not self.engine.scheduler.roster.resting
-        assert len(self.engine.scheduler.roster.queue) == 0
+        assert len(self.engine.scheduler.sequences) == 0
+        assert self.engine.scheduler.sequences.slots.num_free == self.engine.info.max_running
+        assert not self.engine.scheduler.sequences.without_slot
+        assert len(self.engine.scheduler.sequences.queue) == 0

@@ -66,7 +66,7 @@ class TestStepCosts:
         costs = StepCosts(CostModel(TRUE, None, None, 1))
         driver = Driver()
         driver.generate(driver.open([5] * 20), 1)
-        step, _ = driver.engine.scheduler.schedule(0.0)
+        step = driver.engine.scheduler.schedule(0.0).step
         costs.launched(step)
         costs.finished(StepResult(step.step_id, device_s=1.0))
         assert costs.ratios.count == 1

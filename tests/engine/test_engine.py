@@ -111,7 +111,7 @@ def test_no_stream_of_urgent_requests_starves_one() -> None:
     for _ in range(2000):
         if driver.operations[patient].ending is not None:
             break
-        if len(driver.engine.scheduler.roster.queue) < 3:
+        if len(driver.engine.scheduler.sequences.queue) < 3:
             driver.generate(driver.open([2] * 20, priority=0), 3)
         driver.step()
     assert driver.operations[patient].ending is not None
@@ -203,7 +203,6 @@ def test_a_client_that_vanishes_leaves_nothing() -> None:
         driver.step()
     driver.engine.drop_client(1)
     driver.operations.clear()
-    driver.engine.scheduler.journal.outbox.clear()
     driver.sequences.clear()
     driver.finish()
 

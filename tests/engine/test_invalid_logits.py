@@ -17,7 +17,7 @@ def test_a_sampler_without_numbers_fails_its_request_alone(caplog: pytest.LogCap
         driver.step()
     number = driver.operations[ops[1]].seq
     broken = driver.operations.pop(ops[1])
-    [slot] = [s.slot for s in driver.engine.intake.sequences() if s.handle == number]
+    [slot] = [s.slot for s in driver.engine.scheduler.sequences if s.handle == number]
     driver.worker.invalid_slots = {slot}
     driver.run()
     [failed] = [event for event in driver.others if isinstance(event, wire.Failed)]

@@ -72,7 +72,7 @@ def test_forwards_of_programs_may_have_more() -> None:
     driver = Driver(lenient=True, **sizes)
     for _ in range(4):
         driver.generate(driver.open([5, 6]), 60, eos=False)
-    while len(driver.engine.scheduler.roster.decoding().sequences) < 4:
+    while len(driver.engine.scheduler.sequences.decoding().sequences) < 4:
         driver.step()
     steps = launched(driver)
     op, packed = next(driver.numbers), pack_tokens(list(range(96)))

@@ -105,7 +105,7 @@ def test_a_deferral_ends_however_often_another_row_takes_the_prefix_over() -> No
     for _ in range(12):
         driver.engine.step()
         # The leader is gone before any page of the prefix is indexed: the next row takes its place.
-        driver.send(*[wire.Release(seq=s.handle) for s in list(driver.engine.scheduler.roster.running.values())])
-        deferred.append(sum(s.state is State.DEFERRED for s in driver.engine.intake.sequences()))
+        driver.send(*[wire.Release(seq=s.handle) for s in list(driver.engine.scheduler.sequences.running.values())])
+        deferred.append(sum(s.state is State.DEFERRED for s in driver.engine.scheduler.sequences))
     assert max(deferred) > 10
     assert deferred[8:] == [0, 0, 0, 0]

@@ -202,7 +202,7 @@ class Fuzz:
         self.engine.publish(0)
         if self.engine.busy:
             self.engine.step()
-        tables = [sequence.table for sequence in self.engine.intake.sequences()]
+        tables = [sequence.table for sequence in self.engine.scheduler.sequences]
         check_integrity(self.engine.cache, tables, self.engine.scheduler.spaces.device_pages())
 
     def give_back(self) -> None:
@@ -231,11 +231,11 @@ class Fuzz:
         engine = self.engine
         scheduler = engine.scheduler
         assert engine.is_empty
-        assert engine.intake.num_sequences == 0
-        assert len(scheduler.roster.queue) == 0
-        assert not scheduler.roster.running
-        assert not scheduler.roster.resting
-        assert scheduler.roster.slots.num_free == 8
+        assert len(engine.scheduler.sequences) == 0
+        assert len(scheduler.sequences.queue) == 0
+        assert not scheduler.sequences.running
+        assert not scheduler.sequences.without_slot
+        assert scheduler.sequences.slots.num_free == 8
         self.clock.advance(1e6)
         engine.cache.retention.expire(self.clock.now())
         engine.submit(9, [wire.ResetPrefixCache()])

@@ -62,11 +62,11 @@ class SteppedEngine(TrackingClient):
     def check_empty(self) -> None:
         """Raise `AssertionError` for anything that is held, exports and cached prefixes excepted."""
         engine = self.engine
-        assert engine.intake.num_sequences == 0, "sequences are left"
+        assert len(engine.scheduler.sequences) == 0, "sequences are left"
         assert len(engine.scheduler.spaces) == 0, "spaces are left"
-        assert len(engine.scheduler.roster.queue) == 0, "sequences are left in the queue"
-        assert not engine.scheduler.roster.resting, "idle sequences are left"
-        assert engine.scheduler.roster.slots.num_free == engine.info.max_running, "slots are left"
+        assert len(engine.scheduler.sequences.queue) == 0, "sequences are left in the queue"
+        assert not engine.scheduler.sequences.without_slot, "idle sequences are left"
+        assert engine.scheduler.sequences.slots.num_free == engine.info.max_running, "slots are left"
         self.clock.advance(1e6)
         engine.cache.retention.expire(self.clock.now())
         engine.submit(_CLIENT, [ResetPrefixCache()])

@@ -168,14 +168,10 @@ class KVCache:
         first = start // self.page_size
         if first < table.num_indexed:
             raise ValueError(f"sequence {table.seq} would write token {start} into an indexed page")
-        while True:
-            shared = self._shared(table, start, end)
-            pages = self.tiers.allocate(self._fresh(table, end) + len(shared))
-            if pages is not None:
-                break
-            # A hold that ends may have shared one of these pages, which then needs no copy: count again.
-            if not self.retention.end_one_hold():
-                return False
+        shared = self._shared(table, start, end)
+        pages = self.tiers.allocate(self._fresh(table, end) + len(shared))
+        if pages is None:
+            return False
         if shared:
             self.unpublish_tail(table)
         for index in shared:

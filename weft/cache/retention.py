@@ -104,13 +104,25 @@ class Retention:
             node.expected_at_s = at_s
             self._cache.tiers.offer(node)
 
+    @property
+    def has_pins(self) -> bool:
+        """Whether a prefix is pinned."""
+        return bool(self._pins)
+
+    def first_hold(self) -> int | None:
+        """The number of the held sequence whose hold would end first; None: nothing is held."""
+        return min(self._holds, key=lambda seq: (self._holds[seq].until_s, seq), default=None)
+
+    def end_hold(self, seq: int) -> None:
+        """Give up the hold of a sequence, by its number. Its pages count as used when they last were."""
+        self._end_hold(seq, self._holds[seq].node.last_used_s)
+
     def end_one_hold(self) -> bool:
         """Give up the hold that would end first. Whether there was one."""
-        if not self._holds:
-            return False
-        first = min(self._holds, key=lambda seq: (self._holds[seq].until_s, seq))
-        self._end_hold(first, self._holds[first].node.last_used_s)
-        return True
+        first = self.first_hold()
+        if first is not None:
+            self.end_hold(first)
+        return first is not None
 
     def end_holds(self, now: float) -> None:
         """Give up every hold."""

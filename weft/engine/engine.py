@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +19,7 @@ from weft.cache.manager import KVCache
 from weft.core.clock import Clock, SystemClock
 from weft.core.cost.model import CostModel, Costs
 from weft.core.protocols import Worker
-from weft.core.step import LateInputs, StepHandle, is_invalid
+from weft.core.step import LateInputs, Step, StepHandle, is_invalid
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, Failed, HistogramPicture
 from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
@@ -26,14 +27,23 @@ from weft.engine.grammar import Compiling, Encode, Grammars
 from weft.engine.stop import StopMatcher
 from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
 from weft.sched.batch import InFlight
-from weft.sched.intake import Intake
-from weft.sched.outcome import update
+from weft.sched.event_log import Events
 from weft.sched.scheduler import Scheduler, SchedulerConfig
 
 _log = logging.getLogger("weft.engine")
 
 Publish = Callable[[int, Envelope], None]
 """Called with (client, what became true for it)."""
+
+
+class _Launched(NamedTuple):
+    """A step on the device."""
+
+    step: Step
+    handle: StepHandle
+    flight: InFlight
+    is_guided: bool
+    """Its samplers wait for masks."""
 
 
 class Engine:
@@ -64,15 +74,21 @@ class Engine:
         self.worker = worker
         self.clock = clock or SystemClock()
         self.cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
-        self.scheduler = Scheduler(config, self.cache)
         self._grammars = Grammars(token_bytes or [], special_ids, config.eos_token_ids, encode)
-        self.intake = Intake(self.scheduler, lambda stop: StopMatcher(stop, token_bytes or []), self._grammars.guide)
+        self.scheduler = Scheduler(
+            config, self.cache, lambda stop: StopMatcher(stop, token_bytes or []), self._grammars.guide
+        )
         self._compiling = Compiling(self._grammars, self._apply)
         self.costs = StepCosts(cost_model)
         self._publish = publish
         self._overlap = overlap
         self._gather = Gather(policy or Adaptive())
-        self._previous: tuple[StepHandle, InFlight] | None = None
+        self._messages: list[tuple[int, Event]] = []
+        """(client, event), to be published."""
+        self._previous: _Launched | None = None
+        """The step on the device, when no step is being built."""
+        self._waited_s = 0.0
+        """Of the turn under way, how long it waited for the device."""
         self._step_host_s = 0.0
         self._step_time = Histogram(TOKEN_GAP_BUCKETS_S)
         self._batch_size = Histogram(BATCH_SIZE_BUCKETS)
@@ -105,10 +121,15 @@ class Engine:
             self._compiling.take(client, command)
 
     def drop_client(self, client: int) -> None:
-        """Release everything a client holds."""
+        """Release everything a client holds. Its events go nowhere."""
         self._compiling.drop_client(client)
         self._gather.gone(client)
-        self.intake.drop_client(client, self.clock.now())
+        self._note(self.scheduler.drop_client(client, self.clock.now()))
+        self._messages = [message for message in self._messages if message[0] != client]
+
+    def drain(self) -> None:
+        """Take no new sequences and spaces."""
+        self.scheduler.drain()
 
     @property
     def compiling(self) -> bool:
@@ -123,13 +144,13 @@ class Engine:
     @property
     def is_empty(self) -> bool:
         """Whether no client holds a sequence or a space."""
-        return self.intake.num_sequences == 0 and len(self.scheduler.spaces) == 0
+        return len(self.scheduler.sequences) == 0 and len(self.scheduler.spaces) == 0
 
     def advance(self) -> None:
         """Carry out commands whose grammar is ready now, and fail those that have waited for room too long."""
         self._compiling.advance()
         if self.waiting_for_room:
-            self.scheduler.spaces.expire(self.clock.now())
+            self._note(self.scheduler.expire(self.clock.now()))
 
     @property
     def busy(self) -> bool:
@@ -148,52 +169,42 @@ class Engine:
 
         Raises what the worker raised; the engine is then of no more use.
         """
-        began = time.perf_counter()
-        if self._previous is not None and self.scheduler.is_turn_based:
-            waited = self._take_in(*self._previous)
-            step_id, self._previous = self._previous[1].step_id, None
-            self.publish(step_id)
-            self._step_host_s += time.perf_counter() - began - waited
-            return True
-        step, flight = self.scheduler.schedule(self.clock.now())
-        launched: tuple[StepHandle, InFlight] | None = None
-        guided = False
-        if not step.is_empty:
-            handle = self.worker.launch(step)
-            self.scheduler.launched(step.step_id)
-            # Masks follow from tokens of the step before, which may still be on the device.
-            guided = step.sampling is not None and bool(step.sampling.late_mask.any())
-            if not guided:
-                self.worker.bind(handle, LateInputs())
-            self.costs.launched(step)
-            launched = handle, flight
-        waited = 0.0
-        if self._previous is not None:
-            waited += self._take_in(*self._previous)
-        elif launched is None and self.scheduler.has_work:
-            raise WeftError("the scheduler has work and no way to do it: a bug in Weft")
-        if launched is not None and guided:
-            self.worker.bind(launched[0], self._grammars.masks(step, flight))
-        self._previous = launched
-        if launched is not None and not self._overlap:
-            waited += self._take_in(*launched)
-            self._previous = None
-        self.publish(step.step_id)
-        self._step_host_s += time.perf_counter() - began - waited
-        return launched is not None or waited > 0
+        began, self._waited_s = time.perf_counter(), 0.0
+        previous, self._previous = self._previous, None
+        if previous is not None and self.scheduler.is_turn_based:
+            self._update(previous)
+            step_id, did_something = previous.flight.step_id, True
+        else:
+            step, flight, events = self.scheduler.schedule(self.clock.now())
+            self._note(events)
+            launched = None if step.is_empty else self._launch(step, flight)
+            if previous is not None:
+                self._update(previous)
+            elif launched is None and self.scheduler.has_work:
+                raise WeftError("the scheduler has work and no way to do it: a bug in Weft")
+            if launched is not None:
+                self._bind_late(launched)
+            if self._overlap:
+                self._previous = launched
+            elif launched is not None:
+                self._update(launched)
+            step_id = step.step_id
+            did_something = launched is not None or previous is not None
+        self.publish(step_id)
+        self._step_host_s += time.perf_counter() - began - self._waited_s
+        return did_something
 
     def publish(self, step_id: int) -> None:
         """Send what became true, one message for each client."""
-        outbox = self.scheduler.journal.outbox
-        if not outbox:
+        messages, self._messages = self._messages, []
+        if not messages:
             return
-        by_client: dict[int, list[Event]] = {client: [] for client, _ in outbox}
+        by_client: dict[int, list[Event]] = {client: [] for client, _ in messages}
         if len(by_client) == 1:
-            by_client[outbox[0][0]] = [event for _, event in outbox]
+            by_client[messages[0][0]] = [event for _, event in messages]
         else:
-            for client, event in outbox:
+            for client, event in messages:
                 by_client[client].append(event)
-        outbox.clear()
         for client, events in by_client.items():
             self._publish(client, Envelope(step_id, events))
 
@@ -206,7 +217,7 @@ class Engine:
         """A frozen picture of the engine."""
         model = self.costs.model
         return msgspec.structs.replace(
-            self.intake.stats(),
+            self.scheduler.stats(),
             step_device_s=self._step_time.total,
             step_host_s=self._step_host_s,
             step_time=_picture(self._step_time),
@@ -223,19 +234,43 @@ class Engine:
         self.worker.close()
 
     def _apply(self, client: int, command: Command) -> None:
+        now = self.clock.now()
         try:
-            self.intake.apply(client, command, self.clock.now())
-        except Exception as error:  # a bug of ours is one client's trouble, not everybody's
+            self._note(self.scheduler.handle(client, [command], now))
+        except Exception as error:  # a bug of ours fails one command of one client, and the engine goes on
             _log.exception("%s of client %d could not be carried out", type(command).__name__, client)
             message = f"the engine could not carry this out: {type(error).__name__}: {error}"
-            failed = Failed(op=getattr(command, "op", 0), kind=WeftError.kind, message=message)
-            self.scheduler.journal.outbox.append((client, failed))
+            self._messages.append((client, Failed(op=getattr(command, "op", 0), kind=WeftError.kind, message=message)))
 
-    def _take_in(self, handle: StepHandle, flight: InFlight) -> float:
-        """Understand a step's result; returns the seconds spent waiting for it."""
+    def _note(self, events: Events) -> None:
+        """Keep events for the next message to their clients."""
+        self._messages += events.messages
+        if events.answered:
+            now = self.clock.now()
+            for who in events.answered:
+                self._gather.answered(who, now)
+
+    def _launch(self, step: Step, flight: InFlight) -> _Launched:
+        """Begin a step. It is bound at once unless it waits for masks, which follow from tokens of the step before and
+        may still be on the device."""
+        handle = self.worker.launch(step)
+        self.scheduler.launched(step.step_id)
+        is_guided = step.sampling is not None and bool(step.sampling.late_mask.any())
+        if not is_guided:
+            self.worker.bind(handle, LateInputs())
+        self.costs.launched(step)
+        return _Launched(step, handle, flight, is_guided)
+
+    def _bind_late(self, launched: _Launched) -> None:
+        """Give a guided step its masks, while its forward runs."""
+        if launched.is_guided:
+            self.worker.bind(launched.handle, self._grammars.masks(launched.step, launched.flight))
+
+    def _update(self, launched: _Launched) -> None:
+        """Wait for a step and take in its result."""
         began = time.perf_counter()
-        result = handle.wait()
-        waited = time.perf_counter() - began
+        result = launched.handle.wait()
+        self._waited_s += time.perf_counter() - began
         self._step_time.observe(result.device_s)
         self._gather.stepped(result.device_s)
         self.costs.finished(result)
@@ -246,16 +281,10 @@ class Engine:
                 result.step_id,
                 self.info.model or "the model",
             )
-        if flight.num_tokens:
-            self._batch_size.observe(flight.num_rows)
-            self._batch_tokens.observe(flight.num_tokens)
-        now = self.clock.now()
-        update(self.scheduler, flight, result, now)
-        answered = self.scheduler.journal.answered
-        for who in answered:
-            self._gather.answered(who, now)
-        answered.clear()
-        return waited
+        if launched.flight.num_tokens:
+            self._batch_size.observe(launched.flight.num_rows)
+            self._batch_tokens.observe(launched.flight.num_tokens)
+        self._note(self.scheduler.update(launched.flight, result, self.clock.now()))
 
 
 def _picture(histogram: Histogram) -> HistogramPicture:

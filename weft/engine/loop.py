@@ -72,7 +72,7 @@ class EngineLoop:
             elif isinstance(command, Ping):
                 self._reply(client, Stats(stats=self._engine.stats()))
             elif isinstance(command, Drain):
-                self._engine.intake.drain()
+                self._engine.drain()
                 self._draining.add(client)
             else:
                 plain.append(command)

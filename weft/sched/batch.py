@@ -179,7 +179,7 @@ class StepBuilder:
             end = sequence.total
             sampled.append((sequence, sequence.epoch))
             decoded.append((sequence, sequence.kv_epoch, end))
-            sequence.num_computed = end
+            sequence.begin_kv(end)
             sequence.total = end + 1
             sequence.last_step = step_id
 

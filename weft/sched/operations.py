@@ -10,59 +10,59 @@ from collections.abc import Callable, Iterable
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
 from weft.sched.masks import Mask, add_mask, unpack_ranges
-from weft.sched.scheduler import Scheduler
 from weft.sched.sequence import Append, ForkInto, Generate, Op, Sequence, SetMask, State
+from weft.sched.state import SchedulerState
 
 
-def advance(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
-    """Begin what can begin. The sequence ends up where it belongs: running, queued, or at rest."""
+def advance(state: SchedulerState, sequence: Sequence, now: float) -> None:
+    """Begin what can begin. The sequence ends up where it belongs: running, waiting, or idle."""
     if sequence.unborn:
         return
     while sequence.ops:
         op = sequence.ops[0]
         if isinstance(op, ForkInto):
             sequence.ops.popleft()
-            _fork(scheduler, sequence, op.child, now)
+            _fork(state, sequence, op.child, now)
         elif isinstance(op, SetMask):
             sequence.ops.popleft()
-            _set_mask(scheduler, sequence, op)
+            _set_mask(state, sequence, op)
         elif isinstance(op, Append):
             if op.outputs is None or not op.begun:
-                _begin_append(scheduler, sequence, op, now)
+                _begin_append(state, sequence, op, now)
             if sequence.ops and sequence.ops[0] is op:
                 if sequence.num_written < sequence.target:
                     break
-                finish_append(scheduler, sequence, op, now)
+                finish_append(state, sequence, op, now)
                 return
-        elif _begin_generate(scheduler, sequence, op, now):
+        elif _begin_generate(state, sequence, op, now):
             break
     if sequence.state in (State.IDLE, State.WAITING, State.DEFERRED):
         if sequence.state is not State.IDLE:
-            scheduler.roster.queue.remove(sequence)
-        scheduler.roster.enqueue_or_rest(sequence, now)
+            state.sequences.queue.remove(sequence)
+        state.sequences.enqueue_or_idle(sequence, now)
     elif sequence.state is State.RUNNING and not sequence.has_work and not sequence.ops:
-        rest(scheduler, sequence, now)
+        leave_slot(state, sequence, now)
 
 
-def _begin_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: float) -> None:
+def _begin_append(state: SchedulerState, sequence: Sequence, op: Append, now: float) -> None:
     op.begun = True
     length = len(sequence.tokens) + len(op.tokens)
     if length == 0:
         empty = InvalidRequest("a sequence without tokens has no next one: append at least one", "tokens")
         sequence.ops.popleft()
-        fail_sequence(scheduler, sequence, op.op, empty.kind, empty.message)
+        fail_sequence(state, sequence, op.op, empty.kind, empty.message)
         return
-    if length > scheduler.config.max_context:
+    if length > state.config.max_context:
         error = ContextTooLong(
-            f"the sequence would have {length} tokens; this model serves at most {scheduler.config.max_context}. "
+            f"the sequence would have {length} tokens; this model serves at most {state.config.max_context}. "
             "Shorten the prompt, or start the server with a larger max_context if the model allows it"
         )
         sequence.ops.popleft()
-        fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
+        fail_sequence(state, sequence, op.op, error.kind, error.message)
         return
     if op.outputs is not None and (op.outputs.logprobs is not None or not op.tokens):
         # A token's score comes from the row of the token before it, so that one has to be computed as well.
-        scheduler.roster.rewind(sequence, now)
+        state.sequences.rewind(sequence, now)
     op.start = len(sequence.tokens)
     sequence.tokens.extend(op.tokens)
     sequence.total = len(sequence.tokens)
@@ -75,7 +75,7 @@ def _begin_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: flo
         sequence.reuse_limit = op.start
 
 
-def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate, now: float) -> bool:
+def _begin_generate(state: SchedulerState, sequence: Sequence, op: Generate, now: float) -> bool:
     """Whether it began; otherwise it has failed and the next operation is first."""
     if op.num_prompt:
         return True
@@ -83,10 +83,10 @@ def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate, now:
     error: InvalidRequest | None = None
     if length == 0:
         error = InvalidRequest("the prompt has no tokens: append at least one before generating", "prompt")
-    elif length >= scheduler.config.max_context:
+    elif length >= state.config.max_context:
         error = ContextTooLong(
             f"the prompt has {length} tokens and leaves no room to generate in a context of "
-            f"{scheduler.config.max_context}. Shorten the prompt"
+            f"{state.config.max_context}. Shorten the prompt"
         )
     elif not 0 <= op.num_output < min(length, op.max_tokens):
         error = InvalidRequest(
@@ -95,12 +95,12 @@ def _begin_generate(scheduler: Scheduler, sequence: Sequence, op: Generate, now:
         )
     if error is not None:
         sequence.ops.popleft()
-        fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
+        fail_sequence(state, sequence, op.op, error.kind, error.message)
         return False
-    scheduler.roster.rewind(sequence, now)
+    state.sequences.rewind(sequence, now)
     op.num_prompt = length - op.num_output
-    op.max_tokens = min(op.max_tokens, scheduler.config.max_context - op.num_prompt)
-    scheduler.journal.counters.prompt_tokens += op.num_prompt
+    op.max_tokens = min(op.max_tokens, state.config.max_context - op.num_prompt)
+    state.log.counters.prompt_tokens += op.num_prompt
     _follow(op, sequence.tokens[op.num_prompt :])
     return True
 
@@ -114,17 +114,17 @@ def _follow(op: Generate, tokens: Iterable[int]) -> None:
             op.guide.push(token)
 
 
-def _set_mask(scheduler: Scheduler, sequence: Sequence, op: SetMask) -> None:
+def _set_mask(state: SchedulerState, sequence: Sequence, op: SetMask) -> None:
     length = len(sequence.tokens)
     try:
         mask = Mask(length, unpack_ranges(op.ranges, length))
     except InvalidRequest as error:
-        fail_sequence(scheduler, sequence, op.op, error.kind, error.message)
+        fail_sequence(state, sequence, op.op, error.kind, error.message)
         return
     sequence.masks = add_mask(sequence.masks, mask)
 
 
-def _fork(scheduler: Scheduler, parent: Sequence, child: Sequence, now: float) -> None:
+def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) -> None:
     """Make `child`, registered and possibly with operations queued already, a copy of `parent`."""
     if child.state is State.CLOSED:
         return  # released before it came to be
@@ -136,31 +136,31 @@ def _fork(scheduler: Scheduler, parent: Sequence, child: Sequence, now: float) -
     child.num_cached = parent.num_cached
     child.masks = list(parent.masks)
     leader = parent
-    if parent.state is State.FOLLOWING and parent.parent is not None and parent.fork_point == len(parent.tokens):
+    if parent.state is State.PENDING_FORK and parent.parent is not None and parent.fork_point == len(parent.tokens):
         leader = parent.parent
     busy = leader.state in (State.WAITING, State.DEFERRED, State.RUNNING)
     if busy and leader.has_work:
         child.parent = leader
         child.fork_point = len(child.tokens)
-        child.move_to(State.FOLLOWING)
-        leader.followers.append(child)
-    elif parent.state is not State.FOLLOWING:
-        scheduler.cache.close(child.table, now)
-        child.table = scheduler.cache.fork(parent.table, child.seq)
-        child.num_computed, child.num_written = parent.num_computed, parent.num_written
+        child.move_to(State.PENDING_FORK)
+        leader.pending_forks.append(child)
+    elif parent.state is not State.PENDING_FORK:
+        state.cache.close(child.table, now)
+        child.table = state.cache.fork(parent.table, child.seq)
+        child.adopt_kv(parent.num_computed, parent.num_written)
         child.high_water = parent.num_computed
-        scheduler.roster.trim(child, now)
-    advance(scheduler, child, now)
+        state.sequences.trim(child, now)
+    advance(state, child, now)
 
 
-def fail_sequence(scheduler: Scheduler, sequence: Sequence, op: int, kind: str, message: str) -> None:
+def fail_sequence(state: SchedulerState, sequence: Sequence, op: int, kind: str, message: str) -> None:
     """`op` could not be carried out: it fails, and so does everything put on the sequence from now on."""
     sequence.failure = (kind, message)
-    emit_end(scheduler, sequence, Failed(op=op, kind=kind, message=message))
-    end_all(scheduler, sequence, _failed(kind, message))
+    emit_end(state, sequence, Failed(op=op, kind=kind, message=message))
+    end_all(state, sequence, _failed(kind, message))
 
 
-def finish_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: float) -> None:
+def finish_append(state: SchedulerState, sequence: Sequence, op: Append, now: float) -> None:
     """End an append that reports about its tokens."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     if op.outputs is not None and op.outputs.logprobs is not None:
@@ -170,41 +170,41 @@ def finish_append(scheduler: Scheduler, sequence: Sequence, op: Append, now: flo
     )
     sequence.reuse_limit = None
     event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden, dists=op.dist)
-    end_operation(scheduler, sequence, event, now)
+    end_operation(state, sequence, event, now)
     if not sequence.ops:
-        scheduler.journal.answered.append((sequence.client, sequence.handle))
+        state.log.answered.append((sequence.client, sequence.handle))
 
 
-def end_operation(scheduler: Scheduler, sequence: Sequence, event: OpEvent, now: float) -> None:
+def end_operation(state: SchedulerState, sequence: Sequence, event: OpEvent, now: float) -> None:
     """End the operation under way with its one terminal event, and go on with the next."""
     sequence.ops.popleft()
-    emit_end(scheduler, sequence, event)
-    scheduler.journal.trace(sequence, _how(event), now, len(sequence.tokens))
-    rest(scheduler, sequence, now)
+    emit_end(state, sequence, event)
+    state.log.trace(sequence, _how(event), now, len(sequence.tokens))
+    leave_slot(state, sequence, now)
 
 
-def rest(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
-    """Bring a sequence whose operation is over to rest; what it has to do next may start at once."""
+def leave_slot(state: SchedulerState, sequence: Sequence, now: float) -> None:
+    """Take the slot of a sequence whose operation is over; what it has to do next may start at once."""
     sequence.epoch += 1
     sequence.total = len(sequence.tokens)
-    scheduler.roster.stop_running(sequence)
-    scheduler.roster.queue.remove(sequence)
-    scheduler.roster.free_followers(sequence, now)
-    unfollow(sequence)
-    scheduler.roster.trim(sequence, now)
+    state.sequences.stop_running(sequence)
+    state.sequences.queue.remove(sequence)
+    state.sequences.release_pending_forks(sequence, now)
+    stop_pending(sequence)
+    state.sequences.trim(sequence, now)
     if sequence.state is not State.IDLE:
         sequence.move_to(State.IDLE)
-    advance(scheduler, sequence, now)
+    advance(state, sequence, now)
 
 
-def unfollow(sequence: Sequence) -> None:
+def stop_pending(sequence: Sequence) -> None:
     """Stop waiting for a parent."""
-    if sequence.parent is not None and sequence in sequence.parent.followers:
-        sequence.parent.followers.remove(sequence)
+    if sequence.parent is not None and sequence in sequence.parent.pending_forks:
+        sequence.parent.pending_forks.remove(sequence)
     sequence.parent = None
 
 
-def end_all(scheduler: Scheduler, sequence: Sequence, event: Callable[[int], OpEvent]) -> None:
+def end_all(state: SchedulerState, sequence: Sequence, event: Callable[[int], OpEvent]) -> None:
     """End every operation, under way and queued, with the event made of its number."""
     while sequence.ops:
         op = sequence.ops.popleft()
@@ -216,9 +216,9 @@ def end_all(scheduler: Scheduler, sequence: Sequence, event: Callable[[int], OpE
             )
             child.unborn = False
             child.failure = (error.kind, error.message)
-            end_all(scheduler, child, _failed(error.kind, error.message))
+            end_all(state, child, _failed(error.kind, error.message))
         elif isinstance(op, Generate) or (isinstance(op, Append) and op.outputs is not None):
-            emit_end(scheduler, sequence, event(op.op))
+            emit_end(state, sequence, event(op.op))
 
 
 def cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
@@ -232,10 +232,10 @@ def cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
     return event
 
 
-def emit_end(scheduler: Scheduler, sequence: Sequence, event: OpEvent) -> None:
+def emit_end(state: SchedulerState, sequence: Sequence, event: OpEvent) -> None:
     """Send and count a terminal event."""
-    scheduler.journal.outbox.append((sequence.client, event))
-    scheduler.journal.counters.count_end(_how(event))
+    state.log.send(sequence.client, event)
+    state.log.counters.count_end(_how(event))
 
 
 def usage_of(sequence: Sequence, op: Op, now: float) -> Usage:

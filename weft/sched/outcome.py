@@ -1,6 +1,6 @@
 """What a completed step means: tokens learned, pages written, operations ended.
 
-The second half of the scheduler. Results of a sequence whose epoch has moved on since the launch are void: its
+The second half of the state. Results of a sequence whose epoch has moved on since the launch are void: its
 operation was ended or cancelled meanwhile, and a token that turns out to be late is dropped. Likewise what was written
 for a sequence whose KV was given back or cut since (`kv_epoch`).
 """
@@ -13,78 +13,77 @@ from weft.abi.errors import InvalidLogits, InvalidRequest
 from weft.core.step import INVALID_NUMBERS, StepResult, TopTokens
 from weft.core.wire import Dists, Failed, Finished, FinishReason, Token, TokenLogprobs
 from weft.sched.batch import InFlight
-from weft.sched.operations import end_operation, finish_append, rest, usage_of
-from weft.sched.scheduler import Scheduler
+from weft.sched.operations import end_operation, finish_append, leave_slot, usage_of
 from weft.sched.sequence import Append, Generate, Sequence, State, StopVerdict
+from weft.sched.state import SchedulerState
 
 _NOTHING = StopVerdict()
 
 
-def update(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
-    """Take in the result of a step, in launch order. Events go to `scheduler.journal.outbox`."""
-    scheduler.cache.tiers.step_completed(flight.step_id)
-    _take_scores(scheduler, flight, result, now)
-    _take_hidden(scheduler, flight, result, now)
-    _take_distributions(scheduler, flight, result, now)
-    _take_decodes(scheduler, flight, now)
-    _take_writes(scheduler, flight, now)
-    _take_tokens(scheduler, flight, result, now)
-    scheduler.spaces.take_in(flight, result, now)
+def update(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
+    """Take in the result of a step, in launch order."""
+    state.cache.tiers.step_completed(flight.step_id)
+    _take_scores(state, flight, result, now)
+    _take_hidden(state, flight, result, now)
+    _take_distributions(state, flight, result, now)
+    _take_decodes(state, flight, now)
+    _take_writes(state, flight, now)
+    _take_tokens(state, flight, result, now)
+    state.spaces.take_in(flight, result, now)
 
 
-def _take_decodes(scheduler: Scheduler, flight: InFlight, now: float) -> None:
+def _take_decodes(state: SchedulerState, flight: InFlight, now: float) -> None:
     """What the decoding sequences have written; most steps fill no page of most of them."""
-    page_size = scheduler.cache.page_size
+    page_size = state.cache.page_size
     for sequence, epoch, end in flight.decoded:
         if sequence.kv_epoch != epoch:
             continue
-        if end > sequence.num_written:
-            sequence.num_written = end
+        sequence.finish_kv(end)
         if end // page_size > sequence.table.num_indexed:
-            _index(scheduler, sequence, end, now)
+            _index(state, sequence, end, now)
         if not sequence.decoding:
-            _end_if_filled(scheduler, sequence, now)
+            _end_if_filled(state, sequence, now)
 
 
-def _take_writes(scheduler: Scheduler, flight: InFlight, now: float) -> None:
-    page_size = scheduler.cache.page_size
+def _take_writes(state: SchedulerState, flight: InFlight, now: float) -> None:
+    page_size = state.cache.page_size
     for sequence, epoch, end in flight.written:
         if sequence.kv_epoch != epoch:
             continue
-        sequence.num_written = max(sequence.num_written, end)
-        _index(scheduler, sequence, end, now)
+        sequence.finish_kv(end)
+        _index(state, sequence, end, now)
         if end % page_size and end <= sequence.num_plain:
-            scheduler.cache.publish_tail(sequence.table, sequence.tokens, end)
+            state.cache.publish_tail(sequence.table, sequence.tokens, end)
         if not sequence.decoding:
-            _end_if_filled(scheduler, sequence, now)
+            _end_if_filled(state, sequence, now)
 
 
-def _index(scheduler: Scheduler, sequence: Sequence, end: int, now: float) -> None:
+def _index(state: SchedulerState, sequence: Sequence, end: int, now: float) -> None:
     """Let others find the pages that are full with the first `end` tokens."""
     table = sequence.table
     plain = min(end, len(sequence.tokens), sequence.num_plain)
-    if plain // scheduler.cache.page_size > table.num_indexed and table.indexable:
-        scheduler.cache.commit(table, sequence.tokens, plain, now)
-        if scheduler.cache.is_announced(table):
-            scheduler.roster.queue.progressed(sequence.seq, table.num_indexed)
+    if plain // state.cache.page_size > table.num_indexed and table.indexable:
+        state.cache.commit(table, sequence.tokens, plain, now)
+        if state.cache.is_announced(table):
+            state.sequences.queue.progressed(sequence.seq, table.num_indexed)
         else:
-            scheduler.roster.queue.gave_up(sequence.seq)
+            state.sequences.queue.gave_up(sequence.seq)
 
 
-def _end_if_filled(scheduler: Scheduler, sequence: Sequence, now: float) -> None:
+def _end_if_filled(state: SchedulerState, sequence: Sequence, now: float) -> None:
     """End the operation under way if all that was known is computed and nothing is to be sampled."""
     if sequence.state is not State.RUNNING or sequence.num_written < sequence.target:
         return
     head = sequence.head
     if isinstance(head, Append):
-        finish_append(scheduler, sequence, head, now)
+        finish_append(state, sequence, head, now)
     elif not isinstance(head, Generate):
-        rest(scheduler, sequence, now)
+        leave_slot(state, sequence, now)
 
 
-def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
+def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
     tokens = result.tokens.tolist()
-    outbox = scheduler.journal.outbox
+    messages = state.log.messages
     count = 0
     for index, (sequence, epoch) in enumerate(flight.sampled):
         if sequence.epoch != epoch:
@@ -94,43 +93,43 @@ def _take_tokens(scheduler: Scheduler, flight: InFlight, result: StepResult, now
             raise TypeError(f"sequence {sequence.seq} sampled without a generate")
         token = tokens[index]
         if token < 0:
-            _fail(scheduler, sequence, op, now)
+            _fail(state, sequence, op, now)
             continue
         sequence.tokens.append(token)
         op.num_output += 1
         count += 1
         if op.first_token_s is None:
             op.first_token_s = now
-            scheduler.journal.trace(sequence, "first_token", now)
+            state.log.trace(sequence, "first_token", now)
         if not op.is_plain:
-            _take_watched(scheduler, sequence, op, token, result, index, now)
+            _take_watched(state, sequence, op, token, result, index, now)
             continue
-        outbox.append((sequence.client, Token(op.op, token)))
+        messages.append((sequence.client, Token(op.op, token)))
         if token in op.stop_ids or op.num_output >= op.max_tokens:
-            _end_if_over(scheduler, sequence, op, token, _NOTHING, False, now)
-    scheduler.journal.counters.generated_tokens += count
+            _end_if_over(state, sequence, op, token, _NOTHING, False, now)
+    state.log.counters.generated_tokens += count
 
 
 def _take_watched(
-    scheduler: Scheduler, sequence: Sequence, op: Generate, token: int, result: StepResult, index: int, now: float
+    state: SchedulerState, sequence: Sequence, op: Generate, token: int, result: StepResult, index: int, now: float
 ) -> None:
     """A token whose bytes a stop string or a grammar follows, or whose probability somebody asked for."""
     past_minimum = op.num_output >= op.stop.min_tokens
     verdict = _NOTHING if op.monitor is None else op.monitor.push(token, past_minimum)
     logprobs = None if op.sampling.logprobs is None else _logprobs(result, index, op.sampling.logprobs)
-    scheduler.journal.outbox.append((sequence.client, Token(op.op, token, verdict.hold_bytes, logprobs)))
+    state.log.send(sequence.client, Token(op.op, token, verdict.hold_bytes, logprobs))
     complete = op.guide is not None and op.guide.push(token)
     if op.guide is not None and op.guide.error:
         error = InvalidRequest(op.guide.error, "grammar")
         usage = usage_of(sequence, op, now)
         failed = Failed(op=op.op, kind=error.kind, message=error.message, param=error.param, usage=usage)
-        end_operation(scheduler, sequence, failed, now)
+        end_operation(state, sequence, failed, now)
         return
-    _end_if_over(scheduler, sequence, op, token, verdict, complete, now)
+    _end_if_over(state, sequence, op, token, verdict, complete, now)
 
 
 def _end_if_over(
-    scheduler: Scheduler,
+    state: SchedulerState,
     sequence: Sequence,
     op: Generate,
     token: int,
@@ -140,27 +139,27 @@ def _end_if_over(
 ) -> None:
     """End a generation whose last token ends it; `complete` says that its grammar allows no more."""
     if token in op.stop_ids:
-        stop = None if token in scheduler.config.eos_token_ids else token
-        _finish(scheduler, sequence, op, "stop", stop, 0, now)
+        stop = None if token in state.config.eos_token_ids else token
+        _finish(state, sequence, op, "stop", stop, 0, now)
     elif verdict.stop is not None:
-        _finish(scheduler, sequence, op, "stop", verdict.stop, verdict.cut_bytes, now)
+        _finish(state, sequence, op, "stop", verdict.stop, verdict.cut_bytes, now)
     elif complete:
-        _finish(scheduler, sequence, op, "stop", None, 0, now)
+        _finish(state, sequence, op, "stop", None, 0, now)
     elif op.num_output >= op.max_tokens:
-        _finish(scheduler, sequence, op, "length", None, 0, now)
+        _finish(state, sequence, op, "length", None, 0, now)
 
 
-def _fail(scheduler: Scheduler, sequence: Sequence, op: Append | Generate, now: float) -> None:
+def _fail(state: SchedulerState, sequence: Sequence, op: Append | Generate, now: float) -> None:
     """End an operation for which the model computed no finite numbers, unless it has ended."""
     if sequence.head is not op:
         return
     error = InvalidLogits(INVALID_NUMBERS)
     failed = Failed(op=op.op, kind=error.kind, message=error.message, usage=usage_of(sequence, op, now))
-    end_operation(scheduler, sequence, failed, now)
+    end_operation(state, sequence, failed, now)
 
 
 def _finish(
-    scheduler: Scheduler,
+    state: SchedulerState,
     sequence: Sequence,
     op: Generate,
     reason: FinishReason,
@@ -168,12 +167,12 @@ def _finish(
     cut_bytes: int,
     now: float,
 ) -> None:
-    scheduler.roster.queue.order.charge(sequence, op.num_output)
+    state.sequences.queue.order.charge(sequence, op.num_output)
     event = Finished(op=op.op, reason=reason, stop=stop, cut_bytes=cut_bytes, usage=usage_of(sequence, op, now))
-    end_operation(scheduler, sequence, event, now)
+    end_operation(state, sequence, event, now)
 
 
-def _take_scores(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
+def _take_scores(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
     position = 0
     for sequence, epoch, op, first, num in flight.scored:
         if sequence.kv_epoch == epoch and result.score_logprobs is not None and result.score_ranks is not None:
@@ -185,17 +184,17 @@ def _take_scores(scheduler: Scheduler, flight: InFlight, result: StepResult, now
                     float(result.score_logprobs[index]), int(result.score_ranks[index]), ids, values
                 )
             if np.isnan(result.score_logprobs[position : position + num]).any():
-                _fail(scheduler, sequence, op, now)
+                _fail(state, sequence, op, now)
         position += num
 
 
-def _take_hidden(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
+def _take_hidden(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
     for group, (sequence, epoch, op, num) in enumerate(flight.pooled):
         if sequence.kv_epoch != epoch or result.hidden_sums is None:
             continue
         total = result.hidden_sums[group].astype(np.float64)
         if not np.isfinite(total).all():
-            _fail(scheduler, sequence, op, now)
+            _fail(state, sequence, op, now)
             continue
         if op.hidden is not None:
             total = total + np.array(op.hidden) * op.hidden_done
@@ -203,12 +202,12 @@ def _take_hidden(scheduler: Scheduler, flight: InFlight, result: StepResult, now
         op.hidden = (total / op.hidden_done).tolist()
 
 
-def _take_distributions(scheduler: Scheduler, flight: InFlight, result: StepResult, now: float) -> None:
+def _take_distributions(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
     for index, (sequence, epoch, op) in enumerate(flight.distributed):
         if sequence.kv_epoch == epoch and op.outputs is not None and op.outputs.dist is not None:
             op.dist = _dist(result, index, op.outputs.dist)
             if result.dist is not None and np.isnan(result.dist.logprobs[index, : op.outputs.dist]).any():
-                _fail(scheduler, sequence, op, now)
+                _fail(state, sequence, op, now)
 
 
 def _dist(result: StepResult, index: int, count: int) -> Dists | None:

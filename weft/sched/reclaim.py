@@ -1,12 +1,8 @@
-"""`Reclaimer`: who gives up pages when a sequence needs room and too little is free.
+"""`Reclaimer`: carries out what a `ReclaimPolicy` decides, until there is room or the one in need has to wait.
 
-Sequences at rest give theirs up first, the longest at rest before others; then waiting ones, the last in rank first;
-then running ones of later rank than the one in need (*preemption*); and at last pins are broken. What was full stays
-in the prefix index while it can, the rest is recomputed. So the first in rank always gets on, and all others after it.
-
-Owns that order. Does not know why pages are wanted: the scheduler, which alone calls it, asks before it puts anything
-into a step, because whoever computes something in the step being built can give up nothing. Then the one in need
-waits, and is served before anything else of the next step is decided.
+What was full stays in the prefix index while it can; the rest is recomputed. A sequence that computes something in the
+step being built can give up nothing: then the one in need waits, and is served before anything else of the next step is
+decided. Called by the step planner, and by spaces for explicit pages.
 """
 
 from __future__ import annotations
@@ -14,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.cache.manager import KVCache
-from weft.sched.journal import Journal
-from weft.sched.roster import Roster
+from weft.sched.event_log import EventLog
+from weft.sched.reclaim_policy import Purpose, ReclaimPolicy, ReclaimView
 from weft.sched.sequence import Append, Generate, Sequence, State
+from weft.sched.sequence_table import SequenceTable
 
 
 class Reclaimer:
     """See the module's docstring."""
 
-    def __init__(self, cache: KVCache, roster: Roster, journal: Journal, max_step_tokens: int):
+    def __init__(
+        self, cache: KVCache, sequences: SequenceTable, log: EventLog, policy: ReclaimPolicy, max_step_tokens: int
+    ):
         self._cache = cache
-        self._roster = roster
-        self._journal = journal
+        self._sequences = sequences
+        self._log = log
+        self._policy = policy
         self._max_step_tokens = max_step_tokens
         self._step_id = 0
         """The step being built."""
@@ -50,86 +50,79 @@ class Reclaimer:
 
     def make_room(self, sequence: Sequence, cost: int, now: float) -> bool:
         """Whether a sequence may start: a slot, and pages for all it has, with one to spare for each that runs."""
-        running = self._roster.running
-        rank = self._roster.rank
+        running = self._sequences.running
         while True:
-            enough = not running or self._cache.num_available >= cost + len(running)
-            if self._roster.slots.num_free and enough:
+            missing = cost + len(running) - self._cache.num_available if running else 0
+            if self._sequences.slots.num_free and missing <= 0:
                 return True
-            if not enough and self._resting_pages_suffice(cost) and self._take_from_resting(sequence, now):
-                continue
-            victim = max(running.values(), key=rank, default=None)
-            if victim is None or victim.priority <= sequence.priority or rank(victim) < rank(sequence):
-                return False
-            if not self._preempt(victim, sequence, now):
+            if not self._reclaim("admit", missing, sequence, now):
                 return False
 
     def make_writable(self, sequence: Sequence, start: int, end: int, now: float) -> bool:
         """Pages for tokens `start` to `end`, taken from others where none are free. False: not in this step."""
-        rank = self._roster.rank
         while not self._cache.prepare_write(sequence.table, start, end, now):
-            if self._cache.num_soon >= self._cache.write_cost(sequence.table, start, end):
-                return False  # pages are on their way, held back by the steps in flight
-            if self._take_from_resting(sequence, now):
-                continue
-            victim = max(self._roster.running.values(), key=rank)
-            if victim is not sequence and rank(victim) > rank(sequence):
-                if not self._preempt(victim, sequence, now):
-                    return False
-            elif not self._cache.retention.break_pins(now) and not self.last_resort(now):
+            missing = self._cache.write_cost(sequence.table, start, end) - self._cache.num_soon
+            # Where nothing is missing, pages are on their way, held back by the steps in flight; holds end before that.
+            if not self._reclaim("write", missing, sequence, now, only_holds=missing <= 0):
                 return False
         return True
 
     def make_free(self, count: int, now: float) -> bool:
-        """Pages for somebody who is no sequence, from sequences at rest alone; one is left for each that runs."""
-        wanted = count + len(self._roster.running)
+        """Explicit pages of a program, from sequences without a slot alone; one is left for each that runs."""
+        wanted = count + len(self._sequences.running)
         while self._cache.num_available < wanted:
-            resting = sum(len(sequence.table.pages) for sequence in self._roster.resting.values())
-            if self._cache.num_available + resting < wanted or not self._take_from_resting(None, now):
+            if not self._reclaim("spaces", wanted - self._cache.num_available, None, now):
                 return False
         return True
 
-    def _resting_pages_suffice(self, cost: int) -> bool:
-        """Whether taking pages from sequences at rest could be enough: else they keep theirs."""
-        resting = sum(len(sequence.table.pages) for sequence in self._roster.resting.values())
-        return self._cache.num_available + resting >= cost + len(self._roster.running)
-
-    def _take_from_resting(self, needy: Sequence | None, now: float) -> bool:
-        """Take the pages of one sequence without a slot: the longest idle, else the last in the queue."""
-        resting = self._roster.resting.values()
-        idle = next((s for s in resting if s.state is State.IDLE and s is not needy), None)
-        victim = idle or max((s for s in resting if s is not needy), key=self._roster.rank, default=None)
-        if victim is None:
+    def _reclaim(
+        self, purpose: Purpose, missing: int, needy: Sequence | None, now: float, *, only_holds: bool = False
+    ) -> bool:
+        """Have one holder give up its pages. False: the one in need has to wait."""
+        holder = self._policy.choose(ReclaimView(purpose, missing, self._cache, self._sequences, needy))
+        if holder is None or (only_holds and holder.kind != "hold"):
             return False
-        self._discard(victim, now)
-        return True
+        match holder.kind:
+            case "hold":
+                self._cache.retention.end_hold(holder.seq)
+                return True
+            case "pins":
+                return self._cache.retention.break_pins(now)
+            case "space":
+                return self.last_resort(now)
+            case "idle" | "waiting":
+                self._discard(self._sequences.without_slot[holder.seq], now)
+                return True
+            case "running":
+                victim = next(s for s in self._sequences.running.values() if s.seq == holder.seq)
+                assert needy is not None, "a policy preempts for sequences alone"
+                return self._preempt(victim, needy, now)
 
     def _preempt(self, victim: Sequence, needy: Sequence, now: float) -> bool:
         """Stop a running sequence and take its pages; it is recomputed when its turn comes. False: not in this step."""
         if victim.last_step >= self._step_id:
             self._pressed = needy
             return False
-        self._journal.counters.preemptions += 1
+        self._log.counters.preemptions += 1
         head = victim.head
         if isinstance(head, Generate):
             head.num_preemptions += 1
-        self._journal.trace(victim, "preempted", now, victim.num_computed)
-        self._roster.stop_running(victim)
+        self._log.trace(victim, "preempted", now, victim.num_computed)
+        self._sequences.stop_running(victim)
         self._discard(victim, now)
-        self._roster.queue.push(victim)
+        self._sequences.queue.push(victim)
         return True
 
     def _discard(self, sequence: Sequence, now: float) -> None:
         """Give back a sequence's pages; its tokens stay, to be computed again. Forks that follow it go on alone."""
-        self._roster.free_followers(sequence, now)
-        self._roster.queue.gave_up(sequence.seq)
+        self._sequences.release_pending_forks(sequence, now)
+        self._sequences.queue.gave_up(sequence.seq)
         self._cache.free(sequence.table, sequence.tokens, _plain(sequence), now)
-        sequence.num_computed = sequence.num_written = 0
-        sequence.kv_epoch += 1
+        sequence.cut_kv(0)
         head = sequence.head
         if isinstance(head, Append):
             head.hidden, head.hidden_done = None, 0
-        self._roster.resting.pop(sequence.seq, None)
+        self._sequences.without_slot.pop(sequence.seq, None)
 
 
 def _plain(sequence: Sequence) -> int:

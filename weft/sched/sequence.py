@@ -1,11 +1,11 @@
 """`Sequence`: tokens, the pages computed for them, and the operations still to be done.
 
-Owns the states and the one table of transitions between them. Counters obey, at rest and in flight:
+Owns the states and the one table of transitions between them. Counters obey, with and without a slot:
 
     num_written <= num_computed <= total        total == len(tokens) + (sampled tokens still on the device)
 
 `num_computed` counts tokens whose KV some launched step writes, `num_written` those whose step is done. An operation
-that needs the logits of the sequence's last token first takes its KV back (`Roster.rewind`), so as to compute it.
+that needs the logits of the sequence's last token first gives its KV up (`SequenceTable.rewind`), so as to compute it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class State(Enum):
     """Has work, and stands in the queue."""
     DEFERRED = "deferred"
     """Has work, and waits for a prefix that another sequence is computing; then for its turn in the queue."""
-    FOLLOWING = "following"
+    PENDING_FORK = "pending_fork"
     """A fork whose parent is computing the tokens they share."""
     RUNNING = "running"
     """Has a device slot and takes part in steps."""
@@ -43,10 +43,10 @@ class State(Enum):
 
 
 TRANSITIONS: dict[State, frozenset[State]] = {
-    State.IDLE: frozenset({State.WAITING, State.FOLLOWING, State.CLOSED}),
+    State.IDLE: frozenset({State.WAITING, State.PENDING_FORK, State.CLOSED}),
     State.WAITING: frozenset({State.IDLE, State.DEFERRED, State.RUNNING, State.CLOSED}),
     State.DEFERRED: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
-    State.FOLLOWING: frozenset({State.IDLE, State.WAITING, State.RUNNING, State.CLOSED}),
+    State.PENDING_FORK: frozenset({State.IDLE, State.WAITING, State.RUNNING, State.CLOSED}),
     State.RUNNING: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
     State.CLOSED: frozenset(),
 }
@@ -227,7 +227,7 @@ class Sequence:
     """By where they begin to hold."""
     fork_point: int = 0
     """Tokens shared with `parent`."""
-    followers: list[Sequence] = field(default_factory=list)
+    pending_forks: list[Sequence] = field(default_factory=list)
     last_step: int = 0
     """The last step, launched or being built, that computes something for it."""
     last_active_s: float = 0.0
@@ -238,6 +238,29 @@ class Sequence:
             if state not in TRANSITIONS[self.state]:
                 raise ValueError(f"sequence {self.seq} cannot go from {self.state.value} to {state.value}")
             self.state = state
+
+    # KV counters. These four methods alone change them: num_written <= num_computed <= total.
+
+    def adopt_kv(self, num_computed: int, num_written: int) -> None:
+        """Take over KV that the prefix index or a parent has."""
+        assert num_written <= num_computed
+        self.num_computed, self.num_written = num_computed, num_written
+
+    def begin_kv(self, end: int) -> None:
+        """The step being built computes the KV of tokens `num_computed` to `end`."""
+        self.num_computed = end
+
+    def finish_kv(self, end: int) -> None:
+        """A step is done that wrote the KV of tokens up to `end`."""
+        if end > self.num_written:
+            self.num_written = end
+
+    def cut_kv(self, num_tokens: int) -> None:
+        """Give up the KV past the first `num_tokens` tokens. What steps in flight write of it is void."""
+        if num_tokens < self.num_computed:
+            self.kv_epoch += 1
+            self.num_computed = num_tokens
+            self.num_written = min(self.num_written, num_tokens)
 
     @property
     def head(self) -> Op | None:

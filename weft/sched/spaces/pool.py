@@ -14,7 +14,7 @@ from weft.cache.manager import KVCache
 from weft.sched.spaces.resources import Page, Space
 
 MakeRoom = Callable[[int, float], bool]
-"""(pages, now): have sequences at rest give pages up until so many are available. Whether they are."""
+"""(pages, now): have sequences without a slot give pages up until so many are available. Whether they are."""
 
 
 class Export(NamedTuple):

@@ -5,7 +5,8 @@ rank (priority and arrival). Commands that only concern handles are carried out 
 queue; the others wait for `fill`, which puts as many into the step being built as do not conflict (Pie, section 5.2:
 *horizontal* batching across queues, *vertical* within one). What each does to a step is in `place.py`.
 
-Called by the scheduler (`fill`, `take_in`) and by the intake (`apply`). Knows no clock and no device.
+Called by the step planner (`fill`), by `update` (`take_in`) and by the command handler (`apply`). Knows no clock
+and no device.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from weft.core.wire import (
     is_answered,
 )
 from weft.sched.batch import InFlight, StepBuilder
-from weft.sched.journal import Journal
+from weft.sched.event_log import EventLog
 from weft.sched.spaces.conflicts import Conflicts
 from weft.sched.spaces.place import Placement, Placer
 from weft.sched.spaces.pool import SpacePool
@@ -76,7 +77,7 @@ class Spaces:
         self,
         pool: SpacePool,
         placer: Placer,
-        journal: Journal,
+        log: EventLog,
         *,
         aging_s: float,
         alloc_wait_s: float,
@@ -85,7 +86,7 @@ class Spaces:
         """`refusal` says why this model has no explicit pages; empty where it has."""
         self._pool = pool
         self._placer = placer
-        self._journal = journal
+        self._log = log
         self._aging_s = aging_s
         self._alloc_wait_s = alloc_wait_s
         self._refusal = refusal
@@ -220,12 +221,12 @@ class Spaces:
         for client, space, op, index in flight.space_samples:
             token = result.tokens[len(flight.sampled) + index]
             self._end(client, _failed(op) if token < 0 else Finished(op=op, tokens=np.int32(token).tobytes()))
-            self._journal.answered.append((client, space))
+            self._log.answered.append((client, space))
         dists = len(flight.distributed)
         for client, space, op, count, k, num_targets in flight.space_dists:
             found = _dists(result, dists, count, k, scores, num_targets)
             self._end(client, _failed(op) if found is None else Finished(op=op, dists=found))
-            self._journal.answered.append((client, space))
+            self._log.answered.append((client, space))
             dists += count if k else 0
             scores += num_targets
         self._placer.completed = flight.step_id
@@ -413,10 +414,10 @@ class Spaces:
         self._end(space.client, Failed(op=command.op, kind=error.kind, message=error.message, param=error.param))
 
     def _end(self, client: int, event: Finished | Failed | Cancelled) -> None:
-        self._journal.outbox.append((client, event))
+        self._log.send(client, event)
         how = "failed" if isinstance(event, Failed) else "cancelled" if isinstance(event, Cancelled) else "stop"
         if how != "stop":
-            self._journal.counters.count_end(how)
+            self._log.counters.count_end(how)
 
     def spaces(self) -> Iterator[Space]:
         """All open spaces."""

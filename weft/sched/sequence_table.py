@@ -1,18 +1,19 @@
-"""`Roster`: where every sequence is: in a slot, in the queue, or at rest with its pages.
+"""`SequenceTable`: every open sequence and where it is: with a slot, in the queue, or idle with its pages.
 
-Owns the slots, the queue, and the moves from one place to another. Does not know what a step computes
-(`scheduler.py`) nor who has to make room (`reclaim.py`); those, `operations.py` and `intake.py` call it.
+Owns the slots, the queue, and the moves from one place to another. Does not know what a step computes (`planner.py`)
+nor which sequence has to make room (`reclaim_policy.py`). The transitions of the scheduler call it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.cache.manager import KVCache
 from weft.core.step import I32
-from weft.sched.order import FairOrder, Rank
+from weft.sched.order import AdmissionOrder, Rank
 from weft.sched.queue import WaitingQueue
 from weft.sched.sequence import Generate, Sequence, State
 from weft.sched.slots import SlotTable
@@ -25,19 +26,29 @@ class Decoding(NamedTuple):
     sequences: list[Sequence]
 
 
-class Roster:
-    """See the module's docstring."""
+class SequenceTable:
+    """Sequences by handle, by slot, and those that keep pages without a slot."""
 
-    def __init__(self, cache: KVCache, *, max_running: int, max_context: int, aging_s: float):
-        self.queue = WaitingQueue(FairOrder(aging_s))
+    def __init__(self, cache: KVCache, order: AdmissionOrder, *, max_running: int, max_context: int):
+        self.open: dict[tuple[int, int], Sequence] = {}
+        """By (client, handle)."""
+        self.queue = WaitingQueue(order)
         self.slots = SlotTable(max_running, -(-max_context // cache.page_size) + 1)
         self.running: dict[int, Sequence] = {}
         """By slot."""
-        self.resting: dict[int, Sequence] = {}
+        self.without_slot: dict[int, Sequence] = {}
         """Sequences with pages and without a slot, by number, least recently active first."""
         self._cache = cache
         self._decoding: Decoding | None = None
         """None: has changed since it was last made."""
+
+    def __len__(self) -> int:
+        """Open sequences of all clients."""
+        return len(self.open)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All open sequences."""
+        yield from self.open.values()
 
     def rank(self, sequence: Sequence) -> Rank:
         """The place in the total order by which steps are filled and pages reclaimed; smaller is earlier."""
@@ -49,7 +60,7 @@ class Roster:
         return self._decoding is None
 
     def decoding(self) -> Decoding:
-        """Who decodes."""
+        """The sequences that decode now."""
         if self._decoding is None:
             sequences = [s for s in self.running.values() if s.decoding]
             sequences.sort(key=self.rank)
@@ -61,7 +72,7 @@ class Roster:
         self.queue.order.admitted(sequence, num_tokens)
         sequence.slot = self.slots.take()
         self.running[sequence.slot] = sequence
-        self.resting.pop(sequence.seq, None)
+        self.without_slot.pop(sequence.seq, None)
         sequence.move_to(State.RUNNING)
         sequence.place.defer_until_step = -1
         sequence.last_active_s = now
@@ -85,46 +96,43 @@ class Roster:
         self._cache.withdraw(sequence.table)
         self.queue.gave_up(sequence.seq)
 
-    def enqueue_or_rest(self, sequence: Sequence, now: float) -> None:
+    def enqueue_or_idle(self, sequence: Sequence, now: float) -> None:
         """Put a sequence without a slot where it belongs."""
         sequence.last_active_s = now
         if sequence.table.pages:
-            self.resting.pop(sequence.seq, None)
-            self.resting[sequence.seq] = sequence
+            self.without_slot.pop(sequence.seq, None)
+            self.without_slot[sequence.seq] = sequence
         if sequence.has_work:
             self.queue.push(sequence)
         else:
             self.queue.remove(sequence)
             sequence.move_to(State.IDLE)
-            self.free_followers(sequence, now)
+            self.release_pending_forks(sequence, now)
 
-    def free_followers(self, parent: Sequence, now: float) -> None:
-        """`parent` will not compute what its forks wait for."""
-        for child in parent.followers:
+    def release_pending_forks(self, parent: Sequence, now: float) -> None:
+        """`parent` will not compute what its pending forks wait for."""
+        for child in parent.pending_forks:
             child.parent = None
-            self.enqueue_or_rest(child, now)
-        parent.followers = []
+            self.enqueue_or_idle(child, now)
+        parent.pending_forks = []
 
     def trim(self, sequence: Sequence, now: float) -> None:
-        """Drop what a sequence at rest has beyond its known tokens."""
+        """Drop the KV that a sequence without a slot has beyond its known tokens."""
         if sequence.num_computed <= len(sequence.tokens):
             self._cut(sequence, sequence.num_computed, now)
         else:
             self.rewind(sequence, now)
 
     def rewind(self, sequence: Sequence, now: float) -> None:
-        """Leave the last token of a sequence without KV: somebody needs what only computing it gives."""
+        """Leave the last token of a sequence without KV: an operation needs what only computing it gives."""
         self._cut(sequence, max(0, min(sequence.num_computed, len(sequence.tokens) - 1)), now)
 
     def _cut(self, sequence: Sequence, keep: int, now: float) -> None:
-        if keep < sequence.num_computed:
-            sequence.kv_epoch += 1
-        sequence.num_computed = keep
-        sequence.num_written = min(sequence.num_written, keep)
+        sequence.cut_kv(keep)
         self._cache.truncate(sequence.table, keep, now)
 
     def close(self, sequence: Sequence) -> None:
         """A sequence without a slot is given up."""
         self.queue.remove(sequence)
-        self.resting.pop(sequence.seq, None)
+        self.without_slot.pop(sequence.seq, None)
         sequence.move_to(State.CLOSED)

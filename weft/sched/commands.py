@@ -1,13 +1,12 @@
-"""`Intake`: commands of clients become sequences and operations; bad ones fail alone.
+"""`CommandHandler`: commands of clients become sequences and operations; bad ones fail alone.
 
-Owns which handle means which sequence. Handles are (client, number): a forged or foreign number is unknown. Called by
-the engine between steps.
+Handles are (client, number): a forged or foreign number is unknown. Called by `Scheduler.handle`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from weft.abi.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
@@ -17,7 +16,6 @@ from weft.core.wire import (
     Cancel,
     Command,
     Drain,
-    EngineStats,
     Failed,
     Fork,
     Generate,
@@ -34,34 +32,24 @@ from weft.core.wire import (
 from weft.sched import sequence as ops
 from weft.sched.columns import extremes
 from weft.sched.masks import cut_masks
-from weft.sched.operations import advance, cancelled, emit_end, end_all, rest
-from weft.sched.scheduler import Scheduler
+from weft.sched.operations import advance, cancelled, emit_end, end_all, leave_slot
 from weft.sched.sequence import Guide, Place, Sequence, State, StopMonitor
+from weft.sched.state import SchedulerState
 
 MonitorFactory = Callable[[list[bytes]], StopMonitor]
 GuideFactory = Callable[[Grammar], Guide]
 _MASK63 = (1 << 63) - 1
 
 
-class Intake:
+class CommandHandler:
     """See the module's docstring."""
 
-    def __init__(self, scheduler: Scheduler, make_monitor: MonitorFactory, make_guide: GuideFactory):
-        self._scheduler = scheduler
+    def __init__(self, state: SchedulerState, make_monitor: MonitorFactory, make_guide: GuideFactory):
+        self._state = state
         self._make_monitor = make_monitor
         self._make_guide = make_guide
-        self._sequences: dict[tuple[int, int], Sequence] = {}
         self._ids = itertools.count(1)
         self.draining = False
-
-    @property
-    def num_sequences(self) -> int:
-        """Open sequences of all clients."""
-        return len(self._sequences)
-
-    def sequences(self) -> Iterator[Sequence]:
-        """All open sequences."""
-        yield from self._sequences.values()
 
     def apply(self, client: int, command: Command, now: float) -> None:
         """Carry out one command. Whatever is wrong with it becomes a `Failed` event of its client."""
@@ -72,48 +60,18 @@ class Intake:
             event = Failed(
                 op=op, kind=error.kind, message=error.message, param=error.param, retry_after_s=error.retry_after_s
             )
-            self._scheduler.journal.outbox.append((client, event))
-            self._scheduler.journal.counters.count_end("failed")
+            self._state.log.send(client, event)
+            self._state.log.counters.count_end("failed")
 
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: release all it held. Its events go nowhere."""
-        for key in [key for key in self._sequences if key[0] == client]:
+        for key in [key for key in self._state.sequences.open if key[0] == client]:
             self._release(key, None, now)
-        self._scheduler.spaces.drop_client(client, now)
+        self._state.spaces.drop_client(client, now)
 
     def drain(self) -> None:
         """Take nothing new."""
-        self.draining = self._scheduler.spaces.draining = True
-
-    def stats(self) -> EngineStats:
-        """A frozen picture of scheduler and cache; the engine adds the times."""
-        scheduler, tiers, counters = self._scheduler, self._scheduler.cache.tiers, self._scheduler.journal.counters
-        return EngineStats(
-            num_running=len(scheduler.roster.running),
-            num_waiting=len(scheduler.roster.queue),
-            num_held=scheduler.cache.retention.num_held,
-            num_sequences=self.num_sequences,
-            num_spaces=len(scheduler.spaces),
-            space_pages=scheduler.spaces.num_pages,
-            device_pages_total=tiers.device.num_pages,
-            device_pages_free=tiers.device.num_free + tiers.device.num_fenced,
-            device_pages_cached=tiers.num_evictable,
-            host_pages_total=tiers.host.num_pages,
-            host_pages_free=tiers.host.num_free,
-            steps=scheduler.last_step_id,
-            prompt_tokens=counters.prompt_tokens,
-            prefill_tokens=counters.prefill_tokens,
-            recomputed_tokens=counters.recomputed_tokens,
-            generated_tokens=counters.generated_tokens,
-            space_tokens=counters.space_tokens,
-            prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits,
-            preemptions=counters.preemptions,
-            evictions=tiers.num_evicted,
-            swapped_in_pages=counters.swapped_in_pages,
-            swapped_out_pages=counters.swapped_out_pages,
-            finished=dict(counters.finished),
-        )
+        self.draining = self._state.spaces.draining = True
 
     def _apply(self, client: int, command: Command, now: float) -> None:
         match command:
@@ -133,31 +91,31 @@ class Intake:
                 self._release((client, command.seq), None, now)
             case Cancel():
                 sequence = self._get(client, command.seq)
-                end_all(self._scheduler, sequence, cancelled(sequence, now))
-                rest(self._scheduler, sequence, now)
+                end_all(self._state, sequence, cancelled(sequence, now))
+                leave_slot(self._state, sequence, now)
             case MaskTokens():
                 masked = self._usable(client, command.seq, command.op)
                 if masked is not None:
                     masked.ops.append(ops.SetMask(command.op, command.ranges))
-                    advance(self._scheduler, masked, now)
+                    advance(self._state, masked, now)
             case SetPriority():
                 self._set_priority(self._get(client, command.seq), command.priority)
             case ResetPrefixCache():
-                self._scheduler.spaces.drop_exports(now)
-                self._scheduler.cache.reset()
+                self._state.spaces.drop_exports(now)
+                self._state.cache.reset()
             case Hello() | Ping() | Drain():
                 raise InvalidRequest(f"a scheduler does not handle {type(command).__name__}")
             case _:
-                self._scheduler.spaces.apply(client, command, now)
+                self._state.spaces.apply(client, command, now)
 
     def _get(self, client: int, handle: int) -> Sequence:
-        sequence = self._sequences.get((client, handle))
+        sequence = self._state.sequences.open.get((client, handle))
         if sequence is None:
             raise UnknownHandle(f"sequence {handle} is not open: it was never opened, was released, or its lease ended")
         return sequence
 
     def _register(self, client: int, handle: int, like: Open | Sequence, request_id: str, now: float) -> Sequence:
-        if (client, handle) in self._sequences:
+        if (client, handle) in self._state.sequences.open:
             raise InvalidRequest(f"sequence {handle} is open already: numbers may be used once", "seq")
         seq = next(self._ids)
         sequence = Sequence(
@@ -169,24 +127,24 @@ class Intake:
             request_id=request_id,
             priority=like.priority,
             place=Place(now),
-            table=self._scheduler.cache.open_table(seq, like.namespace),
+            table=self._state.cache.open_table(seq, like.namespace),
             last_active_s=now,
         )
-        self._sequences[client, handle] = sequence
+        self._state.sequences.open[client, handle] = sequence
         return sequence
 
     def _open(self, client: int, command: Open, now: float) -> None:
         if self.draining:
             raise Draining("the server is shutting down and takes no new requests")
         sequence = self._register(client, command.seq, command, command.request_id, now)
-        self._scheduler.journal.trace(sequence, "queued", now)
+        self._state.log.trace(sequence, "queued", now)
 
     def _append(self, client: int, command: Append, now: float) -> None:
         sequence = self._usable(client, command.seq, command.op)
         if sequence is None:
             return
         if command.outputs is not None:
-            command.outputs.validate(self._scheduler.config.vocab_size)
+            command.outputs.validate(self._state.config.vocab_size)
         if not command.tokens and command.outputs is not None and command.outputs.dist is not None:
             sequence.ops.append(ops.Append(command.op, unpack_tokens(b""), now, command.outputs))
             self._arrive(sequence, now)
@@ -195,7 +153,7 @@ class Intake:
             raise InvalidRequest(f"{len(command.tokens)} bytes are not a whole number of int32 token ids", "prompt")
         tokens = unpack_tokens(command.tokens)
         low, high = extremes(tokens)
-        vocab_size = self._scheduler.config.vocab_size
+        vocab_size = self._state.config.vocab_size
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
             error = InvalidRequest(
@@ -210,10 +168,10 @@ class Intake:
         sequence = self._usable(client, command.seq, command.op)
         if sequence is None:
             return
-        config = self._scheduler.config
+        config = self._state.config
         command.sampling.validate(config.vocab_size)
         command.stop.validate(config.vocab_size)
-        others = len(self._scheduler.roster.queue) - (sequence.state in (State.WAITING, State.DEFERRED))
+        others = len(self._state.sequences.queue) - (sequence.state in (State.WAITING, State.DEFERRED))
         if others >= config.max_waiting:
             raise Overloaded(f"{config.max_waiting} requests are waiting already; try again later")
         stop = command.stop
@@ -239,15 +197,15 @@ class Intake:
         sequence = self._get(client, handle)
         if sequence.failure is not None:
             kind, message = sequence.failure
-            emit_end(self._scheduler, sequence, Failed(op=op, kind=kind, message=message))
+            emit_end(self._state, sequence, Failed(op=op, kind=kind, message=message))
             return None
         return sequence
 
     def _arrive(self, sequence: Sequence, now: float) -> None:
-        """A new operation: if the sequence was at rest, its place in the queue is that of this moment."""
+        """A new operation: an idle sequence takes its place in the queue at this moment."""
         if sequence.state is State.IDLE and len(sequence.ops) == 1:
             sequence.place.arrive(now)
-        advance(self._scheduler, sequence, now)
+        advance(self._state, sequence, now)
 
     def _fork(self, client: int, command: Fork, now: float) -> None:
         parent = self._get(client, command.seq)
@@ -255,38 +213,38 @@ class Intake:
         child.unborn = True
         child.parent = parent
         parent.ops.append(ops.ForkInto(child))
-        advance(self._scheduler, parent, now)
+        advance(self._state, parent, now)
 
     def _truncate(self, client: int, command: Truncate, now: float) -> None:
         sequence = self._get(client, command.seq)
         if not 0 <= command.num_tokens <= len(sequence.tokens):
             message = f"cannot cut a sequence of {len(sequence.tokens)} tokens to {command.num_tokens}"
             raise ContextTooLong(message, "num_tokens")
-        end_all(self._scheduler, sequence, cancelled(sequence, now))
+        end_all(self._state, sequence, cancelled(sequence, now))
         del sequence.tokens[command.num_tokens :]
         sequence.masks = cut_masks(sequence.masks, command.num_tokens)
         sequence.high_water = min(sequence.high_water, command.num_tokens)
         sequence.failure = None
-        rest(self._scheduler, sequence, now)
+        leave_slot(self._state, sequence, now)
 
     def _release(self, key: tuple[int, int], hold_until_s: float | None, now: float) -> None:
-        sequence = self._sequences.pop(key, None)
+        sequence = self._state.sequences.open.pop(key, None)
         if sequence is None:
             return  # released before, or dropped with its engine: the caller's wish is fulfilled
-        scheduler = self._scheduler
-        end_all(scheduler, sequence, cancelled(sequence, now))
+        state = self._state
+        end_all(state, sequence, cancelled(sequence, now))
         sequence.unborn = False
-        rest(scheduler, sequence, now)
-        scheduler.roster.close(sequence)
+        leave_slot(state, sequence, now)
+        state.sequences.close(sequence)
         sequence.kv_epoch += 1
         written = min(sequence.num_written, len(sequence.tokens), sequence.num_plain)
         if hold_until_s is None:
-            scheduler.cache.free(sequence.table, sequence.tokens, written, now)
+            state.cache.free(sequence.table, sequence.tokens, written, now)
         else:
-            scheduler.cache.retention.hold(sequence.table, sequence.tokens, written, hold_until_s, now)
-        scheduler.cache.close(sequence.table, now)
+            state.cache.retention.hold(sequence.table, sequence.tokens, written, hold_until_s, now)
+        state.cache.close(sequence.table, now)
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:
         sequence.priority = priority
         if sequence.state in (State.WAITING, State.DEFERRED):
-            self._scheduler.roster.queue.push(sequence)
+            self._state.sequences.queue.push(sequence)

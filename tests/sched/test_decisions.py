@@ -1,0 +1,243 @@
+"""What a `Scheduler` decides, read from its steps and events. There is no engine and no worker: results are made up."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft.sched
+from weft.cache.manager import KVCache
+from weft.core import wire
+from weft.core.ids import pack_tokens
+from weft.core.sampling import StopParams
+from weft.core.step import Step, StepResult
+from weft.sched.reclaim_policy import ByRank, Holder
+from weft.sched.scheduler import Scheduled, Scheduler, SchedulerConfig
+from weft.sched.sequence import Sequence, State
+
+
+class Alone:
+    """A scheduler, and steps whose samplers all give token 5."""
+
+    def __init__(self, *, num_pages: int = 64, **changes: object):
+        config = {"max_context": 512, "max_running": 4, "max_step_tokens": 32, "vocab_size": 100}
+        self.cache = KVCache(num_pages, page_size=8)
+        self.scheduler = Scheduler(SchedulerConfig(**{**config, **changes}), self.cache)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.events: list[tuple[int, wire.Event]] = []
+
+    def say(self, *commands: wire.Command, client: int = 1) -> None:
+        self.events += self.scheduler.handle(client, commands, self.now).messages
+
+    def request(self, seq: int, num_tokens: int, limit: int = 100, *, first: int = 7, priority: int = 0) -> None:
+        self.say(
+            wire.Open(seq=seq, priority=priority),
+            wire.Append(seq=seq, op=10 * seq, tokens=pack_tokens([first, *[seq] * (num_tokens - 1)])),
+            wire.Generate(seq=seq, op=10 * seq + 1, stop=StopParams(max_tokens=limit)),
+        )
+
+    def decide(self) -> Scheduled:
+        self.now += 1.0
+        scheduled = self.scheduler.schedule(self.now)
+        if not scheduled.step.is_empty:
+            self.scheduler.launched(scheduled.step.step_id)
+        return scheduled
+
+    def complete(self, scheduled: Scheduled) -> None:
+        step = scheduled.step
+        count = 0 if step.sampling is None else len(step.sampling.rows)
+        result = StepResult(step.step_id, tokens=np.full(count, 5, np.int32))
+        self.events += self.scheduler.update(scheduled.flight, result, self.now).messages
+
+    def turn(self) -> Step:
+        scheduled = self.decide()
+        self.complete(scheduled)
+        return scheduled.step
+
+    def sequence(self, handle: int) -> Sequence:
+        return self.scheduler.sequences.open[1, handle]
+
+
+def rows(step: Step) -> list[int]:
+    """Query tokens of each row."""
+    return [] if step.forward is None else np.diff(step.forward.q_indptr).tolist()
+
+
+def test_a_prompt_is_computed_in_chunks_of_the_budget_then_one_token_a_step() -> None:
+    alone = Alone()
+    alone.request(1, 70, limit=3)
+    assert [rows(alone.turn()) for _ in range(6)] == [[32], [32], [6], [1], [1], []]
+    tokens = [event.token for _, event in alone.events if isinstance(event, wire.Token)]
+    [end] = [event for _, event in alone.events if isinstance(event, wire.Finished)]
+    assert (tokens, end.reason, end.usage.num_prompt_tokens) == ([5, 5, 5], "length", 70)
+
+
+def test_decodes_come_first_then_chunks_then_admissions_within_the_budget() -> None:
+    alone = Alone()
+    alone.request(1, 4)
+    alone.turn()
+    alone.request(2, 40, first=8)
+    alone.request(3, 20, first=9)
+    assert rows(alone.turn()) == [1, 31]
+    assert rows(alone.turn()) == [1, 9, 20]
+    assert rows(alone.turn()) == [1, 1, 1]
+
+
+def test_the_next_step_is_decided_before_the_results_of_the_last() -> None:
+    alone = Alone()
+    alone.request(1, 10)
+    first, second = alone.decide(), alone.decide()
+    assert rows(second.step) == [1]
+    assert second.step.forward is not None
+    assert second.step.forward.token_ids.tolist() == [-1], "the token is on the device"
+    alone.say(wire.Cancel(seq=1))
+    alone.complete(first)
+    alone.complete(second)
+    assert not [event for _, event in alone.events if isinstance(event, wire.Token)], "late tokens are dropped"
+    assert alone.scheduler.schedule(9.0).step.is_empty
+
+
+def test_a_row_is_deferred_for_a_prefix_in_flight_and_takes_it_over() -> None:
+    alone = Alone(max_step_tokens=64)
+    for seq in (1, 2):
+        alone.say(
+            wire.Open(seq=seq),
+            wire.Append(seq=seq, op=seq, tokens=pack_tokens([*range(24), 50 + seq, 9])),
+            wire.Generate(seq=seq, op=10 + seq),
+        )
+    assert rows(alone.turn()) == [26]
+    assert alone.sequence(2).state is State.DEFERRED
+    assert rows(alone.turn()) == [1, 2], "three full pages were found"
+
+
+def test_a_write_preempts_the_running_sequence_of_the_last_rank() -> None:
+    alone = Alone(num_pages=8, max_step_tokens=64)
+    alone.request(1, 23, first=8)
+    alone.turn()
+    alone.now += 1
+    alone.request(2, 15, first=9)
+    alone.turn()
+    for _ in range(30):
+        alone.turn()
+        if alone.sequence(2).slot < 0:
+            break
+    assert alone.sequence(1).state is State.RUNNING
+    assert alone.sequence(2).state is State.WAITING
+    assert alone.sequence(2).num_computed == 0
+    assert alone.scheduler.stats().preemptions == 1
+
+
+def test_idle_sequences_give_pages_up_before_anything_runs_less() -> None:
+    alone = Alone(num_pages=8, max_step_tokens=64)
+    alone.request(1, 30, limit=1)
+    alone.turn()
+    assert alone.sequence(1).state is State.IDLE
+    alone.request(2, 40, limit=1, first=9)
+    assert rows(alone.turn()) == [40]
+    assert alone.sequence(1).num_computed == 0
+    assert alone.scheduler.stats().preemptions == 0
+
+
+def test_a_client_that_is_dropped_leaves_nothing_to_decide() -> None:
+    alone = Alone()
+    alone.request(1, 40)
+    alone.say(wire.Fork(seq=1, child=2))
+    flight = alone.decide()
+    alone.scheduler.drop_client(1, alone.now)
+    alone.complete(flight)
+    assert len(alone.scheduler.sequences) == 0
+    assert not alone.scheduler.has_work
+    tiers = alone.cache.tiers
+    assert tiers.device.num_free + tiers.num_evictable == 64
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_calls_give_the_same_steps(seed: int) -> None:
+    def steps() -> list[object]:
+        alone = Alone(num_pages=24)
+        random = np.random.default_rng(seed)
+        found: list[object] = []
+        for seq in range(1, 12):
+            alone.request(seq, int(random.integers(1, 60)), int(random.integers(1, 20)), first=int(random.integers(3)))
+            step = alone.turn()
+            forward = step.forward
+            found.append(None if forward is None else (forward.token_ids.tolist(), forward.kv_page_ids.tolist()))
+        return found
+
+    assert steps() == steps()
+
+
+class FakeView:
+    """A view of named holders."""
+
+    def __init__(self, purpose: str, missing: int, needy: Holder | None, *holders: Holder, pins: bool = False):
+        self.purpose, self.missing, self.needy, self.has_pins = purpose, missing, needy, pins
+        self._holders = holders
+
+    def _of(self, kind: str) -> list[Holder]:
+        return [holder for holder in self._holders if holder.kind == kind]
+
+    @property
+    def num_without_slot(self) -> int:
+        return sum(holder.num_pages for holder in self._of("idle") + self._of("waiting"))
+
+    def first_hold(self) -> Holder | None:
+        return next(iter(self._of("hold")), None)
+
+    def idle(self):  # type: ignore[no-untyped-def]
+        return iter(self._of("idle"))
+
+    def waiting(self):  # type: ignore[no-untyped-def]
+        return iter(self._of("waiting"))
+
+    def running(self):  # type: ignore[no-untyped-def]
+        return iter(self._of("running"))
+
+
+HOLD = Holder("hold", 1)
+IDLE = Holder("idle", 2, 3, 0, (9.0, 1, 2))
+EARLY, LATE = Holder("waiting", 3, 3, 0, (4.0, 1, 3)), Holder("waiting", 4, 3, 0, (5.0, 1, 4))
+NEEDY = Holder("running", 5, 3, 0, (3.0, 1, 5))
+OLDER, NEWER = Holder("running", 6, 3, 0, (1.0, 1, 6)), Holder("running", 7, 3, 2, (8.0, 1, 7))
+
+
+@pytest.mark.parametrize(
+    ("purpose", "missing", "holders", "expected"),
+    [
+        ("write", 1, (IDLE, HOLD, NEWER), HOLD),
+        ("write", 1, (EARLY, IDLE, NEWER), IDLE),
+        ("write", 1, (EARLY, LATE, NEWER), LATE),
+        ("write", 1, (OLDER, NEEDY, NEWER), NEWER),
+        ("write", 1, (OLDER, NEEDY), Holder("space")),
+        ("admit", 3, (HOLD, IDLE, OLDER), IDLE),
+        ("admit", 4, (IDLE, OLDER), None),
+        ("admit", 4, (IDLE, NEWER), NEWER),
+        ("admit", 0, (IDLE, NEWER), NEWER),
+        ("spaces", 3, (IDLE, NEWER), IDLE),
+        ("spaces", 4, (IDLE, NEWER), None),
+    ],
+)
+def test_who_gives_up_pages(purpose: str, missing: int, holders: tuple[Holder, ...], expected: Holder | None) -> None:
+    view = FakeView(purpose, missing, None if purpose == "spaces" else NEEDY, *holders)
+    assert ByRank().choose(view) == expected  # type: ignore[arg-type]
+
+
+def test_pins_are_broken_before_spaces_are_ended() -> None:
+    assert ByRank().choose(FakeView("write", 1, NEEDY, NEEDY, pins=True)) == Holder("pins")  # type: ignore[arg-type]
+
+
+def test_four_methods_alone_change_the_kv_counters() -> None:
+    changed = []
+    for path in sorted(Path(weft.sched.__file__).parent.rglob("*.py")):
+        for function in [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]:
+            for node in ast.walk(function):
+                if (
+                    isinstance(node, ast.Attribute)
+                    and isinstance(node.ctx, ast.Store)
+                    and node.attr in ("num_computed", "num_written")
+                ):
+                    changed.append((path.name, function.name))
+    assert set(changed) == {("sequence.py", name) for name in ("adopt_kv", "begin_kv", "finish_kv", "cut_kv")}

@@ -1,0 +1,44 @@
+"""`SchedulerConfig`: the bounds of steps and waits, and what the scheduler must know of its model."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds a step, and a wait."""
+
+    max_context: int
+    max_running: int
+    max_step_tokens: int
+    """What the device has room for."""
+    saturation_tokens: int | None = None
+    """A step that has so many tokens gets no more of prompts: they would take proportionally longer, and decoding
+    sequences would wait for them. At least `max_running` count. None: as many as fit."""
+    max_waiting: int = 4096
+    aging_s: float = 30.0
+    prefix_cache: bool = True
+    prefix_wait_steps: int = 64
+    vocab_size: int = 0
+    eos_token_ids: list[int] = []
+    seed: int = 0
+    trace: bool = False
+    space_fraction: float = 0.5
+    """Of the device pages, how many may be in spaces."""
+    alloc_wait_s: float = 5.0
+    """How long a command waits for pages or embeddings."""
+    max_rows: int | None = None
+    """Sequences and commands that share a step. None: as many as fit."""
+    num_device_slots: int | None = None
+    """Device slots of the worker; those past `max_running` draw single tokens for spaces."""
+    num_embeds: int = 0
+    has_windows: bool = False
+    """The model has layers with a sliding window, which explicit pages do not allow."""
+
+
+def prompt_budget(config: SchedulerConfig) -> int:
+    """Tokens of a step from which on prompts get none: what running sequences may need always leaves room for some, but
+    never more than there is."""
+    if config.saturation_tokens is None:
+        return config.max_step_tokens
+    return min(max(config.saturation_tokens, config.max_running), config.max_step_tokens)

@@ -1,0 +1,68 @@
+"""`EventLog`: what has happened during one call of the scheduler: events for clients, counters, traces.
+
+The transitions write into it; `Scheduler` takes the events and returns them to its caller.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.core.wire import Event, TraceSpan
+from weft.sched.sequence import Sequence
+
+
+class Events(NamedTuple):
+    """What became true during a call of the scheduler."""
+
+    messages: list[tuple[int, Event]]
+    """(client, event), in order."""
+    answered: list[tuple[int, int]]
+    """(client, sequence or space) that were given what they asked for and have nothing more under way."""
+
+
+class Counters:
+    """Numbers that grow for the engine's life; `EngineStats` is a frozen copy of them."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.prefill_tokens = 0
+        self.recomputed_tokens = 0
+        self.generated_tokens = 0
+        self.space_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.preemptions = 0
+        self.swapped_in_pages = 0
+        self.swapped_out_pages = 0
+        self.finished: dict[str, int] = {}
+
+    def count_end(self, how: str) -> None:
+        """An operation ended, or a command could not be carried out."""
+        self.finished[how] = self.finished.get(how, 0) + 1
+
+
+class EventLog:
+    """Collects events until they are taken. The counters go on for the engine's life."""
+
+    def __init__(self, *, traces: bool):
+        self.counters = Counters()
+        self.messages: list[tuple[int, Event]] = []
+        """(client, event), in order."""
+        self.answered: list[tuple[int, int]] = []
+        """As in `Events`."""
+        self._traces = traces
+
+    def send(self, client: int, event: Event) -> None:
+        """Tell a client."""
+        self.messages.append((client, event))
+
+    def trace(self, sequence: Sequence, what: str, now: float, detail: int = 0) -> None:
+        """Note a moment of a request's life, where traces are on."""
+        if self._traces:
+            self.messages.append((sequence.client, TraceSpan(sequence.request_id, what, now, detail)))
+
+    def take(self) -> Events:
+        """The events since the last call."""
+        taken = Events(self.messages, self.answered)
+        self.messages, self.answered = [], []
+        return taken

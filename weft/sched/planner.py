@@ -1,0 +1,293 @@
+"""`StepPlanner`: which tokens the next step computes.
+
+A step is filled in this order: one token for every decoding sequence, commands of spaces, chunks of prompts already
+running, then admissions from the queue, within the token budget (Sarathi's stall-free mixing). Running sequences are
+served in order of rank, waiting ones in the admission order.
+
+Owns no state: it reads and changes `SchedulerState`. Called by `Scheduler.schedule`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.cache.radix import Match
+from weft.core.step import Step
+from weft.sched.batch import Chunk, InFlight, StepBuilder, sampling_state
+from weft.sched.config import prompt_budget
+from weft.sched.masks import mask_at, next_start
+from weft.sched.sequence import Append, Generate, Sequence, State
+from weft.sched.state import SchedulerState
+
+MAX_DEFERRED_PER_STEP = 32
+"""Sequences that one step sets aside for a prefix in flight, which bounds the work of a step however many wait."""
+MAX_SCORE_ROWS = 128
+"""Rows of full logits that one chunk may ask for, which bounds the memory of prompt log-probabilities."""
+
+
+class StepPlanner:
+    """Builds one step after the other from the state of a scheduler."""
+
+    def __init__(self, state: SchedulerState):
+        self._state = state
+        self._config = state.config
+        self._cache = state.cache
+        self._sequences = state.sequences
+        self._log = state.log
+        self._spaces = state.spaces
+        self._reclaimer = state.reclaimer
+        self._prompt_budget = prompt_budget(state.config)
+        """Tokens of a step from which on prompts get none."""
+
+    # The step
+
+    def plan(self, now: float) -> tuple[Step, InFlight]:
+        """The next step and what its results will mean. An empty step must not be launched."""
+        self._cache.retention.expire(now)
+        step_id = self._state.last_step_id + 1
+        self._sequences.queue.end_deferrals(step_id)
+        builder = StepBuilder(step_id, self._sequences.slots, self._cache.page_size)
+        self._reclaimer.begin_step(step_id, now)
+        try:
+            self._add_decodes(builder, now)
+            self._add_spaces(builder, now)
+            self._add_prefills(builder, now)
+            self._admit(builder, now)
+        finally:
+            self._spaces.end_step()
+        copies = self._cache.take_copies()
+        self._log.counters.swapped_out_pages += len(copies.swap_outs)
+        self._log.counters.swapped_in_pages += len(copies.swap_ins)
+        return builder.build(copies), builder.in_flight
+
+    def _is_full(self, builder: StepBuilder, num_tokens: int) -> bool:
+        rows = self._config.max_rows
+        return builder.num_tokens >= num_tokens or (rows is not None and builder.num_rows >= rows)
+
+    # Decoding
+
+    def _add_decodes(self, builder: StepBuilder, now: float) -> None:
+        slots, sequences = self._sequences.decoding()
+        if not sequences:
+            return
+        table = self._sequences.slots
+        ready = table.remaining[slots] > 0
+        growing = ready & (
+            ((table.total[slots] - 1) // self._cache.page_size >= table.num_pages[slots]) | table.must_own[slots]
+        )
+        for index in np.flatnonzero(growing):
+            sequence = sequences[index]
+            if sequence.slot == slots[index] and not self._own_last_page(sequence, now):
+                ready[index] = False
+        if self._sequences.decodes_changed:  # some were preempted to make room
+            ready &= np.array([s.slot == slot for s, slot in zip(sequences, slots.tolist(), strict=True)], np.bool_)
+        if not ready.all():
+            slots = slots[ready]
+            sequences = [s for s, is_ready in zip(sequences, ready.tolist(), strict=True) if is_ready]
+        if self._config.max_rows is not None and len(sequences) > self._config.max_rows:
+            turn = (np.arange(self._config.max_rows) + builder.in_flight.step_id) % len(sequences)
+            slots, sequences = slots[turn], [sequences[index] for index in turn]
+        if sequences:
+            builder.add_decodes(slots, sequences)
+
+    def _own_last_page(self, sequence: Sequence, now: float) -> bool:
+        """Make the place of a decoding sequence's next KV writable."""
+        if not self._reclaimer.make_writable(sequence, sequence.total - 1, sequence.total, now):
+            return False
+        slot = sequence.slot
+        pages = sequence.table.pages
+        last = (sequence.total - 1) // self._cache.page_size
+        table = self._sequences.slots
+        table.pages[slot, last] = pages[last]
+        table.num_pages[slot] = len(pages)
+        table.must_own[slot] = False
+        return True
+
+    # Explicit pages
+
+    def _add_spaces(self, builder: StepBuilder, now: float) -> None:
+        if self._is_full(builder, self._config.max_step_tokens):
+            return
+        begun = builder.num_tokens
+        others_wait = len(self._sequences.queue) > 0 or any(not s.decoding for s in self._sequences.running.values())
+        self._spaces.fill(builder, self._config.max_step_tokens - begun, others_wait, now, self._config.max_rows)
+        self._log.counters.space_tokens += builder.num_tokens - begun
+
+    # Prompts
+
+    def _add_prefills(self, builder: StepBuilder, now: float) -> None:
+        prefilling = [s for s in self._sequences.running.values() if not s.decoding and s.has_work]
+        prefilling.sort(key=self._sequences.rank)
+        for sequence in prefilling:
+            if self._is_full(builder, self._prompt_budget):
+                break
+            if sequence.state is State.RUNNING:
+                self._add_chunk(builder, sequence, now)
+
+    def _add_chunk(self, builder: StepBuilder, sequence: Sequence, now: float) -> None:
+        """Give a running sequence as many known tokens as budget and pages allow."""
+        start = sequence.num_computed
+        end = min(sequence.target, len(sequence.tokens), start + self._prompt_budget - builder.num_tokens)
+        head = sequence.head
+        if isinstance(head, Append) and head.outputs is not None and head.outputs.logprobs is not None:
+            end = min(end, start + MAX_SCORE_ROWS)
+        if sequence.masks:
+            # All tokens of a row see the same.
+            end = min(end, next_start(sequence.masks, start) or end)
+        if end <= start or not self._reclaimer.make_writable(sequence, start, end, now):
+            return
+        samplers = []
+        if end == sequence.total and isinstance(head, Generate):
+            samplers.append(sequence)
+        samplers += self._resolve_pending_forks(builder, sequence, end, now)
+        builder.add_chunk(Chunk(sequence, start, end, samplers))
+        self._count_chunk(sequence, start, end, now)
+        sequence.begin_kv(end)
+        for sampler in samplers:
+            self._begin_decoding(builder, sampler, now)
+
+    def _count_chunk(self, sequence: Sequence, start: int, end: int, now: float) -> None:
+        self._log.counters.prefill_tokens += end - start
+        self._log.counters.recomputed_tokens += max(0, min(end, sequence.high_water) - start)
+        sequence.high_water = max(sequence.high_water, end)
+        self._log.trace(sequence, "chunk", now, end - start)
+
+    def _begin_decoding(self, builder: StepBuilder, sequence: Sequence, now: float) -> None:
+        """The sequence samples from this step's forward; from the next step on it decodes."""
+        op = sequence.head
+        if not isinstance(op, Generate):
+            raise TypeError(f"sequence {sequence.seq} samples without a generate")
+        slot = sequence.slot
+        table = self._sequences.slots
+        table.set_sampling(slot, op)
+        table.total[slot] = sequence.total
+        table.set_pages(slot, sequence.table.pages)
+        mask = mask_at(sequence.masks, sequence.total)
+        table.set_mask(slot, None if mask is None else mask.hidden, self._cache.page_size)
+        table.must_own[slot] = True
+        builder.add_slot_set(sampling_state(sequence, op))
+        sequence.total += 1
+        self._sequences.begin_decoding(sequence)
+
+    # Forks that wait for their parent
+
+    def _resolve_pending_forks(self, builder: StepBuilder, parent: Sequence, end: int, now: float) -> list[Sequence]:
+        """Give the forks of `parent` its pages once it has computed what they share; return those that sample with it.
+
+        `end` is how far the parent's chunk in this step goes.
+        """
+        sampling: list[Sequence] = []
+        staying: list[Sequence] = []
+        for child in parent.pending_forks:
+            shared = child.fork_point
+            if end < min(shared, parent.target):
+                staying.append(child)
+                continue
+            child.parent = None
+            self._share_pages(builder, parent, child, min(end, shared))
+            # The parent's row is the child's where neither has tokens of its own.
+            same_row = end == shared == child.total
+            samples = same_row and isinstance(child.head, Generate) and self._sequences.slots.num_free > 0
+            if samples:
+                self._sequences.run(child, 1, now)
+                sampling.append(child)
+            else:
+                self._sequences.rewind(child, now)
+                self._sequences.enqueue_or_idle(child, now)
+        parent.pending_forks = staying
+        return sampling
+
+    def _share_pages(self, builder: StepBuilder, parent: Sequence, child: Sequence, end: int) -> None:
+        self._cache.close(child.table, child.last_active_s)
+        child.table = self._cache.fork(parent.table, child.seq)
+        child.adopt_kv(end, min(parent.num_written, end))
+        child.num_cached = max(child.num_cached, end)
+        child.high_water = max(child.high_water, end)
+        child.last_step = builder.in_flight.step_id
+        builder.add_written(child, end)
+
+    # Admission
+
+    def _admit(self, builder: StepBuilder, now: float) -> None:
+        later: list[Sequence] = []
+        num_deferred = 0
+        while not self._is_full(builder, self._prompt_budget) and num_deferred < MAX_DEFERRED_PER_STEP:
+            sequence = self._sequences.queue.pop()
+            if sequence is None:
+                break
+            if sequence.num_pending or sequence.last_step > self._state.last_step_id:
+                # A token is still on the device, or a page that this step writes would have to be copied by it.
+                later.append(sequence)
+                continue
+            verdict = self._try_admit(sequence, now)
+            if verdict == "deferred":
+                num_deferred += 1
+                continue
+            if verdict == "blocked":
+                later.append(sequence)
+                break
+            if sequence.has_work:
+                self._add_chunk(builder, sequence, now)
+            else:  # all that was to be computed ahead was found
+                self._sequences.stop_running(sequence)
+                self._sequences.enqueue_or_idle(sequence, now)
+        for sequence in later:
+            self._sequences.queue.push(sequence)
+
+    def _try_admit(self, sequence: Sequence, now: float) -> str:
+        """Admit the first in the queue, defer it, or find that it blocks the queue."""
+        tokens = b""
+        match = None
+        if not sequence.num_computed and not sequence.table.pages and self._config.prefix_cache:
+            limit = self._reuse_limit(sequence)
+            tokens = sequence.tokens.tobytes()
+            match = self._cache.lookup(sequence.table, tokens, limit)
+            if self._defer(sequence, match, tokens, limit):
+                return "deferred"
+        cost = (
+            self._cache.acquire_cost(match, sequence.total)
+            if match is not None
+            else self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total)
+        )
+        if not self._reclaimer.make_room(sequence, cost, now):
+            return "blocked"
+        found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
+        self._sequences.run(sequence, sequence.total - found, now)
+        if match is not None:
+            limit = self._reuse_limit(sequence)
+            self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now), now)
+            if sequence.reuse_limit is None:
+                self._cache.announce(sequence.table, tokens, sequence.num_plain)
+        return "admitted"
+
+    def _defer(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
+        """Whether a sequence waits for a prefix that another one is computing. Without progress of that prefix it waits
+        for `prefix_wait_steps` at most, however often it is looked at."""
+        place, step_id = sequence.place, self._state.last_step_id + 1
+        if place.defer_until_step < 0 or match.num_pages > place.deferred_pages:
+            until_step = step_id + self._config.prefix_wait_steps
+        elif step_id < place.defer_until_step:
+            until_step = place.defer_until_step
+        else:
+            return False
+        found = self._cache.in_flight(sequence.table, match, tokens, limit)
+        if found is None:
+            return False
+        place.deferred_pages, place.defer_until_step = match.num_pages, until_step
+        self._sequences.queue.defer(sequence, found.seq, found.num_pages, until_step)
+        return True
+
+    def _reuse_limit(self, sequence: Sequence) -> int:
+        """How many tokens may come from the prefix index: one at least is left to compute."""
+        limit = min(len(sequence.tokens) - 1, sequence.num_plain)
+        limit = limit if sequence.reuse_limit is None else min(limit, sequence.reuse_limit)
+        return max(limit, 0)
+
+    def _reuse(self, sequence: Sequence, cached: int, now: float) -> None:
+        sequence.adopt_kv(cached, cached)
+        if sequence.high_water == 0:
+            sequence.num_cached = cached
+            self._log.counters.prefix_queries += len(sequence.tokens)
+            self._log.counters.prefix_hits += cached
+            sequence.high_water = cached
+        self._log.trace(sequence, "scheduled", now, cached)

@@ -1,0 +1,51 @@
+"""`SchedulerState`: everything that scheduling knows between two calls.
+
+Owns the parts and how they are joined. `commands.py`, `operations.py`, `outcome.py` and `planner.py` are the
+transitions on it; `Scheduler` alone calls them from outside.
+"""
+
+from __future__ import annotations
+
+from weft.cache.manager import KVCache
+from weft.sched.config import SchedulerConfig, prompt_budget
+from weft.sched.event_log import EventLog
+from weft.sched.order import FairOrder
+from weft.sched.reclaim import Reclaimer
+from weft.sched.reclaim_policy import ByRank
+from weft.sched.sequence_table import SequenceTable
+from weft.sched.spaces.place import Placer, PlacerSizes
+from weft.sched.spaces.pool import SpacePool
+from weft.sched.spaces.spaces import Spaces
+
+
+class SchedulerState:
+    """The sequences, the spaces, their pages, and what has happened since the last call."""
+
+    def __init__(self, config: SchedulerConfig, cache: KVCache):
+        self.config = config
+        self.cache = cache
+        self.sequences = SequenceTable(
+            cache, FairOrder(config.aging_s), max_running=config.max_running, max_context=config.max_context
+        )
+        self.log = EventLog(traces=config.trace)
+        self.reclaimer = Reclaimer(cache, self.sequences, self.log, ByRank(), prompt_budget(config))
+        self.spaces = _spaces(config, cache, self.log, self.reclaimer)
+        self.reclaimer.last_resort = self.spaces.end_youngest
+        self.last_step_id = 0
+        """The last step that was launched."""
+
+
+def _spaces(config: SchedulerConfig, cache: KVCache, log: EventLog, reclaimer: Reclaimer) -> Spaces:
+    num_slots = config.max_running if config.num_device_slots is None else config.num_device_slots
+    pool = SpacePool(
+        cache, int(cache.tiers.device.num_pages * config.space_fraction), config.num_embeds, reclaimer.make_free
+    )
+    sizes = PlacerSizes(
+        page_size=cache.page_size,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        max_inputs=max(config.max_step_tokens - config.max_running, config.max_step_tokens // 2, 1),
+    )
+    refusal = "explicit pages are not supported for models with sliding windows; use sequences" * config.has_windows
+    placer = Placer(pool, sizes=sizes, slots=range(config.max_running, num_slots))
+    return Spaces(pool, placer, log, aging_s=config.aging_s, alloc_wait_s=config.alloc_wait_s, refusal=refusal)
