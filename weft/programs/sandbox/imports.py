@@ -25,6 +25,10 @@ _TYPES = {"i": "i32", "l": "i64", "d": "f64"}
 _BADF, _INVAL, _NOSYS = 8, 28, 52
 
 
+MAX_EXCHANGE_BYTES = 32 << 20
+"""Of the commands that a module hands over at once."""
+
+
 class Exited(Exception):
     """The program asked to be ended; `code` is what it says."""
 
@@ -90,6 +94,9 @@ class Entropy:
 
 
 def _exchange(run: Run, address: int, size: int, timeout_s: float) -> int | Awaitable[int]:
+    if size > MAX_EXCHANGE_BYTES:
+        # Copying it would keep all others waiting, and take the host's memory.
+        raise ProgramFailed(f"the program handed over {size} bytes in one exchange; {MAX_EXCHANGE_BYTES} is the most")
     events = run.exchange(run.machine.read(address, size), timeout_s)
     if isinstance(events, bytes):
         # A view, so that reading them piece by piece costs the same as at once.
