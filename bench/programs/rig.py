@@ -15,7 +15,7 @@ from typing import Any
 from weft.config import ProgramsConfig
 from weft.engine.attached import AttachedEngine
 from weft.engine.client import EngineClient
-from weft.programs.host.guest_factory import Guests
+from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.quota.accounts import Accounts
@@ -61,7 +61,7 @@ async def rig_over(engine: EngineClient, name: str) -> AsyncIterator[Rig]:
     """A rig over an engine that is ready."""
     runtime = Runtime(engine, load_tokenizer("weft-tiny"))
     limits = ProgramsConfig(max_runs=2048, max_runs_per_tenant=2048)
-    parts = host_parts([Model(name, runtime)], limits, MemoryStore(), Guests())
+    parts = host_parts([Model(name, runtime)], limits, MemoryStore(), GuestFactory())
     host = ProgramHost(parts, HostOptions(allow_trusted=True))
     try:
         yield Rig(runtime, host, parts.accounts)

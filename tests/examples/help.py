@@ -15,7 +15,7 @@ import msgspec
 
 from weft.config import EngineConfig, ProgramsConfig
 from weft.engine.inline import InlineEngine
-from weft.programs.host.guest_factory import Guests
+from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.network.client import Network
@@ -47,7 +47,9 @@ class Lab:
         await self.engine.wait_ready()
         self.runtime = Runtime(self.engine, self.tokenizer)
         model = Model("weft-tiny", self.runtime, tool_call_parser="hermes")
-        self.parts = replace(host_parts([model], ProgramsConfig(), MemoryStore(), Guests()), resolve=self._resolve)
+        self.parts = replace(
+            host_parts([model], ProgramsConfig(), MemoryStore(), GuestFactory()), resolve=self._resolve
+        )
         self.host = ProgramHost(self.parts, HostOptions(allow_trusted=True))
 
     async def close(self) -> None:

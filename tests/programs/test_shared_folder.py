@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from weft.abi.errors import QuotaExceeded, StorageFailed, UnknownProgram
-from weft.programs import shelf
+from weft.programs import blob_store
+from weft.programs.blob_store import FolderBlobStore
 from weft.programs.registry import Quota, Registry
-from weft.programs.shelf import FolderShelf
 from weft.programs.store import SqliteStore
 
 ONE = b"async def main(args):\n    return 1\n"
@@ -54,16 +54,16 @@ main()
 def test_no_upload_is_lost(tmp_path: Path) -> None:
     program = """
         from weft.programs.registry import Registry
-        from weft.programs.shelf import FolderShelf
+        from weft.programs.blob_store import FolderBlobStore
         def main():
             for number in range(10):
-                registry = Registry(FolderShelf(folder / "programs")) if number % 5 == 0 else registry
+                registry = Registry(FolderBlobStore(folder / "programs")) if number % 5 == 0 else registry
                 registry.upload("t", f"p{me}-{number}", b"def main():\\n    return %d" % (10 * me + number))
                 registry.upload("t", "all", b"def main():\\n    return -%d" % (10 * me + number))
                 registry.upload(f"new {number}", f"p{me}", b"def main(): pass")
     """
     at_once(program, tmp_path)
-    registry = Registry(FolderShelf(tmp_path / "programs"))
+    registry = Registry(FolderBlobStore(tmp_path / "programs"))
     found = {program.name for program in registry.programs("t")}
     assert found == {f"p{me}-{number}" for me in range(PROCESSES) for number in range(10)} | {"all"}
     assert len(registry.find("t", "all")[0].versions) == 10 * PROCESSES
@@ -75,18 +75,18 @@ def test_no_upload_is_lost(tmp_path: Path) -> None:
 
 
 def test_two_that_make_a_tenant_s_folder_at_once_have_one_lock(tmp_path: Path) -> None:
-    folder = FolderShelf(tmp_path)
+    folder = FolderBlobStore(tmp_path)
     with folder.changing("t"):
         [path] = tmp_path.rglob("tenant")
         locked = path.stat().st_ino
         # Another server saw no file a moment ago, and makes one now.
-        shelf._create(path, b"t")
+        blob_store._create(path, b"t")
         assert path.stat().st_ino == locked
     assert [one.name for one in path.parent.iterdir()] == ["tenant"]
 
 
 def test_what_one_server_changes_the_other_sees(tmp_path: Path) -> None:
-    first, second = Registry(FolderShelf(tmp_path)), Registry(FolderShelf(tmp_path))
+    first, second = Registry(FolderBlobStore(tmp_path)), Registry(FolderBlobStore(tmp_path))
     version = first.upload("t", "agent", ONE).latest
     assert second.find("t", "agent")[1] == version
     second.upload("t", "agent", TWO)
@@ -95,27 +95,27 @@ def test_what_one_server_changes_the_other_sees(tmp_path: Path) -> None:
     assert first.programs("t") == []
     with pytest.raises(UnknownProgram):
         first.delete("t", "agent")
-    small = Registry(FolderShelf(tmp_path), Quota(max_programs=1))
+    small = Registry(FolderBlobStore(tmp_path), Quota(max_programs=1))
     first.upload("t", "agent", ONE)
     with pytest.raises(QuotaExceeded):
         small.upload("t", "other", TWO)
 
 
 def test_a_server_that_starts_leaves_what_another_one_is_writing(tmp_path: Path) -> None:
-    first = Registry(FolderShelf(tmp_path))
+    first = Registry(FolderBlobStore(tmp_path))
     first.upload("t", "agent", ONE)
-    writing = FolderShelf(tmp_path)
+    writing = FolderBlobStore(tmp_path)
     with writing.changing("t"):
         # Another server is in the middle of an upload: its content is there, and no index names it.
         writing.put("t", "0" * 64, TWO)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shelf, "LOCK_PATIENCE_S", 0.0)
-            started = Registry(FolderShelf(tmp_path))
+            patch.setattr(blob_store, "LOCK_PATIENCE_S", 0.0)
+            started = Registry(FolderBlobStore(tmp_path))
             with pytest.raises(StorageFailed, match="another server"):
                 started.upload("t", "other", TWO)
         assert "0" * 64 in writing.stored("t")
         assert started.code("t", "agent").content == ONE
-    assert [program.name for program in Registry(FolderShelf(tmp_path)).programs("t")] == ["agent"]
+    assert [program.name for program in Registry(FolderBlobStore(tmp_path)).programs("t")] == ["agent"]
     assert "0" * 64 not in writing.stored("t")
 
 

@@ -18,7 +18,7 @@ from weft.programs.run_records import Journal
 
 
 class History:
-    """Runs that have not ended are always remembered; their number is bounded by those who launch them."""
+    """Remembers every run that has not ended (the hosts bound their number), and some of those that have."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class History:
         return run
 
     def runs(self, tenant: str) -> list[Run]:
-        """Newest first."""
+        """Runs of a tenant that are remembered, newest first."""
         self._forget_old(tenant)
         return list(reversed(self._runs.get(tenant, {}).values()))
 
@@ -131,7 +131,7 @@ class History:
             self._journal.forgotten([run.id])
 
     def _make_room(self) -> None:
-        """Whoever has most kept loses the oldest of it: nobody's results make place for those of others."""
+        """The tenant with most bytes loses its oldest results: no tenant's results make room for another's."""
         while sum(self._bytes.values()) > self._max_bytes:
             tenant = max(self._bytes, key=self._bytes.__getitem__)
             old = self._with_content[tenant].popleft()

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed, UnknownProgram
-from weft.programs.shelf import MemoryShelf, Shelf, Stamp
+from weft.programs.blob_store import BlobStore, MemoryBlobStore, Stamp
 
 ProgramKind = Literal["python", "wasm"]
 
@@ -105,19 +105,19 @@ class Index(msgspec.Struct, kw_only=True):
 
 
 class Registry:
-    """See the module's docstring. `shelf` keeps bytes; by default in memory.
+    """See the module's docstring. `blobs` keeps bytes; by default in memory.
 
     Not for several threads at once: callers that leave the event loop hold a lock around what changes it.
     """
 
-    def __init__(self, shelf: Shelf | None = None, quota: Quota | None = None):
+    def __init__(self, blobs: BlobStore | None = None, quota: Quota | None = None):
         self.quota = quota or Quota()
-        self._shelf = shelf or MemoryShelf()
+        self._blobs = blobs or MemoryBlobStore()
         self._known: dict[str, tuple[Stamp, Index]] = {}
         """By tenant: its index, and the stamp of what it was read from."""
         self._damaged: set[str] = set()
         """Tenants whose index could not be read: nothing of theirs is removed."""
-        for tenant in self._shelf.tenants():
+        for tenant in self._blobs.tenants():
             self._open(tenant)
 
     def upload(self, tenant: str, name: str, content: bytes, kind: ProgramKind | None = None) -> Program:
@@ -129,14 +129,14 @@ class Registry:
         """
         check_name(name)
         code = checked_code(content, kind, self.quota, name)
-        with self._shelf.changing(tenant):
+        with self._blobs.changing(tenant):
             index = self._index(tenant).copy()
             if code.hash not in index.versions:
                 self._check_quota(index, len(content))
                 index.versions[code.hash] = Version(
                     hash=code.hash, kind=code.kind, size_bytes=len(content), created_s=time.time()
                 )
-                self._shelf.put(tenant, code.hash, content)
+                self._blobs.put(tenant, code.hash, content)
             hashes = index.names.setdefault(name, [])
             if code.hash in hashes:
                 hashes.remove(code.hash)
@@ -171,7 +171,7 @@ class Registry:
     def code(self, tenant: str, reference: str) -> Code:
         """What to run. Raises `UnknownProgram` or `StorageFailed`."""
         program, version = self.find(tenant, reference)
-        content = self._shelf.get(tenant, version.hash)
+        content = self._blobs.get(tenant, version.hash)
         return Code(kind=version.kind, content=content, hash=version.hash, name=program.name)
 
     def delete(self, tenant: str, reference: str) -> list[str]:
@@ -180,7 +180,7 @@ class Registry:
         A version that another name has too stays. Raises `UnknownProgram` or `StorageFailed`.
         """
         self.find(tenant, reference)  # or there may be no such tenant, whose folder would be made
-        with self._shelf.changing(tenant):
+        with self._blobs.changing(tenant):
             index = self._index(tenant).copy()
             program, version = self._find(index, reference)
             if reference == program.name:
@@ -198,29 +198,29 @@ class Registry:
             for one in gone:
                 del index.versions[one]
             self._commit(tenant, index)
-            self._shelf.remove(tenant, gone)
+            self._blobs.remove(tenant, gone)
             return gone
 
     # ---- inside
 
     def _index(self, tenant: str) -> Index:
         """What is known of a tenant's programs now."""
-        stamp = self._shelf.stamp(tenant)
+        stamp = self._blobs.stamp(tenant)
         known = self._known.get(tenant)
         if known is None or known[0] != stamp:
-            raw = self._shelf.index(tenant)
+            raw = self._blobs.index(tenant)
             known = self._known[tenant] = (stamp, Index() if raw is None else self._decoded(tenant, raw))
         return known[1]
 
     def _commit(self, tenant: str, index: Index) -> None:
-        self._shelf.put_index(tenant, msgspec.json.encode(index))
-        self._known[tenant] = (self._shelf.stamp(tenant), index)
+        self._blobs.put_index(tenant, msgspec.json.encode(index))
+        self._known[tenant] = (self._blobs.stamp(tenant), index)
 
     def _open(self, tenant: str) -> None:
         """At the start: what is wrong with a tenant's programs is told, and what interrupted writes have left goes."""
         try:
-            with self._shelf.changing(tenant):
-                self._shelf.tidy(tenant)
+            with self._blobs.changing(tenant):
+                self._blobs.tidy(tenant)
                 index = self._index(tenant)
                 if tenant not in self._damaged:
                     self._known[tenant] = (self._known[tenant][0], self._tidied(tenant, index))
@@ -238,7 +238,7 @@ class Registry:
     def _tidied(self, tenant: str, index: Index) -> Index:
         """An index without what has no content any more; content that it does not name goes."""
         index = index.copy()
-        stored = self._shelf.stored(tenant)
+        stored = self._blobs.stored(tenant)
         for one in set(index.versions) - stored:
             logger.error("program %s of tenant %r has lost its content and is not served", one[:12], tenant)
             del index.versions[one]
@@ -247,7 +247,7 @@ class Registry:
             for name, hashes in index.names.items()
             if (kept := [one for one in hashes if one in index.versions])
         }
-        self._shelf.remove(tenant, stored - set(index.versions))
+        self._blobs.remove(tenant, stored - set(index.versions))
         return index
 
     def _check_quota(self, index: Index, size: int) -> None:

@@ -51,19 +51,19 @@ _DELETE = "DELETE FROM program_runs WHERE id = ?"
 _ALIVE = "SELECT owner, record FROM program_runs WHERE owner IS NOT NULL"
 _ENDED = "SELECT id, record FROM program_runs WHERE owner IS NULL ORDER BY created_s, id"
 LOST = HostDead("the server ended before this run did; start it again")
-"""What a run failed with that nobody could tell the end of."""
+"""Error of a run whose server ended before it could report a result."""
 
 logger = logging.getLogger("weft.programs")
 
 
 class Journal(Protocol):
-    """Whom `History` tells."""
+    """Receives the changes of `History`."""
 
     def began(self, record: RunRecord) -> None:
-        """A run is there."""
+        """A run was added."""
 
     def ended(self, record: RunRecord) -> None:
-        """It is over."""
+        """A run has ended; the record is final."""
 
     def forgotten(self, run_ids: Iterable[str]) -> None:
         """These are remembered no longer."""
@@ -105,15 +105,15 @@ class RunRecords:
         return [record for _, data in rows if (record := self._decoded(data)) is not None]
 
     def began(self, record: RunRecord) -> None:
-        """As `Journal.began`. Durable shortly, or when `flush` has returned."""
+        """Write the record of a new run. Durable shortly, or when `flush` has returned."""
         self._change({record.id: record})
 
     def ended(self, record: RunRecord) -> None:
-        """As `Journal.ended`."""
+        """Write the final record of a run."""
         self._change({record.id: record})
 
     def forgotten(self, run_ids: Iterable[str]) -> None:
-        """As `Journal.forgotten`."""
+        """Remove the records of these runs."""
         self._change(dict.fromkeys(run_ids))
 
     async def flush(self) -> None:
@@ -206,7 +206,7 @@ class RunRecords:
         return self._database
 
     def _drop_database(self) -> None:
-        """Whatever is wrong with it, the next use opens it anew."""
+        """Close the connection; the next use opens a new one."""
         database, self._database = self._database, None
         if database is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -251,7 +251,7 @@ class RunRecords:
                     os.close(number)
 
     def _is_gone(self, owner: str) -> bool:
-        """Whether nobody holds the lock of that server: the system lets go of it when a process ends, however."""
+        """Whether the lock of that server is free: the system releases it when the process ends."""
         if owner == self._owner:
             return False
         try:

@@ -21,6 +21,7 @@ import msgspec
 from weft.abi.errors import InvalidRequest, UnknownProgram, Unsupported
 from weft.config import EngineConfig, ProgramsConfig, data_directory
 from weft.engine.supervisor import ProcessEngine
+from weft.programs.blob_store import FolderBlobStore
 from weft.programs.history import History
 from weft.programs.host.client import HostClient
 from weft.programs.host.process import guests_for, host_parts
@@ -33,7 +34,6 @@ from weft.programs.run.model import Model as ProgramModel
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.run_records import RunRecords
 from weft.programs.sandbox.checker import CodeChecker, check_now
-from weft.programs.shelf import FolderShelf
 from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
 from weft.server.auth import parse_keys
@@ -258,7 +258,7 @@ def resolved(config: ProgramsConfig, num_tenants: int, machine_bytes: int | None
 
 
 def _kept_in(folder: Path, config: ProgramsConfig) -> Registry:
-    return Registry(FolderShelf(folder / "programs"), _quota(config))
+    return Registry(FolderBlobStore(folder / "programs"), _quota(config))
 
 
 def _quota(config: ProgramsConfig) -> Quota:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.programs.help import settle
 from weft.config import ProgramsConfig
-from weft.programs.host.guest_factory import Guests
+from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.registry import Quota, checked_code
@@ -37,7 +37,7 @@ class Bench:
         config = config or ProgramsConfig()
         self.engine = FakeEngine(**engine)
         self.runtime = Runtime(self.engine, byte_tokenizer())
-        self.parts = host_parts([Model("fake", self.runtime)], config, MemoryStore(), Guests())
+        self.parts = host_parts([Model("fake", self.runtime)], config, MemoryStore(), GuestFactory())
         options = HostOptions(max_waiting=config.max_waiting, tenant_max_waiting=config.max_waiting, allow_trusted=True)
         self.host = ProgramHost(self.parts, options)
 

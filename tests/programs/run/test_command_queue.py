@@ -16,7 +16,7 @@ from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, RunCancel
 from weft.abi.frames import CommandFrame, WireError, pack
 from weft.abi.operations import Op
 from weft.config import ProgramsConfig
-from weft.programs.host.guest_factory import Guests
+from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.quota.accounts import Accounts, Caps
@@ -324,7 +324,7 @@ def test_a_program_that_says_much_is_carried_out_in_portions(trusted: bool, monk
 
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
-        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryStore(), Guests())
+        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryStore(), GuestFactory())
         host = ProgramHost(parts, HostOptions(allow_trusted=True))
         host._loop_share = LoopShare(pass_s=1e-9, turn_s=1e-9)
         run = host.launch(spec(MANY, b"200", trusted=trusted), TENANT)
@@ -352,7 +352,7 @@ def test_a_program_that_computes_gives_the_tenants_time_back(monkeypatch: pytest
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
         config = ProgramsConfig(tenant_tokens_per_minute=0.001)
-        parts = host_parts([Model("fake", runtime)], config, MemoryStore(), Guests())
+        parts = host_parts([Model("fake", runtime)], config, MemoryStore(), GuestFactory())
         if (await parts.guests.open()).backend != "fibers":
             pytest.skip("needs fibers")
         host = ProgramHost(parts)
@@ -381,7 +381,9 @@ def with_host(test: Callable[[ProgramHost, Accounts], Awaitable[None]], **config
         engine = FakeEngine()
         runtime = Runtime(engine, byte_tokenizer())
         options = HostOptions(allow_trusted=True, max_waiting=3)
-        parts = host_parts([Model("fake", runtime)], ProgramsConfig(**config), MemoryStore(), Guests(), LoopClock())
+        parts = host_parts(
+            [Model("fake", runtime)], ProgramsConfig(**config), MemoryStore(), GuestFactory(), LoopClock()
+        )
         host = ProgramHost(parts, options)
         await test(host, parts.accounts)
         await host.close()
@@ -531,7 +533,7 @@ def test_a_trusted_child_reserves_no_memory_and_a_sandboxed_one_does() -> None:
 
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
-        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryStore(), Guests())
+        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryStore(), GuestFactory())
         host = ProgramHost(replace(parts, resolve=resolve), HostOptions(allow_trusted=True))
         for named, size in ((b"true", 0), (b"false", Limits().memory_bytes)):
             run = host.launch(spec(source, named), TENANT)

@@ -13,7 +13,7 @@ from tests.programs.sessions import Host, obj, run
 from weft.abi.frames import pack
 from weft.abi.operations import Op
 from weft.config import ProgramsConfig
-from weft.programs.host.guest_factory import Guests
+from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.quota.limits import Limits
@@ -123,7 +123,7 @@ def test_many_commands_of_a_run_are_charged_and_give_way() -> None:
 def test_what_its_host_does_for_a_run_counts_as_its_processor_time(trusted: bool) -> None:
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
-        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryStore(), Guests())
+        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryStore(), GuestFactory())
         host = ProgramHost(parts, HostOptions(allow_trusted=True))
         one = host.launch(spec(WAIT, trusted=True, limits=Limits(cpu_s=5)), TENANT)
         [task] = host._active

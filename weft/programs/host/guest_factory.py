@@ -27,7 +27,7 @@ COMPILERS = 4
 """Processes that compile modules at once, one for each tenant."""
 
 
-class Guests:
+class GuestFactory:
     """Makes guests. Used from one event loop."""
 
     def __init__(self, config: SandboxConfig | None = None):
@@ -93,7 +93,7 @@ class _SandboxedLater:
 
     def __init__(
         self,
-        guests: Guests,
+        guests: GuestFactory,
         host: GuestHost,
         spec: RunSpec,
         limits: Limits,

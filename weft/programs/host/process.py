@@ -24,7 +24,7 @@ from weft.config import ProgramsConfig
 from weft.core.clock import Clock
 from weft.engine.attached import AttachedEngine
 from weft.programs.host import wire
-from weft.programs.host.guest_factory import Guests
+from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.pipe import Pipe
 from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
 from weft.programs.network.client import Network
@@ -46,7 +46,7 @@ _log = logging.getLogger("weft.programs")
 
 
 def host_parts(
-    models: list[Model], config: ProgramsConfig, store: Store, guests: Guests, clock: Clock | None = None
+    models: list[Model], config: ProgramsConfig, store: Store, guests: GuestFactory, clock: Clock | None = None
 ) -> HostParts:
     """What a host with this configuration stands on. `clock` is what times and rates are counted by."""
     network = Network(config.network, tenant_connections=lambda tenant: config.of(tenant).max_connections_per_tenant)
@@ -70,9 +70,9 @@ def _caps(config: ProgramsConfig) -> Caps:
     )
 
 
-def guests_for(config: ProgramsConfig) -> Guests:
+def guests_for(config: ProgramsConfig) -> GuestFactory:
     """What makes guests: the sandbox has a slot for each run that there may be at once."""
-    return Guests(SandboxConfig(slots=config.max_runs))
+    return GuestFactory(SandboxConfig(slots=config.max_runs))
 
 
 def open_store(path: Path | None, config: ProgramsConfig) -> Store:
@@ -103,7 +103,7 @@ class HostServer:
         self._launching: set[asyncio.Task[None]] = set()
 
     def tell(self, message: wire.FromHost) -> None:
-        """Send to the front."""
+        """Queue a message for the front."""
         self._pipe.send(wire.encode(message))
 
     def serve(self, host: ProgramHost) -> None:

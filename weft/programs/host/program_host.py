@@ -22,8 +22,8 @@ import msgspec
 
 from weft.abi.errors import Draining, InvalidRequest, Overloaded, UnknownProgram, Unsupported
 from weft.programs.history import History
-from weft.programs.host.guest_factory import Guests
-from weft.programs.host.run_task import Hosted
+from weft.programs.host.guest_factory import GuestFactory
+from weft.programs.host.run_task import RunTask
 from weft.programs.network.client import Network
 from weft.programs.quota.accounts import Accounts, NoPlace
 from weft.programs.quota.limits import Budget
@@ -56,7 +56,7 @@ class RunHost(Protocol):
 
 
 class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host allows."""
+    """Bounds on the runs that a host takes, and whether it runs trusted ones."""
 
     max_waiting: int = 4096
     """Runs that wait for a place."""
@@ -80,7 +80,7 @@ class HostParts:
     """At least one; the first is the default."""
     store: Store
     network: Network
-    guests: Guests
+    guests: GuestFactory
     hub: Hub = field(default_factory=Hub)
     accounts: Accounts = field(default_factory=Accounts)
     resolve: Resolve = _nothing_uploaded
@@ -88,7 +88,7 @@ class HostParts:
     """Sizes of sources that programs launch."""
 
     async def close(self) -> None:
-        """Close everything."""
+        """Close guests, network, store and models, in this order."""
         await self.guests.close()
         await self.network.close()
         await self.store.close()
@@ -97,21 +97,21 @@ class HostParts:
 
 
 class ProgramHost:
-    """See the module's docstring."""
+    """The runs of one process: waiting, running, and their children."""
 
     def __init__(self, parts: HostParts, options: HostOptions | None = None, history: History | None = None):
         self.options = options or HostOptions()
         self.history = history or History(max_ended=self.options.max_ended)
         self._parts = parts
         self._by_name = {model.name: model for model in parts.models}
-        self._waiting: dict[str, deque[tuple[int, Hosted]]] = {}
+        self._waiting: dict[str, deque[tuple[int, RunTask]]] = {}
         """By tenant, in order of arrival; no tenant has an empty one."""
         self._num_waiting = 0
         self._input_bytes: Counter[str] = Counter()
         """By tenant, of runs that wait or run and that no program launched."""
         self._arrivals = itertools.count()
         self._loop_share = LoopShare()
-        self._active: set[Hosted] = set()
+        self._active: set[RunTask] = set()
         self._refusals: dict[str, NoPlace] = {}
         """Why a tenant's runs wait, as far as it is the tenant that has no place."""
         self._full: NoPlace | None = None
@@ -133,7 +133,7 @@ class ProgramHost:
         return self._num_waiting
 
     async def start(self, spec: RunSpec, caller: Caller) -> Run:
-        """As `launch`."""
+        """Launch a run; see `launch` for what it raises."""
         return self.launch(spec, caller)
 
     def launch(self, spec: RunSpec, caller: Caller, *, id: str = "") -> Run:
@@ -149,10 +149,10 @@ class ProgramHost:
             self._parts.accounts.check_possible(caller.tenant, spec.limits)
         self._check_room(caller.tenant, len(spec.args) + len(spec.code.content))
         run = Run(spec, caller.tenant, id=id, model=model.name)
-        hosted = Hosted(run, caller, on_withdrawn=self._withdrawn)
+        run_task = RunTask(run, caller, on_withdrawn=self._withdrawn)
         self._add(run)
-        self._input_bytes[caller.tenant] += hosted.input_bytes
-        self._waiting.setdefault(caller.tenant, deque()).append((next(self._arrivals), hosted))
+        self._input_bytes[caller.tenant] += run_task.input_bytes
+        self._waiting.setdefault(caller.tenant, deque()).append((next(self._arrivals), run_task))
         self._num_waiting += 1
         self._start_waiting()
         return run
@@ -161,11 +161,11 @@ class ProgramHost:
         """End every run and wait until all have given back what they held. Idempotent."""
         self._closed = True
         for waiting in list(self._waiting.values()):
-            for _, hosted in list(waiting):
-                hosted.run.cancel("the program host was stopped")
-        for hosted in list(self._active):
-            hosted.run.cancel("the program host was stopped")
-        tasks = [hosted.task for hosted in self._active if hosted.task is not None]
+            for _, run_task in list(waiting):
+                run_task.run.cancel("the program host was stopped")
+        for run_task in list(self._active):
+            run_task.run.cancel("the program host was stopped")
+        tasks = [run_task.task for run_task in self._active if run_task.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=5.0)
         for task in tasks:
@@ -178,7 +178,7 @@ class ProgramHost:
 
     # ---- children
 
-    async def launch_child(self, parent: Hosted, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:
+    async def launch_child(self, parent: RunTask, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:
         """A run within its parent's budget. Raises `InvalidRequest` for a program that is none."""
         try:
             if spec.source is not None:
@@ -197,7 +197,7 @@ class ProgramHost:
             budget.without_sandbox()
         own = RunSpec(code=code, args=spec.args, limits=budget.limits, trusted=trusted, model=parent.run.spec.model)
         run = Run(own, caller.tenant, parent=parent.id, model=self._model(own.model).name)
-        child = Hosted(run, caller, on_withdrawn=self._withdrawn)
+        child = RunTask(run, caller, on_withdrawn=self._withdrawn)
         self._add(run)
         self._begin(child, budget)
         return child
@@ -244,8 +244,8 @@ class ProgramHost:
             if not heads:
                 break
             tenant = min(heads)[1]
-            hosted = self._waiting[tenant][0][1]
-            spec = hosted.run.spec
+            run_task = self._waiting[tenant][0][1]
+            spec = run_task.run.spec
             try:
                 budget = self._parts.accounts.open(tenant, spec.limits, sandboxed=not spec.trusted)
             except NoPlace as refusal:
@@ -254,13 +254,13 @@ class ProgramHost:
                     break
                 refusals[tenant] = refusal
                 continue
-            self._withdraw(hosted)
-            self._begin(hosted, budget)
+            self._withdraw(run_task)
+            self._begin(run_task, budget)
         self._refusals = refusals
         self._try_again()
 
     def _try_again(self) -> None:
-        """Those that wait for a rate have a place then; nobody has to end for it."""
+        """Look again when the first rate has recovered: no run has to end for that."""
         if self._retry is not None:
             self._retry.cancel()
         self._retry = None
@@ -268,69 +268,69 @@ class ProgramHost:
         if waits_s and not self._closed:
             self._retry = asyncio.get_running_loop().call_later(min(waits_s), self._start_waiting)
 
-    def _withdraw(self, hosted: Hosted) -> None:
-        """It waits no longer."""
-        waiting = self._waiting.get(hosted.run.tenant, deque())
+    def _withdraw(self, run_task: RunTask) -> None:
+        """Take it out of its tenant's queue."""
+        waiting = self._waiting.get(run_task.run.tenant, deque())
         for entry in waiting:
-            if entry[1] is hosted:
+            if entry[1] is run_task:
                 waiting.remove(entry)
                 self._num_waiting -= 1
                 break
         if not waiting:
-            self._waiting.pop(hosted.run.tenant, None)
+            self._waiting.pop(run_task.run.tenant, None)
 
-    def _let_go(self, hosted: Hosted) -> None:
-        """Its arguments and source are kept no longer."""
-        tenant = hosted.run.tenant
-        if hosted.run.record().parent is None:
-            self._input_bytes[tenant] -= hosted.input_bytes
+    def _let_go(self, run_task: RunTask) -> None:
+        """Count its arguments and source no longer."""
+        tenant = run_task.run.tenant
+        if run_task.run.record().parent is None:
+            self._input_bytes[tenant] -= run_task.input_bytes
         if not self._input_bytes[tenant]:
             del self._input_bytes[tenant]
 
-    def _withdrawn(self, hosted: Hosted) -> None:
-        """It was ended while it waited."""
-        self._withdraw(hosted)
-        self._let_go(hosted)
-        self.history.ended(hosted.run)
+    def _withdrawn(self, run_task: RunTask) -> None:
+        """Called when it was ended while it waited."""
+        self._withdraw(run_task)
+        self._let_go(run_task)
+        self.history.ended(run_task.run)
 
-    def _begin(self, hosted: Hosted, budget: Budget) -> None:
+    def _begin(self, run_task: RunTask, budget: Budget) -> None:
         parts = self._parts
-        launcher = _ChildLauncher(self, hosted)
+        launcher = _ChildLauncher(self, run_task)
         services = Services(
-            model=self._model(hosted.run.spec.model),
+            model=self._model(run_task.run.spec.model),
             models=lambda: parts.models,
             hub=parts.hub,
             store=parts.store,
-            network=parts.network.of(hosted.run.tenant),
+            network=parts.network.of(run_task.run.tenant),
             launcher=launcher,
             loop_share=self._loop_share,
         )
-        self._active.add(hosted)
-        hosted.begin(services, launcher, parts.guests, budget)
-        if hosted.task is None:
-            self._over(hosted)
+        self._active.add(run_task)
+        run_task.begin(services, launcher, parts.guests, budget)
+        if run_task.task is None:
+            self._over(run_task)
             return
-        hosted.task.add_done_callback(lambda _: self._over(hosted))
+        run_task.task.add_done_callback(lambda _: self._over(run_task))
         if self._charging is None or self._charging.done():
             self._charging = asyncio.create_task(self._charge(), name="weft-charge")
 
-    def _over(self, hosted: Hosted) -> None:
-        self._active.discard(hosted)
-        self._let_go(hosted)
-        self.history.ended(hosted.run)
+    def _over(self, run_task: RunTask) -> None:
+        self._active.discard(run_task)
+        self._let_go(run_task)
+        self.history.ended(run_task.run)
         self._start_waiting()
 
     async def _charge(self) -> None:
         while self._active:
             await asyncio.sleep(CHARGE_EVERY_S)
-            for hosted in list(self._active):
-                hosted.settle_cpu()
+            for run_task in list(self._active):
+                run_task.settle_cpu()
 
 
 class _ChildLauncher:
     """Launches what one run launches."""
 
-    def __init__(self, host: ProgramHost, parent: Hosted):
+    def __init__(self, host: ProgramHost, parent: RunTask):
         self._host, self._parent = host, parent
 
     async def launch(self, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:

@@ -1,7 +1,8 @@
 """One run while this process carries it out: its session, its guest, and the way in and out of both.
 
-Owns the moment of its end: whatever ends it, the session gives everything back, the budget is closed, and the run is
-told once. It does not know which runs there are or when one may start; `weft.programs.host` does, and calls it.
+Owns the moment of its end: the session gives everything back, the budget is closed, and the run ends once, however the
+program or its host fails. It does not know which runs there are or when one may start; `weft.programs.host` does, and
+calls it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, ProgramFailed, RunCancelled, WeftError
 from weft.abi.frames import WireError
 from weft.programs.guest import Guest, GuestUsage
-from weft.programs.host.guest_factory import Guests
+from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.quota.limits import Budget
 from weft.programs.quota.rates import Wait
 from weft.programs.run.command_queue import CommandQueue
@@ -33,10 +34,10 @@ _WARNING = 2
 logger = logging.getLogger("weft.programs")
 
 
-class Hosted:
+class RunTask:
     """The `Control` of a run, the `Outlet` of its session, and, where a program launched it, its `Child`."""
 
-    def __init__(self, run: Run, caller: Caller, *, on_withdrawn: Callable[[Hosted], None]):
+    def __init__(self, run: Run, caller: Caller, *, on_withdrawn: Callable[[RunTask], None]):
         """`on_withdrawn` is told where it ends before it began."""
         self.run = run
         self.caller = caller
@@ -55,13 +56,13 @@ class Hosted:
 
     @property
     def id(self) -> str:
-        """The run's."""
+        """Id of the run."""
         return self.run.id
 
     # ---- Control
 
     def deliver(self, message: bytes) -> None:
-        """Raises `Overloaded` or `LimitExceeded`."""
+        """Pass a message on to the program. Raises `Overloaded` or `LimitExceeded`."""
         if self._session is not None:
             self._session.deliver(message)
             return
@@ -73,7 +74,7 @@ class Hosted:
         self._early.append(message)
 
     def cancel(self, error: WeftError) -> None:
-        """End it, whatever it is doing; it may be over only a few turns of the loop later."""
+        """End the run; it may take a few turns of the loop."""
         if self._guest is not None:
             self.end(error)
         elif not self.run.ended:
@@ -81,7 +82,7 @@ class Hosted:
             self._on_withdrawn(self)
 
     def usage(self) -> RunUsage:
-        """So far."""
+        """What the run has used so far, its children's processor time and pages included."""
         guest = self._guest.usage() if self._guest is not None else GuestUsage()
         if self._session is None or self._budget is None:
             return RunUsage()
@@ -106,14 +107,14 @@ class Hosted:
     # ---- Outlet
 
     def message(self, data: bytes) -> None:
-        """The program said something. Raises `Overloaded` where it says more than can be passed on."""
+        """Pass a message of the program on. Raises `Overloaded` where it says more than can be passed on."""
         if not self.run.has_room():
             raise Overloaded("messages are sent faster than they are passed on; send fewer, or wait a moment")
         if not self.run.ended:
             self.run.emit(data)
 
     def log(self, level: int, text: str) -> None:
-        """The program noted something."""
+        """Write a line into the run's log."""
         if not self.run.ended:
             self.run.log(log_line(level, text))
 
@@ -138,12 +139,12 @@ class Hosted:
         return await self.run.answer()
 
     def kill(self) -> None:
-        """Cancel it. Idempotent."""
+        """Cancel the run, as its parent asks. Idempotent."""
         self.run.cancel("the program that launched it ended it, or has ended itself")
 
     # ---- for the host
 
-    def begin(self, services: Services, launcher: Launcher, guests: Guests, budget: Budget) -> None:
+    def begin(self, services: Services, launcher: Launcher, guests: GuestFactory, budget: Budget) -> None:
         """Start it; the run says how that went. Takes the budget over, also where it cannot be started."""
         self._budget = budget
         try:

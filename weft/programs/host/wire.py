@@ -46,7 +46,7 @@ class HostArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorTold(msgspec.Struct, frozen=True, array_like=True):
-    """An error on its way."""
+    """An error as it crosses between the processes."""
 
     kind: str
     message: str
@@ -61,7 +61,7 @@ class ErrorTold(msgspec.Struct, frozen=True, array_like=True):
         return cls(kept.kind, kept.message, kept.param, kept.traceback, error.retry_after_s)
 
     def error(self) -> WeftError:
-        """The error again."""
+        """The error of this kind, rebuilt."""
         return from_kind(
             self.kind, self.message, param=self.param, traceback=self.traceback, retry_after_s=self.retry_after_s
         )
@@ -89,7 +89,7 @@ class Detach(_Message, frozen=True):
 
 
 class Launch(_Message, frozen=True):
-    """Start a run. Answered."""
+    """Start a run. The host replies with an `Answer`."""
 
     call: int
     run: str
@@ -115,7 +115,7 @@ class Confirm(_Message, frozen=True):
 
 
 class CancelRun(_Message, frozen=True):
-    """End a run."""
+    """End a run with this error."""
 
     run: str
     error: ErrorTold
@@ -129,7 +129,7 @@ class Read(_Message, frozen=True):
 
 
 class Found(_Message, frozen=True):
-    """Answers `Find`."""
+    """Reply to `Find`: the program, or an error."""
 
     call: int
     found: Code | None
@@ -137,7 +137,7 @@ class Found(_Message, frozen=True):
 
 
 class Ping(_Message, frozen=True):
-    """Answered with `Pong`."""
+    """Asks the host for a `Pong`."""
 
 
 FromFront = Attach | Detach | Launch | Deliver | Confirm | CancelRun | Read | Found | Ping
@@ -147,17 +147,17 @@ FromFront = Attach | Detach | Launch | Deliver | Confirm | CancelRun | Read | Fo
 
 
 class Ready(_Message, frozen=True):
-    """Programs may be launched."""
+    """The host takes runs from now on."""
 
 
 class Unusable(_Message, frozen=True):
-    """The host cannot start."""
+    """The host cannot start, and ends."""
 
     error: ErrorTold
 
 
 class Answer(_Message, frozen=True):
-    """To `Launch` and `Confirm`."""
+    """Reply to `Launch` or `Confirm` of the same number."""
 
     call: int
     error: ErrorTold | None = None
@@ -177,7 +177,7 @@ class Running(_Message, frozen=True):
 
 
 class Said(_Message, frozen=True):
-    """A run's message."""
+    """A message that a run sent, as JSON."""
 
     run: str
     message: bytes
@@ -206,7 +206,7 @@ class Find(_Message, frozen=True):
 
 
 class Pong(_Message, frozen=True):
-    """Answers `Ping`."""
+    """Reply to `Ping`."""
 
     num_runs: int
     state: Literal["serving"] = "serving"
@@ -220,7 +220,7 @@ _from_host = msgspec.msgpack.Decoder(FromHost)
 
 
 def encode(message: FromFront | FromHost) -> bytes:
-    """A message as bytes."""
+    """The message in msgpack."""
     return _encoder.encode(message)
 
 

@@ -19,10 +19,10 @@ class Backend(Protocol):
     name: str
 
     def component(self, compiled: Path) -> Code:
-        """The component that runs Python."""
+        """Load the machine code of the component that runs Python."""
 
     def module(self, compiled: CompiledModule) -> Code:
-        """An uploaded core module."""
+        """Load the machine code of an uploaded core module."""
 
     def close(self) -> None:
         """Stop what runs in the background."""

@@ -59,7 +59,7 @@ def _defines_main(statement: ast.stmt) -> bool:
 
 
 def main() -> int:
-    """Check what comes in."""
+    """Check the program on standard input; the exit status of the process."""
     kind, cpu_s, memory_bytes = sys.argv[1:4]
     limit(int(cpu_s), int(memory_bytes), 1 << 20)
     content = sys.stdin.buffer.read()

@@ -46,7 +46,7 @@ class CodeChecker:
             raise _refusal(problem, code)
 
     async def close(self) -> None:
-        """Kill what runs."""
+        """Kill the processes that check."""
         await self._pool.close()
 
     def _verdict(self, code: Code, worker: Worker) -> str | None:
@@ -57,7 +57,7 @@ class CodeChecker:
 
 
 def check_now(code: Code) -> None:
-    """As `CodeChecker.check`, for the operator's own programs. Blocks."""
+    """Check one of the operator's own programs; blocks until its process ends. Raises `InvalidRequest`."""
     problem = _problem(code, Worker())
     if problem is not None:
         raise _refusal(problem, code)

@@ -38,7 +38,7 @@ def machine_code(kind: str, code: bytes) -> tuple[bytes, Entry | None]:
 
 
 def main() -> int:
-    """Compile what comes in."""
+    """Compile the code on standard input; the exit status of the process."""
     kind, target, cpu_s, memory_bytes = sys.argv[1:5]
     limit(int(cpu_s), int(memory_bytes), FILE_BYTES)
     code = sys.stdin.buffer.read()

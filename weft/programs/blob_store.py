@@ -1,4 +1,4 @@
-"""Where the bytes of uploaded programs are: a folder, or memory.
+"""Stores of the bytes of uploaded programs: a folder, or memory.
 
 Owns atomic writing, what a full disk says, and that of several processes on one folder only one changes a tenant's
 programs at a time. It knows tenants and hashes, not what they mean; `Registry` calls it.
@@ -27,14 +27,14 @@ Stamp = tuple[int, ...]
 """Differs where something differs."""
 
 
-class Shelf(Protocol):
+class BlobStore(Protocol):
     """Bytes by tenant and hash. Everything raises `StorageFailed`."""
 
     def tenants(self) -> list[str]:
         """Those that have an index."""
 
     def changing(self, tenant: str) -> contextlib.AbstractContextManager[None]:
-        """While inside, nobody else is, in whatever process."""
+        """Excludes all other processes and threads from changing the tenant's programs, while inside."""
 
     def stamp(self, tenant: str) -> Stamp:
         """Of the tenant's index as it is now. Does not raise."""
@@ -55,13 +55,13 @@ class Shelf(Protocol):
         """Keep content; where that fails, there is none."""
 
     def get(self, tenant: str, hash: str) -> bytes:
-        """Content that was put."""
+        """Content of this hash. Raises `StorageFailed` where it is not there or not readable."""
 
     def remove(self, tenant: str, hashes: Iterable[str]) -> None:
         """Forget content. What cannot be removed now is left for the next start."""
 
 
-class MemoryShelf:
+class MemoryBlobStore:
     """For tests, and for servers that keep nothing."""
 
     def __init__(self) -> None:
@@ -73,43 +73,43 @@ class MemoryShelf:
         return list(self._indexes)
 
     def changing(self, tenant: str) -> contextlib.AbstractContextManager[None]:
-        """There is only one."""
+        """A null context: one process has the memory."""
         return contextlib.nullcontext()
 
     def stamp(self, tenant: str) -> Stamp:
-        """Nobody else changes it."""
+        """Always the same: no other process changes the memory."""
         return ()
 
     def index(self, tenant: str) -> bytes | None:
-        """Its index."""
+        """The tenant's index; None where it has none."""
         return self._indexes.get(tenant)
 
     def tidy(self, tenant: str) -> None:
-        """Nothing is left."""
+        """Does nothing: a write to memory is never interrupted."""
 
     def stored(self, tenant: str) -> set[str]:
         """Hashes of a tenant's content."""
         return {hash for owner, hash in self._contents if owner == tenant}
 
     def put_index(self, tenant: str, index: bytes) -> None:
-        """Replace an index."""
+        """Replace the tenant's index as a whole."""
         self._indexes[tenant] = index
 
     def put(self, tenant: str, hash: str, content: bytes) -> None:
-        """Keep content."""
+        """Keep content under its hash."""
         self._contents[tenant, hash] = content
 
     def get(self, tenant: str, hash: str) -> bytes:
-        """Content."""
+        """Content of this hash. Raises `KeyError`."""
         return self._contents[tenant, hash]
 
     def remove(self, tenant: str, hashes: Iterable[str]) -> None:
-        """Forget content."""
+        """Remove the content of these hashes, as far as it is there."""
         for hash in list(hashes):
             self._contents.pop((tenant, hash), None)
 
 
-class FolderShelf:
+class FolderBlobStore:
     """A folder for each tenant, under a name that is safe whatever the tenant is called."""
 
     def __init__(self, root: Path):
@@ -146,7 +146,7 @@ class FolderShelf:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def index(self, tenant: str) -> bytes | None:
-        """Its index."""
+        """The tenant's index; None where it has none."""
         try:
             return (self._folder(tenant) / _INDEX).read_bytes()
         except FileNotFoundError:
@@ -165,11 +165,11 @@ class FolderShelf:
         return {path.name.removesuffix(_CONTENT) for path in self._folder(tenant).glob(f"*{_CONTENT}")}
 
     def put_index(self, tenant: str, index: bytes) -> None:
-        """Replace an index."""
+        """Replace the tenant's index as a whole."""
         self._write(tenant, _INDEX, index)
 
     def put(self, tenant: str, hash: str, content: bytes) -> None:
-        """Keep content."""
+        """Keep content under its hash."""
         self._write(tenant, hash + _CONTENT, content)
 
     def get(self, tenant: str, hash: str) -> bytes:
@@ -184,7 +184,7 @@ class FolderShelf:
         return content
 
     def remove(self, tenant: str, hashes: Iterable[str]) -> None:
-        """Forget content."""
+        """Remove the content of these hashes, as far as it is there."""
         for hash in list(hashes):
             with contextlib.suppress(OSError):
                 (self._folder(tenant) / (hash + _CONTENT)).unlink(missing_ok=True)
