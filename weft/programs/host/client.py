@@ -1,14 +1,8 @@
 """`HostClient`: a program host in a child process, as the front's `RunHost`.
 
-<<<<<<< HEAD
 Owns the front's record of every run, from which it answers requests about runs. When the process dies, the runs in it
 fail with `host_dead`; records, engines and chat go on, and `weft.children.supervisor` starts another process. The first
 one starts with the first run, or when `open` is called.
-=======
-Owns the front's copy of every run's state, so that questions are answered here, and only the runs of a process are lost
-with it: they fail with `host_dead`. Engines and chat go on. The process starts with the first run, or when
-`open` is called.
->>>>>>> c4dfa1f (Docstrings of the program host and its stores name what they speak of)
 """
 
 from __future__ import annotations
