@@ -20,7 +20,7 @@ import warnings
 # The C modules ask the system for the time; those in Python ask `time`, which is replaced below.
 sys.modules["_datetime"] = sys.modules["_zoneinfo"] = None
 
-from weft.programs.sandbox.runner.doors import ENTROPY, Output, close_doors, install_clocks
+from weft.programs.sandbox.runner.stdlib_stubs import ENTROPY, Output, install_stubs, install_clocks
 from weft.programs.sandbox.runner.link import LINK
 from weft.programs.sandbox.runner.loop import HostLoop
 
@@ -52,14 +52,17 @@ from weft.abi.errors import InvalidRequest
 
 for _module in pkgutil.walk_packages(weft.sdk.__path__, "weft.sdk."):
     importlib.import_module(_module.name)
-close_doors()
+install_stubs()
 
 
 # ---- the run
 
 _RUNNING = (
     *(__file__, asyncio.base_events.__file__, asyncio.events.__file__, program.__file__),
-    *(sys.modules[f"weft.programs.sandbox.runner.{name}"].__file__ for name in ("doors", "link", "loop", "source")),
+    *(
+        sys.modules[f"weft.programs.sandbox.runner.{name}"].__file__
+        for name in ("stdlib_stubs", "link", "loop", "source")
+    ),
 )
 
 
@@ -78,7 +81,21 @@ def _own(error, name):
     error.__traceback__ = first
 
 
+_MAX_CHARS = 16 << 10
+"""Of a failure's message, and of its traceback."""
+
+
+def _shortened(text):
+    cut = len(text) - _MAX_CHARS
+    half = _MAX_CHARS // 2
+    return text if cut <= 0 else f"{text[:half]} … ({cut} characters are left out) … {text[-half:]}"
+
+
 def _failure(error, source, name):
+    return {key: _shortened(text) for key, text in _whole_failure(error, source, name).items()}
+
+
+def _whole_failure(error, source, name):
     try:
         _own(error, name)
         if isinstance(error, MemoryError):

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from weft.programs.sandbox.runner.doors import denied
+from weft.programs.sandbox.runner.stdlib_stubs import denied
 from weft.programs.sandbox.runner.link import LINK
 
 

@@ -143,7 +143,7 @@ class _Missing(importlib.abc.MetaPathFinder):
         )
 
 
-def close_doors():
+def install_stubs():
     builtins.compile, builtins.exec, builtins.eval = compile_without_files, exec_without_files, eval_without_files
     builtins.open = io.open = io.open_code = io.FileIO = denied("open")
     builtins.input = denied("input")
