@@ -60,7 +60,7 @@ def test_progress_after_a_long_silence_starts_anew() -> None:
 
 def test_the_counter_is_seen_from_the_other_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = ProgressCounter(tmp_path / "x.progress")
-    made_progress()  # nobody watches this process
+    made_progress()  # this process is no child
     monkeypatch.setattr(progress, "_own", ProgressCounter(tmp_path / "x.progress"))
     assert parent.read() == 0
     for _ in range(300):

@@ -45,6 +45,6 @@ def open_own(path: Path) -> None:
 
 
 def made_progress() -> None:
-    """Note that this process did something. Does nothing in a process that nobody watches."""
+    """Note that this process did something. Does nothing outside a child process."""
     if _own is not None:
         _own.count()

@@ -1,8 +1,8 @@
-"""`AttachedEngine`: a client of an engine process that somebody else started and watches.
+"""`AttachedEngine`: a client of an engine process that another process starts and watches.
 
-Owns its connection and its lease, which pings renew. It does not know where engines are: whoever does (the program
-host, which hears it from the front) attaches it to an address, and detaches it when the engine there is gone; then
-every open operation fails with `EngineDead`, as with any client.
+Owns its connection and its lease, which pings renew. Its user (the program host, which hears of engines from the front)
+attaches it to an address, and detaches it when the engine there has died; then every open operation fails with
+`EngineDead`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class AttachedEngine(TrackingClient):
 
     @property
     def attached(self) -> bool:
-        """Whether there is an address; the engine there may not have answered yet."""
+        """Whether it has an address. The engine there may not have answered yet."""
         return self._connection is not None
 
     def attach(self, address: str) -> None:
-        """Talk to the engine at this address from now on; what was open on another one fails."""
+        """Connect to the engine at this address. Operations that are open on another one fail."""
         self.detach(EngineDead("the engine was replaced by another one; start again"))
         if self._closed:
             return
@@ -46,7 +46,7 @@ class AttachedEngine(TrackingClient):
         self._connection.send([Hello()])
 
     def detach(self, error: WeftError) -> None:
-        """The engine is gone. Idempotent."""
+        """Disconnect, and fail open operations with the error. Idempotent."""
         self._ready.clear()
         if self._pinging is not None:
             self._pinging.cancel()
@@ -57,14 +57,14 @@ class AttachedEngine(TrackingClient):
             self._requests.fail(error)
 
     async def wait_ready(self) -> EngineInfo:
-        """Wait until it is attached and the engine has answered. Raises what the engine refused with."""
+        """Wait until it is attached and the engine has answered. Raises the error with which the engine refused."""
         await self._ready.wait()
         if self._refused is not None:
             raise self._refused
         return self.info
 
     async def close(self) -> None:
-        """Let go of the engine, which goes on. Idempotent."""
+        """Disconnect; the engine goes on. Idempotent."""
         self._closed = True
         self.detach(EngineDead("the client was closed"))
         self._refused = self._refused or EngineDead("the client was closed")
@@ -90,7 +90,7 @@ class AttachedEngine(TrackingClient):
                 self._ready.set()
 
     async def _ping(self) -> None:
-        """Renew the lease, whatever else is said. An engine in a long step answers late; that is no reason to stop."""
+        """Renew the lease. An engine in a long step answers late, so pings do not wait for each other."""
         waiting: set[asyncio.Future[object]] = set()
         while True:
             with contextlib.suppress(EngineDead):

@@ -1,4 +1,4 @@
-"""`Dealer`: one end of a zmq connection between two processes, on the event loop of whoever holds it.
+"""`Dealer`: one end of a zmq connection between two processes, on the event loop of its owner.
 
 Owns the socket and nothing else: bytes out, bytes in, in order. `weft.engine.connection` and
 `weft.programs.host.pipe` say what the bytes mean.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import zmq
 
 _MESSAGES_A_TURN = 64
-"""Messages handled before the event loop gets its turn again."""
+"""Messages handled before other callbacks of the event loop run."""
 
 
 class Dealer:
@@ -51,7 +51,7 @@ class Dealer:
         """Send one message. Never blocks: zmq queues it until the other end listens. Does nothing once closed."""
         if self._socket.closed:
             return
-        with contextlib.suppress(zmq.Again):  # who connected is gone, and nobody is left to hear it
+        with contextlib.suppress(zmq.Again):  # the other end has disconnected
             self._socket.send(data, zmq.NOBLOCK)
         # zmq's file descriptor is edge-triggered: sending may have swallowed the edge of an arrival.
         if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:

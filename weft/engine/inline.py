@@ -1,7 +1,7 @@
-"""`InlineEngine`: an engine in a thread of this process. For tests, notebooks and the offline API.
+"""`InlineEngine`: an engine in a thread of this process, for tests, notebooks and the offline API.
 
-It shares the interpreter with its caller, so a busy engine makes the caller's event loop late; servers use
-`weft.engine.process`.
+It shares the interpreter with its caller, so a busy engine delays the caller's event loop; servers use
+`weft.engine.supervisor.ProcessEngine`. An engine that fails is not started again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InlineEngine(TrackingClient):
         self._started: asyncio.Future[EngineInfo] | None = None
         self._stopped = False
         self.engine: Engine | None = None
-        """For tests and notebooks that want to look inside."""
+        """The engine itself, for tests and notebooks; None until its model is loaded."""
 
     @classmethod
     def from_config(
@@ -57,7 +57,8 @@ class InlineEngine(TrackingClient):
         return cls(build)
 
     async def wait_ready(self) -> EngineInfo:
-        """Start the thread, load the model, and say what it serves. Raises what loading raises."""
+        """Start the thread and wait until the model is loaded. Raises what loading raised, and `EngineDead` once the
+        engine has failed or was closed."""
         if self._started is None:
             self._loop = asyncio.get_running_loop()
             self._started = self._loop.create_future()
@@ -76,7 +77,7 @@ class InlineEngine(TrackingClient):
             loop = asyncio.get_running_loop()
             threading.Thread(target=self._join, args=(loop, joined), daemon=True).start()
             await joined.wait()
-        self._requests.close(EngineDead("the engine was closed"))
+        self._requests.close(EngineDead("the engine was closed; start another one"))
 
     # The mailbox, called from the engine's thread
 
@@ -114,7 +115,7 @@ class InlineEngine(TrackingClient):
             self.engine = engine
             self._call(self._begin, engine.info)
             EngineLoop(engine, _InlineMailbox(self), self._lease_s).run()
-        except Exception as error:  # whatever ended the engine ends every operation
+        except Exception as error:  # every error of the engine ends all operations
             self._call(self._end, error)
         finally:
             if engine is not None:
@@ -136,7 +137,11 @@ class InlineEngine(TrackingClient):
             self._started.set_result(info)
 
     def _end(self, error: Exception) -> None:
-        dead = error if isinstance(error, WeftError) else EngineDead(f"the engine failed: {error}")
+        dead = (
+            error
+            if isinstance(error, WeftError)
+            else EngineDead(f"the engine failed with {type(error).__name__}: {error}; start another one")
+        )
         if self._started is not None and not self._started.done():
             self._started.set_exception(dead)
         self._requests.close(EngineDead(dead.message))

@@ -1,7 +1,7 @@
-"""The loop around an engine: commands from a mailbox in, steps, events out, until told to stop.
+"""The loop around an engine: it takes commands from a mailbox, runs steps and sends events, until the mailbox stops.
 
-Owns leases, pings and drains: the conversation with clients that is not about sequences. The mailbox is the seam
-between processes (`process.py`) and threads (`inline.py`).
+Owns leases, pings and drains. The mailbox is the seam to clients: of processes in `process.py`, of threads in
+`inline.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mailbox(Protocol):
         ...
 
     def send(self, client: int, envelope: Envelope) -> None:
-        """Send to a client; one that is gone is nobody's problem."""
+        """Send to a client. Does nothing for one that has disconnected."""
         ...
 
     @property

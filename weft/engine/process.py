@@ -26,13 +26,13 @@ from weft.engine.loop import EngineLoop
 EXIT_LOAD_FAILED = 3
 _PROGRESS_EVERY_S = 0.1
 _COARSE_S, _FINE_S = 0.002, 0.00003
-"""What zmq can wait, and how often to look where it cannot."""
+"""The shortest wait that zmq is used for, and the pause between looks in shorter ones."""
 
 _log = logging.getLogger("weft.engine")
 
 
 class LaunchArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent says on stdin."""
+    """The line that the parent writes to stdin."""
 
     config: EngineConfig
     trace: bool = False
@@ -63,7 +63,7 @@ class ZmqMailbox:
 
     @property
     def clients(self) -> list[int]:
-        """All that have been heard."""
+        """Numbers of all clients that have sent a message."""
         return list(self._identities)
 
     def receive(self, wait_s: float) -> list[tuple[int, list[Command]]]:
@@ -84,7 +84,7 @@ class ZmqMailbox:
                 _log.error("client %d sent a message that cannot be read: %s", client, error)
 
     def _wait(self, wait_s: float) -> bool:
-        """Whether a message has come. zmq waits for whole milliseconds; shorter waits look again and again."""
+        """Whether a message has come. zmq waits for whole milliseconds; shorter waits poll."""
         if wait_s >= _COARSE_S:
             return bool(self._socket.poll(int(wait_s * 1000)))
         until = time.monotonic() + wait_s
@@ -95,7 +95,7 @@ class ZmqMailbox:
         return True
 
     def send(self, client: int, envelope: Envelope) -> None:
-        """Send to a client; zmq drops what is for one that is gone."""
+        """Send to a client; zmq drops messages to one that has disconnected."""
         self._socket.send_multipart((self._identities[client], encode_envelope(envelope)), zmq.NOBLOCK)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class ZmqMailbox:
 
 
 class _Startup:
-    """Tells clients how far loading is; keeps what they say meanwhile for the loop."""
+    """Reports the progress of loading to clients; keeps their messages for the loop."""
 
     def __init__(self, mailbox: ZmqMailbox):
         self._mailbox = mailbox
@@ -132,7 +132,7 @@ class _Startup:
 
 
 class _Resumed:
-    """A mailbox that first gives what came while the engine was loading."""
+    """A mailbox that first returns the messages that came while the engine was loading."""
 
     def __init__(self, mailbox: ZmqMailbox, early: list[tuple[int, list[Command]]]):
         self._mailbox = mailbox
@@ -169,7 +169,7 @@ def main(address: str) -> int:
 
         engine = build_engine(args.config, mailbox.send, startup.progress, trace=args.trace)
     except Exception as error:
-        if isinstance(error, WeftError):  # a user's mistake: whoever started the engine says it
+        if isinstance(error, WeftError):  # a user's mistake, which the process that started the engine reports
             known = error
         else:
             _log.exception("the engine could not start")

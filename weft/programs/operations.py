@@ -22,7 +22,7 @@ class Wakes(Protocol):
         """There is news. Must not wait."""
 
 
-class Mailbox:
+class Waiter:
     """One waiter, woken at most once per envelope, whoever of several operations has news."""
 
     __slots__ = ("_waiter",)
@@ -98,10 +98,10 @@ class Operation:
         if self._mailbox is not None:
             self._mailbox.wake()
 
-    def _own_mailbox(self) -> Mailbox:
+    def _own_mailbox(self) -> Waiter:
         if self._mailbox is None:
-            self._mailbox = Mailbox()
-        if not isinstance(self._mailbox, Mailbox):
+            self._mailbox = Waiter()
+        if not isinstance(self._mailbox, Waiter):
             raise RuntimeError("this operation reports to somebody else; it cannot be awaited")
         return self._mailbox
 
@@ -168,8 +168,8 @@ class Generation(Operation):
         raise StopAsyncIteration
 
 
-class News(NamedTuple):
-    """What came of one of several generations."""
+class GenerationUpdate(NamedTuple):
+    """New tokens, or the end, of one of several generations."""
 
     choice: int
     """Its place among them."""
@@ -178,13 +178,13 @@ class News(NamedTuple):
     """Nothing more will come of it."""
 
 
-async def merge(generations: Sequence[Generation]) -> AsyncGenerator[News, None]:
-    """News of all generations as it comes, in turns: none is looked at twice before every other was looked at once.
+async def merge(generations: Sequence[Generation]) -> AsyncGenerator[GenerationUpdate, None]:
+    """The updates of all generations as they come, in turns: none is looked at twice before every other was once.
 
     One wake-up per envelope, however many generations it has news of. Raises what the first failing one failed with,
     after its last tokens.
     """
-    mailbox = Mailbox()
+    mailbox = Waiter()
     for generation in generations:
         generation.report_to(mailbox)
     live = dict(enumerate(generations))
@@ -200,7 +200,7 @@ async def merge(generations: Sequence[Generation]) -> AsyncGenerator[News, None]
             ended = generation.ended and generation.error is None
             if ended:
                 del live[index]
-            yield News(index, tokens, ended)
+            yield GenerationUpdate(index, tokens, ended)
         # Nothing was yielded, so nothing can have arrived between the look and the wait.
         if quiet:
             await mailbox.wait()

@@ -1,7 +1,7 @@
 """What a trusted program holds: sequences on an engine, and operations on them, from asyncio.
 
 Owns the numbers of sequences and operations, the queue of commands of the current event-loop turn (one `send` a turn),
-and the way of each event to whoever waits for it (one dictionary lookup). It does not know text, HTTP, or how an
+and the way of each event to the task that waits for it (one dictionary lookup). It does not know text, HTTP, or how an
 engine works. Used from one event loop only. Built-in programs and the offline API call it.
 
 A sequence is a resource: `async with rt.open(caller) as seq` gives it back however the block ends. Nothing here needs
@@ -92,7 +92,7 @@ class Runtime:
     def open(self, caller: Caller) -> Sequence:
         """A new, empty sequence. Raises `EngineDead` where the engine is known to be down."""
         if not self.engine.ready:
-            raise EngineDead("the engine is down or still loading; it will be back, try again shortly")
+            raise EngineDead("the engine is starting or restarting; try again in a moment")
         seq = Sequence(self, self.number(), caller)
         self._sequences[seq.id] = seq
         self.post(
@@ -110,7 +110,7 @@ class Runtime:
         """A new, empty space of explicit pages, `reserve_pages` of which are its own at once. Raises `EngineDead` where
         the engine is known to be down."""
         if not self.engine.ready:
-            raise EngineDead("the engine is down or still loading; it will be back, try again shortly")
+            raise EngineDead("the engine is starting or restarting; try again in a moment")
         space = Space(self, self.number(), caller, reserve_pages)
         self._spaces[space.id] = space
         return space
@@ -137,7 +137,7 @@ class Runtime:
         except EngineDead as error:
             self._lose_all(error)
         except Exception:
-            # Something in one of them cannot travel: it fails alone, whoever's the others are.
+            # One of them cannot be encoded: it fails alone, since the others may be of other programs.
             for command in commands:
                 self._send_alone(command)
 
@@ -175,7 +175,7 @@ class Runtime:
     # ---- events
 
     def _on_envelope(self, envelope: Envelope) -> None:
-        """Hand each event to its operation; wake whoever waits once, after the last of them."""
+        """Hand each event to its operation; wake each waiting task once, after the last of them."""
         operations = self._operations
         touched: list[Operation] = []
         for event in envelope.events:
@@ -236,7 +236,7 @@ class Runtime:
         space.ended(operation)
 
     def _lose_all(self, error: WeftError) -> None:
-        """The engine is dead, and with it everything that is open."""
+        """The engine has died, and all sequences and spaces with it."""
         for space in list(self._spaces.values()):
             space.lose(error, engine_died=True)
         for seq in list(self._sequences.values()):

@@ -1,7 +1,7 @@
-"""Runs the built-in program of one request for each of its prompts, and gathers what they say.
+"""Runs the built-in program of one request for each of its prompts, and gathers their chunks.
 
-Owns the numbering of choices over several prompts and how many of a request's prompts run at once. It knows chunks,
-not the form in which an API tells them.
+Owns the numbering of choices over several prompts and how many of a request's prompts run at once. It knows chunks, not
+the form in which an API sends them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.server.observe import Observer
 from weft.server.state import Service
 
 PROMPTS_AT_ONCE = 64
-"""Of one request: the rest waits here, so that one caller does not fill everybody's queue."""
+"""Of one request: the rest waits here, so that one caller does not fill the engine's queue."""
 Args = CompletionArgs | BeamArgs
 
 
@@ -78,8 +78,8 @@ async def _merged(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime
 
 
 @dataclass(slots=True)
-class Choice:
-    """Everything a program said about one choice."""
+class GatheredChoice:
+    """All chunks of one choice, joined."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -91,9 +91,9 @@ class Choice:
 
 @dataclass(slots=True)
 class Gathered:
-    """Everything the programs of a request said."""
+    """All chunks of a request, joined."""
 
-    choices: list[Choice]
+    choices: list[GatheredChoice]
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]]
     """By prompt."""
 
@@ -109,7 +109,7 @@ async def gather(
 ) -> Gathered:
     """Read the programs of a request to their end. Raises what they raise, and `ClientGone`."""
     texts: list[list[str]] = [[] for _ in range(num_prompts * n)]
-    gathered = Gathered([Choice() for _ in texts], {})
+    gathered = Gathered([GatheredChoice() for _ in texts], {})
     failure: BaseException | None = None
     try:
         async with Guard(request, service), aclosing(chunks):

@@ -39,7 +39,7 @@ class ServedModel:
         self.engine = engine
         self.tokenizer = tokenizer
         self.root = root.rstrip("/").rpartition("/")[2] or names[0]
-        """Without its folder, which is nobody's business."""
+        """The name of the model without its folder, which clients are not told."""
         self.created = int(time.time())
 
 

@@ -340,6 +340,6 @@ def test_without_an_engine_a_program_hears_so() -> None:
         )
         record = await run.wait()
         assert record.error is not None
-        assert "the engine is down" in record.error.message
+        assert "the engine is starting or restarting" in record.error.message
 
     run(test)

@@ -26,7 +26,7 @@ from weft.core.wire import (
     TokenLogprobs,
     Usage,
 )
-from weft.programs.builtin.choice import Choice
+from weft.programs.builtin.choice import ChoiceText
 from weft.programs.runtime import Runtime
 from weft.programs.runtime import Sequence as Branch
 from weft.programs.types import BeamScore, Caller, Chunk
@@ -316,7 +316,7 @@ def _total(first: Usage, args: BeamArgs, beams: Iterable[Beam]) -> Usage:
 
 def _chunk(index: int, beam: Beam, usage: Usage, args: BeamArgs, rt: Runtime) -> Chunk:
     """All there is to say of one beam."""
-    choice = Choice(index, args, rt)
+    choice = ChoiceText(index, args, rt)
     logprobs = beam.logprobs or (None,) * len(beam.tokens)
     tokens = [Token(0, token, 0, entry) for token, entry in zip(beam.tokens, logprobs, strict=True)]
     last = beam.tokens[-1]

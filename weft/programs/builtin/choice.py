@@ -1,7 +1,7 @@
-"""One choice of a completion: what came from the engine, turned into a chunk of text.
+"""`ChoiceText`: the tokens of one choice of a completion become chunks of text.
 
-Owns the choice's detokenizer, and what of the text is cut where something stopped it. Called by the completion
-program, and by the beam search for whole beams.
+Owns the choice's detokenizer and the cutting of stop strings. Called by the completion program, and by the beam search
+for whole beams.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from weft.tokenizers.detokenize import IncrementalDetokenizer
 
 
 class Shown(Protocol):
-    """What of a choice is text, as the arguments of a program say."""
+    """The arguments of a program that decide which tokens become text."""
 
     @property
     def include_stop(self) -> bool:
-        """Whether what ended it is."""
+        """Whether the text keeps the stop string or token that ended it."""
 
     @property
     def skip_special_tokens(self) -> bool:
-        """Whether special tokens are not."""
+        """Whether special tokens are left out."""
 
 
-class Choice:
-    """The text of one choice so far."""
+class ChoiceText:
+    """One choice so far: its text, and the tokens behind which another engine can continue it."""
 
     def __init__(self, index: int, shown: Shown, rt: Runtime, is_enough: Callable[[str], bool] | None = None):
-        """`is_enough` sees the text token by token; nothing is told of what follows once it says yes."""
+        """`is_enough` sees the text token by token; once it returns True, further tokens are dropped."""
         self.index = index
         self.tokens = array("i")
-        """Those that chunks have told."""
+        """int32; those in the chunks so far."""
         self.has_enough = False
-        """Whether `is_enough` has said yes."""
+        """Whether `is_enough` has returned True."""
         self.ended = False
-        """Whether a chunk has told the end."""
+        """Whether its last chunk has been made."""
         self._is_enough = is_enough
         self._include_stop = shown.include_stop
         self._eos = frozenset(rt.engine.info.eos_token_ids)
@@ -50,7 +50,7 @@ class Choice:
         self._last = -1
 
     def chunk(self, tokens: Sequence[Token], finished: Finished | None) -> Chunk:
-        """What these tokens, and the end where it came, add."""
+        """The chunk of these tokens, and of the end of the generation where it is given."""
         if self._is_enough is None or not (tokens or self.has_enough):
             return self._chunk(tokens, finished)
         chunk = Chunk(index=self.index)

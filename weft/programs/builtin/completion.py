@@ -19,8 +19,8 @@ from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import EngineInfo, Finished, PromptOutputs, TokenLogprobs, Usage
-from weft.programs.builtin.choice import Choice
-from weft.programs.operations import Generation, News, merge
+from weft.programs.builtin.choice import ChoiceText
+from weft.programs.operations import Generation, GenerationUpdate, merge
 from weft.programs.runtime import Runtime, Sequence
 from weft.programs.types import Caller, Chunk, CompletionArgs
 from weft.programs.wire_sizes import check_sizes
@@ -51,7 +51,8 @@ class Completion:
         # Drawn once, so that a continuation draws as the attempt before it would have.
         self._sampling = [seeded(args.sampling, index) for index in range(args.n)]
         self._choices = [
-            Choice(index, args, rt, is_enough=None if args.until is None else args.until()) for index in range(args.n)
+            ChoiceText(index, args, rt, is_enough=None if args.until is None else args.until())
+            for index in range(args.n)
         ]
         self._needs_report = args.prompt_logprobs is not None
 
@@ -88,7 +89,7 @@ class Completion:
                 if told is not None:
                     yield told
 
-    def _generate(self, sequence: Sequence, choice: Choice) -> Generation:
+    def _generate(self, sequence: Sequence, choice: ChoiceText) -> Generation:
         """Generate behind the tokens that have been told."""
         if choice.tokens:
             sequence.append(choice.tokens.tobytes())
@@ -96,7 +97,9 @@ class Completion:
             self._sampling[choice.index], self._stop, self._args.grammar, num_generated=len(choice.tokens)
         )
 
-    def _chunk(self, choice: Choice, news: News, generation: Generation, sequence: Sequence) -> Chunk | None:
+    def _chunk(
+        self, choice: ChoiceText, news: GenerationUpdate, generation: Generation, sequence: Sequence
+    ) -> Chunk | None:
         """What the news of a choice add; None where the choice had enough before. The sequence is released with the
         choice's end, since its pages serve others while the other choices go on."""
         had_enough = choice.has_enough
@@ -113,7 +116,7 @@ class Completion:
             sequence.cancel()
         return chunk
 
-    def _enough(self, choice: Choice, chunk: Chunk, usage: Usage) -> Chunk:
+    def _enough(self, choice: ChoiceText, chunk: Chunk, usage: Usage) -> Chunk:
         """The last chunk of a choice whose reader has had enough of it."""
         choice.ended = True
         usage = msgspec.structs.replace(usage, num_output_tokens=len(choice.tokens))

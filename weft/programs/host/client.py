@@ -188,7 +188,7 @@ class HostClient:
         self.tell(wire.Ping())
 
     def lost(self, reason: str) -> bool:
-        """Fail all runs. A host that said why it cannot start is not started again before somebody asks for it."""
+        """Fail all runs. A host that said why it cannot start is started again by the next `open` only."""
         if self._unusable is not None and not self.child.num_restarts:
             self._ready.set()  # `open` raises what it was
             return False

@@ -89,7 +89,7 @@ class HostServer:
         self._engines = engines
         self._pipe = Pipe(address, self._receive, bind=True)
         self.heard = asyncio.Event()
-        """The front is there. Nothing may be sent before: there is nobody whom it would wait for."""
+        """Set with the front's first message. What is sent before has no receiver and is lost."""
         self._host: ProgramHost | None = None
         self._runs: dict[str, Run] = {}
         self._unread: dict[str, int] = {}

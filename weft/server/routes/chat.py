@@ -19,7 +19,7 @@ from weft.server.beams import beam_args, check_beams
 from weft.server.chat_prompt import chat_args, render
 from weft.server.constraints import Constraint, constraint_of, named
 from weft.server.dialect import Dialect
-from weft.server.generate import Args, Choice, Gathered, gather
+from weft.server.generate import Args, Gathered, GatheredChoice, gather
 from weft.server.grammars import answer_grammar, triggered_grammar
 from weft.server.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
 from weft.server.observe import Observer
@@ -174,7 +174,9 @@ def _response(
     )
 
 
-def _choice(index: int, choice: Choice, body: ChatRequest, token_bytes: TokenBytes, reading: Reading) -> ChatChoice:
+def _choice(
+    index: int, choice: GatheredChoice, body: ChatRequest, token_bytes: TokenBytes, reading: Reading
+) -> ChatChoice:
     parser = AnswerParser(reading)
     message = message_of([*parser.push(choice.text), *parser.finish(choice.finish_reason)])
     return ChatChoice(

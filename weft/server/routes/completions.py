@@ -16,7 +16,7 @@ from weft.core.wire import TokenLogprobs
 from weft.server.arguments import completion_args
 from weft.server.beams import beam_args, check_beams, num_beams
 from weft.server.constraints import Constraint, constraint_of, named
-from weft.server.generate import Args, Choice, Gathered, gather
+from weft.server.generate import Args, Gathered, GatheredChoice, gather
 from weft.server.logprobs import CompletionLogprobsWriter, finite, prompt_logprobs
 from weft.server.observe import Observer
 from weft.server.prompts import Fit, as_prompts, tokenize
@@ -192,7 +192,7 @@ def _choices(body: CompletionRequest, model: Model, args: Sequence[Args], gather
 def _choice_logprobs(
     body: CompletionRequest,
     model: Model,
-    choice: Choice,
+    choice: GatheredChoice,
     echo: Echo | None,
     reported: tuple[TokenLogprobs | None, ...],
 ) -> CompletionLogprobs | None:

@@ -15,7 +15,7 @@ import numpy as np
 from weft.abi.errors import LimitExceeded, WeftError
 from weft.core.ids import pack_tokens
 from weft.core.wire import Finished, Token
-from weft.programs.builtin.choice import Choice
+from weft.programs.builtin.choice import ChoiceText
 from weft.programs.operations import Generation
 from weft.programs.quota.limits import REFUSED
 from weft.programs.run.calls.view import RunView
@@ -46,13 +46,13 @@ class GenerationCall:
         self._desk, self._budget, self._call = view.desk, view.budget, call
         self._generation, self._known, self._owner = generation, known, owner
         self._num_logprobs = spec.sampling.logprobs
-        self._choice: Choice | None = None
+        self._choice: ChoiceText | None = None
         self._kept: list[Token] | None = [] if text & WHOLE else None
         """What a program that does not read along will be given at the end."""
         form = text & ~WHOLE
         if form:
             args = CompletionArgs(prompt=b"", skip_special_tokens=form == 1)
-            self._choice = Choice(0, args, view.model.runtime)
+            self._choice = ChoiceText(0, args, view.model.runtime)
         generation.report_to(self)
 
     def wake(self) -> None:
