@@ -12,7 +12,7 @@ from weft.abi.operations import Op
 from weft.programs.network.client import Network
 from weft.programs.quota.accounts import Accounts, Caps
 from weft.programs.quota.limits import Budget, Limits
-from weft.programs.run.context import Session
+from weft.programs.run.context import RunContext
 from weft.programs.run.messages import Hub
 from weft.programs.run.model import Model
 from weft.programs.run.services import ChildSpec, Services
@@ -96,7 +96,7 @@ class Program:
     def __init__(self, host: "Host", limits: Limits, caller: Caller, reserve_pages: int):
         self.outlet = FakeOutlet()
         self.budget = host.accounts.open(caller.tenant, limits)
-        self.session = Session(
+        self.session = RunContext(
             host.services, caller=caller, budget=self.budget, outlet=self.outlet, reserve_pages=reserve_pages
         )
         self.seen: list[EventFrame] = []

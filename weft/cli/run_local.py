@@ -23,7 +23,7 @@ from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
 from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
 from weft.programs.run.model import Model
-from weft.programs.run.runs import News, Run, RunSpec
+from weft.programs.run.runs import Run, RunChange, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.checker import check_now
 from weft.programs.types import Caller
@@ -131,24 +131,24 @@ class _Teller:
 
     def watch(self, run: Run) -> None:
         self._first = self._first or run
-        run.watcher = self._news
+        run.watcher = self._on_change
 
-    def _news(self, run: Run, news: News) -> None:
+    def _on_change(self, run: Run, change: RunChange) -> None:
         if self.unwritten is not None:
             return
         try:
-            self._write(run, news)
+            self._write(run, change)
         except OSError as error:
             # A watcher does not raise: the program is not to blame, and ends all the same.
             self.unwritten = error
             if self._first is not None:
                 self._first.cancel("its output cannot be written")
 
-    def _write(self, run: Run, news: News) -> None:
-        if news.message is not None and run is self._first:
-            self._screen.message(msgspec.json.decode(news.message))
-        elif news.line is not None:
-            self._screen.log(LogEntry(at=news.line.at_s, level=news.line.level, text=news.line.text))
+    def _write(self, run: Run, change: RunChange) -> None:
+        if change.message is not None and run is self._first:
+            self._screen.message(msgspec.json.decode(change.message))
+        elif change.line is not None:
+            self._screen.log(LogEntry(at=change.line.at_s, level=change.line.level, text=change.line.text))
 
 
 _INTERRUPTED = "interrupted by Ctrl-C"

@@ -17,7 +17,7 @@ from weft.core.sampling import SamplingParams, StopParams
 from weft.programs.history import History
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.quota.limits import Limits
-from weft.programs.run.messages import MAX_WAITING_BYTES, MESSAGE_COST_BYTES, Queue, Waiting, one_line
+from weft.programs.run.messages import MAX_WAITING_BYTES, MESSAGE_COST_BYTES, MessageQueue, UnreadBytes, one_line
 from weft.programs.run.runs import KEPT_LOG_BYTES, LINE_COST_BYTES, Run, log_line
 from weft.programs.wire_sizes import check_sizes
 
@@ -116,8 +116,8 @@ def test_empty_lines_of_a_log_are_bounded() -> None:
 
 
 def test_empty_messages_that_wait_are_bounded() -> None:
-    waiting = Waiting()
-    queue = Queue(1 << 62, waiting)
+    waiting = UnreadBytes()
+    queue = MessageQueue(1 << 62, waiting)
     most = MAX_WAITING_BYTES // (MESSAGE_COST_BYTES + 1)
     assert all(queue.put(b"0") for _ in range(most))
     assert not queue.put(b"0")

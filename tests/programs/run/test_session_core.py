@@ -15,7 +15,7 @@ from weft.abi.operations import MAX_COMMAND_BYTES, Op
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.programs.quota.accounts import Caps
 from weft.programs.quota.limits import Limits
-from weft.programs.run.calls import desk
+from weft.programs.run.calls import pending_calls
 from weft.programs.run.calls.core import CoreCalls
 from weft.programs.run.calls.grammar import GrammarCalls
 from weft.programs.run.calls.messaging import MessagingCalls
@@ -402,7 +402,7 @@ def test_bytes_that_are_no_commands_end_the_run() -> None:
 
 
 def test_a_program_that_asks_without_reading_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "MAX_UNREAD_BYTES", 10_000)
+    monkeypatch.setattr(pending_calls, "MAX_UNREAD_BYTES", 10_000)
 
     async def test(host: Host) -> None:
         program = host.program()
@@ -414,7 +414,7 @@ def test_a_program_that_asks_without_reading_is_ended(monkeypatch: pytest.Monkey
 
 
 def test_calls_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "MAX_PENDING", 10)
+    monkeypatch.setattr(pending_calls, "MAX_PENDING", 10)
 
     async def test(host: Host) -> None:
         program = host.program()
@@ -427,7 +427,7 @@ def test_calls_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_calls_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "MAX_HELD_BYTES", 50_000)
+    monkeypatch.setattr(pending_calls, "MAX_HELD_BYTES", 50_000)
 
     async def test(host: Host) -> None:
         program = host.program()

@@ -31,7 +31,7 @@ from weft.programs.network.client import Network
 from weft.programs.quota.accounts import Accounts, Caps
 from weft.programs.registry import Code
 from weft.programs.run.model import Model
-from weft.programs.run.runs import News, Run
+from weft.programs.run.runs import Run, RunChange
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.sandbox import SandboxConfig
 from weft.programs.store import MemoryStore, SqliteStore, Store
@@ -221,18 +221,18 @@ class HostServer:
     def _watch(self, run: Run) -> None:
         self._runs[run.id] = run
         self._unread[run.id] = 0
-        run.watcher = self._on_news
+        run.watcher = self._on_change
         run.has_room = lambda: self._unread.get(run.id, 0) < wire.WINDOW_BYTES
         if run.record().parent is not None:
             self.tell(wire.Began(run.record()))
 
-    def _on_news(self, run: Run, news: News) -> None:
-        if news.message is not None:
-            self._unread[run.id] += len(news.message)
-            self.tell(wire.Said(run.id, news.message))
-        elif news.line is not None:
-            self.tell(wire.Logged(run.id, news.line))
-        elif news.status == "running":
+    def _on_change(self, run: Run, change: RunChange) -> None:
+        if change.message is not None:
+            self._unread[run.id] += len(change.message)
+            self.tell(wire.Said(run.id, change.message))
+        elif change.line is not None:
+            self.tell(wire.Logged(run.id, change.line))
+        elif change.status == "running":
             self.tell(wire.Running(run.id))
         elif run.ended:
             self._runs.pop(run.id, None)

@@ -20,7 +20,7 @@ from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.quota.limits import Budget
 from weft.programs.quota.rates import Wait
 from weft.programs.run.command_queue import CommandQueue
-from weft.programs.run.context import Session
+from weft.programs.run.context import RunContext
 from weft.programs.run.messages import check_json, one_line
 from weft.programs.run.runs import Run, RunUsage, log_line
 from weft.programs.run.services import Launcher, Services
@@ -45,7 +45,7 @@ class RunTask:
         self.task: asyncio.Task[None] | None = None
         self._on_withdrawn = on_withdrawn
         self._early: list[bytes] = []
-        self._session: Session | None = None
+        self._context: RunContext | None = None
         self._queue: CommandQueue | None = None
         self._guest: Guest | None = None
         self._budget: Budget | None = None
@@ -63,8 +63,8 @@ class RunTask:
 
     def deliver(self, message: bytes) -> None:
         """Pass a message on to the program. Raises `Overloaded` or `LimitExceeded`."""
-        if self._session is not None:
-            self._session.deliver(message)
+        if self._context is not None:
+            self._context.deliver(message)
             return
         limits = self.run.spec.limits
         if len(message) > limits.message_bytes:
@@ -84,9 +84,9 @@ class RunTask:
     def usage(self) -> RunUsage:
         """What the run has used so far, its children's processor time and pages included."""
         guest = self._guest.usage() if self._guest is not None else GuestUsage()
-        if self._session is None or self._budget is None:
+        if self._context is None or self._budget is None:
             return RunUsage()
-        used, spent = self._session.usage(), self._budget.used
+        used, spent = self._context.usage(), self._budget.used
         return RunUsage(
             cpu_s=max(guest.cpu_s + self._host_s, spent.cpu_s),
             memory_bytes=guest.memory_bytes,
@@ -148,7 +148,7 @@ class RunTask:
         """Start it; the run says how that went. Takes the budget over, also where it cannot be started."""
         self._budget = budget
         try:
-            self._session = Session(
+            self._context = RunContext(
                 replace(services, launcher=launcher),
                 caller=self.caller,
                 budget=budget,
@@ -156,7 +156,7 @@ class RunTask:
                 reserve_pages=self.run.spec.reserve_pages,
             )
             self._queue = CommandQueue(
-                self._session,
+                self._context,
                 budget,
                 services.loop_share,
                 tenant=self.caller.tenant,
@@ -167,7 +167,7 @@ class RunTask:
                 self._queue, self.run.spec, budget.limits, self.caller.tenant, budget.spend_tenant_cpu
             )
             for message in self._early:
-                self._session.deliver(message)
+                self._context.deliver(message)
         except WeftError as error:
             self._close(error)
             return
@@ -249,16 +249,16 @@ class RunTask:
         usage = self.usage()
         if self._queue is not None:
             self._queue.close()
-        if self._session is not None:
+        if self._context is not None:
             try:
-                self._session.close()
+                self._context.close()
             except Exception:
                 logger.exception("the session of run %s could not be closed", self.id)
         if self._budget is not None:
             self._budget.close()
         self.run.control = _Over(usage)
         # They know each other; what they hold, the run's arguments too, is not to wait for a collection of cycles.
-        self._session = self._guest = self._queue = None
+        self._context = self._guest = self._queue = None
         if isinstance(outcome, WeftError):
             self.run.fail(outcome)
         else:

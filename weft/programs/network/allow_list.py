@@ -28,7 +28,7 @@ _MAX_ENTRY = 300
 
 
 class Entry(NamedTuple):
-    """One entry, understood."""
+    """One entry, parsed."""
 
     host: str
     """Lower case, without brackets, a trailing dot, or the `*` of a wildcard."""

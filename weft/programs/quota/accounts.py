@@ -109,7 +109,7 @@ class Account:
             )
 
     def check_pages(self, count: int) -> None:
-        """Raise `OutOfPages`."""
+        """Raise `OutOfPages` where `count` more pages exceed the account's cap."""
         if self._most_pages is not None and self.pages + count > self._most_pages:
             raise OutOfPages(
                 f"programs of {self._name} hold {self.pages} KV pages, and {count} more would exceed "
@@ -126,12 +126,12 @@ class Account:
             )
 
     def enter(self, sandbox_bytes: int) -> None:
-        """A program has begun."""
+        """Count a program that begins, with the memory that its sandbox may grow to."""
         self.programs += 1
         self.sandbox_bytes += sandbox_bytes
 
     def leave(self, sandbox_bytes: int) -> None:
-        """A program has ended."""
+        """Uncount a program that ended; calls `on_empty` after the last one."""
         self.programs -= 1
         self.sandbox_bytes -= sandbox_bytes
         if not self.programs:
@@ -160,7 +160,7 @@ class Accounts:
 
     @property
     def num_programs(self) -> int:
-        """Programs alive."""
+        """Programs that have begun and not ended, of all tenants."""
         return self._server.programs
 
     @property

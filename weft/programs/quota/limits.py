@@ -148,7 +148,7 @@ class Budget:
 
     @property
     def used(self) -> Used:
-        """A frozen picture."""
+        """What the run and its children have used until now."""
         return Used(
             cpu_s=self._cpu_s,
             wall_s=self._clock.now() - self._began_s,
@@ -217,7 +217,7 @@ class Budget:
     # ---- what is used
 
     def spend_host_calls(self, count: int) -> None:
-        """Raises `LimitExceeded`."""
+        """Count calls of the host, here, above, and against the tenant's rate. Raises `LimitExceeded`."""
         over = False
         for budget in (self, *self._above):
             budget._host_calls += count
@@ -239,7 +239,7 @@ class Budget:
         return max(0.0, min(budget.limits.wall_s + budget._began_s - now for budget in (self, *self._above)))
 
     def spend_tokens(self, count: int) -> None:
-        """Raises `LimitExceeded`."""
+        """Count tokens appended and generated, here, above, and against the tenant's rate. Raises `LimitExceeded`."""
         over = False
         for budget in (self, *self._above):
             budget._tokens += count
@@ -250,7 +250,7 @@ class Budget:
             raise _used_up("tokens", self._smallest("tokens"), "tokens")
 
     def spend_cpu(self, seconds: float) -> None:
-        """Raises `LimitExceeded`."""
+        """Count processor time, here, above, and against the tenant's rate. Raises `LimitExceeded`."""
         over = False
         for budget in (self, *self._above):
             budget._cpu_s += seconds

@@ -20,7 +20,7 @@ class _Shared:
         self.num_holders = 1
 
 
-class Holding:
+class PageQuota:
     """Of one sequence. `num_tokens` are those it is known to have: appended, and generated as they arrive."""
 
     __slots__ = ("_budget", "_own", "_page_size", "_shared", "_shared_pages", "num_tokens")
@@ -57,13 +57,13 @@ class Holding:
             surplus -= self._shared[-1].num_pages
             self._leave(self._shared.pop())
 
-    def fork(self) -> Holding:
+    def fork(self) -> PageQuota:
         """That of a copy. Tokens being generated while it forks are counted in the parent alone."""
         if self._own:
             self._shared.append(_Shared(self._own))
             self._shared_pages += self._own
             self._own = 0
-        child = Holding(self._budget, self._page_size)
+        child = PageQuota(self._budget, self._page_size)
         child.num_tokens = self.num_tokens
         child._shared = list(self._shared)
         child._shared_pages = self._shared_pages
@@ -72,7 +72,7 @@ class Holding:
         return child
 
     def release(self) -> None:
-        """The sequence is gone."""
+        """Give all pages back: the sequence was released."""
         self._budget.give_pages(self._own)
         self._own = 0
         while self._shared:

@@ -40,7 +40,7 @@ class Bucket:
         self._level, self._at_s = float(per_minute), now
 
     def spend(self, amount: float, now: float) -> None:
-        """It was used."""
+        """Take an amount out; the level may go below 0."""
         self._level = self.level(now) - amount
         self._at_s = now
 
@@ -54,7 +54,7 @@ class Bucket:
         return max(0.0, -self.level(now) * WINDOW_S / self.per_minute)
 
     def is_full(self, now: float) -> bool:
-        """Whether it remembers nothing."""
+        """Whether the bucket is as full as a new one."""
         return self.level(now) >= self.per_minute
 
 

@@ -1,13 +1,13 @@
-"""`Session`: the host's side of one run. It carries out what the program says and answers, and nothing else.
+"""`RunContext`: the host side of one run. It carries out the program's commands and answers them.
 
-Owns the run's view of the world: one table from operations to what carries them out, by trait
-(`weft.programs.run.calls`), the count of its calls, its longest time, and the promise that everything it holds is given
-back when it ends, however that happens. It does not know what kind of guest it serves, nor who launched it. Made by
-`weft.programs.host`, used from one event loop only.
+Owns the one table from operations to the methods that carry them out, by trait (`weft.programs.run.calls`), the count
+of the run's calls, its timer for `wall_s`, and the promise that everything the run holds is given back when it ends,
+however that happens. It does not know what kind of guest it serves, nor who launched the run. Made by
+`weft.programs.host.run_task`; used from one event loop.
 
-What goes wrong in a call is that call's ERROR event, to this program alone: a handle that is unknown, freed, forged or
-another program's, a refused request, a dead engine. What raises out of `commands` ends the run: bytes that are no
-commands, and a limit that is used up.
+An error in a call is that call's ERROR event, to this program alone: a handle that is unknown, freed, forged or of
+another program, a refused request, a dead engine. An error that `commands` and `carry_out` raise ends the run: bytes
+that are no commands, and a limit that is used up.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from weft.children.progress import made_progress
 from weft.programs.quota.limits import REFUSED, Budget
 from weft.programs.quota.loop_share import GoesOn
 from weft.programs.run.calls.core import CoreCalls
-from weft.programs.run.calls.desk import Desk
 from weft.programs.run.calls.grammar import GrammarCalls
 from weft.programs.run.calls.messaging import MessagingCalls
 from weft.programs.run.calls.pages import PageCalls
+from weft.programs.run.calls.pending_calls import PendingCalls
 from weft.programs.run.calls.sequence import SequenceCalls
 from weft.programs.run.calls.store import StoreCalls
 from weft.programs.run.calls.tokenize import TokenizeCalls
 from weft.programs.run.calls.view import RunView
-from weft.programs.run.messages import Waiting
+from weft.programs.run.messages import UnreadBytes
 from weft.programs.run.services import Outlet, Services
 from weft.programs.types import Caller
 
@@ -61,7 +61,7 @@ DISPATCH: dict[Op, tuple[int, Callable[..., None]]] = {
 _PAGE_OPS = frozenset(op for op in Op if _CARRIED_OUT_BY[op.trait] is PageCalls)
 
 
-class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
+class ContextUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a run asked of its host, without its children."""
 
     host_calls: int = 0
@@ -79,15 +79,15 @@ class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Launched."""
 
 
-class Session:
-    """One run's host, as `weft.programs.guest.GuestHost`."""
+class RunContext:
+    """The context of one run; implements `weft.programs.guest.GuestHost` and `CommandHost`."""
 
     def __init__(self, services: Services, *, caller: Caller, budget: Budget, outlet: Outlet, reserve_pages: int = 0):
-        """`budget` is the run's own; whoever opened it closes it, after the session."""
+        """`budget` is the run's own; its owner closes it, after the context."""
         self._budget = budget
-        self._desk = Desk(outlet.end, outlet.charge)
+        self._calls = PendingCalls(outlet.end, outlet.charge)
         view = RunView(
-            desk=self._desk, services=services, caller=caller, budget=budget, outlet=outlet, waiting=Waiting()
+            calls=self._calls, services=services, caller=caller, budget=budget, outlet=outlet, waiting=UnreadBytes()
         )
         self._core = CoreCalls(view)
         self._messaging = MessagingCalls(view)
@@ -105,7 +105,7 @@ class Session:
         )
         self._host_calls = 0
         wall_s = budget.wall_left_s
-        self._timer = self._desk.loop.call_later(wall_s, self._out_of_time, wall_s)
+        self._timer = self._calls.loop.call_later(wall_s, self._out_of_time, wall_s)
 
     # ---- GuestHost
 
@@ -118,10 +118,10 @@ class Session:
         """Carry out commands, at least one, for as long as `goes_on`; whether those were all. Never blocks. Raises as
         `commands`. The processor time is charged to the run, that of decoding them included."""
         made_progress()
-        desk, traits = self._desk, self._traits
-        if desk.broken is not None:
-            raise desk.broken
-        if desk.closed:
+        calls, traits = self._calls, self._traits
+        if calls.broken is not None:
+            raise calls.broken
+        if calls.closed:
             return True
         is_all = False
         count, most = 0, self._budget.host_calls_left
@@ -137,26 +137,26 @@ class Session:
                 except LimitExceeded as error:
                     if error.param not in REFUSED:
                         raise
-                    desk.refuse(call, error)
+                    calls.refuse(call, error)
                 except WeftError as error:
-                    desk.refuse(call, error)
+                    calls.refuse(call, error)
                     if op in _PAGE_OPS:
                         self._pages.lost(error)
                 except Exception as error:
-                    desk.refuse(call, desk.told(error))
-                if desk.broken is not None:
-                    raise desk.broken
+                    calls.refuse(call, calls.as_reported(error))
+                if calls.broken is not None:
+                    raise calls.broken
                 if not goes_on():
                     break
             else:
                 is_all = True
             self._budget.spend_host_calls(count)
         except LimitExceeded as error:
-            desk.broken = error
+            calls.broken = error
             raise
         finally:
             self._host_calls += count
-            desk.charge(time.thread_time() - began_s)
+            calls.charge(time.thread_time() - began_s)
         return is_all
 
     def behind(self) -> None:
@@ -164,36 +164,36 @@ class Session:
 
     def take_events(self) -> bytes:
         """The events so far, `b""` if there are none. Never waits."""
-        return self._desk.take()
+        return self._calls.take()
 
     async def wait_events(self, timeout_s: float | None) -> bytes:
         """The events so far, waiting for the first; `b""` where `timeout_s` seconds are over, or the session closed."""
-        return await self._desk.wait(timeout_s)
+        return await self._calls.wait(timeout_s)
 
     def on_events(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, in the loop, whenever events become available after there were none."""
-        self._desk.on_events(wake)
+        self._calls.on_events(wake)
 
-    # ---- for whoever made it
+    # ---- for its owner
 
     def deliver(self, message: bytes) -> None:
-        """A JSON message from whoever launched the run, or is attached to it.
+        """A JSON message from the launcher of the run, or a client that is attached to it.
 
         Raises `LimitExceeded` for one that is too long, `Overloaded` where too many wait unread.
         """
-        if not self._desk.closed:
+        if not self._calls.closed:
             self._core.deliver(message)
 
-    def usage(self) -> SessionUsage:
+    def usage(self) -> ContextUsage:
         """What the run asked so far; also after its end."""
         sequences = self._sequences
-        return SessionUsage(
+        return ContextUsage(
             host_calls=self._host_calls,
             prompt_tokens=sequences.prompt_tokens,
             cached_tokens=sequences.cached_tokens,
             generated_tokens=sequences.generated_tokens,
             forward_tokens=self._pages.forward_tokens,
-            waited_s=self._desk.waited_s,
+            waited_s=self._calls.waited_s,
             http_requests=self._core.num_requests,
             children=self._messaging.num_launched,
         )
@@ -201,7 +201,7 @@ class Session:
     def close(self) -> None:
         """Give back everything the run holds, its children included. Nothing is said any more. Idempotent."""
         self._timer.cancel()
-        for part in (self._desk, self._core, self._messaging, self._sequences, self._pages, self._grammars):
+        for part in (self._calls, self._core, self._messaging, self._sequences, self._pages, self._grammars):
             try:
                 part.close()
             except Exception:
@@ -210,4 +210,4 @@ class Session:
 
     def _out_of_time(self, wall_s: float) -> None:
         message = f"the program ran longer than its limit wall_s of {wall_s:g} seconds"
-        self._desk.break_run(LimitExceeded(message, "wall_s"))
+        self._calls.break_run(LimitExceeded(message, "wall_s"))

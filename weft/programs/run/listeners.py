@@ -49,12 +49,12 @@ class Listener:
         return True
 
     def end(self, error: WeftError | None) -> None:
-        """Nothing more comes."""
+        """End the iteration, with an error where there is one; messages that wait are read first."""
         self._done, self._error = True, error
         self._news.set()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening and drop what was not read."""
         self._on_close(self)
         self._waiting.clear()
         self.end(None)

@@ -39,7 +39,7 @@ def check_json(data: bytes, what: str, param: str | None = None) -> None:
         raise InvalidRequest(f"{what} is not JSON: {error}", param) from error
 
 
-class Waiting:
+class UnreadBytes:
     """Bytes that wait for one program to read them."""
 
     def __init__(self, most: int = MAX_WAITING_BYTES):
@@ -51,10 +51,10 @@ class Waiting:
         return self.num_bytes + num_bytes <= self._most
 
 
-class Queue:
+class MessageQueue:
     """Messages in order, bounded in number and, together with the program's other queues, in bytes."""
 
-    def __init__(self, most: int, waiting: Waiting):
+    def __init__(self, most: int, waiting: UnreadBytes):
         self._most = most
         self._waiting = waiting
         self._messages: deque[bytes] = deque()
@@ -63,7 +63,7 @@ class Queue:
         return len(self._messages)
 
     def put(self, message: bytes) -> bool:
-        """Whether there was room."""
+        """Add a message; False, and not added, where there is no room."""
         if len(self._messages) >= self._most or not self._waiting.has_room(_cost(message)):
             return False
         self._messages.append(message)
@@ -77,7 +77,7 @@ class Queue:
         return message
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all messages that wait."""
         self._waiting.num_bytes -= sum(map(_cost, self._messages))
         self._messages.clear()
 
@@ -85,14 +85,14 @@ class Queue:
 class Subscription:
     """One listener of one topic. `queue` has what it did not read; `error` is set once, when it fell behind."""
 
-    def __init__(self, hub: Hub, key: tuple[str, bytes], queue: Queue, on_news: Callable[[], None]):
+    def __init__(self, hub: Hub, key: tuple[str, bytes], queue: MessageQueue, on_message: Callable[[], None]):
         self.queue = queue
         self.error: Overloaded | None = None
-        self._hub, self._key, self._on_news = hub, key, on_news
+        self._hub, self._key, self._on_message = hub, key, on_message
 
     @property
     def topic(self) -> bytes:
-        """What it listens to."""
+        """The topic of its messages."""
         return self._key[1]
 
     def offer(self, message: bytes) -> None:
@@ -102,7 +102,7 @@ class Subscription:
                 f"this subscription ended: {len(self.queue)} messages wait unread; read faster, or subscribe again"
             )
             self._hub.remove(self)
-        self._on_news()
+        self._on_message()
 
     def close(self) -> None:
         """Listen no longer, and forget what was not read. Idempotent."""
@@ -113,7 +113,7 @@ class Subscription:
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """Tenant and topic."""
+        """(tenant, topic)."""
         return self._key
 
 
@@ -125,13 +125,13 @@ class Hub:
 
     @property
     def num_subscriptions(self) -> int:
-        """Of all tenants."""
+        """Subscriptions of all tenants."""
         return sum(map(len, self._topics.values()))
 
-    def subscribe(self, tenant: str, topic: bytes, queue: Queue, on_news: Callable[[], None]) -> Subscription:
-        """Listen from now on. `on_news` is called for every message, and when it ends. Raises `InvalidRequest`."""
+    def subscribe(self, tenant: str, topic: bytes, queue: MessageQueue, on_message: Callable[[], None]) -> Subscription:
+        """Listen from now on. `on_message` is called for every message, and when it ends. Raises `InvalidRequest`."""
         check_topic(topic)
-        subscription = Subscription(self, (tenant, topic), queue, on_news)
+        subscription = Subscription(self, (tenant, topic), queue, on_message)
         self._topics.setdefault(subscription.key, {})[subscription] = None
         return subscription
 
@@ -144,7 +144,7 @@ class Hub:
         return len(listeners)
 
     def remove(self, subscription: Subscription) -> None:
-        """It listens no longer."""
+        """Remove a subscription. Idempotent."""
         listeners = self._topics.get(subscription.key)
         if listeners is not None:
             listeners.pop(subscription, None)

@@ -171,7 +171,7 @@ class Control(Protocol):
         what was delivered since the last call."""
 
 
-class News(NamedTuple):
+class RunChange(NamedTuple):
     """What a watcher is told: one of them is set."""
 
     message: bytes | None = None
@@ -189,7 +189,7 @@ class Run:
         self.forgotten = False
         """Whether its result, messages and log are no longer kept."""
         self.control: Control | None = None
-        self.watcher: Callable[[Run, News], None] | None = None
+        self.watcher: Callable[[Run, RunChange], None] | None = None
         """Told of everything, as it happens; must neither wait nor raise."""
         self.has_room: Callable[[], bool] = lambda: True
         """Whether its watcher can take more messages now."""
@@ -329,7 +329,7 @@ class Run:
         for listener in list(self._listeners):
             if not listener.put(message):
                 self._listeners.discard(listener)
-        self._tell(News(message=message))
+        self._notify_watcher(RunChange(message=message))
 
     def log(self, line: LogLine) -> None:
         """It noted something."""
@@ -338,7 +338,7 @@ class Run:
         while self._log_bytes > KEPT_LOG_BYTES and len(self._log) > 1:
             self._log_bytes -= len(self._log.popleft().text) + LINE_COST_BYTES
             self._lost_lines += 1
-        self._tell(News(line=line))
+        self._notify_watcher(RunChange(line=line))
 
     def finish(self, result: bytes) -> None:
         """It ended well."""
@@ -375,7 +375,7 @@ class Run:
         if status not in TRANSITIONS[self.status]:
             raise RuntimeError(f"run {self.id} cannot go from {self.status} to {status}")
         self._record = msgspec.structs.replace(self._record, status=status, **changes)
-        self._tell(News(status=status))
+        self._notify_watcher(RunChange(status=status))
 
     def _end(self, status: Status, error: RunFailure | None, told: RunRecord | None = None) -> None:
         usage = told.usage if told is not None else self._usage()
@@ -393,9 +393,9 @@ class Run:
         used = self.control.usage() if self.control is not None else RunUsage()
         return msgspec.structs.replace(used, messages_sent=self._num_sent, messages_received=self._num_received)
 
-    def _tell(self, news: News) -> None:
+    def _notify_watcher(self, change: RunChange) -> None:
         if self.watcher is not None:
-            self.watcher(self, news)
+            self.watcher(self, change)
 
 
 def new_run_id() -> str:

@@ -1,4 +1,4 @@
-"""The Core trait: log, messages to and from whoever launched the run, sleep, models, HTTP, and giving calls up.
+"""The Core trait: log, messages to and from the launcher of the run, sleep, models, HTTP, and giving calls up.
 
 Owns the messages that came from outside and were not received yet. `weft.programs.run.context` calls it.
 """
@@ -15,7 +15,7 @@ from weft.abi.errors import InvalidRequest, Overloaded
 from weft.programs.network.requests import HttpRequest
 from weft.programs.run.calls.ordered_room import OrderedRoom
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
-from weft.programs.run.messages import Queue, check_json, one_line
+from weft.programs.run.messages import MessageQueue, check_json, one_line
 from weft.programs.run.runs import LINE_COST_BYTES
 
 MAX_SLEEP_S = 30 * 86400.0
@@ -40,19 +40,20 @@ _http_args = msgspec.json.Decoder(_HttpArgs)
 
 
 class CoreCalls:
-    """Of one run."""
+    """Calls of the trait Core for one run."""
 
     def __init__(self, view: RunView):
         self._view = view
-        self._desk = view.desk
-        self._inbox = Queue(view.budget.limits.pending_messages, view.waiting)
+        self._calls = view.calls
+        self._inbox = MessageQueue(view.budget.limits.pending_messages, view.waiting)
         self._receivers: deque[_Receiver] = deque()
         self._web = OrderedRoom(MAX_REQUESTS, MAX_ANSWER_BYTES)
         self.num_requests = 0
         """HTTP requests begun."""
 
     def deliver(self, message: bytes) -> None:
-        """A message from outside. Raises `LimitExceeded` for one that is too long, `Overloaded` where too many wait."""
+        """A message from the run's launcher or a client. Raises `LimitExceeded` for one that is too long, `Overloaded`
+        where too many wait."""
         self._view.check_message(message)
         while self._receivers:
             receiver = self._receivers.popleft()
@@ -62,42 +63,42 @@ class CoreCalls:
             raise Overloaded(f"{len(self._inbox)} messages wait unread by this program; try again later")
 
     def log(self, call: int, level: int, text: bytes) -> None:
-        """Write a line."""
+        """Write a line to the run's log. Raises `LimitExceeded` for `log_bytes`."""
         self._view.budget.spend_log(len(text) + LINE_COST_BYTES)
         self._view.outlet.log(min(level, 3), text.decode(errors="replace"))
 
     def send(self, call: int, message: bytes) -> None:
-        """A message to whoever listens."""
+        """A message to the run's launcher and to the clients attached to it."""
         self._view.check_message(message)
         check_json(message, "the message", "message")
         self._view.outlet.message(one_line(message))
 
     def receive(self, call: int) -> None:
-        """The next message from there."""
+        """Answer with the next message of the run's launcher or a client."""
         receiver = _Receiver(self._view, call)
-        self._desk.begin(call, receiver)
+        self._calls.begin(call, receiver)
         if len(self._inbox):
             receiver.receive(self._inbox.pop())
         else:
             self._receivers.append(receiver)
 
     def sleep(self, call: int, seconds: float) -> None:
-        """Wait."""
+        """Answer after so many seconds. Raises `InvalidRequest` beyond `MAX_SLEEP_S`."""
         if not 0 <= seconds <= MAX_SLEEP_S or math.isnan(seconds):
             raise InvalidRequest(f"a program sleeps from 0 to {MAX_SLEEP_S:.0f} seconds, got {seconds}", "seconds")
-        self._desk.check_free(call)
-        self._desk.begin(call, _Sleep(self._view, call, seconds))
+        self._calls.check_free(call)
+        self._calls.begin(call, _Sleep(self._view, call, seconds))
 
     def models(self, call: int) -> None:
         """What there is, the run's own first."""
         own = self._view.model
         others = [model for model in self._view.services.models() if model is not own]
-        self._desk.check_free(call)
-        self._desk.result(call, _encode([model.describe() for model in (own, *others)]))
+        self._calls.check_free(call)
+        self._calls.result(call, _encode([model.describe() for model in (own, *others)]))
 
     def cancel(self, call: int, other: int) -> None:
-        """Give a call up."""
-        self._desk.cancel(other)
+        """Give a call up: it ends with an ERROR of kind `cancelled`, unless it has ended before."""
+        self._calls.cancel(other)
 
     def http(self, call: int, about: bytes, body: bytes) -> None:
         """A request to the web."""
@@ -115,7 +116,7 @@ class CoreCalls:
             max_bytes=args.max_bytes,
         )
         self.num_requests += 1
-        self._desk.run(call, self._fetch(request), held=len(body), waits=True)
+        self._calls.run(call, self._fetch(request), held=len(body), waits=True)
 
     async def _fetch(self, request: HttpRequest) -> tuple[bytes, ...]:
         async with self._web.hold(min(max(0, request.max_bytes), MAX_ANSWER_BYTES)):
@@ -133,20 +134,20 @@ class _Receiver:
     """A program waits for a message."""
 
     def __init__(self, view: RunView, call: int):
-        self._desk, self._call = view.desk, call
-        self._since = view.desk.loop.time()
+        self._calls, self._call = view.calls, call
+        self._since = view.calls.loop.time()
 
     def receive(self, message: bytes) -> bool:
         """Whether it still waited."""
-        if not self._desk.is_pending(self._call, self):
+        if not self._calls.is_pending(self._call, self):
             return False
-        self._desk.waited_s += self._desk.loop.time() - self._since
-        self._desk.result(self._call, message)
+        self._calls.waited_s += self._calls.loop.time() - self._since
+        self._calls.result(self._call, message)
         return True
 
     def cancel(self) -> None:
         """The program gives up."""
-        self._desk.cancelled(self._call)
+        self._calls.cancelled(self._call)
 
     def drop(self) -> None:
         """Nothing is held."""
@@ -156,19 +157,19 @@ class _Sleep:
     """A program sleeps."""
 
     def __init__(self, view: RunView, call: int, seconds: float):
-        self._desk, self._call = view.desk, call
-        self._since = view.desk.loop.time()
-        self._timer: asyncio.TimerHandle = self._desk.loop.call_later(seconds, self._over)
+        self._calls, self._call = view.calls, call
+        self._since = view.calls.loop.time()
+        self._timer: asyncio.TimerHandle = self._calls.loop.call_later(seconds, self._over)
 
     def _over(self) -> None:
-        if self._desk.is_pending(self._call, self):
-            self._desk.waited_s += self._desk.loop.time() - self._since
-            self._desk.result(self._call)
+        if self._calls.is_pending(self._call, self):
+            self._calls.waited_s += self._calls.loop.time() - self._since
+            self._calls.result(self._call)
 
     def cancel(self) -> None:
         """The program gives up."""
         self._timer.cancel()
-        self._desk.cancelled(self._call)
+        self._calls.cancelled(self._call)
 
     def drop(self) -> None:
         """The run is over."""

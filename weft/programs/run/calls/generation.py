@@ -43,7 +43,7 @@ class GenerationCall:
         owner: SequenceCalls,
         text: int,
     ):
-        self._desk, self._budget, self._call = view.desk, view.budget, call
+        self._calls, self._budget, self._call = view.calls, view.budget, call
         self._generation, self._known, self._owner = generation, known, owner
         self._num_logprobs = spec.sampling.logprobs
         self._choice: ChoiceText | None = None
@@ -57,8 +57,8 @@ class GenerationCall:
 
     def wake(self) -> None:
         """Tokens have come, or the end, or both."""
-        generation, desk = self._generation, self._desk
-        if desk.closed or not desk.is_pending(self._call, self):
+        generation, calls = self._generation, self._calls
+        if calls.closed or not calls.is_pending(self._call, self):
             return
         tokens = generation.take()
         finished = generation.finished
@@ -85,8 +85,8 @@ class GenerationCall:
             self._known.sequence.cancel()
         except WeftError:
             # The sequence was lost or released, which ended the call already, or is about to.
-            if self._desk.is_pending(self._call, self):
-                self._desk.cancelled(self._call)
+            if self._calls.is_pending(self._call, self):
+                self._calls.cancelled(self._call)
 
     def drop(self) -> None:
         """The sequence is released by whoever owns it."""
@@ -97,24 +97,24 @@ class GenerationCall:
         if not ids and not text:
             return
         if self._num_logprobs is None:
-            self._desk.part(self._call, ids, text.encode())
+            self._calls.part(self._call, ids, text.encode())
         else:
-            self._desk.part(self._call, ids, text.encode(), *_packed(tokens, self._num_logprobs))
+            self._calls.part(self._call, ids, text.encode(), *_packed(tokens, self._num_logprobs))
 
     def _count(self, num_tokens: int) -> bool:
         """Whether the program may go on."""
         self._owner.generated_tokens += num_tokens
         try:
             self._budget.spend_tokens(num_tokens)
-            self._known.holding.grow(num_tokens)
+            self._known.quota.grow(num_tokens)
         except WeftError as error:
             if isinstance(error, LimitExceeded) and error.param not in REFUSED:
-                self._desk.break_run(error)
+                self._calls.break_run(error)
                 return False
             if self._kept:
                 self._part(self._kept, None)
             # Too many pages: this generation ends, and with it what else runs on the sequence.
-            self._desk.error(self._call, error)
+            self._calls.error(self._call, error)
             if not self._generation.ended:
                 self._known.sequence.cancel()
             return False
@@ -124,16 +124,16 @@ class GenerationCall:
         generation = self._generation
         self._owner.note(self._known, generation.usage)
         if generation.error is not None:
-            self._desk.error(self._call, generation.error)
+            self._calls.error(self._call, generation.error)
         elif finished is None:
-            self._desk.cancelled(self._call)
+            self._calls.cancelled(self._call)
         else:
             about = {
                 "reason": finished.reason,
                 "stop": finished.stop,
                 "usage": msgspec.structs.asdict(finished.usage),
             }
-            self._desk.result(self._call, _encode(about))
+            self._calls.result(self._call, _encode(about))
 
 
 def _packed(tokens: Sequence[Token], k: int) -> tuple[bytes, bytes, bytes]:

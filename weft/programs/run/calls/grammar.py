@@ -27,10 +27,10 @@ _grammar_args = msgspec.json.Decoder(GrammarArgs)
 
 
 class GrammarCalls:
-    """Of one run."""
+    """Calls of the trait Grammar for one run."""
 
     def __init__(self, view: RunView):
-        self._desk = view.desk
+        self._calls = view.calls
         self._model = view.model
         self._tenant = view.caller.tenant
         self._charge = view.outlet.charge
@@ -38,7 +38,7 @@ class GrammarCalls:
 
     def open(self, call: int, number: int, about: bytes) -> None:
         """Compile a grammar and stand at its beginning."""
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         if number in self._open:
             raise InvalidRequest(f"matcher {number} is open; give every matcher a number of its own", "matcher")
         if len(self._open) >= MAX_MATCHERS:
@@ -48,11 +48,11 @@ class GrammarCalls:
             grammar = _grammar_args.decode(about).grammar()
         except UNREADABLE as error:
             raise InvalidRequest(f"the grammar cannot be used: {error}", "grammar") from error
-        opening = self._desk.loop.create_task(self._model.guide(grammar, self._tenant, self._charge))
+        opening = self._calls.loop.create_task(self._model.guide(grammar, self._tenant, self._charge))
         # Where nobody waits for it any more, its failure interests nobody.
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._open[number] = opening
-        self._desk.run(call, self._opened(opening))
+        self._calls.run(call, self._opened(opening))
 
     def push(self, call: int, number: int, tokens: bytes) -> None:
         """Take tokens in; what may follow."""
@@ -61,7 +61,7 @@ class GrammarCalls:
         opening = self._open.get(number)
         if opening is None:
             raise UnknownHandle(f"this program has no matcher {number}: it was never opened, or closed")
-        self._desk.run(call, self._pushed(opening, list(unpack_tokens(tokens))), held=len(tokens))
+        self._calls.run(call, self._pushed(opening, list(unpack_tokens(tokens))), held=len(tokens))
 
     def close_matcher(self, call: int, number: int) -> None:
         """Give it back."""

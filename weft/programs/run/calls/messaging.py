@@ -12,7 +12,7 @@ import msgspec
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
 from weft.programs.quota.limits import Budget, limits_from_json
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
-from weft.programs.run.messages import Queue, Subscription, check_json
+from weft.programs.run.messages import MessageQueue, Subscription, check_json
 from weft.programs.run.services import Child, ChildSpec
 
 MAX_LAUNCH_BYTES = 4 << 20
@@ -32,11 +32,11 @@ _launch_args = msgspec.json.Decoder(_LaunchArgs)
 
 
 class MessagingCalls:
-    """Of one run."""
+    """Calls of the trait Messaging for one run."""
 
     def __init__(self, view: RunView):
         self._view = view
-        self._desk = view.desk
+        self._calls = view.calls
         self._children: dict[int, _Launched] = {}
         self.num_launched = 0
         """Children launched so far."""
@@ -49,13 +49,13 @@ class MessagingCalls:
 
     def subscribe(self, call: int, topic: bytes) -> None:
         """From now on, until it is cancelled or falls behind."""
-        self._desk.check_free(call)
-        self._desk.begin(call, _Listener(self._view, call, topic))
+        self._calls.check_free(call)
+        self._calls.begin(call, _Listener(self._view, call, topic))
 
     def launch(self, call: int, number: int, about: bytes) -> None:
-        """Start a child."""
+        """Launch a child within what is left of the run's limits. Raises `LimitExceeded`, `Overloaded`."""
         check_size(about, MAX_LAUNCH_BYTES, "launch")
-        self._desk.check_free(call, len(about))
+        self._calls.check_free(call, len(about))
         if number in self._children:
             raise InvalidRequest(f"child {number} was launched already; give every child a number of its own", "child")
         self._forget_some()
@@ -74,14 +74,14 @@ class MessagingCalls:
         spec = ChildSpec(program=args.program, source=args.source, args=bytes(args.args))
         self.num_launched += 1
         launched = self._children[number] = _Launched(self._view, spec, budget)
-        self._desk.run(call, launched.started(), held=len(about))
+        self._calls.run(call, launched.started(), held=len(about))
 
     def join(self, call: int, number: int) -> None:
-        """Wait for its result."""
-        self._desk.run(call, self._find(number).joined(), waits=True)
+        """Answer with the result of a child, or with its error."""
+        self._calls.run(call, self._find(number).joined(), waits=True)
 
     def kill(self, call: int, number: int) -> None:
-        """Cancel it."""
+        """Cancel a child."""
         self._find(number).kill()
 
     def close(self) -> None:
@@ -109,32 +109,34 @@ class _Listener:
     """A subscription as a call."""
 
     def __init__(self, view: RunView, call: int, topic: bytes):
-        self._desk, self._call = view.desk, call
-        queue = Queue(view.budget.limits.pending_messages, view.waiting)
-        self._subscription: Subscription = view.services.hub.subscribe(view.caller.tenant, topic, queue, self._news)
+        self._calls, self._call = view.calls, call
+        queue = MessageQueue(view.budget.limits.pending_messages, view.waiting)
+        self._subscription: Subscription = view.services.hub.subscribe(
+            view.caller.tenant, topic, queue, self._on_message
+        )
 
     def turn_into_events(self) -> None:
         """The program reads: all that waits becomes its own."""
         subscription = self._subscription
-        if not self._desk.is_pending(self._call, self):
+        if not self._calls.is_pending(self._call, self):
             return
         while len(subscription.queue):
-            self._desk.part(self._call, subscription.topic, subscription.queue.pop())
+            self._calls.part(self._call, subscription.topic, subscription.queue.pop())
         if subscription.error is not None:
-            self._desk.error(self._call, subscription.error)
+            self._calls.error(self._call, subscription.error)
 
     def cancel(self) -> None:
         """The program wants no more; what it has not read is lost."""
         self.drop()
-        self._desk.remove_source(self)
-        self._desk.cancelled(self._call)
+        self._calls.remove_source(self)
+        self._calls.cancelled(self._call)
 
     def drop(self) -> None:
         """Listen no longer."""
         self._subscription.close()
 
-    def _news(self) -> None:
-        self._desk.add_source(self)
+    def _on_message(self) -> None:
+        self._calls.add_source(self)
 
 
 class _Launched:
@@ -146,7 +148,7 @@ class _Launched:
         self._joined = False
         self._child: Child | None = None
         # A launch is not given up half-way: whoever launches closes the budget. A kill waits for it.
-        self._launching = view.desk.loop.create_task(view.services.launcher.launch(spec, view.caller, budget))
+        self._launching = view.calls.loop.create_task(view.services.launcher.launch(spec, view.caller, budget))
         self._launching.add_done_callback(self._begun)
 
     async def started(self) -> tuple[bytes, ...]:

@@ -18,7 +18,7 @@ from weft.abi.errors import EngineDead, InvalidRequest, OutOfPages, UnknownHandl
 from weft.core.sampling import SamplingParams
 from weft.core.wire import Finished
 from weft.programs.operations import Report
-from weft.programs.run.calls.pending import OperationCall
+from weft.programs.run.calls.call_kinds import OperationCall
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
@@ -43,11 +43,11 @@ class _SampleArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PageCalls:
-    """Of one run."""
+    """Calls of the traits Allocate, Forward, InputText and OutputText for one run."""
 
     def __init__(self, view: RunView, reserve_pages: int):
         self._view = view
-        self._desk = view.desk
+        self._calls = view.calls
         self._budget = view.budget
         self._reserve_pages = reserve_pages
         self._space: Space | None = None
@@ -72,14 +72,14 @@ class PageCalls:
 
     def sync(self, call: int, queue: int) -> None:
         """When all before it is done."""
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         self._listen(call, self._opened().sync(queue))
 
     # ---- Allocate
 
     def alloc_pages(self, call: int, queue: int, first: int, count: int) -> None:
         """Take pages; they count from now on, until they are freed or it turns out that there are none."""
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         numbers = self._new_numbers(first, count)
         space = self._opened()
         self._budget.take_explicit_pages(count, *self._share())
@@ -94,7 +94,7 @@ class PageCalls:
             # On the same queue, so this comes after them, whenever that is.
             nonlocal given_up
             given_up = True
-            self._desk.cancelled(call)
+            self._calls.cancelled(call)
             self._forget(numbers)
             space.free_pages(queue, _packed(numbers), call=UNHEARD)
 
@@ -105,7 +105,7 @@ class PageCalls:
             raise
 
     def free_pages(self, call: int, queue: int, pages: bytes) -> None:
-        """Give pages back."""
+        """Free pages. Raises `UnknownHandle` for one that is not allocated, having freed none."""
         numbers = _unpacked(pages)
         missing = next((number for number in numbers if number not in self._pages), None)
         if missing is not None or len(set(numbers)) != len(numbers):
@@ -115,20 +115,20 @@ class PageCalls:
         self._forget(numbers)
 
     def alloc_embeds(self, call: int, queue: int, first: int, count: int) -> None:
-        """Take embeddings."""
-        self._desk.check_free(call)
+        """Allocate embeddings, numbered `first` and on. Raises `OutOfPages` for more than the engine has."""
+        self._calls.check_free(call)
         self._check_range(first, count, "embeddings", self._view.model.info.num_embeds)
         space = self._opened()
         pending = self._listen(call, space.alloc_embeds(queue, first, count))
 
         def cancel() -> None:
-            self._desk.cancelled(call)
+            self._calls.cancelled(call)
             space.free_embeds(queue, _packed(range(first, first + count)), call=UNHEARD)
 
         pending.on_cancel = cancel
 
     def free_embeds(self, call: int, queue: int, embeds: bytes) -> None:
-        """Give embeddings back."""
+        """Free embeddings."""
         self._opened().free_embeds(queue, embeds, call=call)
 
     def copy_tokens(self, call: int, queue: int, source: int, at: int, dest: int, dest_at: int, count: int) -> None:
@@ -137,12 +137,12 @@ class PageCalls:
 
     def export(self, call: int, queue: int, pages: bytes, name: bytes) -> None:
         """Keep pages for other programs of the tenant."""
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         self._listen(call, self._opened().export_pages(queue, pages, _name(name)))
 
     def import_(self, call: int, queue: int, first: int, name: bytes) -> None:
         """Pages that were exported; how many there are is known at the end."""
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         space = self._opened()
         report = space.import_pages(queue, first, _name(name))
         given_up = False
@@ -164,13 +164,13 @@ class PageCalls:
         def cancel() -> None:
             nonlocal given_up
             given_up = True
-            self._desk.cancelled(call)
+            self._calls.cancelled(call)
 
         self._listen(call, report, ended, over).on_cancel = cancel
 
     def release_export(self, call: int, queue: int, name: bytes) -> None:
-        """Forget an export."""
-        self._desk.check_free(call)
+        """Give the pages up that are exported under a name."""
+        self._calls.check_free(call)
         self._listen(call, self._opened().release_export(queue, _name(name)))
 
     # ---- Forward, InputText, OutputText
@@ -180,13 +180,13 @@ class PageCalls:
         self._opened().mask_page(queue, page, bits, call=call)
 
     def embed_text(self, call: int, queue: int, tokens: bytes, positions: bytes, embeds: bytes) -> None:
-        """Tokens to input embeddings."""
+        """Write the input embeddings of tokens at positions."""
         self._opened().embed_text(queue, tokens, positions, embeds, call=call)
 
     def forward(
         self, call: int, queue: int, read: bytes, inputs: bytes, write: bytes, outputs: bytes, mask: bytes
     ) -> None:
-        """Embeddings through the model."""
+        """Put input embeddings through the model. Raises `LimitExceeded` for `tokens`."""
         self._spend(check_tokens(inputs))
         (self._space or self._opened()).forward(queue, read, inputs, write, outputs, mask, call=call)
 
@@ -202,7 +202,7 @@ class PageCalls:
         about: bytes,
     ) -> None:
         """Tokens through the model, and the one sampled after them."""
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         check_size(about, MAX_SPEC_BYTES, "sampling")
         sampling, index = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _sampling(about)
         self._spend(check_tokens(tokens) + 1)
@@ -211,11 +211,11 @@ class PageCalls:
 
     def next_dist(self, call: int, queue: int, k: int, embeds: bytes, targets: bytes) -> None:
         """What is likely after hidden states."""
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         self._listen(call, self._opened().next_dist(queue, k, embeds, targets), _packed_dists)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release the space and everything in it, exports excepted."""
         space, self._space = self._space, None
         if space is not None:
             space.release()
@@ -243,7 +243,7 @@ class PageCalls:
         space = space or self._space
         if isinstance(error, EngineDead) and space is not None:
             # Not now: the engine is telling everybody who waits, one by one.
-            self._desk.loop.call_soon(self._drop, space)
+            self._calls.loop.call_soon(self._drop, space)
 
     def _drop(self, space: Space) -> None:
         """A new one is opened when the program asks for something, which fails until the engine is back."""
@@ -252,9 +252,9 @@ class PageCalls:
 
     def _failed(self, call: int, error: WeftError) -> None:
         """A command that does not answer went wrong."""
-        if not self._desk.closed:
+        if not self._calls.closed:
             if call != UNHEARD:
-                self._desk.refuse(call, error)
+                self._calls.refuse(call, error)
             self.lost(error)
 
     def _listen(
@@ -274,7 +274,7 @@ class PageCalls:
             if report.error is not None:
                 self.lost(report.error, space)
 
-        pending = self._desk.listen(call, report, ended)
+        pending = self._calls.listen(call, report, ended)
         pending.on_end = on_end
         return pending
 

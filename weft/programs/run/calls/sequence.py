@@ -18,7 +18,7 @@ from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownH
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs, Usage
-from weft.programs.quota.page_quota import Holding
+from weft.programs.quota.page_quota import PageQuota
 from weft.programs.run.calls.generation import GenerationCall
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
@@ -47,7 +47,7 @@ class _GenerateArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerateSpec(msgspec.Struct, frozen=True):
-    """How to generate, understood."""
+    """A generation as asked for, decoded and checked."""
 
     sampling: SamplingParams
     stop: StopParams
@@ -57,20 +57,20 @@ class GenerateSpec(msgspec.Struct, frozen=True):
 class OpenSequence:
     """One that the program holds."""
 
-    __slots__ = ("cached_tokens", "holding", "sequence")
+    __slots__ = ("cached_tokens", "quota", "sequence")
 
-    def __init__(self, sequence: Sequence, holding: Holding):
+    def __init__(self, sequence: Sequence, quota: PageQuota):
         self.sequence = sequence
-        self.holding = holding
+        self.quota = quota
         self.cached_tokens = 0
 
 
 class SequenceCalls:
-    """Of one run."""
+    """Calls of the trait Sequence for one run."""
 
     def __init__(self, view: RunView):
         self._view = view
-        self._desk = view.desk
+        self._calls = view.calls
         self._model = view.model
         self._spend_tokens = view.budget.spend_tokens
         self._open: dict[int, OpenSequence] = {}
@@ -88,7 +88,7 @@ class SequenceCalls:
             caller = replace(caller, priority=caller.priority + priority)
         runtime = self._model.runtime
         sequence = runtime.open(caller)
-        self._open[number] = OpenSequence(sequence, Holding(self._view.budget, runtime.engine.info.page_size))
+        self._open[number] = OpenSequence(sequence, PageQuota(self._view.budget, runtime.engine.info.page_size))
 
     def append(self, call: int, number: int, tokens: bytes) -> None:
         """Known tokens. A failure in the engine surfaces at what follows on the sequence."""
@@ -104,12 +104,12 @@ class SequenceCalls:
         known = self._find(number)
         check_size(about, MAX_SPEC_BYTES, "generate")
         spec = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _generate_spec(about)
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         generation = known.sequence.generate(spec.sampling, spec.stop, spec.grammar)
-        self._desk.begin(call, GenerationCall(self._view, call, generation, spec, known, self, text))
+        self._calls.begin(call, GenerationCall(self._view, call, generation, spec, known, self, text))
 
     def dist(self, call: int, number: int, k: int, tokens: bytes) -> None:
-        """What is likely next."""
+        """Append tokens and answer with the `k` most probable ones that follow."""
         outputs = PromptOutputs(dist=min(k, self._model.info.vocab_size))
         self._report(call, number, tokens, outputs, lambda finished: _packed_dist(finished.dists))
 
@@ -128,13 +128,13 @@ class SequenceCalls:
         known = self._find(number)
         self._check_new(child)
         sequence = known.sequence.fork()
-        self._open[child] = OpenSequence(sequence, known.holding.fork())
+        self._open[child] = OpenSequence(sequence, known.quota.fork())
 
     def truncate(self, call: int, number: int, keep: int) -> None:
         """Forget tokens at the end."""
         known = self._find(number)
         known.sequence.truncate(keep)
-        known.holding.truncate(keep)
+        known.quota.truncate(keep)
 
     def mask(self, call: int, number: int, ranges: bytes) -> None:
         """Hide tokens from those that follow."""
@@ -153,7 +153,7 @@ class SequenceCalls:
         finally:
             # Tokens may come to light while it ends, so the count is given back last. A lost one is only released.
             known.sequence.release()
-            known.holding.release()
+            known.quota.release()
 
     def release(self, call: int, number: int) -> None:
         """Give it up. What runs on it ends as cancelled."""
@@ -161,7 +161,7 @@ class SequenceCalls:
         del self._open[number]
         # Tokens may come to light while it ends, so the count is given back last.
         known.sequence.release()
-        known.holding.release()
+        known.quota.release()
 
     def cancel(self, call: int, number: int) -> None:
         """End what runs on it."""
@@ -176,7 +176,7 @@ class SequenceCalls:
         known, self._open = self._open, {}
         for sequence in known.values():
             sequence.sequence.release()
-            sequence.holding.release()
+            sequence.quota.release()
 
     # ---- for GenerationCall
 
@@ -191,13 +191,13 @@ class SequenceCalls:
         """Tokens are about to be appended. Those that cannot fit are refused here, before the engine has to keep them;
         it is asked all the same, because it alone knows what is being generated."""
         most = self._model.info.max_context
-        if known.holding.num_tokens + count > most:
+        if known.quota.num_tokens + count > most:
             raise ContextTooLong(
-                f"{count} more tokens after {known.holding.num_tokens} exceed the {most} that a sequence may have; "
+                f"{count} more tokens after {known.quota.num_tokens} exceed the {most} that a sequence may have; "
                 "nothing was appended",
                 "tokens",
             )
-        known.holding.grow(count)
+        known.quota.grow(count)
         self._spend_tokens(count)
         self.prompt_tokens += count
 
@@ -223,7 +223,7 @@ class SequenceCalls:
     ) -> None:
         known = self._find(number)
         count = check_tokens(tokens)
-        self._desk.check_free(call)
+        self._calls.check_free(call)
         self._put(known, count)
         report = known.sequence.append(tokens, outputs)
 
@@ -233,7 +233,7 @@ class SequenceCalls:
                 raise RuntimeError("an operation that ended well has no result")
             return pack(report.finished)
 
-        self._desk.listen(call, report, ended).on_cancel = known.sequence.cancel
+        self._calls.listen(call, report, ended).on_cancel = known.sequence.cancel
 
 
 def _generate_spec(about: bytes) -> GenerateSpec:

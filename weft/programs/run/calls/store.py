@@ -12,25 +12,25 @@ class StoreCalls:
     """Of one run. Each call is carried out on the store's thread, in the order in which they were asked for."""
 
     def __init__(self, view: RunView):
-        self._desk = view.desk
+        self._calls = view.calls
         self._store = view.services.store
         self._tenant = view.caller.tenant
 
     def put(self, call: int, name: bytes, value: bytes) -> None:
-        """Keep a value."""
-        self._desk.run(call, self._put(check_name(text_of(name, "name")), value), held=len(value))
+        """Store a value under a name, in place of the old one."""
+        self._calls.run(call, self._put(check_name(text_of(name, "name")), value), held=len(value))
 
     def get(self, call: int, name: bytes) -> None:
         """The value of a name."""
-        self._desk.run(call, self._get(check_name(text_of(name, "name"))))
+        self._calls.run(call, self._get(check_name(text_of(name, "name"))))
 
     def delete(self, call: int, name: bytes) -> None:
         """Forget a name."""
-        self._desk.run(call, self._delete(check_name(text_of(name, "name"))))
+        self._calls.run(call, self._delete(check_name(text_of(name, "name"))))
 
     def names(self, call: int, prefix: bytes) -> None:
-        """Names that begin so."""
-        self._desk.run(call, self._names(text_of(prefix, "prefix")))
+        """The stored names that begin with a prefix, as JSON."""
+        self._calls.run(call, self._names(text_of(prefix, "prefix")))
 
     async def _put(self, name: str, value: bytes) -> tuple[bytes, ...]:
         await self._store.put(self._tenant, name, value)

@@ -40,20 +40,20 @@ class TokenizeCalls:
     """Calls of the trait for one run."""
 
     def __init__(self, view: RunView):
-        self._desk = view.desk
+        self._calls = view.calls
         self._model = view.model
         self._tenant = view.caller.tenant
         self._charge = view.outlet.charge
 
     def tokenize(self, call: int, special: int, text: bytes) -> None:
-        """Text to token ids."""
+        """Answer with the packed token ids of a text."""
         check_size(text, MAX_TEXT_BYTES, "text")
         words = text_of(text, "text")
         encode = partial(self._model.tokenizer.encode, words, add_special_tokens=bool(special))
         self._answer(call, lambda: (encode(),), len(text), inline=len(words) <= INLINE_CHARS)
 
     def detokenize(self, call: int, skip_special: int, tokens: bytes) -> None:
-        """Token ids to text."""
+        """Answer with the text of packed token ids, as UTF-8."""
         check_size(tokens, MAX_TEXT_BYTES, "tokens")
         check_tokens(tokens)
         decode = partial(self._model.tokenizer.decode, unpack_tokens(tokens), skip_special=bool(skip_special))
@@ -61,7 +61,7 @@ class TokenizeCalls:
 
     def vocabulary(self, call: int) -> None:
         """The bytes of every token."""
-        self._desk.run(call, self._model.vocabulary())
+        self._calls.run(call, self._model.vocabulary())
 
     def render(self, call: int, generation_prompt: int, messages: bytes, options: bytes) -> None:
         """Chat messages to the text of a prompt."""
@@ -88,10 +88,10 @@ class TokenizeCalls:
 
     def _answer(self, call: int, work: Callable[[], tuple[bytes, ...]], held: int, *, inline: bool) -> None:
         if inline:
-            self._desk.check_free(call)
-            self._desk.result(call, *work())
+            self._calls.check_free(call)
+            self._calls.result(call, *work())
         else:
-            self._desk.run(call, off_loop(work, tenant=self._tenant, charge=self._charge), held=held)
+            self._calls.run(call, off_loop(work, tenant=self._tenant, charge=self._charge), held=held)
 
 
 def check_tokens(tokens: bytes) -> int:

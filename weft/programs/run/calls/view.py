@@ -8,8 +8,8 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest, LimitExceeded
 from weft.programs.quota.limits import Budget
-from weft.programs.run.calls.desk import Desk
-from weft.programs.run.messages import Waiting
+from weft.programs.run.calls.pending_calls import PendingCalls
+from weft.programs.run.messages import UnreadBytes
 from weft.programs.run.model import Model
 from weft.programs.run.services import Outlet, Services
 from weft.programs.types import Caller
@@ -22,12 +22,12 @@ UNREADABLE = (msgspec.MsgspecError, RecursionError)
 class RunView:
     """One run, as its traits see it."""
 
-    desk: Desk
+    calls: PendingCalls
     services: Services
     caller: Caller
     budget: Budget
     outlet: Outlet
-    waiting: Waiting
+    waiting: UnreadBytes
 
     @property
     def model(self) -> Model:

@@ -1,4 +1,4 @@
-"""`Desk`: the calls of one run that are under way, and the events on their way to its program.
+"""`PendingCalls`: the calls of one run that are under way, and the events on their way to its program.
 
 Owns the promise of the wire: a call that answers ends with exactly one RESULT or ERROR. Events of one turn of the event
 loop are one wake-up. It does not know what calls mean; the traits beside it do, and `weft.programs.run.context` is what
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from weft.abi.errors import Cancelled, InvalidRequest, LimitExceeded, Overloaded, WeftError
 from weft.abi.frames import EventKind, pack_event
 from weft.programs.operations import Operation
-from weft.programs.run.calls.pending import OperationCall, TaskCall
+from weft.programs.run.calls.call_kinds import OperationCall, TaskCall
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ MAX_HELD_BYTES = 64 << 20
 """Of what those calls were given, and may bring back; further ones are refused likewise."""
 
 
-class Pending(Protocol):
-    """A call under way."""
+class PendingCall(Protocol):
+    """A call that has not ended. The program gives it up with `cancel`, its run with `drop`."""
 
     def cancel(self) -> None:
-        """The program gives it up. It ends it on the desk, now or when the engine says where it stopped."""
+        """The program gives it up: it ends now, or when the engine has said where it stopped."""
 
     def drop(self) -> None:
         """The run is over: give back what it holds. Nothing may be said any more."""
@@ -45,11 +45,11 @@ class Source(Protocol):
     """Somewhere messages wait until the program takes its events."""
 
     def turn_into_events(self) -> None:
-        """Put what waits onto the desk."""
+        """Make events of the messages that wait."""
 
 
-class Desk:
-    """Of one run. `end` is called with what breaks the run outside of its own calls."""
+class PendingCalls:
+    """The pending calls of one run. `end` is called with the error that breaks the run outside of its own calls."""
 
     def __init__(self, end: Callable[[WeftError], None], charge: Callable[[float], None]):
         """`charge` is told the processor time of coroutines that answer calls."""
@@ -64,17 +64,17 @@ class Desk:
         self._events: list[bytes] = []
         self._unread = 0
         self._held = 0
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, PendingCall] = {}
         self._sources: dict[Source, None] = {}
         self._wake: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._told = False
+        self._notified = False
         """Whether the program knows, or is about to, that there is something to take."""
         self._scheduled = False
 
     # ---- calls
 
-    def begin(self, call: int, pending: Pending) -> None:
+    def begin(self, call: int, pending: PendingCall) -> None:
         """Remember a call that will answer. Raises `InvalidRequest` for a number in use, `Overloaded` past
         `MAX_PENDING`."""
         self.check_free(call)
@@ -89,7 +89,7 @@ class Desk:
         if held and self._held + held > MAX_HELD_BYTES:
             raise Overloaded("calls of this program that are under way hold too much; wait for some of them")
 
-    def is_pending(self, call: int, pending: Pending) -> bool:
+    def is_pending(self, call: int, pending: PendingCall) -> bool:
         """Whether this very call has not ended."""
         return self._pending.get(call) is pending
 
@@ -100,12 +100,12 @@ class Desk:
             pending.cancel()
 
     def result(self, call: int, *blobs: bytes) -> None:
-        """It ended well."""
+        """End a call with its RESULT event."""
         self._pending.pop(call, None)
         self._put(EventKind.RESULT, call, *blobs)
 
     def error(self, call: int, error: WeftError) -> None:
-        """It failed."""
+        """End a call with an ERROR event."""
         self._pending.pop(call, None)
         self.refuse(call, error)
 
@@ -155,7 +155,7 @@ class Desk:
             self._end(error)
 
     @staticmethod
-    def told(error: BaseException) -> WeftError:
+    def as_reported(error: BaseException) -> WeftError:
         """What a program hears of an error: of one in our own code or a library's, that it was one."""
         if isinstance(error, WeftError):
             return error
@@ -168,19 +168,19 @@ class Desk:
         """Messages wait there; they become events when the program takes them."""
         if source not in self._sources:
             self._sources[source] = None
-            self._news()
+            self._notify()
 
     def remove_source(self, source: Source) -> None:
         """Nothing of it is wanted any more."""
         self._sources.pop(source, None)
 
     def take(self) -> bytes:
-        """All events so far."""
+        """All events so far, packed; `b""` if there are none. Messages that wait become events now."""
         if self._sources:
             sources, self._sources = self._sources, {}
             for source in sources:
                 source.turn_into_events()
-        self._told = False
+        self._notified = False
         if not self._events:
             return b""
         data = b"".join(self._events)
@@ -206,9 +206,9 @@ class Desk:
     def on_events(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever there are events after there were none."""
         self._wake = wake
-        self._told = False
+        self._notified = False
         if self._events or self._sources:
-            self._news()
+            self._notify()
 
     def close(self) -> None:
         """Give up everything that is under way. Idempotent."""
@@ -235,13 +235,13 @@ class Desk:
             )
             return
         self._events.append(event)
-        if not self._told:
-            self._news()
+        if not self._notified:
+            self._notify()
 
-    def _news(self) -> None:
-        if self._told or self.closed:
+    def _notify(self) -> None:
+        if self._notified or self.closed:
             return
-        self._told = True
+        self._notified = True
         # Whoever waits runs in a later turn, and takes what comes until then as well.
         self._wake_waiter()
         if self._wake is not None and not self._scheduled:

@@ -1,6 +1,6 @@
 """Calls that are under way: answered by a coroutine, or by an operation of the engine.
 
-Owns how each ends, is given up, and is dropped with its run. `weft.programs.run.calls.desk` begins them.
+Owns how each ends, is given up, and is dropped with its run. `weft.programs.run.calls.pending_calls` begins them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weft.programs.operations import Operation
 
 if TYPE_CHECKING:
-    from weft.programs.run.calls.desk import Desk
+    from weft.programs.run.calls.pending_calls import PendingCalls
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Charged(Coroutine[Any, Any, T]):
         self._work, self._charge = work, charge
 
     def send(self, value: Any) -> Any:
-        """Take a step."""
+        """Run the coroutine to where it waits next, and charge it."""
         began_s = time.thread_time()
         try:
             return self._work.send(value)
@@ -33,7 +33,7 @@ class Charged(Coroutine[Any, Any, T]):
             self._charge(time.thread_time() - began_s)
 
     def throw(self, *error: Any) -> Any:
-        """Take a step with an error."""
+        """The same, with an error raised in it."""
         began_s = time.thread_time()
         try:
             return self._work.throw(*error)
@@ -41,7 +41,7 @@ class Charged(Coroutine[Any, Any, T]):
             self._charge(time.thread_time() - began_s)
 
     def close(self) -> None:
-        """Give it up."""
+        """Close the coroutine."""
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -51,44 +51,46 @@ class Charged(Coroutine[Any, Any, T]):
 class TaskCall:
     """A call that a coroutine answers. What it computes is charged to the run."""
 
-    def __init__(self, desk: Desk, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int, waits: bool):
-        self._desk, self._call, self._held = desk, call, held
-        self._waits_since = desk.loop.time() if waits else None
-        self._task = desk.loop.create_task(Charged(work, desk.charge))
+    def __init__(
+        self, calls: PendingCalls, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int, waits: bool
+    ):
+        self._calls, self._call, self._held = calls, call, held
+        self._waits_since = calls.loop.time() if waits else None
+        self._task = calls.loop.create_task(Charged(work, calls.charge))
         self._task.add_done_callback(self._done)
 
     def cancel(self) -> None:
         """The program hears at once; the coroutine cleans up in its own time."""
-        self._desk.cancelled(self._call)
+        self._calls.cancelled(self._call)
         self._task.cancel()
 
     def drop(self) -> None:
-        """The run is over."""
+        """The run has ended: cancel the task."""
         self._task.cancel()
 
     def _done(self, task: asyncio.Task[tuple[bytes, ...]]) -> None:
-        desk = self._desk
-        desk.let_go(self._held)
+        calls = self._calls
+        calls.let_go(self._held)
         if self._waits_since is not None:
-            desk.waited_s += desk.loop.time() - self._waits_since
+            calls.waited_s += calls.loop.time() - self._waits_since
         error = None if task.cancelled() else task.exception()
-        if not desk.is_pending(self._call, self):
+        if not calls.is_pending(self._call, self):
             return
         if task.cancelled():
-            desk.cancelled(self._call)
+            calls.cancelled(self._call)
         elif error is not None:
-            desk.error(self._call, desk.told(error))
+            calls.error(self._call, calls.as_reported(error))
         else:
-            desk.result(self._call, *task.result())
+            calls.result(self._call, *task.result())
 
 
 class OperationCall:
     """A call that an operation of the engine answers. It is the operation's mailbox: no task waits."""
 
-    __slots__ = ("_call", "_desk", "_ended", "on_cancel", "on_end", "operation")
+    __slots__ = ("_call", "_calls", "_ended", "on_cancel", "on_end", "operation")
 
-    def __init__(self, desk: Desk, call: int, operation: Operation, ended: Callable[[], tuple[bytes, ...]]):
-        self._desk, self._call, self._ended = desk, call, ended
+    def __init__(self, calls: PendingCalls, call: int, operation: Operation, ended: Callable[[], tuple[bytes, ...]]):
+        self._calls, self._call, self._ended = calls, call, ended
         self.operation = operation
         self.on_cancel: Callable[[], None] | None = None
         """Ends it on the engine, which then reports how far it came. None: it is only given up."""
@@ -96,37 +98,37 @@ class OperationCall:
         """Told once whether it ended well, also where the program had given it up, but not after the run's end."""
         operation.report_to(self)
         if operation.ended:
-            desk.loop.call_soon(self.wake)
+            calls.loop.call_soon(self.wake)
 
     def wake(self) -> None:
         """The engine has news; an operation that reports has only one."""
-        operation, desk = self.operation, self._desk
-        if not operation.ended or desk.closed:
+        operation, calls = self.operation, self._calls
+        if not operation.ended or calls.closed:
             return
         well = operation.error is None and operation.finished is not None
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end(well)
-        if not desk.is_pending(self._call, self):
+        if not calls.is_pending(self._call, self):
             return
         if operation.error is not None:
-            desk.error(self._call, operation.error)
+            calls.error(self._call, operation.error)
         elif not well:
-            desk.cancelled(self._call)
+            calls.cancelled(self._call)
         else:
             try:
                 blobs = self._ended()
             except Exception as error:
-                desk.error(self._call, desk.told(error))
+                calls.error(self._call, calls.as_reported(error))
             else:
-                desk.result(self._call, *blobs)
+                calls.result(self._call, *blobs)
 
     def cancel(self) -> None:
         """The program gives it up."""
         if self.on_cancel is not None:
             self.on_cancel()
         else:
-            self._desk.cancelled(self._call)
+            self._calls.cancelled(self._call)
 
     def drop(self) -> None:
         """Whoever owns the sequence or the space gives it back."""
