@@ -26,7 +26,7 @@ async def main(args):
     async def think(entries, sources, grammar=None):
         """A list of the names in some entries, the best of several drafts, as a vertex of the graph."""
         async with Context() as ctx:
-            await ctx.user(f"List: {', '.join(entries)}\nName all items.").flush(cue=True)
+            await ctx.user(f"List: {', '.join(entries)}\nName all items.").flush(add_generation_prompt=True)
             asked = [draft(ctx.fork(), seed + at, grammar) for at in range(num_drafts)]
             drafts = await gather(asked)
         best = max(drafts, key=lambda text: score(text, entries))

@@ -28,7 +28,7 @@ async def main(count):
     deaths = 0
     async with Context(sampler=Sampler(temperature=0)) as ctx:
         ctx.user("Tell a story of a lamp.")
-        await ctx.flush(cue=True)
+        await ctx.flush(add_generation_prompt=True)
         start = len(ctx.tokens)
         while len(ctx.tokens) < start + count:
             try:

@@ -153,7 +153,7 @@ def test_a_resource_that_was_given_back_says_so_and_hears_nothing_more() -> None
     resource = Resource(channel)
     resource.close()
     channel.dispatch(failure(resource.number))
-    with pytest.raises(errors.UnknownHandle, match="given back"):
+    with pytest.raises(errors.UnknownHandle, match="was released"):
         resource.check()
 
 

@@ -49,7 +49,7 @@ def test_dataclasses_with_postponed_annotations() -> None:
         ("def main(:\n  pass", "program.py, line 1: .*: def main"),
         ("x = 1\n  y = 2", "program.py, line 2"),
         ("async def main():\n  yield 1", "generator"),
-        ("def main(): return object()", "the result of main cannot be written as JSON: a object is no JSON"),
+        ("def main(): return object()", "the result of main cannot be written as JSON: a object has no JSON form"),
         ("def main(): return b'x'", "decode them to text"),
         ("def main(): return float('nan')", "cannot be written as JSON"),
         ("def main(): return '\\ud800'", "surrogates"),

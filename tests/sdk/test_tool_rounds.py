@@ -151,11 +151,11 @@ def test_a_call_that_was_cut_off() -> None:
         ctx.user("go")
         async for request in ctx.tool_calls(max_tokens=cut):
             assert request.text == '{"a": 12'
-            with pytest.raises(InvalidRequest, match="no JSON object"):
+            with pytest.raises(InvalidRequest, match="not a JSON object"):
                 _ = request.a
             ctx.tool(request, await execute(request, [add]))
         results = [message["content"] for message in ctx.chat.messages if message["role"] == "tool"]
-        assert results == ['Error: the arguments of the call of add are no JSON object: {"a": 12']
+        assert results == ['Error: the arguments of the call of add are not a JSON object: {"a": 12']
 
     host.run(main)
 

@@ -101,7 +101,7 @@ def test_http() -> None:
     async def main() -> None:
         page = await http.get("http://a/")
         assert (page.text, page.ok, page.check()) == ("é", True, page)
-        with pytest.raises(InvalidRequest, match="no JSON"):
+        with pytest.raises(InvalidRequest, match="not JSON"):
             page.json()
         missing = await api.http_post("http://echo/", {"a": 1})
         assert (missing.status, missing.json()) == (404, {"a": 1})
@@ -246,7 +246,7 @@ def test_store() -> None:
         assert await store.names("b/") == ["b/1"]
         await store.delete("b/1")
         assert await store.names() == ["a"]
-        with pytest.raises(InvalidRequest, match="no JSON"):
+        with pytest.raises(InvalidRequest, match="not JSON"):
             await store.get_json("a")
         with pytest.raises(InvalidRequest):
             store.put("", b"")

@@ -160,7 +160,7 @@ class Cancelled(WeftError):
 
 
 class RunCancelled(Cancelled):
-    """A run was cancelled."""
+    """A run, of this program's child or of a client, was cancelled."""
 
     kind = "run_cancelled"
 

@@ -23,7 +23,7 @@ VERSION = 1
 
 
 class EventKind(IntEnum):
-    """Kinds of events."""
+    """The kinds of events that a host sends."""
 
     RESULT = 0
     """The call ended well."""
@@ -73,7 +73,7 @@ class EventFrame(NamedTuple):
 
 
 def pack(op: Op, call: int, *values: float | bytes) -> bytes:
-    """One command: its numbers, then its blobs, in the order of the table. Raises `struct.error` for a number that
+    """Pack one command: its numbers, then its blobs, in the order of the table. Raises `struct.error` for a number that
     does not fit."""
     _, head, num_numbers = _PACKINGS[op]
     size = head.size - _SIZE.size
@@ -106,7 +106,7 @@ def commands(data: bytes) -> Iterator[CommandFrame]:
 
 
 def pack_event(kind: EventKind, call: int, *blobs: bytes) -> bytes:
-    """One event."""
+    """Pack one event."""
     lengths = _LENGTHS[len(blobs)]
     size = _EVENT.size - _SIZE.size + lengths.size + sum(map(len, blobs))
     return b"".join((_EVENT.pack(size, kind, call, len(blobs)), lengths.pack(*map(len, blobs)), *blobs))

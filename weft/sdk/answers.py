@@ -1,7 +1,7 @@
-"""What the functions of the library return, and how numbers travel: awaitables that decode, and packed ids.
+"""Awaitable answers of the host, and the packing of numbers for the wire.
 
-A function that asks something is no coroutine: its command is on its way when it returns, so that a program can ask
-many things before it waits for the first.
+A function of the library that asks the host something is a plain function, not a coroutine: it sends its command before
+it returns, so that a program can send many commands before it awaits the first answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INT, _HANDLE = struct.Struct("<i"), struct.Struct("<I")
 
 
 class Answer(Generic[T]):
-    """Awaitable: what the host answers. The question is on its way already."""
+    """An awaitable answer of the host. Its command has been sent; awaiting it returns the decoded result."""
 
     __slots__ = ("_call", "_decode")
 
@@ -39,31 +39,31 @@ class Answer(Generic[T]):
         return self._call.ended
 
     def cancel(self) -> None:
-        """Give up waiting for it."""
+        """Withdraw the call; awaiting it raises `Cancelled`, unless it has ended."""
         self._call.cancel()
 
 
 def nothing(blobs: Blobs) -> None:
-    """Of an answer without content."""
+    """Decode an answer without content."""
 
 
 def text_of(blobs: Blobs) -> str:
-    """Of an answer that is a text."""
+    """Decode an answer that is UTF-8 text."""
     return blobs[0].decode("utf-8", "replace")
 
 
 def json_of(blobs: Blobs) -> Any:
-    """Of an answer that is JSON."""
+    """Decode an answer that is JSON."""
     return json.loads(blobs[0])
 
 
 def ids_of(blobs: Blobs) -> list[int]:
-    """Of an answer that is token ids."""
+    """Decode an answer that is token ids."""
     return unpack_ints(blobs[0])
 
 
 def pack_ints(values: Iterable[int]) -> bytes:
-    """Token ids or positions as int32. Raises `InvalidRequest` for what is none."""
+    """Pack token ids or positions as int32. Raises `InvalidRequest` for a value that is not a 32-bit integer."""
     numbers = list(values)
     try:
         if len(numbers) == 1:
@@ -75,24 +75,24 @@ def pack_ints(values: Iterable[int]) -> bytes:
 
 
 def unpack_ints(data: bytes) -> list[int]:
-    """Of int32s."""
+    """Unpack little-endian int32 values."""
     return list(struct.unpack(f"<{len(data) // 4}i", data))
 
 
 def pack_handles(numbers: list[int]) -> bytes:
-    """Numbers of pages or embeddings as uint32."""
+    """Pack the numbers of pages or embeddings as uint32."""
     if len(numbers) == 1:
         return _HANDLE.pack(numbers[0])
     return struct.pack(f"<{len(numbers)}I", *numbers) if numbers else b""
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    """Of float32s."""
+    """Unpack little-endian float32 values."""
     return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 
 def dump(value: object) -> bytes:
-    """Compact JSON as UTF-8, of what the library itself says."""
+    """Encode values of the library itself as compact JSON in UTF-8."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 

@@ -1,7 +1,7 @@
-"""The calls under the names of Pie's paper (Table 1), as thin functions, for those who come from there.
+"""The calls under the names of Pie's paper (Gim et al., 2025, Table 1), as thin functions.
 
-Each is one call of the library: `alloc_kvpage(q, n)` is `q.alloc_pages(n)`. Calls on a queue return at once; what has
-an answer returns an awaitable.
+Each is one call of the library: `alloc_kvpage(q, n)` is `q.alloc_pages(n)`. Calls on a queue return at once; calls with
+an answer return an awaitable.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def available_traits(model: Model) -> list[str]:
 
 
 async def create_queue(model: Model | None = None, priority: int = 0) -> Queue:
-    """A new queue. Of the program's own model: another one raises `Unsupported`."""
+    """Open a queue on the program's own model. Another model raises `Unsupported`."""
     own = (await available_models())[0]
     if model is not None and model.name != own.name:
         raise Unsupported(f"this program runs beside {own.name}; launch a program beside {model.name}", "model")
@@ -83,84 +83,84 @@ async def create_queue(model: Model | None = None, priority: int = 0) -> Queue:
 
 
 def synchronize(q: Queue) -> Answer[None]:
-    """Awaited: until the queue has done all that was put on it."""
+    """Awaitable: ends when all commands put on the queue so far are done."""
     return q.synchronize()
 
 
 def set_queue_priority(q: Queue, priority: int) -> None:
-    """Which queue comes first; lower is earlier."""
+    """Set the priority of a queue; lower runs earlier."""
     q.set_priority(priority)
 
 
 def http_get(url: str, headers: Mapping[str, str] | None = None) -> Answer[http.Response]:
-    """GET."""
+    """Send a GET request; see `weft.sdk.http.get`."""
     return http.get(url, headers=headers)
 
 
 def http_post(url: str, body: object, headers: Mapping[str, str] | None = None) -> Answer[http.Response]:
-    """POST."""
+    """Send a POST request; see `weft.sdk.http.post`."""
     return http.post(url, body, headers=headers)
 
 
 def unsubscribe(subscription: Subscription) -> None:
-    """Hear no more of a topic."""
+    """End a subscription to a topic."""
     subscription.close()
 
 
 def join(child: Child) -> Answer[Any]:
-    """What a child's `main` returned."""
+    """The value that a child's `main` returned."""
     return child.join()
 
 
 def cancel(child: Child) -> None:
-    """End a child."""
+    """Cancel the run of a child."""
     child.cancel()
 
 
 def alloc_kvpage(q: Queue, count: int) -> Allocation[Page]:
-    """KV pages, usable at once."""
+    """Allocate `count` KV pages, usable at once."""
     return q.alloc_pages(count)
 
 
 def dealloc_kvpage(q: Queue, pages: Iterable[Page]) -> None:
-    """Give pages back."""
+    """Free pages; using them afterwards raises `UnknownHandle`."""
     q.free_pages(pages)
 
 
 def alloc_emb(q: Queue, count: int) -> Allocation[Embed]:
-    """Embeddings, usable at once."""
+    """Allocate `count` embeddings, usable at once."""
     return q.alloc_embeds(count)
 
 
 def dealloc_emb(q: Queue, embeds: Iterable[Embed]) -> None:
-    """Give embeddings back."""
+    """Free embeddings; using them afterwards raises `UnknownHandle`."""
     q.free_embeds(embeds)
 
 
 def copy_kvpage(
     q: Queue, source: Page, dest: Page, source_offset: int = 0, dest_offset: int = 0, *, count: int
 ) -> None:
-    """Copy the KV of `count` tokens."""
+    """Copy the KV of `count` tokens from page to page."""
     q.copy_tokens(source, dest, source_offset=source_offset, dest_offset=dest_offset, count=count)
 
 
 def export_kvpage(q: Queue, pages: Iterable[Page], name: str) -> Answer[None]:
-    """Let other programs import pages."""
+    """Let other programs of the tenant import pages by name."""
     return q.export_pages(pages, name)
 
 
 def import_kvpage(q: Queue, name: str) -> Answer[list[Page]]:
-    """Pages that were exported."""
+    """Import the pages exported under a name."""
     return q.import_pages(name)
 
 
 def release_kvpage(q: Queue, name: str) -> Answer[None]:
-    """Forget an export."""
+    """Remove an export; pages already imported stay."""
     return q.release_export(name)
 
 
 def embed_txt(q: Queue, tokens: Iterable[int], positions: Iterable[int], embeds: Iterable[Embed]) -> None:
-    """Embed tokens."""
+    """Fill embeddings with those of tokens at their positions."""
     q.embed_text(tokens, positions, embeds)
 
 
@@ -172,22 +172,22 @@ def forward(
     oemb: Iterable[Embed] = (),
     mask: _forward.Mask | None = None,
 ) -> None:
-    """A forward pass."""
+    """Run a forward pass: KV in, embeddings in, KV out, embeddings out."""
     q.forward(ikv, iemb, okv, oemb, mask)
 
 
 def forward_with_sampling(
     q: Queue, tokens: Sequence[int], positions: Sequence[int], *, sampler: Sampler | None = None, **options: Any
 ) -> Answer[int]:
-    """A forward pass over tokens, and the token that follows. `options` as for `Queue.forward_sample`."""
+    """Run a forward pass over tokens and sample the next one. `options` as for `Queue.forward_sample`."""
     return q.forward_sample(tokens, positions, sampler=sampler, **options)
 
 
 def mask_kvpage(q: Queue, page: Page, hidden: Iterable[bool]) -> None:
-    """Hide tokens of a page."""
+    """Hide tokens of a page from those who read it by this handle."""
     q.mask_page(page, hidden)
 
 
 def get_next_dist(q: Queue, emb: Embed, k: int = _forward.DIST_K, given: Sequence[int] = ()) -> Answer[Dist]:
-    """The most probable next tokens."""
+    """The `k` most probable next tokens after an embedding."""
     return q.next_dist(emb, k, given=given)

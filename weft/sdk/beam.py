@@ -1,8 +1,7 @@
-"""Beam search: the likeliest continuations of a context, by forks and distributions. The rules are those of
-transformers' beam search.
+"""Beam search over forks and next-token distributions, by the rules of transformers' beam search.
 
-    beams = await beam_search(ctx, width=4, max_tokens=16)
-    beams[0].text
+beams = await beam_search(ctx, width=4, max_tokens=16)
+beams[0].text
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ MAX_WIDTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """One continuation."""
+    """One continuation that beam search found."""
 
     tokens: tuple[int, ...]
-    """The end of sequence included, where it ended so."""
+    """Its tokens; the end of sequence is among them where it ended with it."""
     logprob: float
-    """Of all tokens together, in nats."""
+    """Sum over all tokens, in nats."""
     score: float
-    """What beams are ordered by."""
+    """`logprob / len(tokens) ** length_penalty`; beams are ordered by it."""
     reason: str
-    """stop, or length."""
+    """`stop` or `length`."""
     text: str = ""
 
 
@@ -49,7 +48,7 @@ class _Rules:
         return Beam(tokens, logprob, logprob / len(tokens) ** self.length_penalty, reason)
 
     def is_over(self, complete: Sequence[Beam], live: Sequence[_Live]) -> bool:
-        """Whether no beam that goes on is taken for one that could still be among the best."""
+        """Whether no live beam can still be among the best, by the rule of `early_stopping`."""
         if len(complete) < self.width or self.early_stopping is True:
             return len(complete) >= self.width
         at_any_length = self.early_stopping == "never" and self.length_penalty > 0
@@ -60,7 +59,7 @@ class _Rules:
 
 @dataclass(slots=True)
 class _Live:
-    """A beam that goes on; its last token is not in its sequence yet."""
+    """A beam under way; its last token is not in its sequence yet."""
 
     branch: Branch
     tokens: tuple[int, ...]
@@ -91,7 +90,7 @@ async def beam_search(
         raise InvalidRequest(f"width must be between 1 and {MAX_WIDTH} and fit the vocabulary, got {width}", "width")
     if max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
-    await ctx.flush(cue=True)
+    await ctx.flush(add_generation_prompt=True)
     if not ctx.tokens:
         raise InvalidRequest("the context is empty; fill it before a search", "prompt")
     beams = await _search(ctx.sequence.fork(), rules)
@@ -128,7 +127,7 @@ async def _search(root: Branch, rules: _Rules) -> list[Beam]:
 
 
 async def _ask(live: Iterable[_Live], k: int) -> list[Dist]:
-    """What may follow each beam. All are asked at once, so that they share a batch."""
+    """The distribution after each beam. All are asked at once, so that they share a batch."""
     return await asyncio.gather(*[beam.branch.next_dist(k, append=beam.tokens[-1:]) for beam in live])
 
 
@@ -141,7 +140,7 @@ def _best(live: Sequence[_Live], dists: Sequence[Dist], count: int) -> list[tupl
 
 
 def _grow(live: Sequence[_Live], grown: Sequence[tuple[float, int, _Live]]) -> list[_Live]:
-    """The beams of the next step. A beam's last heir takes its sequence over; the others get forks."""
+    """The beams of the next step. The last continuation of a beam takes over its sequence; the others get forks."""
     heirs: dict[int, int] = {}
     for _, _, parent in grown:
         heirs[parent.branch.number] = heirs.get(parent.branch.number, 0) + 1

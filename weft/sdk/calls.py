@@ -1,4 +1,4 @@
-"""Calls under way: what a program waits for, and the way back of what it gives up.
+"""Calls in flight: what a program awaits.
 
 A call belongs to a channel (`weft.sdk.channel`), which hands it its events; one task may wait for it at a time.
 """
@@ -21,16 +21,16 @@ Blobs = list[bytes]
 
 
 class Call:
-    """A call under way; awaiting it gives the blobs of its result. One task may wait at a time."""
+    """A call in flight; awaiting it gives the blobs of its result. One task may wait at a time."""
 
     __slots__ = ("_blobs", "_channel", "_ended", "_error", "_owner", "_waiter", "keep", "number", "spill")
 
     def __init__(self, channel: Channel, number: int, owner: Resource | None):
         self.number = number
         self.keep = False
-        """Whether it outlives a task that is cancelled while it waits, so that another may wait for it."""
+        """Whether the call outlives the cancellation of the task that awaits it, so that another task may await it."""
         self.spill = False
-        """Whether an error that nobody waits for goes to the owner."""
+        """Whether an error goes to the owner when no task awaits the call."""
         self._channel = channel
         self._owner = owner
         self._ended = False
@@ -40,7 +40,7 @@ class Call:
 
     @property
     def ended(self) -> bool:
-        """Whether its result, or its error, is here."""
+        """Whether its result or its error has arrived."""
         return self._ended
 
     def __await__(self) -> Generator[Any, None, Blobs]:
@@ -49,7 +49,7 @@ class Call:
         return self.outcome()
 
     def wait(self) -> Generator[Any, None, None]:
-        """Wait for news. A task that is cancelled meanwhile takes its call with it, unless it is one to keep."""
+        """Wait for the next event. Cancelling the waiting task cancels the call too, unless `keep` is set."""
         if self._waiter is not None:
             raise RuntimeError("two tasks wait for the same call; let one of them wait")
         self._waiter = asyncio.get_running_loop().create_future()
@@ -63,7 +63,7 @@ class Call:
             self._waiter = None
 
     def outcome(self) -> Blobs:
-        """The blobs of its result, once it has ended. Raises what went wrong with its owner, or with itself."""
+        """The blobs of its result, once it has ended. Raises the error of its owner, or its own."""
         if self._owner is not None:
             self._owner.raise_failure()
         if self._error is not None:
@@ -71,21 +71,21 @@ class Call:
         return self._blobs
 
     def cancel(self) -> None:
-        """Give up waiting for it. It then ends with `Cancelled` unless it has ended."""
+        """Withdraw the call. It then ends with `Cancelled`, unless it has ended."""
         if not self._ended:
             self._channel.post(Op.CANCEL, self.number)
 
     # ---- for Channel
 
     def receive(self, kind: int, blobs: Blobs) -> bool:
-        """Take in an event; whether it was the last one."""
+        """Take in an event. Returns whether it was the last one."""
         if kind == EventKind.PART:
             return False
         self.end(blobs, None if kind == EventKind.RESULT else error_of(blobs))
         return True
 
     def end(self, blobs: Blobs, error: WeftError | None) -> None:
-        """This was all."""
+        """End the call with its result or its error."""
         self._blobs, self._error, self._ended = blobs, error, True
         if error is not None and self.spill and self._waiter is None and self._owner is not None:
             self._owner.fail(error)
@@ -109,7 +109,7 @@ class Stream(Call):
 
     @property
     def result(self) -> Blobs:
-        """The blobs it ended with. Only after the last part was read."""
+        """The blobs of its RESULT. Raises `RuntimeError` before the last part was read."""
         if not self._ended or self._error is not None:
             raise RuntimeError("the stream has no result: iterate over it to its end first")
         return self._blobs
@@ -123,22 +123,22 @@ class Stream(Call):
             if self._ended:
                 await self
                 raise StopAsyncIteration
-            await _News(self)
+            await _NextEvent(self)
         return self._parts.popleft()
 
     def take(self) -> list[Blobs]:
-        """All parts that are here and were not read yet."""
+        """All parts that have arrived and were not read yet. Never waits."""
         parts = list(self._parts)
         self._parts.clear()
         return parts
 
     async def aclose(self) -> None:
-        """Want no more of it."""
+        """Cancel the call and drop the parts that were not read."""
         self.cancel()
         self._parts.clear()
 
     def receive(self, kind: int, blobs: Blobs) -> bool:
-        """Take in an event; whether it was the last one."""
+        """Take in an event. Returns whether it was the last one."""
         if kind == EventKind.PART:
             self._parts.append(blobs)
             self._wake()
@@ -146,8 +146,8 @@ class Stream(Call):
         return super().receive(kind, blobs)
 
 
-class _News:
-    """Awaited: until something came for the call, be it a part or the end."""
+class _NextEvent:
+    """Awaitable: the next event of a call, a part or its end."""
 
     __slots__ = ("_call",)
 
@@ -159,6 +159,6 @@ class _News:
 
 
 def error_of(blobs: Blobs) -> WeftError:
-    """The error of an ERROR event: kind; message; what is to blame, or nothing."""
+    """The error of an ERROR event: kind; message; the field or limit at fault, or nothing."""
     kind, message, param = (blob.decode("utf-8", "replace") for blob in (*blobs, b"", b"", b"")[:3])
     return from_kind(kind, message, param=param or None)

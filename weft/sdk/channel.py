@@ -1,7 +1,7 @@
 """A program's end of the wire: numbers of calls, commands on their way out, and the way of each event to its waiter.
 
-Owns what is under way between a program and its host. It does not know what operations mean, nor how bytes travel:
-whoever runs the program gives it a `flush`, takes commands with `take`, and hands events to `dispatch`. Used from one
+Owns the calls in flight between a program and its host. It does not know what operations mean, nor how bytes travel:
+the runner of the program passes a `flush`, takes commands with `take`, and hands events to `dispatch`. Used from one
 event loop only.
 
 A command that does not answer (`post`) names the resource it is about as its call, so that an ERROR finds the resource
@@ -24,9 +24,9 @@ MANY_BYTES = 64 << 10
 
 
 class Resource:
-    """Something of the host's that a program holds by a number: a sequence, a queue, a child, ...
+    """An object of the host that a program holds by its number: a sequence, a queue, a child, ...
 
-    `noun` is what errors call it.
+    `noun` is its name in errors.
     """
 
     noun = "resource"
@@ -40,39 +40,39 @@ class Resource:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not given back yet."""
+        """Whether it has not been released."""
         return self._is_open
 
     def check(self) -> None:
-        """Raise `UnknownHandle` if it was given back, or what went wrong with it since the last look."""
+        """Raise `UnknownHandle` if it was released, or the error of an earlier command on it."""
         if not self._is_open:
-            raise UnknownHandle(f"{self.noun} {self.number} was given back; open another one")
+            raise UnknownHandle(f"{self.noun} {self.number} was released; open another one")
         if self._failure is not None:
             self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong since the last look, once."""
+        """Raise the error of an earlier command, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def fail(self, error: WeftError) -> None:
-        """Remember an error for whoever looks next. The first counts: later ones follow from it."""
+        """Keep an error for the next use of the resource. The first counts: later ones follow from it."""
         if self._failure is None:
             self._failure = error
 
     def close(self) -> None:
-        """It is given back: from now on `check` raises."""
+        """Mark it as released: from now on `check` raises."""
         self._is_open = False
         self.channel.forget(self)
 
 
 class Channel:
-    """Of one program that runs.
+    """The channel of one running program.
 
-    `flush` is called when something is queued while nothing was: it makes sure that somebody calls `take` soon.
-    `hurry` is called when much is queued, by a program that says one thing after the other and never awaits: it calls
-    `take` before it returns.
+    `flush` is called when a command is queued and the queue was empty: it arranges a call of `take` soon. `hurry` is
+    called when more than `MANY_BYTES` are queued, by a program that posts command after command and never awaits: it
+    calls `take` before it returns.
     """
 
     def __init__(self, flush: Callable[[], None], hurry: Callable[[], None] | None = None):
@@ -86,30 +86,29 @@ class Channel:
         self._resources: dict[int, Resource] = {}
         self._failure: WeftError | None = None
         self.values: dict[str, Any] = {}
-        """What modules of the library keep for this program: models, the arguments, ..."""
+        """State that modules of the library keep for this program: models, the arguments, ..."""
 
-    # ---- for the library
+    # For the library
 
     def number(self, count: int = 1) -> int:
-        """A number for a call or a handle, never the same again; the first of `count` in a row."""
+        """A fresh number for a call or a handle; the first of `count` consecutive ones."""
         first = self._last + 1
         self._last += count
         return first
 
     def unused(self, first: int) -> None:
-        """Numbers from `first` on are free again. Only right after they were given out."""
+        """Return the numbers from `first` on. Valid only right after they were handed out."""
         self._last = first - 1
 
     @property
     def last_number(self) -> int:
-        """The last number that was given out."""
+        """The last number handed out."""
         return self._last
 
     def post(self, op: Op, *values: float | bytes, owner: Resource | None = None) -> int:
-        """Say something that has no answer; its call's number: the owner's, or 0.
+        """Send a command that has no answer. Returns its call number: the owner's, or 0.
 
-        Should it fail, then the next thing done with the owner raises the error; without one, the next call that has
-        none either.
+        If it fails, the next use of the owner raises the error; without an owner, the next call without one does.
         """
         number = 0 if owner is None else owner.number
         outbox = self._outbox
@@ -123,36 +122,36 @@ class Channel:
         return number
 
     def ask(self, op: Op, *values: float | bytes, owner: Resource | None = None) -> Call:
-        """Say something and get an awaitable for the answer."""
+        """Send a command and get an awaitable for its answer."""
         call = Call(self, self.number(), owner)
         self._begin(call, op, values)
         return call
 
     def stream(self, op: Op, *values: float | bytes, owner: Resource | None = None) -> Stream:
-        """Say something that is answered in parts."""
+        """Send a command that is answered in parts."""
         stream = Stream(self, self.number(), owner)
         self._begin(stream, op, values)
         return stream
 
     def adopt(self, resource: Resource) -> None:
-        """Errors that carry its number are its own from now on."""
+        """Route errors that carry its number to the resource."""
         self._resources[resource.number] = resource
 
     def forget(self, resource: Resource) -> None:
-        """Errors that carry its number interest nobody any more."""
+        """Drop errors that carry its number."""
         self._resources.pop(resource.number, None)
 
-    # ---- for whoever runs the program
+    # For the runner of the program
 
     def take(self) -> bytes:
-        """All commands since the last time, as one message."""
+        """All commands since the last call, as one message."""
         data = b"".join(self._outbox)
         self._outbox.clear()
         self._queued_bytes = 0
         return data
 
     def dispatch(self, data: bytes) -> None:
-        """Hand each event of a message to whoever waits for it. Raises `WireError` for bytes that are none."""
+        """Hand each event of a message to its call or resource. Raises `WireError` for bytes that are not events."""
         calls = self._calls
         for kind, number, blobs in events(data):
             call = calls.get(number)
@@ -163,18 +162,18 @@ class Channel:
                 self._fail(number, error_of(blobs))
 
     def raise_failure(self) -> None:
-        """Raise what went wrong with something that belongs to no call and no resource, once."""
+        """Raise the error of a command without a call and a resource, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def close(self, error: WeftError) -> None:
-        """Nothing comes any more: all calls that are under way end with this error."""
+        """The connection has ended: all calls in flight end with this error."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end([], error)
 
-    # ---- inside
+    # Inside
 
     def _begin(self, call: Call, op: Op, values: tuple[float | bytes, ...]) -> None:
         if self._failure is not None:
@@ -197,17 +196,17 @@ _CURRENT: ContextVar[Channel] = ContextVar("weft_channel")
 
 
 def install(channel: Channel) -> Token[Channel]:
-    """Make this the channel of the program that runs in this context."""
+    """Make this the channel of the program that runs in this `contextvars` context."""
     return _CURRENT.set(channel)
 
 
 def uninstall(token: Token[Channel]) -> None:
-    """Undo an `install`."""
+    """Restore the channel that was current before `install`."""
     _CURRENT.reset(token)
 
 
 def current() -> Channel:
-    """The channel of the program that calls. Raises `NoProgram` where none runs."""
+    """The channel of the calling program. Raises `NoProgram` outside a program."""
     try:
         return _CURRENT.get()
     except LookupError:

@@ -1,7 +1,7 @@
-"""A chat on its way into tokens: messages, the turn of the assistant that is still open, and the text so far.
+"""The messages of a chat, the open turn of the assistant, and their rendering into tokens.
 
-Owns what has to be appended (or forgotten) so that a sequence's tokens are those of the rendered chat. It does not hold
-the sequence: `weft.sdk.context` does, and calls it.
+Owns the edit (tokens to keep, tokens to add) that makes a sequence's tokens those of the rendered chat. It does not
+hold the sequence: `weft.sdk.token_buffer` does, and calls it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """How the tokens of a chat change: keep the first ones, then add others."""
+    """A change of a chat's tokens: keep the first `keep`, then append `add`."""
 
     keep: int
     add: list[int]
@@ -26,21 +26,21 @@ class Edit:
 
 @dataclass(slots=True)
 class Chat:
-    """Of one context."""
+    """The chat of one context."""
 
     messages: list[Message] = field(default_factory=list)
     raw: dict[int, str] = field(default_factory=dict)
-    """What the model wrote, of assistant messages whose tokens are still its own; by the message's place."""
+    """Text as the model wrote it, by message index, of assistant messages whose tokens are still the model's own."""
     text: str | None = ""
-    """Of all tokens of the chat; None: not known any more, so that they have to be compared."""
+    """Text of all tokens of the chat; None: unknown, so the next edit compares tokens."""
     turn: str | None = None
-    """What the assistant's open turn has so far; None: none is open."""
+    """Text so far of the assistant's open turn; None: no turn is open."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     template: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the template: documents, chat_template, template_kwargs."""
 
     def copy(self) -> Chat:
-        """Another one that changes by itself."""
+        """An independent copy."""
         return Chat(
             [dict(message) for message in self.messages],
             dict(self.raw),
@@ -56,7 +56,7 @@ class Chat:
         self.messages.append(dict(message))
 
     def cut(self, num_messages: int) -> None:
-        """Keep the first messages only."""
+        """Keep only the first `num_messages`."""
         del self.messages[num_messages:]
         self.raw = {at: text for at, text in self.raw.items() if at < num_messages}
         self.turn, self.text = None, None if self.messages else ""
@@ -70,47 +70,47 @@ class Chat:
         self.turn = None
 
     def said(self, text: str, ending: str = "") -> None:
-        """More text of the open turn, and of what ended it and is part of no message."""
+        """Add text to the open turn. `ending`: text of the token that ended it, which belongs to no message."""
         if self.turn is None:
             self.turn = ""
         self.turn += text
         if self.text is not None:
             self.text += text + ending
 
-    async def edit(self, tokens: list[int], *, cue: bool) -> Edit:
-        """What makes `tokens`, those of the chat so far, the tokens of its messages. `cue`: so that the assistant's
-        turn begins.
+    async def edit(self, tokens: list[int], *, add_generation_prompt: bool) -> Edit:
+        """The edit that turns `tokens`, those of the chat so far, into the tokens of its messages.
 
-        Where the text so far is what the rendered text begins with, only the rest is tokenized, so that what the model
-        generated stays as it is. Else all is tokenized and compared.
+        `add_generation_prompt`: the rendered text ends with the beginning of the assistant's turn. Where the rendered
+        text begins with the text so far, only the rest is tokenized, so that generated tokens stay as they are;
+        otherwise all of it is tokenized and compared. Raises `InvalidRequest` for a chat without messages.
         """
         if not self.messages:
             raise InvalidRequest("the chat has no messages yet; add one with system or user", "messages")
-        rest = None if self.text is None else await self._rest(self.text, cue)
+        rest = None if self.text is None else await self._rest(self.text, add_generation_prompt)
         if rest is not None:
             added = await tokenize(rest) if rest else []
             edit = Edit(len(tokens), added)
             self.text = (self.text or "") + rest
         else:
-            text = await self._render(self.messages, cue)
+            text = await self._render(self.messages, add_generation_prompt)
             wanted = await tokenize(text)
             keep = common_prefix(tokens, wanted)
             edit = Edit(keep, wanted[keep:])
             self.text = text
             self.raw.clear()
-        if cue:
+        if add_generation_prompt:
             self.turn = ""
         return edit
 
-    async def _rest(self, known: str, cue: bool) -> str | None:
-        """What is to follow the text so far; None if the chat is no longer what it was."""
+    async def _rest(self, known: str, add_generation_prompt: bool) -> str | None:
+        """The rendered text after `known`; None where the rendered text does not begin with it."""
         if self.raw:
             plain = [
                 {"role": "assistant", "content": self.raw[at]} if at in self.raw else message
                 for at, message in enumerate(self.messages)
             ]
             try:
-                text = await self._render(plain, cue)
+                text = await self._render(plain, add_generation_prompt)
             except Unsupported:
                 raise
             except InvalidRequest:
@@ -118,15 +118,15 @@ class Chat:
                 text = ""
             if text.startswith(known):
                 return text[len(known) :]
-        text = await self._render(self.messages, cue)
+        text = await self._render(self.messages, add_generation_prompt)
         return text[len(known) :] if text.startswith(known) else None
 
-    async def _render(self, messages: list[Message], cue: bool) -> str:
-        return await render(messages, cue=cue, tools=self.tools, **self.template)
+    async def _render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        return await render(messages, add_generation_prompt=add_generation_prompt, tools=self.tools, **self.template)
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:
-    """How many of the first tokens are the same."""
+    """Number of leading tokens that both lists share."""
     for at, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return at

@@ -5,8 +5,8 @@
         reply = await ctx.generate(max_tokens=30)
         branches = [ctx.fork() for _ in range(3)]
 
-What a program does with a text. How it becomes tokens on a sequence is `weft.sdk.token_buffer`. Both are written on the
-traits Sequence, Tokenize and Store alone: whatever they do, a program can do otherwise.
+How text and messages become tokens on a sequence is the part of `weft.sdk.token_buffer`. Both use only the traits
+Sequence, Tokenize and Store, so a program can do differently everything that they do.
 
 Messages and texts are taken at once; they are rendered, tokenized and put on the sequence at the next `await`.
 """
@@ -32,9 +32,9 @@ from weft.sdk.toolbox import Tool, ToolCall, result_text, schemas
 class Context(TokenBuffer):
     """A handle on a text and its KV.
 
-    `tools`: functions or JSON schemas that the model is told of. `template`: further arguments of the chat template
-    (`documents`, `chat_template`, `template_kwargs`). `sampler`: for generations that name none. `priority`: how early
-    it runs; lower is earlier.
+    `tools`: functions or JSON schemas offered to the model. `template`: further arguments of the chat template
+    (`documents`, `chat_template`, `template_kwargs`). `sampler`: default of its generations. `priority`: lower runs
+    earlier.
     """
 
     def __init__(
@@ -51,42 +51,42 @@ class Context(TokenBuffer):
         self.runnable_tools: list[Tool] = runnable
         self.sampler = sampler or Sampler()
         self.unanswered: dict[str, ToolCall] = {}
-        """Calls of tools by id that wait for `tool`."""
+        """Tool calls, by id, without a result yet; `tool` gives it."""
         self.num_calls = 0
-        """Calls of tools so far."""
+        """Number of tool calls so far."""
         if system is not None:
             self.system(system)
 
-    # ---- what the model reads
+    # Input of the model
 
     def fill(self, text: str | Iterable[int]) -> Self:
-        """Add text, or tokens. In a chat it is the beginning of the assistant's answer, or goes on with it."""
+        """Add text or tokens. In a chat they begin, or continue, the assistant's answer."""
         self.put(text if isinstance(text, str) else list(text))
         return self
 
     def message(self, role: str, content: str | None, **fields: Any) -> Self:
-        """Add a message. `fields` are further ones of OpenAI's form, such as `name`."""
+        """Add a message. `fields` are further fields of OpenAI's chat format, such as `name`."""
         self.put({"role": role, "content": content, **fields})
         return self
 
     def system(self, text: str) -> Self:
-        """Add a system message."""
+        """Add a message of the role `system`."""
         return self.message("system", text)
 
     def user(self, text: str) -> Self:
-        """Add a user's message."""
+        """Add a message of the role `user`."""
         return self.message("user", text)
 
     def assistant(self, text: str) -> Self:
-        """Add an answer that the model did not write."""
+        """Add an answer of the assistant that the model did not generate."""
         return self.message("assistant", text)
 
     def tool(self, call: ToolCall, result: object) -> Self:
-        """Add the result of a call: texts and answers of the web as they are, anything else as JSON."""
+        """Add the result of a tool call: text and HTTP responses as text, other values as JSON."""
         self.unanswered.pop(call.id, None)
         return self.message("tool", result_text(result), tool_call_id=call.id, name=call.name)
 
-    # ---- what the model writes
+    # Output of the model
 
     def generate(
         self,
@@ -97,10 +97,11 @@ class Context(TokenBuffer):
         grammar: Grammar | None = None,
         special: bool = False,
     ) -> Generation:
-        """Have the model go on: iterate for pieces of text, or await all of it.
+        """Generate: iterate over the result for pieces of text, or await it for the whole.
 
-        What ends it (a stop string, a stop token, the end of sequence) is part of neither the text nor the context; in
-        a chat the end of sequence stays, and ends the turn. `special`: the text has the names of special tokens in it.
+        The stop string, stop token or end of sequence that ends it belongs neither to the text nor to the context; in a
+        chat the end of sequence stays in the context and ends the turn. `special`: the text contains the names of
+        special tokens.
         """
         self.sequence.check()
         return Generation(self, sampler or self.sampler, stopping(stop, max_tokens), grammar, special=special)
@@ -113,12 +114,12 @@ class Context(TokenBuffer):
         sampler: Sampler | None = None,
         grammar: Grammar | None = None,
     ) -> str:
-        """The text that the model writes until something in `stop` holds or there are `max_tokens`."""
+        """The text that the model generates until a condition of `stop` holds or it has `max_tokens` tokens."""
         return (await self.generate(sampler, stop=stop, max_tokens=max_tokens, grammar=grammar)).text
 
     @property
     def last_text(self) -> str:
-        """What the model wrote last, without its reasoning."""
+        """The last generated text, without its reasoning."""
         return "" if self.last is None else self.last.answer
 
     def tool_calls(
@@ -129,8 +130,12 @@ class Context(TokenBuffer):
         max_tokens: int | None = None,
         parser: str | None = None,
     ) -> AsyncIterator[ToolCall]:
-        """Generate until the model calls tools, yield each call as soon as it is complete, and go on once all have
-        their result (`tool`), until an answer has no calls. See `weft.sdk.tool_rounds`."""
+        """Generate until the model calls tools, yield each call as soon as it is complete, and continue once every call
+        has its result (`tool`), until an answer has no calls.
+
+        Raises `Unsupported` for a model that was not trained to call tools, `InvalidRequest` for a call left without a
+        result, `LimitExceeded` if the model still calls tools after `max_rounds` rounds.
+        """
         return tool_rounds.tool_calls(self, max_rounds, sampler, max_tokens, parser)
 
     async def run_tools(
@@ -141,13 +146,14 @@ class Context(TokenBuffer):
         max_tokens: int | None = None,
         parser: str | None = None,
     ) -> str:
-        """The same, with the functions in `tools` called, each as soon as its call is complete; the last answer."""
+        """Like `tool_calls`, but run the functions in `tools`, each as soon as its call is complete. Returns the last
+        answer."""
         return await tool_rounds.run_tools(self, max_rounds, sampler, max_tokens=max_tokens, parser=parser)
 
-    # ---- branches and ways back
+    # Branches and rewinding
 
     def fork(self) -> Context:
-        """Another context that goes on from here by itself and shares all KV with this one."""
+        """An independent context that continues from here and shares all KV with this one."""
         self.sequence.check()
         twin = Context.__new__(Context)
         TokenBuffer.__init__(twin, self.chat.copy(), self.priority, parent=self)
@@ -157,7 +163,7 @@ class Context(TokenBuffer):
         return twin
 
     async def join(self, child: Context) -> None:
-        """Go on where another context is, usually a fork of this one, and give that one back."""
+        """Continue from the state of another context, usually a fork of this one, and release that one."""
         if child is self:
             return
         await self.flush()
@@ -172,13 +178,13 @@ class Context(TokenBuffer):
         child.drop()
 
     async def snapshot(self) -> Snapshot:
-        """The state as it is now, as a value: for `rewind`, for `Context.restored`, or as JSON."""
+        """The present state as a value: for `rewind`, for `Context.restored`, or as JSON."""
         await self.flush()
         model = await own_model()
         return Snapshot(model.name, tuple(self.tokens), self.base, self.chat.copy(), tuple(self.masks))
 
     async def rewind(self, to: Snapshot) -> None:
-        """Back to an earlier state, or on to a later one. What both have in common keeps its KV."""
+        """Return to an earlier state, or go to a later one. The common prefix keeps its KV."""
         if any(isinstance(item, TokenBuffer) for item in self.pending):
             await self.flush()
         await self.settle()
@@ -189,11 +195,11 @@ class Context(TokenBuffer):
         self.unanswered.clear()
 
     async def rewind_turns(self, turns: int = 1) -> None:
-        """Forget the last messages of users, and all that followed each."""
+        """Remove the last `turns` user messages and everything after the first of them."""
         await self.flush()
         places = [at for at, message in enumerate(self.chat.messages) if message["role"] == "user"]
         if not 1 <= turns <= len(places):
-            raise InvalidRequest(f"the chat has {len(places)} turns of users; {turns} cannot be forgotten", "turns")
+            raise InvalidRequest(f"the chat has {len(places)} user messages; {turns} cannot be removed", "turns")
         self.unanswered.clear()
         self.chat.cut(places[-turns])
         if self.chat.messages:
@@ -202,7 +208,7 @@ class Context(TokenBuffer):
             self.edit(self.base, [])
 
     async def truncate(self, num_tokens: int) -> None:
-        """Keep the first tokens only. A chat is no chat afterwards: what remains of it is text to go on from."""
+        """Keep only the first `num_tokens`. A chat becomes plain text to continue from."""
         await self.flush()
         if not 0 <= num_tokens <= len(self.tokens):
             raise InvalidRequest(
@@ -213,20 +219,21 @@ class Context(TokenBuffer):
         self.base = num_tokens
 
     async def mask(self, *ranges: tuple[int, int]) -> None:
-        """Hide ranges of tokens (first, past the last) from all that follows, instead of those hidden before; without
-        ranges, show everything again. The tokens keep their positions, and cost nothing to hide.
+        """Hide ranges of tokens (first, past the last) from all tokens that follow, instead of those hidden before;
+        without ranges, show all tokens again. Hidden tokens keep their positions.
 
-        What follows is this context's own: it is neither found nor shared by others that begin with the same tokens.
+        KV computed under a mask is private: contexts that begin with the same tokens do not share it.
         """
         await self.flush()
         if any(not 0 <= first <= last <= len(self.tokens) for first, last in ranges):
             raise InvalidRequest(f"{ranges} are not among the {len(self.tokens)} tokens of the context", "ranges")
         self.hide(tuple((first, last) for first, last in ranges))
 
-    # ---- across failures, runs and programs
+    # Across failures, runs and programs
 
     async def restore(self, timeout_s: float = 60.0) -> None:
-        """After `EngineDead`: the same tokens on a new sequence, computed again. Waits until the engine is back."""
+        """After `EngineDead`: compute the same tokens again on a new sequence. Waits up to `timeout_s` seconds for the
+        engine."""
         await context_store.restore(self, timeout_s)
 
     @classmethod
@@ -238,24 +245,24 @@ class Context(TokenBuffer):
         return ctx
 
     async def save(self, name: str) -> None:
-        """Keep it under a name, for this tenant's programs, durably: tokens, messages, and the model they belong to."""
+        """Store tokens, messages and the model's name durably under a name, for all programs of this tenant."""
         await context_store.save(self, name)
 
     @classmethod
     async def open(cls, name: str, **options: Any) -> Context:
-        """A context that was saved. Raises `UnknownHandle` for a name that is none and `InvalidRequest` for one that
-        belongs to another model. Its KV is found if it is still there, else computed again."""
+        """Open a saved context. Raises `UnknownHandle` for an unknown name and `InvalidRequest` for a context of
+        another model. KV that is still cached is reused, the rest is computed again."""
         return await cls.restored(await context_store.load(name), **options)
 
     def hold(self, seconds: float) -> None:
-        """Give it back, and have its KV kept a while for whoever begins with the same tokens."""
+        """Release it, and keep its KV for some seconds for a context that begins with the same tokens."""
         if self.parent is None:
             self.sequence.hold(seconds)
         else:
             self.sequence.close()
 
     def drop(self) -> None:
-        """Give it back. Does nothing the second time."""
+        """Release it. Idempotent."""
         self.give_back()
 
     async def __aenter__(self) -> Self:

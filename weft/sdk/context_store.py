@@ -1,4 +1,4 @@
-"""Contexts that outlive what computed them: kept under a name for the tenant, and restored after an engine's death."""
+"""Durable contexts: stored under a name for the tenant, and restored after the engine died."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from weft.sdk.context import Context
 
 PREFIX = "context:"
-"""Of the names of saved contexts among all that the store keeps."""
+"""Prefix of the store's names under which contexts are saved."""
 RETRY_S = 0.25
 
 
 async def save(ctx: Context, name: str) -> None:
-    """Keep a context under a name."""
+    """Store the snapshot of a context under a name."""
     snapshot = await ctx.snapshot()
     await store.put_json(PREFIX + name, snapshot.to_json())
 
 
 async def load(name: str) -> Snapshot:
-    """The snapshot that was saved under a name. Raises `UnknownHandle` where there is none."""
+    """The snapshot stored under a name. Raises `UnknownHandle` for an unknown name."""
     value = await store.get_json(PREFIX + name)
     if value is None:
         raise UnknownHandle(f"no context was saved as {name}")
@@ -34,7 +34,7 @@ async def load(name: str) -> Snapshot:
 
 
 async def delete(name: str) -> None:
-    """Forget a saved context. One that is not there is no error."""
+    """Delete a saved context. An unknown name is not an error."""
     await store.delete(PREFIX + name)
 
 
@@ -44,7 +44,7 @@ async def names() -> list[str]:
 
 
 async def restore(ctx: Context, timeout_s: float) -> None:
-    """The context's tokens on a new sequence, as soon as there is an engine again."""
+    """Compute the context's tokens on a new sequence. Retries for `timeout_s` seconds, then raises `EngineDead`."""
     if ctx.parent is not None:
         await ctx.parent.flush()
     with suppress(EngineDead):

@@ -1,6 +1,6 @@
-"""Distributions over the next token, and drawing from them in the program itself.
+"""Next-token distributions, and sampling from them inside the program.
 
-Log-probabilities are the model's own, in nats, of the `k` most probable tokens; what is beyond them is not known here.
+Log-probabilities are the model's own, in nats, of the `k` most probable tokens; those of other tokens are unknown here.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _ID = struct.Struct("<i")
 
 
 class _Packed:
-    """A distribution as it came. A field is unpacked when somebody looks at it: most loops want the likeliest token
-    alone, and hundreds of numbers as objects of Python are dear."""
+    """A distribution as packed bytes. A field is unpacked at its first use: most loops need the most probable token
+    alone, and hundreds of Python numbers cost more than the call that brought them."""
 
     __slots__ = ("_packed",)
     _packed: tuple[bytes, bytes, bytes] | None
-    """Ids int32, those below 0 (which come last) for none; log-probabilities float32; those of given tokens. None
-    where the fields were given."""
+    """Ids int32, negative ones (at the end) being padding; log-probabilities float32; those of given tokens. None
+    where the fields were set by the constructor."""
 
     def __getattr__(self, name: str) -> Any:
-        """What has no value yet."""
+        """Unpack a field that has no value yet."""
         if name == "_packed":
             return None
         if self._packed is None or name not in ("ids", "logprobs", "given"):
@@ -53,7 +53,7 @@ class Dist(_Packed):
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     given: tuple[float, ...] = ()
-    """Log-probabilities of the tokens that were asked for by name."""
+    """Log-probabilities of the given tokens, in their order."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,7 +63,7 @@ class Dist(_Packed):
         return iter(zip(self.ids, self.logprobs, strict=True))
 
     def max_index(self) -> int:
-        """The most probable token."""
+        """The id of the most probable token."""
         if self._packed is not None and self._packed[0]:
             first: int = _ID.unpack_from(self._packed[0])[0]
             if first >= 0:
@@ -72,7 +72,7 @@ class Dist(_Packed):
         return self.ids[0]
 
     def logprob(self, token: int) -> float:
-        """Of a token; minus infinity for one that is not among those known."""
+        """The log-probability of a token; minus infinity for an unknown one."""
         return self.logprobs[self.ids.index(token)] if token in self.ids else -math.inf
 
     def probs(self) -> list[float]:
@@ -81,23 +81,23 @@ class Dist(_Packed):
 
     @property
     def entropy(self) -> float:
-        """In nats, of the known tokens alone, scaled to a sum of 1."""
+        """Entropy in nats of the known tokens, normalised to a sum of 1."""
         self._check()
         weights = self._weights(1.0)
         total = sum(weights)
         return -sum(weight / total * math.log(weight / total) for weight in weights if weight > 0)
 
     def keep(self, allowed: Collection[int] | Callable[[int], bool]) -> Dist:
-        """Only the tokens that are allowed: a set, a grammar's `Allowed`, or a function that says so."""
+        """The allowed tokens only. `allowed` is a set, a grammar's `Allowed`, or a predicate."""
         is_allowed = allowed if callable(allowed) else allowed.__contains__
         return self._only([at for at, token in enumerate(self.ids) if is_allowed(token)])
 
     def top_k(self, k: int) -> Dist:
-        """The `k` most probable."""
+        """The `k` most probable tokens only."""
         return self._only(range(min(k, len(self.ids))))
 
     def top_p(self, p: float) -> Dist:
-        """The fewest whose probabilities together reach `p` of all that is known; at least one."""
+        """The fewest tokens whose probabilities reach the share `p` of the known ones together; at least one."""
         weights = self._weights(1.0)
         limit, total, count = p * sum(weights), 0.0, 0
         for weight in weights:
@@ -108,7 +108,7 @@ class Dist(_Packed):
         return self._only(range(count))
 
     def sample(self, temperature: float = 1.0, rng: random.Random | None = None) -> int:
-        """Draw one of the known tokens. Temperature 0 takes the most probable."""
+        """Sample one of the known tokens. Temperature 0 takes the most probable one."""
         self._check()
         if temperature <= 0:
             return self.ids[0]
@@ -119,7 +119,7 @@ class Dist(_Packed):
         return Dist(tuple(self.ids[at] for at in places), tuple(self.logprobs[at] for at in places), self.given)
 
     def _weights(self, temperature: float) -> list[float]:
-        """Proportional to the probabilities; the largest is 1, so that none overflows."""
+        """Weights proportional to the probabilities; the largest is 1, so that none overflows."""
         best = max(self.logprobs, default=0.0)
         return [math.exp((logprob - best) / temperature) for logprob in self.logprobs]
 
@@ -129,7 +129,7 @@ class Dist(_Packed):
 
 
 def unpack_dist(ids: bytes, logprobs: bytes, given: bytes = b"") -> Dist:
-    """One distribution from its packed parts. Ids below 0 stand for none."""
+    """A distribution from its packed parts. Negative ids are padding."""
     dist = Dist.__new__(Dist)
     object.__setattr__(dist, "_packed", (ids, logprobs, given))
     return dist

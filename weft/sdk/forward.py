@@ -1,5 +1,5 @@
-"""The traits Forward, InputText and OutputText: one forward pass over explicit pages and embeddings, and what it says
-about the next token.
+"""The traits Forward, InputText and OutputText: forward passes over explicit pages and embeddings, and next-token
+distributions.
 
     inputs, output = queue.alloc_embeds(len(tokens)), queue.alloc_embeds(1)
     pages = queue.alloc_pages(1)
@@ -18,21 +18,21 @@ from weft.abi.operations import Op
 from weft.sdk.answers import Answer, dump, pack_ints, unpack_ints
 from weft.sdk.calls import Blobs
 from weft.sdk.dist import Dist, unpack_dist
-from weft.sdk.pages import Embed, Page, PageCalls, pack
+from weft.sdk.pages import Embed, Page, PageQueue, pack
 from weft.sdk.sampling import Sampler
 
 DIST_K = 256
-"""Tokens of a distribution, unless one asks for another number."""
+"""Default number of tokens in a distribution."""
 Mask = Sequence[Sequence[bool]]
 """[inputs, all tokens seen], true where the input sees the token: those of the pages read in order, then the inputs."""
 
 
-class ForwardCalls(PageCalls):
-    """The part of a queue that computes."""
+class ForwardQueue(PageQueue):
+    """The commands of a queue that compute."""
 
     _sampler: Sampler | None = None
     _sampling = b"{}"
-    """The sampler of the last call, as it travels: a loop draws with the same one."""
+    """The JSON of the last call's sampler: a loop samples with the same one."""
 
     def embed_text(self, tokens: Iterable[int], positions: Iterable[int], embeds: Iterable[Embed]) -> None:
         """Fill embeddings with those of tokens, each at its position in the text (from 0)."""
@@ -51,11 +51,11 @@ class ForwardCalls(PageCalls):
         outputs: Iterable[Embed] = (),
         mask: Mask | None = None,
     ) -> None:
-        """One pass over the inputs.
+        """Run one forward pass over the input embeddings.
 
-        They see the tokens in the pages of `read`, and each other: as the mask says, or, without one, what is not
-        later than themselves. Their KV goes to the pages of `write`, from the first free place on, or nowhere. The last
-        inputs' final hidden states go to `outputs`, as many as there are.
+        The inputs attend to the tokens in the pages of `read` and to each other: as the mask says, or, without one,
+        causally by position. Their KV is written to the pages of `write`, from the first free place on; without pages
+        it is not kept. The final hidden states of the last `len(outputs)` inputs are written to `outputs`.
         """
         self.check()
         channel = self.channel
@@ -75,9 +75,9 @@ class ForwardCalls(PageCalls):
         sampler: Sampler | None = None,
         index: int = 0,
     ) -> Answer[int]:
-        """Embed tokens, compute them, and sample what follows the last one: a whole step in one call.
+        """Embed tokens, compute them, and sample the token after the last one, in one call.
 
-        `index` counts the tokens that a seed has drawn: with the same seed and index comes the same token.
+        `index` counts the draws of a seed: the same seed and index give the same token.
         """
         self.check()
         if not tokens or len(tokens) != len(positions):
@@ -103,7 +103,7 @@ class ForwardCalls(PageCalls):
     def next_dists(
         self, outputs: Sequence[Embed], k: int = DIST_K, *, given: Sequence[Sequence[int]] = ()
     ) -> Answer[list[Dist]]:
-        """The same of several embeddings at once; `given` has as many tokens for each of them."""
+        """`next_dist` of several embeddings at once. `given` has equally many tokens for each."""
         count = len(outputs)
         sizes = {len(tokens) for tokens in given}
         if given and (len(given) != count or len(sizes) != 1):
@@ -142,6 +142,6 @@ def _dists(blobs: Blobs, count: int) -> list[Dist]:
 
 
 def _cut(blob: bytes, at: int, count: int) -> bytes:
-    """The part of one of `count` rows."""
+    """Row `at` of `count` rows of equal size."""
     size = len(blob) // count
     return blob[at * size : (at + 1) * size]

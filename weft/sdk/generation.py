@@ -6,7 +6,8 @@
     reply = await ctx.generate(max_tokens=50)           # all of it
     reply.text, reply.tokens, reply.reason, reply.usage
 
-Owns what was read of the generation. What it means for the context's tokens and messages is the context's.
+Owns the text and tokens read so far. Their effect on tokens and messages of the context is the part of
+`weft.sdk.token_buffer`.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from weft.text.deltas import Content, Delta, Reasoning
 from weft.text.reasoning import OPEN, ReasoningParser
 
 
-class Host(Protocol):
-    """The context, as its generations see it."""
+class GenerationHost(Protocol):
+    """A context, as its generations see it."""
 
     async def begin(self, generation: Generation) -> Generating:
-        """Put it on the sequence."""
+        """Start a generation on the sequence."""
 
     def grow(self, part: Part) -> None:
-        """The sequence has these tokens more."""
+        """The sequence has grown by the tokens of a part."""
 
     async def end(self, generation: Generation, *, is_whole: bool) -> None:
-        """It has ended; `is_whole`: by itself, so that text and tokens are the same."""
+        """The generation has ended. `is_whole`: by itself, so that text and tokens agree."""
 
 
 class Generation:
-    """What a model writes on a context. It begins when it is first awaited or iterated over."""
+    """A generation on a context. It starts when it is first awaited or iterated over."""
 
     def __init__(
         self,
-        host: Host,
+        host: GenerationHost,
         sampler: Sampler,
         stop: Stop,
         grammar: Grammar | None = None,
@@ -53,39 +54,39 @@ class Generation:
         self.special = special
         self._text = ""
         self.tokens: list[int] = []
-        """So far: all that were sampled, those of a stop string and the end of sequence too."""
+        """All tokens sampled so far, those of a stop string and the end of sequence too."""
         self.logprobs: list[Logprob] = []
-        """One per token, where the sampler has `logprobs`."""
+        """One per token, where the sampler sets `logprobs`."""
         self.reason = ""
-        """Once it has ended: stop, length, or cancelled."""
+        """Once it has ended: `stop`, `length`, `cancelled`, or the kind of an error."""
         self.stop: str | int | None = None
         """The stop string or token that ended it; None for the end of sequence."""
         self.usage = Usage()
         self.prompt_thinks = False
         """Whether the prompt ends inside the model's reasoning."""
         self.is_whole = False
-        """Whether nobody reads along: then it comes in one part."""
+        """Whether no task reads along: the host then sends everything in one part."""
         self.is_reading = False
-        """Whether a task waits for the next part right now."""
+        """Whether a task is waiting for the next part."""
         self._host = host
         self._generating: Generating | None = None
         self._ended = False
 
     @property
     def text(self) -> str:
-        """The text so far, without what ended it. Raises `InvalidRequest` before the generation has begun."""
+        """The text so far, without the stop string. Raises `InvalidRequest` before the generation has begun."""
         if self._generating is None and not self._ended:
             raise InvalidRequest("the generation has not begun: `await` it or iterate over it before you read its text")
         return self._text
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, and all of it was read."""
+        """Whether it has ended and was read to the end."""
         return self._ended
 
     @property
     def reasoning(self) -> str:
-        """What the model thought between `<think>` and `</think>`."""
+        """The text between `<think>` and `</think>`."""
         return "".join(delta.text for delta in self._split() if isinstance(delta, Reasoning))
 
     @property
@@ -97,24 +98,24 @@ class Generation:
         return self._read().__await__()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """Pieces of text, as they become certain."""
+        """Pieces of text as they become final: none is shown that a stop string may still take."""
         async for part in self.parts():
             if part.text:
                 yield part.text
 
     async def each_token(self) -> AsyncIterator[int]:
-        """Tokens, one by one."""
+        """Iterate over the tokens, one by one."""
         async for part in self.parts():
             for token in part.tokens:
                 yield token
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Tokens and text that came together."""
+        """Iterate over parts: tokens and text that arrived together."""
         while (part := await self._next()) is not None:
             yield part
 
     async def cancel(self) -> None:
-        """End it. The context keeps the tokens that were read, and forgets those that were not."""
+        """Stop it. The context keeps the tokens that were read and drops the others."""
         if self._ended:
             return
         if self._generating is None:
@@ -125,13 +126,13 @@ class Generation:
             async for _ in self._generating:
                 pass
         except WeftError:
-            # It is over, whatever ended it; what concerns the sequence too is raised by its next use.
+            # It has ended; an error of the sequence is raised by the next use of the sequence.
             pass
         finally:
             self._ended, self.reason = True, "cancelled"
             await self._host.end(self, is_whole=False)
 
-    # ---- inside
+    # Inside
 
     async def _read(self) -> Generation:
         self.is_whole = self._generating is None
@@ -151,7 +152,7 @@ class Generation:
                 self._generating = await self._host.begin(self)
             part = await anext(self._generating, None)
         except WeftError as error:
-            # What came before it stays, so that the context can be restored and go on.
+            # Earlier parts stay, so that the context can be restored and continue.
             if self._generating is not None:
                 self._ended, self.reason = True, error.kind
                 await self._host.end(self, is_whole=False)

@@ -1,4 +1,4 @@
-"""Grammars as values: what a generated text must look like. And `Matcher`, for programs that choose tokens themselves.
+"""Grammars as values, and `Matcher` for programs that choose tokens themselves.
 
 await ctx.generate(grammar=json_schema({"type": "object", "properties": {"age": {"type": "integer"}}}))
 await ctx.generate(grammar=choice(["yes", "no"]))
@@ -21,33 +21,33 @@ from weft.sdk.channel import Channel, Resource, current
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The generated text, from its first token to the end of sequence, belongs to this language."""
+    """A language that the generated text, from its first token to the end of sequence, must belong to."""
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
 
     def to_json(self) -> dict[str, str]:
-        """As it travels."""
+        """Its JSON form on the wire."""
         return {"kind": self.kind, "text": self.text}
 
 
 def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
-    """A JSON value that the schema allows; `True` or `{}` allow any."""
+    """JSON values that the schema allows; `True` or `{}` allow any value."""
     return Grammar("json_schema", json.dumps(schema, separators=(",", ":"), ensure_ascii=False))
 
 
 def json_object() -> Grammar:
-    """Any JSON object."""
+    """JSON objects with any content."""
     return json_schema({"type": "object"})
 
 
 def regex(pattern: str) -> Grammar:
-    """A text that the expression matches as a whole; no look-around, no back-references."""
+    """Texts that the expression matches as a whole; look-around and back-references are not supported."""
     return Grammar("regex", pattern)
 
 
 def choice(options: Sequence[str]) -> Grammar:
-    """One of the options, to the letter."""
+    """Exactly one of the options."""
     if not options or isinstance(options, str):
         raise InvalidRequest("a choice needs a list of at least one option", "options")
     return Grammar("lark", "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
@@ -70,14 +70,14 @@ def ebnf(rules: str) -> Grammar:
 
 
 class Allowed:
-    """The tokens that may come next, as a set that costs a bit each."""
+    """The set of tokens that may come next, one bit each."""
 
     __slots__ = ("_bits", "done")
 
     def __init__(self, bits: bytes, done: bool = False):
         self._bits = bits
         self.done = done
-        """Whether the text is complete and nothing may follow but its end."""
+        """Whether the text is complete and only its end may follow."""
 
     def __contains__(self, token: object) -> bool:
         """Whether the token may come next."""
@@ -92,12 +92,12 @@ class Allowed:
                 yield from (8 * at + bit for bit in range(8) if byte >> bit & 1)
 
     def __len__(self) -> int:
-        """How many tokens may come next."""
+        """The number of tokens that may come next."""
         return int.from_bytes(self._bits, "little").bit_count()
 
 
 class Matcher(Resource):
-    """A grammar that is followed token by token, by a program that chooses the tokens itself.
+    """The state of a grammar, advanced token by token by a program that chooses the tokens itself.
 
     async with Matcher(json_object()) as matcher:
         allowed = await matcher.push([])            # before the first token
@@ -113,13 +113,13 @@ class Matcher(Resource):
         opened.spill = True
 
     def push(self, tokens: Iterable[int] = ()) -> Answer[Allowed]:
-        """Follow these tokens; what may come after them. Raises `InvalidRequest` for a token that was not allowed, or a
-        grammar that is none."""
+        """Advance by these tokens and get the tokens that may follow. Raises `InvalidRequest` for a token that was not
+        allowed, or an invalid grammar."""
         self.check()
         return Answer(self.channel.ask(Op.MATCHER_PUSH, self.number, pack_ints(tokens), owner=self), _allowed)
 
     def release(self) -> None:
-        """Give it back. Does nothing the second time."""
+        """Release it. Idempotent."""
         if self.is_open:
             self.channel.post(Op.MATCHER_CLOSE, self.number, owner=self)
             self.close()

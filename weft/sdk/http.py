@@ -1,4 +1,4 @@
-"""Requests to the web, by way of the host, which allows only what the program's allow-list names.
+"""HTTP requests through the host, which permits only the hosts of the program's allow-list.
 
 from weft.sdk import http
 
@@ -22,23 +22,23 @@ from weft.sdk.main import encode
 
 TIMEOUT_S = 30.0
 MAX_BYTES = 1 << 20
-"""Of an answer's body, unless the request says otherwise."""
+"""Default limit of a response's body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a server answered, whatever its status."""
+    """A response, of any status."""
 
     status: int
     headers: Mapping[str, str]
     """Names in lower case."""
     url: str
-    """Where it came from, after redirects."""
+    """The final URL, after redirects."""
     body: bytes
 
     @property
     def ok(self) -> bool:
-        """Whether the status is one of success."""
+        """Whether the status is 200 to 299."""
         return 200 <= self.status < 300
 
     @property
@@ -55,14 +55,14 @@ class Response:
             return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """The body as JSON. Raises `InvalidRequest` where it is none."""
+        """The body decoded as JSON. Raises `InvalidRequest` for a body that is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
-            raise InvalidRequest(f"the answer of {self.url} (status {self.status}) is no JSON") from None
+            raise InvalidRequest(f"the answer of {self.url} (status {self.status}) is not JSON") from None
 
     def check(self) -> Response:
-        """Itself; raises `NetworkFailed` unless the status is one of success."""
+        """The response itself. Raises `NetworkFailed` unless its status is 200 to 299."""
         if not self.ok:
             raise NetworkFailed(f"{self.url} answered with status {self.status}")
         return self
@@ -78,7 +78,7 @@ def request(
     max_bytes: int = MAX_BYTES,
 ) -> Answer[Response]:
     """Send a request. The awaited answer raises `NetworkDenied` for an address that is not allowed and `NetworkFailed`
-    for a request that did not succeed; a status of failure is no error."""
+    for a request without a complete response. A status of 400 or above is a response, not an error."""
     about = {
         "method": method.upper(),
         "url": url,
@@ -90,14 +90,14 @@ def request(
 
 
 def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Answer[Response]:
-    """GET."""
+    """Send a GET request."""
     return request("GET", url, headers=headers, timeout_s=timeout_s)
 
 
 def post(
     url: str, body: object = b"", *, headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
 ) -> Answer[Response]:
-    """POST: bytes and texts as they are, any other value as JSON."""
+    """Send a POST request. A body of bytes or text is sent as it is, any other value as JSON."""
     fields = dict(headers or {})
     if isinstance(body, str):
         data = body.encode()

@@ -1,4 +1,5 @@
-"""The traits InputImage and Adapter: their calls, which no model of this server carries out yet. Each says so by name.
+"""The calls of the traits InputImage and Adapter. No model supports them yet: each raises `Unsupported`, naming the
+trait.
 
 A program asks first: `(await own_model()).has("InputImage")`.
 """

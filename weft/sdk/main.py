@@ -1,7 +1,7 @@
-"""From the source of a program to the JSON of its result, the same where it is trusted and in the sandbox.
+"""Runs a program: from its source to the JSON of its result, trusted and sandboxed alike.
 
-Owns what a program is: source text with a function `main`, sync or async, that takes the run's arguments or nothing.
-It does not know channels or limits. Called by the runners, inside the context in which the channel is installed.
+Owns the form of a program: source text with a function `main`, sync or async, that takes the run's arguments or
+nothing. It does not know channels or limits. The runners call it in the context in which the channel is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WEFT = __file__.rpartition("sdk/")[0]
 async def run(code: CodeType, args: bytes = b"") -> bytes:
     """Load a program, call its `main` with the arguments (JSON; nothing: null), and encode what it returns.
 
-    Raises `InvalidRequest` for what is wrong with the program's form, and whatever `main` raises.
+    Raises `InvalidRequest` for a program without a valid `main`, and the errors of `main` itself.
     """
     return encode_result(await call(load(code), decode_args(args)))
 
@@ -51,7 +51,7 @@ def compiled(source: str, name: str) -> CodeType:
 def load(code: CodeType) -> Main:
     """Execute a source as a module and get its `main`.
 
-    Raises `InvalidRequest` for a source without a `main`, and whatever the source itself raises.
+    Raises `InvalidRequest` for a source without a valid `main`, and the errors of the source itself.
     """
     name, module = code.co_filename, ModuleType(MODULE)
     # Classes of a program look their module up by name while they are made (dataclasses do).
@@ -73,28 +73,29 @@ def load(code: CodeType) -> Main:
 
 
 async def call(main: Main, args: object) -> object:
-    """What `main` returns. It gets the arguments if it takes any."""
+    """Call `main`, with the arguments if it takes any, and return its value."""
     value = main(args) if _takes_args(main) else main()
     return await value if inspect.isawaitable(value) else value
 
 
 def decode_args(args: bytes) -> Any:
-    """The arguments of a run from their JSON; None for nothing. Raises `InvalidRequest`."""
+    """Decode the arguments of a run; None for no bytes. Raises `InvalidRequest` for bytes that are not JSON."""
     if not args:
         return None
     try:
         return json.loads(args)
     except ValueError as error:
-        raise InvalidRequest(f"the arguments are no JSON: {error}", "args") from None
+        raise InvalidRequest(f"the arguments are not JSON: {error}", "args") from None
 
 
 def encode_result(value: object) -> bytes:
-    """The JSON of what `main` returned; dataclasses become objects. Raises `InvalidRequest` for what is no JSON."""
+    """Encode the value that `main` returned; dataclasses become objects. Raises `InvalidRequest` for a value without a
+    JSON form."""
     return encode(value, "the result of main")
 
 
 def encode(value: object, what: str) -> bytes:
-    """Compact JSON as UTF-8. `what` is what an `InvalidRequest` calls the value."""
+    """Encode a value as compact JSON in UTF-8. `what` names the value in an `InvalidRequest`."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
         return text.encode()
@@ -153,5 +154,5 @@ def _default(value: object) -> object:
             value.close()  # or Python warns that it was never awaited
         raise TypeError(f"it holds a {type(value).__name__} that was not awaited; write `await` before it")
     if isinstance(value, bytes | bytearray):
-        raise TypeError("bytes are no JSON; decode them to text first")
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+        raise TypeError("bytes have no JSON form; decode them to text first")
+    raise TypeError(f"a {type(value).__name__} has no JSON form")

@@ -24,7 +24,7 @@ from weft.sdk.main import encode
 
 
 class Message(NamedTuple):
-    """Of a subscription."""
+    """A message of a subscription."""
 
     topic: str
     value: Any
@@ -36,12 +36,12 @@ def broadcast(topic: str, message: object) -> None:
 
 
 def subscribe(topic: str) -> Subscription:
-    """Hear what is broadcast on a topic from now on, by this program too."""
+    """Subscribe to a topic: messages broadcast from now on, this program's own included."""
     return Subscription(topic)
 
 
 class Subscription:
-    """Messages of one topic, in order: iterate over it, or `get` one. Give it back with `close` or `async with`."""
+    """The messages of one topic, in order: iterate over it, or `get` one. End it with `close` or `async with`."""
 
     def __init__(self, topic: str):
         self.topic = topic
@@ -61,7 +61,7 @@ class Subscription:
         return await self.get()
 
     def close(self) -> None:
-        """Hear no more of it."""
+        """End the subscription."""
         self._stream.cancel()
 
     async def __aenter__(self) -> Self:
@@ -80,9 +80,9 @@ def launch(
     args: object = None,
     limits: Mapping[str, Any] | None = None,
 ) -> Child:
-    """Start a program: one that was uploaded, by name, or one from its source.
+    """Launch a program as a child: an uploaded one by name, or one from its source.
 
-    It runs with what remains of this program's limits, or with less where `limits` says so, and is cancelled when this
+    The child spends what remains of this program's limits, or less where `limits` says so, and is cancelled when this
     program ends.
     """
     if (program is None) == (source is None):
@@ -102,16 +102,16 @@ class Child(Resource):
         self._started.spill = True
 
     def started(self) -> Answer[str]:
-        """The number of its run, once it has started. Raises what kept it from starting."""
+        """The id of its run, once it has started. Raises the error that kept it from starting."""
         return Answer(self._started, _run)
 
     def join(self) -> Answer[Any]:
-        """What its `main` returned. Raises `ProgramFailed` if it ended with an error."""
+        """The value that its `main` returned. Raises `ProgramFailed` if it ended with an error."""
         self.check()
         return Answer(self.channel.ask(Op.JOIN, self.number, owner=self), json_of)
 
     def cancel(self) -> None:
-        """End it. A `join` then raises `Cancelled`."""
+        """Cancel it. A `join` then raises `RunCancelled`."""
         self.check()
         self.channel.post(Op.KILL, self.number, owner=self)
 

@@ -1,6 +1,6 @@
-"""Models and what they can do: the part of the Core trait that a program asks first.
+"""The models of the server and their traits.
 
-A program runs beside one model, its own; the others of the server are listed so that it can launch programs there.
+A program runs beside one model, its own; the others are listed so that the program can launch children beside them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUPERTRAITS: Mapping[str, tuple[str, ...]] = {
     "Grammar": ("Core",),
     "Store": ("Core",),
 }
-"""Names of all traits, and which others each one includes."""
+"""Each trait, and the traits that it includes."""
 _KEY = "models"
 
 
@@ -40,23 +40,23 @@ class Model:
     traits: tuple[str, ...] = ()
     vocab_size: int = 0
     page_size: int = 0
-    """Tokens of a KV page."""
+    """Tokens per KV page."""
     max_context: int = 0
-    """Longest sequence."""
+    """Tokens of the longest sequence."""
     eos_token_ids: tuple[int, ...] = ()
     hidden_size: int = 0
-    """Numbers of an embedding."""
+    """Elements of an embedding."""
     chat_template: bool = True
-    """Whether messages can be rendered for it."""
+    """Whether it has a chat template."""
     dtype: str = ""
     device: str = ""
     tool_call_parser: str | None = None
-    """How the model writes calls of tools: a key of `weft.text.tool_calls.PARSERS`; None: it was not trained to."""
+    """The form in which it writes tool calls, a key of `weft.text.tool_calls.PARSERS`; None: it was not trained to."""
     reasoning: bool = False
-    """Whether it thinks between `<think>` and `</think>`."""
+    """Whether it writes reasoning between `<think>` and `</think>`."""
 
     def has(self, trait: str) -> bool:
-        """Whether it has the trait."""
+        """Whether the model has a trait."""
         return trait in self.traits
 
     def require(self, trait: str) -> None:
@@ -66,7 +66,7 @@ class Model:
 
 
 async def models() -> list[Model]:
-    """All models of the server, the program's own first. Asked once.
+    """All models of the server, the program's own first. Cached after the first call.
 
     >>> [model.name for model in await models()]
     """
@@ -84,7 +84,7 @@ async def own_model() -> Model:
 
 
 def _model(fields: Mapping[str, Any]) -> Model:
-    """Fields that this version does not know are left out: the host may be newer."""
+    """Drop fields that this version does not know: the host may be newer."""
     names = {field.name for field in dataclasses.fields(Model)}
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in fields.items() if key in names

@@ -4,9 +4,9 @@
     pages = queue.alloc_pages(4)        # usable at once; `await pages` to be sure that they are there
     queue.free_pages(pages)
 
-Calls of a queue run in order, so nothing has to be awaited before it is used. What fails is raised by the next thing
-done with the queue. Most programs want a `Sequence` or a `Context` instead: those keep lineage, share prefixes, and are
-recomputed when memory is short.
+Commands of a queue run in order, so a handle can be used before its allocation is awaited. An error is raised by the
+next use of the queue. Most programs want a `Sequence` or a `Context` instead: those keep lineage, share prefixes, and
+are recomputed when memory is short.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft.sdk.calls import Blobs, Call
 from weft.sdk.channel import Channel, Resource
 
 MAX_IMPORT_PAGES = 1 << 16
-"""Numbers set aside for an import, whose size is not known before it is there."""
+"""Numbers reserved for an import, whose size is unknown until it arrives."""
 
 
 class Handle:
-    """A page or an embedding: a number, and whether it is still the program's."""
+    """A page or an embedding: its number, and whether the program still holds it."""
 
     __slots__ = ("channel", "is_open", "number")
     noun = "handle"
@@ -40,14 +40,14 @@ class Handle:
 
 
 class Page(Handle):
-    """A KV page: room for the KV of `Model.page_size` tokens."""
+    """A KV page: holds the KV of `Model.page_size` tokens."""
 
     __slots__ = ()
     noun = "page"
 
 
 class Embed(Handle):
-    """Room for one embedding: the input or the output of a forward pass at one position."""
+    """An embedding: one vector, the input or the output of a forward pass at one position."""
 
     __slots__ = ()
     noun = "embedding"
@@ -57,8 +57,8 @@ H = TypeVar("H", bound=Handle)
 
 
 class Allocation(list[H], Generic[H]):
-    """Handles that are being allocated: a list that can be used at once. Awaiting it gives the list itself, or raises
-    `OutOfPages` when a bounded wait has ended without them."""
+    """Handles under allocation: a list that can be used at once. Awaiting it returns the list itself, or raises
+    `OutOfPages` if a bounded wait ended without free pages."""
 
     def __init__(self, handles: Iterable[H], call: Call):
         super().__init__(handles)
@@ -70,31 +70,31 @@ class Allocation(list[H], Generic[H]):
         return self
 
 
-class PageCalls(Resource):
-    """The part of a queue that allocates."""
+class PageQueue(Resource):
+    """The commands of a queue that allocate, copy, mask, export and import pages."""
 
     noun = "queue"
 
     def alloc_pages(self, count: int) -> Allocation[Page]:
-        """Pages, empty."""
+        """Allocate `count` empty pages."""
         return self._alloc(Op.PAGES_ALLOC, Page, count)
 
     def alloc_embeds(self, count: int) -> Allocation[Embed]:
-        """Embeddings, empty."""
+        """Allocate `count` embeddings."""
         return self._alloc(Op.EMBEDS_ALLOC, Embed, count)
 
     def free_pages(self, pages: Page | Iterable[Page]) -> None:
-        """Give pages back. Using them afterwards raises `UnknownHandle` at once."""
+        """Free pages. Using them afterwards raises `UnknownHandle` at once."""
         self._free(Op.PAGES_FREE, (pages,) if isinstance(pages, Page) else pages)
 
     def free_embeds(self, embeds: Embed | Iterable[Embed]) -> None:
-        """Give embeddings back."""
+        """Free embeddings. Using them afterwards raises `UnknownHandle` at once."""
         self._free(Op.EMBEDS_FREE, (embeds,) if isinstance(embeds, Embed) else embeds)
 
     def copy_tokens(
         self, source: Page, dest: Page, *, source_offset: int = 0, dest_offset: int = 0, count: int
     ) -> None:
-        """Copy the KV of `count` tokens from a place in one page to a place in another."""
+        """Copy the KV of `count` tokens from an offset in one page to an offset in another."""
         self.check()
         _check(source, self.channel)
         _check(dest, self.channel)
@@ -102,7 +102,7 @@ class PageCalls(Resource):
         self.channel.post(Op.TOKENS_COPY, *values, owner=self)
 
     def mask_page(self, page: Page, hidden: Iterable[bool]) -> None:
-        """Hide tokens of a page from those who read it by this handle; true: hidden. At most 32 tokens."""
+        """Hide tokens of a page from forwards that read it by this handle. `hidden`: one bool per token, at most 32."""
         self.check()
         _check(page, self.channel)
         bits = sum(1 << at for at, is_hidden in enumerate(hidden) if is_hidden)
@@ -111,12 +111,13 @@ class PageCalls(Resource):
         self.channel.post(Op.PAGE_MASK, self.number, page.number, bits, owner=self)
 
     def export_pages(self, pages: Iterable[Page], name: str) -> Answer[None]:
-        """Let other programs of this tenant import the pages as they are now, until the name is released."""
+        """Export the pages as they are now under a name, for programs of this tenant, until the name is released."""
         call = self._ask(Op.PAGES_EXPORT, pack(pages, self.channel), name.encode())
         return Answer(call, nothing)
 
     def import_pages(self, name: str) -> Answer[list[Page]]:
-        """Pages that were exported under a name: shared, to be read. Raises `UnknownHandle` for a name that is none."""
+        """Import the pages exported under a name: shared, copied at the first write. Raises `UnknownHandle` for an
+        unknown name."""
         channel, first = self.channel, self.channel.number(MAX_IMPORT_PAGES)
         call = self._ask(Op.PAGES_IMPORT, first, name.encode())
 
@@ -129,10 +130,10 @@ class PageCalls(Resource):
         return Answer(call, decode)
 
     def release_export(self, name: str) -> Answer[None]:
-        """Forget an export. Pages that were imported stay."""
+        """Remove an export. Pages already imported stay."""
         return Answer(self._ask(Op.PAGES_RELEASE, name.encode()), nothing)
 
-    # ---- inside
+    # Inside
 
     def _ask(self, op: Op, *values: float | bytes) -> Call:
         self.check()
@@ -161,10 +162,10 @@ class PageCalls(Resource):
 
 
 def pack(handles: Iterable[Handle], channel: Channel) -> bytes:
-    """Numbers of handles, each of which must still be this program's: else `UnknownHandle`."""
+    """Pack the numbers of handles. Raises `UnknownHandle` for one that this program does not hold."""
     chosen = handles if isinstance(handles, list) else list(handles)
     for handle in chosen:
-        # In place, because every call of a fine-grained loop comes by here.
+        # Inlined: every command of a fine-grained loop passes here.
         if not handle.is_open or handle.channel is not channel:
             _check(handle, channel)
     return pack_handles([handle.number for handle in chosen])

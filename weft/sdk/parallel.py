@@ -1,4 +1,4 @@
-"""Many contexts at once: forks that work beside each other, in the same batches of the engine.
+"""Concurrent work on forks of a context, in the same batches of the engine.
 
 answers = await map_forks(ctx, ask, ["red", "green", "blue"])
 best = await best_of(ctx, 4, score=lambda generation: len(generation.text), max_tokens=50)
@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 
 async def gather(awaitables: Iterable[Awaitable[T]], limit: int | None = None) -> list[T]:
-    """Results in order; at most `limit` are waited for at once.
+    """Await all, at most `limit` at once, and return their results in order.
 
     When one fails, the others are cancelled, and the first error is raised once they have ended.
     """
@@ -42,7 +42,7 @@ async def gather(awaitables: Iterable[Awaitable[T]], limit: int | None = None) -
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Coroutines whose turn never came would complain about it.
+        # Close coroutines that were never started; Python would warn about them.
         for awaitable in waiting:
             if asyncio.iscoroutine(awaitable):
                 awaitable.close()
@@ -52,7 +52,7 @@ async def gather(awaitables: Iterable[Awaitable[T]], limit: int | None = None) -
 async def map_forks(
     ctx: Context, work: Callable[[Context, V], Awaitable[T]], items: Iterable[V], *, limit: int | None = None
 ) -> list[T]:
-    """What `work(fork, item)` returns for each item, each on a fork of its own, which is given back afterwards."""
+    """The result of `work(fork, item)` for each item, in order. Each fork is released afterwards."""
     await ctx.flush()
 
     async def one(item: V) -> T:
@@ -70,14 +70,14 @@ async def best_of(
     limit: int | None = None,
     **options: Any,
 ) -> Generation:
-    """Generate `n` times on forks, and go on with the one of the highest score; ties go to the earlier one.
+    """Generate `n` times on forks, and continue from the one with the highest score; ties go to the earlier one.
 
     `options` as for `Context.generate`. A sampler with a seed draws with the seed + the number of the fork.
     """
     if n < 1:
         raise InvalidRequest(f"n must be at least 1, got {n}", "n")
-    # The turn begins before the forks do: their prompt is then the same, and computed once.
-    await ctx.flush(cue=True)
+    # Begin the turn before forking, so that the prompt of all forks is the same and is computed once.
+    await ctx.flush(add_generation_prompt=True)
     sampler = options.pop("sampler", None) or ctx.sampler
     forks = [ctx.fork() for _ in range(n)]
 

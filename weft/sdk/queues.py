@@ -1,4 +1,4 @@
-"""Command queues: calls of one queue run in order, calls of different queues beside each other.
+"""Command queues: commands of one queue run in order, commands of different queues concurrently.
 
 async with Queue() as queue:
     pages = queue.alloc_pages(2)
@@ -14,13 +14,13 @@ from typing import Self
 from weft.abi.operations import Op
 from weft.sdk.answers import Answer, nothing
 from weft.sdk.channel import Channel, current
-from weft.sdk.forward import ForwardCalls
+from weft.sdk.forward import ForwardQueue
 
 
-class Queue(ForwardCalls):
-    """A queue of the program, with all that can be put on it: see `PageCalls` and `ForwardCalls`.
+class Queue(ForwardQueue):
+    """A command queue of the program; its commands are those of `PageQueue` and `ForwardQueue`.
 
-    What fails is raised once, by the next thing done with the queue or an answer of it.
+    The error of a command is raised once, by the next use of the queue or by an answer of it.
     """
 
     noun = "queue"
@@ -30,17 +30,17 @@ class Queue(ForwardCalls):
         self.channel.post(Op.QUEUE_OPEN, self.number, priority, owner=self)
 
     def set_priority(self, priority: int) -> None:
-        """Which queue's calls come first; lower is earlier."""
+        """Set the priority of its commands; lower runs earlier."""
         self.check()
         self.channel.post(Op.QUEUE_PRIORITY, self.number, priority, owner=self)
 
     def synchronize(self) -> Answer[None]:
-        """Awaited: until everything put on the queue so far is done. Raises what of it failed."""
+        """Awaitable: ends when all commands put on the queue so far are done. Raises the error of one that failed."""
         self.check()
         return Answer(self.channel.ask(Op.QUEUE_SYNC, self.number, owner=self), nothing)
 
     def release(self) -> None:
-        """Give the queue back; its pages and embeddings stay. Does nothing the second time."""
+        """Close the queue; its pages and embeddings stay. Idempotent."""
         if self.is_open:
             self.channel.post(Op.QUEUE_CLOSE, self.number, owner=self)
             self.close()

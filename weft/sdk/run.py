@@ -23,7 +23,7 @@ _PENDING = "receive"
 _ARGS = "args"
 
 
-class Level(IntEnum):
+class LogLevel(IntEnum):
     """Severity of a line of the log."""
 
     DEBUG = 0
@@ -70,12 +70,12 @@ async def receive() -> Any:
 
 
 async def messages() -> AsyncIterator[Any]:
-    """All messages, one after the other, without an end."""
+    """Iterate over all messages; never ends by itself."""
     while True:
         yield await receive()
 
 
-def log(text: object, level: Level = Level.INFO) -> None:
+def log(text: object, level: LogLevel = LogLevel.INFO) -> None:
     """Write a line to the run's log."""
     current().post(Op.LOG, int(level), str(text).encode("utf-8", "replace"))
 
@@ -89,5 +89,5 @@ def sleep(seconds: float) -> Answer[None]:
 
 
 def now() -> float:
-    """Seconds since the epoch."""
+    """Wall-clock time, in seconds since the epoch."""
     return time.time()

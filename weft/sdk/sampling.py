@@ -1,8 +1,8 @@
-"""How tokens are drawn, and when generation ends, as values.
+"""Sampling parameters and stop conditions as values.
 
     await ctx.generate(Sampler(temperature=0.7, top_p=0.9), stop=Stop(strings=["\\n\\n"]), max_tokens=100)
 
-Fields and their order of application are those of the engine (`weft.core.sampling`), which also checks them.
+Names, defaults and ranges are those of `weft.abi.parameters`; the engine checks them and defines their order.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """How the next token is drawn from the logits. Every field left alone changes nothing."""
+    """How the next token is sampled from the logits. The defaults leave the distribution as it is."""
 
     temperature: float = 1.0
-    """0: the most probable token."""
+    """0 takes the most probable token."""
     top_p: float = 1.0
     top_k: int = 0
     """0: no limit."""
@@ -31,62 +31,62 @@ class Sampler:
     bad_words: Sequence[Sequence[int]] = ()
     """Token sequences that must not be completed."""
     logprobs: int | None = None
-    """Report each token's log-probability, and those of the `logprobs` most probable beside it."""
+    """Report the log-probability of each token and of the `logprobs` most probable ones; None: do not."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that differ from the defaults."""
+        """The fields that differ from the defaults, as JSON values."""
         return _changed(self)
 
     def replace(self, **changes: Any) -> Sampler:
-        """Another one, with some fields changed."""
+        """A copy with some fields changed."""
         return replace(self, **changes)
 
 
 def greedy() -> Sampler:
-    """The most probable token, always."""
+    """Always the most probable token."""
     return Sampler(temperature=0.0)
 
 
 def multinomial(temperature: float = 1.0, *, seed: int | None = None) -> Sampler:
-    """Draw from the whole distribution."""
+    """Sample from the whole distribution."""
     return Sampler(temperature=temperature, seed=seed)
 
 
 def top_k(k: int, temperature: float = 1.0, *, seed: int | None = None) -> Sampler:
-    """Draw from the `k` most probable tokens."""
+    """Sample from the `k` most probable tokens."""
     return Sampler(temperature=temperature, top_k=k, seed=seed)
 
 
 def top_p(p: float, temperature: float = 1.0, *, seed: int | None = None) -> Sampler:
-    """Draw from the fewest tokens whose probabilities reach `p` together (nucleus sampling, Holtzman et al. 2020)."""
+    """Sample from the fewest tokens whose probabilities sum to `p` (nucleus sampling, Holtzman et al. 2020)."""
     return Sampler(temperature=temperature, top_p=p, seed=seed)
 
 
 def min_p(p: float, temperature: float = 1.0, *, seed: int | None = None) -> Sampler:
-    """Draw from the tokens at least `p` times as probable as the most probable one."""
+    """Sample from the tokens at least `p` times as probable as the most probable one."""
     return Sampler(temperature=temperature, min_p=p, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """When generation ends, whatever comes first. The end of sequence always ends it, unless `ignore_eos`."""
+    """When generation ends: at the first condition that holds. The end of sequence ends it too, unless `ignore_eos`."""
 
     max_tokens: int | None = None
     """None: as many as the context leaves."""
     min_tokens: int = 0
     strings: Sequence[str] = ()
-    """Texts that end it; they are not part of the generated text."""
+    """Stop strings; they are not part of the generated text."""
     token_ids: Sequence[int] = ()
     ignore_eos: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that differ from the defaults, under the engine's names."""
+        """The fields that differ from the defaults, under the names of `weft.abi.parameters`."""
         names = {"strings": "stop", "token_ids": "stop_token_ids"}
         return {names.get(name, name): value for name, value in _changed(self).items()}
 
 
 def stopping(stop: Stop | str | Iterable[str] | None, max_tokens: int | None) -> Stop:
-    """What `generate` takes as `stop` and `max_tokens`, as one value. `max_tokens` counts where it is set."""
+    """One `Stop` from the arguments `stop` and `max_tokens` of `generate`. `max_tokens` wins where both are set."""
     if stop is None:
         stop = Stop()
     elif isinstance(stop, str):
@@ -97,7 +97,7 @@ def stopping(stop: Stop | str | Iterable[str] | None, max_tokens: int | None) ->
 
 
 def _changed(value: Sampler | Stop) -> dict[str, Any]:
-    """Fields that are not at their defaults, as JSON values."""
+    """Fields that differ from their defaults, as JSON values."""
     plain: dict[str, Any] = {}
     default = type(value)()
     for name in [item.name for item in fields(value)]:

@@ -1,4 +1,4 @@
-"""The Sequence trait: tokens on the engine with their KV, which keep lineage: prefixes are shared, what is evicted is
+"""The Sequence trait: tokens with KV on the engine. Sequences keep lineage: prefixes are shared, evicted pages are
 recomputed, and `generate` is a loop inside the engine's scheduler.
 
     async with Sequence() as seq:
@@ -32,12 +32,10 @@ DIST_K = 256
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a generation cost. Times are seconds on the engine's clock."""
+    """What a generation cost, as `weft.abi.parameters.USAGE` describes it."""
 
     num_prompt_tokens: int = 0
-    """Tokens that the sequence held before."""
     num_cached_tokens: int = 0
-    """Of those, tokens whose KV was found instead of computed."""
     num_output_tokens: int = 0
     num_preemptions: int = 0
     queued_s: float = 0.0
@@ -49,16 +47,16 @@ class Usage:
 
 
 class Logprob(NamedTuple):
-    """Of one token, and the most probable ones at its place."""
+    """Log-probability and rank of one token, and the most probable tokens at its position."""
 
     logprob: float
     rank: int
-    """1: it was the most probable. 0: not known."""
+    """1: the most probable one; 0: unknown."""
     top: Dist
 
 
 class Part(NamedTuple):
-    """Tokens that came together, and the text that became certain with them."""
+    """Tokens that arrived together, and the text that became final with them."""
 
     tokens: list[int]
     text: str
@@ -66,17 +64,17 @@ class Part(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a generation ended."""
+    """Reason, stop condition and usage of a generation that has ended."""
 
     reason: str
-    """stop, or length."""
+    """`stop` or `length`."""
     stop: str | int | None
-    """The stop string or stop token; None for the end of sequence and for length."""
+    """The stop string or stop token; None for the end of sequence and for `length`."""
     usage: Usage
 
 
 class Generating:
-    """A generation under way: iterate over its parts, then look at `ending`."""
+    """A generation under way: iterate over its parts, then read `ending`."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
@@ -89,22 +87,22 @@ class Generating:
 
     @property
     def ending(self) -> Ending:
-        """How it ended. Only after the last part."""
+        """How it ended. Raises `RuntimeError` before the last part was read."""
         fields_ = json.loads(self._stream.result[0])
         return Ending(fields_["reason"], fields_.get("stop"), usage_of(fields_.get("usage") or {}))
 
     @property
     def ended(self) -> bool:
-        """Whether the end is here; parts may still be unread."""
+        """Whether its end has arrived; parts may still be unread."""
         return self._stream.ended
 
     def cancel(self) -> None:
-        """Stop it; the sequence keeps the tokens it has. Iterating then ends with `Cancelled`."""
+        """Stop it; the sequence keeps its tokens. Iterating then raises `Cancelled`."""
         self._stream.cancel()
 
 
 class Sequence(Resource):
-    """A sequence of the program. Every method but `await` returns at once; operations run in order."""
+    """A sequence of the program. Methods return at once; its operations run in order."""
 
     noun = "sequence"
 
@@ -113,7 +111,7 @@ class Sequence(Resource):
         self.channel.post(Op.SEQ_OPEN, self.number, priority, owner=self)
 
     def append(self, tokens: Iterable[int]) -> None:
-        """Add known tokens. They are computed as the engine finds room, the last one when something needs it."""
+        """Append known tokens. The engine computes them as it has room; the last one when an operation needs it."""
         self.check()
         self.channel.post(Op.SEQ_APPEND, self.number, pack_ints(tokens), owner=self)
 
@@ -127,9 +125,11 @@ class Sequence(Resource):
         special: bool = False,
         whole: bool = False,
     ) -> Generating:
-        """Sample tokens until something in `stop` holds. `special`: the text has the names of special tokens in it.
-        `whole`: everything comes in one part, at the end, which spares a program that does not read along a wake-up for
-        every token."""
+        """Sample tokens until a condition of `stop` holds.
+
+        `special`: the text contains the names of special tokens. `whole`: everything arrives in one part at the end,
+        which saves a program that does not read along a wake-up per token.
+        """
         self.check()
         about: dict[str, Any] = {
             "sampling": (sampler or Sampler()).to_json(),
@@ -141,44 +141,46 @@ class Sequence(Resource):
         return Generating(self.channel.stream(Op.SEQ_GENERATE, self.number, form, dump(about), owner=self))
 
     def next_dist(self, k: int = DIST_K, *, append: Iterable[int] = ()) -> Answer[Dist]:
-        """What is likely next, after adding these tokens: a step of a program's own loop in one round trip."""
+        """Append tokens and get the `k` most probable next ones: one step of a program's own loop in one round trip."""
         self.check()
         call = self.channel.ask(Op.SEQ_DIST, self.number, k, pack_ints(append), owner=self)
         return Answer(call, lambda blobs: unpack_dist(*blobs[:2]))
 
     def score(self, tokens: Iterable[int], k: int = 0) -> Answer[list[Logprob]]:
-        """Add tokens, and say how probable each was (NaN for the first of a sequence), beside the `k` most probable."""
+        """Append tokens and get the log-probability of each (NaN for the first of a sequence) and of the `k` most
+        probable ones at its position."""
         self.check()
         call = self.channel.ask(Op.SEQ_SCORE, self.number, k, pack_ints(tokens), owner=self)
         return Answer(call, _logprobs)
 
     @classmethod
     def reserved(cls, channel: Channel) -> Sequence:
-        """The number of a sequence that does not exist yet, to be given to `fork`."""
+        """A handle for a sequence that does not exist yet, to be passed to `fork`."""
         sequence = cls.__new__(cls)
         Resource.__init__(sequence, channel)
         return sequence
 
     def fork(self, into: Sequence | None = None) -> Sequence:
-        """A copy that shares all KV, as of the operations put on this sequence so far. `into`: a reserved one."""
+        """Fork: a copy that shares all KV, taken after the operations put on this sequence so far. `into`: a reserved
+        handle."""
         self.check()
         child = into or Sequence.reserved(self.channel)
         self.channel.post(Op.SEQ_FORK, self.number, child.number, owner=child)
         return child
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget all tokens past the first `num_tokens`. Ends what runs on it."""
+        """Drop all tokens past the first `num_tokens`. Cancels the operations on it."""
         self.check()
         if num_tokens < 0:
             raise InvalidRequest(f"a sequence cannot keep {num_tokens} tokens", "num_tokens")
         self.channel.post(Op.SEQ_TRUNCATE, self.number, num_tokens, owner=self)
 
     def mask(self, *ranges: tuple[int, int]) -> None:
-        """Hide ranges of tokens (first, past the last) from all that is appended and generated from now on, instead of
-        those hidden before. Without ranges everything is seen again.
+        """Hide ranges of tokens (first, past the last) from all tokens appended and generated from now on, instead of
+        those hidden before. Without ranges all tokens are visible again.
 
-        What follows is computed as if the hidden tokens were not there, at the positions that it has; it is not shared
-        with other sequences. Raises `InvalidRequest`, at what follows, for ranges that are not there.
+        Later tokens are computed as if the hidden ones did not exist, at unchanged positions; other sequences do not
+        share their KV. The next operation raises `InvalidRequest` for ranges outside the sequence.
         """
         self.check()
         if any(not 0 <= first <= last for first, last in ranges):
@@ -186,23 +188,23 @@ class Sequence(Resource):
         self.channel.post(Op.SEQ_MASK, self.number, pack_ints(end for pair in ranges for end in pair), owner=self)
 
     def cancel(self) -> None:
-        """End what runs on it; it keeps the tokens it has."""
+        """Cancel the operations on it; it keeps its tokens."""
         self.check()
         self.channel.post(Op.SEQ_CANCEL, self.number, owner=self)
 
     def set_priority(self, priority: int) -> None:
-        """How early it runs; lower is earlier."""
+        """Set its priority; lower runs earlier."""
         self.check()
         self.channel.post(Op.SEQ_PRIORITY, self.number, priority, owner=self)
 
     def hold(self, seconds: float) -> None:
-        """Give it up, but have the engine keep its KV for a later sequence that starts with the same tokens."""
+        """Release it, and keep its KV for some seconds for a sequence that starts with the same tokens."""
         self.check()
         self.channel.post(Op.SEQ_HOLD, self.number, float(seconds), owner=self)
         self.close()
 
     def release(self) -> None:
-        """Give it back. Does nothing the second time."""
+        """Release it. Idempotent."""
         if self.is_open:
             self.channel.post(Op.SEQ_RELEASE, self.number, owner=self)
             self.close()
@@ -217,7 +219,7 @@ class Sequence(Resource):
 
 
 def usage_of(values: dict[str, Any]) -> Usage:
-    """Usage from its JSON; fields that this version does not know are left out."""
+    """Usage from its JSON. Drops fields that this version does not know."""
     names = {item.name for item in fields(Usage)}
     return Usage(**{key: value for key, value in values.items() if key in names})
 

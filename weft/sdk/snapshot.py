@@ -1,4 +1,4 @@
-"""The state of a context as a value: what is needed to go on from it, here, later, or in another program."""
+"""The state of a context as a value, to continue from it here, later, or in another program."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Of a context at one moment. It does not change when the context does."""
+    """The state of a context at one moment; independent of the context afterwards."""
 
     model: str
     tokens: tuple[int, ...]
     base: int
-    """Tokens before the chat."""
+    """Number of tokens before the chat."""
     chat: Chat
     masks: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """(how many tokens there were, what is hidden from those that followed), in order."""
+    """(number of tokens at that point, ranges hidden from the tokens after it), in order."""
 
     def check(self, model: Model) -> None:
-        """Raise `InvalidRequest`, naming both, if it belongs to another model: tokens mean nothing to it."""
+        """Raise `InvalidRequest`, naming both models, if it belongs to another one."""
         if self.model != model.name:
             raise InvalidRequest(
                 f"the context belongs to the model {self.model}; this program runs beside {model.name}", "model"
             )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The snapshot as JSON values."""
         chat = asdict(self.chat)
         chat["raw"] = {str(at): text for at, text in self.chat.raw.items()}
         return {
@@ -46,7 +46,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, value: Any) -> Snapshot:
-        """From `to_json`. Raises `InvalidRequest` for what is none."""
+        """A snapshot from the value of `to_json`. Raises `InvalidRequest` for any other value."""
         try:
             if value["version"] != VERSION:
                 raise InvalidRequest(f"the snapshot has version {value['version']}; this library reads {VERSION}")
@@ -57,4 +57,4 @@ class Snapshot:
             )
             return cls(value["model"], tuple(value["tokens"]), value["base"], Chat(**chat), masks)
         except (TypeError, KeyError, ValueError, AttributeError):
-            raise InvalidRequest("what was kept is no snapshot of a context") from None
+            raise InvalidRequest("the stored value is not a snapshot of a context") from None

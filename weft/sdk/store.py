@@ -1,4 +1,4 @@
-"""Small values by name, kept for the program's tenant: they outlive programs and servers.
+"""Small durable values by name, shared by the programs of a tenant: they outlive programs and servers.
 
 from weft.sdk import store
 
@@ -20,39 +20,39 @@ from weft.sdk.main import encode
 
 
 def put(name: str, value: bytes) -> Answer[None]:
-    """Keep a value under a name, instead of the one that was there. It is safe once this was awaited."""
+    """Store a value under a name, replacing an earlier one. It is durable once this has been awaited."""
     return Answer(current().ask(Op.STORE_PUT, _name(name), bytes(value)), nothing)
 
 
 def get(name: str) -> Answer[bytes | None]:
-    """The value of a name; None where there is none."""
+    """The value stored under a name; None for an unknown name."""
     return Answer(current().ask(Op.STORE_GET, _name(name)), _value)
 
 
 def delete(name: str) -> Answer[None]:
-    """Forget a name. One that is not there is no error."""
+    """Delete a name. An unknown name is not an error."""
     return Answer(current().ask(Op.STORE_DELETE, _name(name)), nothing)
 
 
 def names(prefix: str = "") -> Answer[list[str]]:
-    """All names that begin so, in order."""
+    """All names with a prefix, sorted."""
     return Answer(current().ask(Op.STORE_LIST, prefix.encode()), json_of)
 
 
 def put_json(name: str, value: object) -> Answer[None]:
-    """Keep a JSON value."""
+    """Store a JSON value under a name."""
     return put(name, encode(value, f"the value of {name}"))
 
 
 async def get_json(name: str, default: Any = None) -> Any:
-    """The JSON value of a name, or `default`. Raises `InvalidRequest` where something else is kept."""
+    """The JSON value stored under a name, or `default`. Raises `InvalidRequest` for a value that is not JSON."""
     value = await get(name)
     if value is None:
         return default
     try:
         return json.loads(value)
     except ValueError:
-        raise InvalidRequest(f"what is kept under {name} is no JSON; read it with store.get", "name") from None
+        raise InvalidRequest(f"the value of {name} is not JSON; read it with store.get", "name") from None
 
 
 def _name(name: str) -> bytes:

@@ -1,7 +1,7 @@
-"""What is under a `Context`: the tokens of one sequence, and how texts, messages and generations become tokens on it.
+"""The token side of a `Context`: texts, messages and generations become tokens of one sequence.
 
-Owns the promise that `tokens` are those of the sequence, and that the chat's text is theirs. What is put in is taken at
-once and waits; `flush` renders, tokenizes and appends it. `weft.sdk.context` is its face.
+Invariant: `tokens` are exactly those of the sequence, and `chat.text`, where it is known, is the text of the chat's
+tokens. Input is queued at once; `flush` renders, tokenizes and appends it. `weft.sdk.context` is the public interface.
 """
 
 from __future__ import annotations
@@ -23,50 +23,51 @@ Masks = list[tuple[int, Ranges]]
 
 
 class TokenBuffer:
-    """One sequence with its tokens and its chat. `parent`: what it becomes a fork of, once that calls `branch`."""
+    """One sequence with its tokens and its chat. `parent`: the buffer that it will be a fork of, once that calls
+    `branch`."""
 
     def __init__(self, chat: Chat, priority: int = 0, *, parent: TokenBuffer | None = None):
         self.channel = current()
         self.priority = priority
         self.parent = parent
-        """Until the fork is made, which has to wait for what the parent was given before."""
+        """Set until the fork is made: the fork waits for the earlier input of its parent."""
         if parent is None:
             self.sequence = Sequence(priority, channel=self.channel)
         else:
             self.sequence = Sequence.reserved(self.channel)
         self.tokens: list[int] = []
-        """All on the sequence."""
+        """All tokens of the sequence."""
         self.masks: Masks = []
-        """(how many tokens there were, what is hidden from those that followed), in order."""
+        """(number of tokens at that point, ranges hidden from the tokens after it), in order."""
         self.base = 0
-        """Tokens before the chat."""
+        """Number of tokens before the chat."""
         self.chat = chat
         self.pending: list[str | list[int] | dict[str, Any] | TokenBuffer] = []
-        """Put in, and not on the sequence yet: texts, tokens, messages, and forks that come after them."""
+        """Input that is not on the sequence yet: texts, tokens, messages, and forks that come after them."""
         self.is_dirty = False
         """Whether the chat has messages that are not on the sequence."""
         self.usage = Usage()
-        """Of all generations together."""
+        """Sum over all generations."""
         self._lock = asyncio.Lock()
         self.last: Generation | None = None
-        """The generation that began last."""
+        """The latest generation."""
 
     def put(self, item: str | list[int] | dict[str, Any]) -> None:
-        """Take something in, for the next flush."""
+        """Queue input for the next flush."""
         self.sequence.check()
         if item:
             self.pending.append(item)
 
-    async def flush(self, *, cue: bool = False) -> None:
-        """Put what was added on the sequence, so that it can be computed while the program does something else.
+    async def flush(self, *, add_generation_prompt: bool = False) -> None:
+        """Append the queued input to the sequence, so that the engine computes it while the program does other work.
 
-        `cue`: with the beginning of the assistant's turn. Ends a generation that is under way.
+        `add_generation_prompt`: with the beginning of the assistant's turn. Stops a generation under way.
         """
-        # Two tasks may fork one context at once: what is pending goes on the sequence once.
+        # Two tasks may fork one context at once; pending input must be appended once.
         async with self._lock:
-            await self._flush(cue)
+            await self._flush(add_generation_prompt)
 
-    async def _flush(self, cue: bool) -> None:
+    async def _flush(self, add_generation_prompt: bool) -> None:
         await self.settle()
         while self.pending:
             item = self.pending[0]
@@ -80,11 +81,11 @@ class TokenBuffer:
             else:
                 await self._fill(item)
             del self.pending[0]
-        if self.chat.messages and (self.is_dirty or (cue and self.chat.turn is None)):
-            await self._render(cue)
+        if self.chat.messages and (self.is_dirty or (add_generation_prompt and self.chat.turn is None)):
+            await self._render(add_generation_prompt)
 
     def branch(self, child: TokenBuffer) -> None:
-        """Make a child a fork as of now: at once, or after what was put in before."""
+        """Make a child a fork of the present state: at once, or after the input queued before."""
         is_busy = self.last is not None and not self.last.ended
         if self.parent is not None or self.pending or self.is_dirty or is_busy:
             self.pending.append(child)
@@ -92,14 +93,14 @@ class TokenBuffer:
             self._branch(child)
 
     def give_back(self) -> None:
-        """Give the sequence back. Does nothing the second time."""
+        """Release the sequence. Idempotent."""
         if self.parent is None:
             self.sequence.release()
         else:
             self.sequence.close()
 
     async def settle(self) -> None:
-        """Be a fork, if it is to be one; end a generation that is under way: the context is what was read of it."""
+        """Complete a pending fork, and stop a generation under way: the tokens read so far stay."""
         if self.parent is not None:
             await self.parent.flush()
         last = self.last
@@ -110,7 +111,7 @@ class TokenBuffer:
         await last.cancel()
 
     def edit(self, keep: int, add: list[int]) -> None:
-        """Keep the first tokens, then add others."""
+        """Keep the first `keep` tokens, then append `add`."""
         if keep < len(self.tokens):
             self.sequence.truncate(keep)
             del self.tokens[keep:]
@@ -120,12 +121,12 @@ class TokenBuffer:
             self.tokens += add
 
     def hide(self, ranges: Ranges) -> None:
-        """Hide tokens from those that follow."""
+        """Hide ranges from the tokens that follow."""
         self.sequence.mask(*ranges)
         self.masks = [*(mask for mask in self.masks if mask[0] < len(self.tokens)), (len(self.tokens), ranges)]
 
     def become(self, tokens: Items[int], masks: Masks) -> None:
-        """Have exactly these tokens, computed under these masks. What is the same already stays."""
+        """Make the sequence exactly these tokens under these masks. A common prefix stays."""
         keep = common_prefix(self.tokens, list(tokens))
         different = [mask[0] for mask in [*self.masks, *masks] if mask not in self.masks or mask not in masks]
         keep = min([keep, *different])
@@ -135,15 +136,15 @@ class TokenBuffer:
                 self.edit(len(self.tokens), list(tokens[len(self.tokens) : start]))
                 self.hide(ranges)
         if self.masks and self.masks[-1][0] == keep and self.masks[-1] not in masks:
-            # What was hidden from here on is seen again, or as before.
+            # Restore the mask that held before this point.
             self.hide(self.masks[-2][1] if len(self.masks) > 1 else ())
         self.edit(len(self.tokens), list(tokens[len(self.tokens) :]))
 
-    # ---- as the host of its generations
+    # As the host of its generations
 
     async def begin(self, generation: Generation) -> Generating:
-        """Put a generation on the sequence."""
-        await self.flush(cue=True)
+        """Start a generation on the sequence."""
+        await self.flush(add_generation_prompt=True)
         if not self.tokens:
             raise InvalidRequest("the context is empty; fill it, or add a message, before it generates", "prompt")
         if self.chat.messages:
@@ -158,11 +159,11 @@ class TokenBuffer:
         )
 
     def grow(self, part: Part) -> None:
-        """The sequence has these tokens more."""
+        """Record the tokens of a part."""
         self.tokens += part.tokens
 
     async def end(self, generation: Generation, *, is_whole: bool) -> None:
-        """A generation has ended: what ended it goes, or ends the turn."""
+        """Record the end of a generation: remove the stop string or token, or let the end of sequence end the turn."""
         self.usage += generation.usage
         if not is_whole:
             self._end_early(generation)
@@ -183,7 +184,7 @@ class TokenBuffer:
         if by_token:
             self._end_turn(generation, thinking=(await own_model()).reasoning)
 
-    # ---- inside
+    # Inside
 
     def _branch(self, child: TokenBuffer) -> None:
         child.parent = None
@@ -194,7 +195,7 @@ class TokenBuffer:
         child.chat = self.chat.copy()
 
     async def _fill(self, item: str | list[int]) -> None:
-        """Text or tokens; in a chat, of the assistant's turn."""
+        """Append text or tokens; in a chat they belong to the assistant's turn."""
         if self.chat.messages and self.chat.turn is None:
             await self._render(True)
         if isinstance(item, str):
@@ -208,8 +209,8 @@ class TokenBuffer:
         else:
             self.base = len(self.tokens)
 
-    async def _render(self, cue: bool) -> None:
-        edit = await self.chat.edit(self.tokens[self.base :], cue=cue)
+    async def _render(self, add_generation_prompt: bool) -> None:
+        edit = await self.chat.edit(self.tokens[self.base :], add_generation_prompt=add_generation_prompt)
         self.edit(self.base + edit.keep, edit.add)
         self.is_dirty = False
 
@@ -222,7 +223,7 @@ class TokenBuffer:
         self.chat.end_turn(message)
 
     def _end_early(self, generation: Generation) -> None:
-        """Tokens that were not read are forgotten. Of the text, a part may have been held back, so it is unknown."""
+        """Drop the tokens that were not read. The text is unknown then, since a part of it may have been held back."""
         if generation.reason != EngineDead.kind and self.sequence.is_open:
             self.sequence.truncate(len(self.tokens))
         if self.chat.messages:
@@ -232,12 +233,12 @@ class TokenBuffer:
             self.base = len(self.tokens)
 
     async def _cut(self, generation: Generation) -> None:
-        """Keep the tokens of the text only, without those of the stop string."""
+        """Keep the tokens of the text, without those of the stop string."""
         tokens, start = generation.tokens, len(self.tokens) - len(generation.tokens)
         skip = not generation.special
         num = len(tokens)
         known = ""
-        # From the end on: a stop string covers few tokens.
+        # Search from the end: a stop string covers few tokens.
         while num:
             num -= 1
             known = await detokenize(tokens[:num], skip_special=skip) if num else ""

@@ -1,4 +1,4 @@
-"""The Tokenize trait: text and token ids, special tokens, chat templates, of the program's own model."""
+"""The Tokenize trait: text and token ids, and chat templates, of the program's own model."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from weft.sdk.main import encode
 
 
 def tokenize(text: str, *, special: bool = False) -> Answer[list[int]]:
-    """The token ids of a text. `special`: with the tokens that the model wants around a text (a beginning of sequence,
-    for many). The names of special tokens in the text become these tokens."""
+    """Tokenize a text. `special`: add the special tokens that the model expects around a text, such as a beginning of
+    sequence. Names of special tokens in the text become these tokens."""
     return Answer(current().ask(Op.TOKENIZE, int(special), text.encode("utf-8", "surrogatepass")), ids_of)
 
 
 def detokenize(tokens: Iterable[int], *, skip_special: bool = True) -> Answer[str]:
-    """The text of token ids."""
+    """Detokenize token ids. `skip_special`: leave out special tokens."""
     return Answer(current().ask(Op.DETOKENIZE, int(skip_special), pack_ints(tokens)), text_of)
 
 
 def vocabulary() -> Answer[list[bytes]]:
-    """The bytes of every token, by id. Large: ask once and keep it."""
+    """The bytes of every token, by id. The answer is large; ask once and keep it."""
     return Answer(current().ask(Op.VOCABULARY), _vocabulary)
 
 
 def render(
     messages: Sequence[Mapping[str, Any]],
     *,
-    cue: bool = True,
+    add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     chat_template: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Answer[str]:
-    """The text of a chat, by the model's template. `cue`: with the beginning of the assistant's answer at the end.
+    """Render a chat with the model's template. `add_generation_prompt`: end with the beginning of the assistant's
+    answer.
 
     Raises `InvalidRequest` for messages that the template refuses, `Unsupported` for a model without one.
     """
@@ -50,7 +51,7 @@ def render(
     }
     call = current().ask(
         Op.RENDER,
-        int(cue),
+        int(add_generation_prompt),
         encode(list(messages), "the messages"),
         encode({key: value for key, value in rest.items() if value is not None}, "the tools"),
     )

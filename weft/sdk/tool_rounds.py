@@ -1,7 +1,7 @@
-"""Rounds of an agent: the model writes, calls of tools in it are carried out, and it goes on in the same KV.
+"""The rounds of an agent: the model generates, its tool calls are run, and it continues in the same KV.
 
-A call is known as soon as its last character is written, while the model may still be writing the next: so it can be
-carried out meanwhile. Which form calls have is the model's (`Model.tool_call_parser`), or what `parser` says.
+A call is complete with its last character, while the model may still be generating the next one, so it can run
+meanwhile. The form of calls is the model's (`Model.tool_call_parser`), or the argument `parser`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AnswerParser:
-    """One answer, taken apart while it arrives: reasoning, content, and calls of tools."""
+    """Splits one answer, as it arrives, into reasoning, content, and tool calls."""
 
     def __init__(self, form: str, *, reasoning: bool, opened: bool = False, first_id: int = 0):
         if form not in PARSERS:
@@ -33,7 +33,7 @@ class AnswerParser:
         self.content = ""
         self.reasoning = ""
         self.calls: list[ToolCall] = []
-        """Complete ones."""
+        """Complete calls so far."""
         self._reasoning = ReasoningParser(opened=opened) if reasoning or opened else None
         self._parser = PARSERS[form]()
         self._first_id = first_id
@@ -42,17 +42,17 @@ class AnswerParser:
         self._text = ""
 
     def push(self, text: str) -> list[ToolCall]:
-        """Calls that are complete with the next piece of text."""
+        """Take in the next piece of text. Returns the calls that it completes."""
         return self._take(self._answers([Content(text)] if self._reasoning is None else self._reasoning.push(text)))
 
     def finish(self) -> list[ToolCall]:
-        """Calls that are there once the text has ended; one that was cut off among them."""
+        """The text has ended. Returns the remaining calls, one that was cut off among them."""
         rest = [] if self._reasoning is None else self._reasoning.finish()
         calls = self._take([*self._answers(rest), *self._parser.finish()])
         return [*calls, *self._complete()]
 
     def message(self) -> dict[str, Any]:
-        """The answer as a message."""
+        """The answer as a message of the chat."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content.strip() or None}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -63,7 +63,7 @@ class AnswerParser:
         return message
 
     def _answers(self, deltas: Iterable[Delta]) -> list[Delta]:
-        """What the parser of calls makes of the text behind the reasoning."""
+        """Pass the text after the reasoning through the parser of calls."""
         found: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, Reasoning):
@@ -87,10 +87,10 @@ class AnswerParser:
         return calls
 
     def _complete(self) -> list[ToolCall]:
-        """The call that is arriving, as it is."""
+        """End the call that is arriving, with the arguments so far."""
         if self._name is None:
             return []
-        # Where the model gives none, nine letters and digits: some templates take nothing else.
+        # Nine letters and digits, where the model gives no id: some templates accept nothing else.
         number = self._id or f"call{self._first_id + len(self.calls):05d}"
         call = ToolCall(number, self._name, self._text)
         self.calls.append(call)
@@ -101,8 +101,7 @@ class AnswerParser:
 async def tool_calls(
     ctx: Context, max_rounds: int, sampler: Sampler | None, max_tokens: int | None, parser: str | None
 ) -> AsyncIterator[ToolCall]:
-    """See `Context.tool_calls`. Raises `Unsupported` for a model that writes no calls, `InvalidRequest` for a call that
-    was left without a result, and `LimitExceeded` if the model still calls after `max_rounds` rounds."""
+    """The implementation of `Context.tool_calls`; raises what it documents."""
     for _ in range(max_rounds):
         called = False
         async for call in _one_round(ctx, sampler, max_tokens, parser):
@@ -119,7 +118,7 @@ async def tool_calls(
 async def run_tools(
     ctx: Context, max_rounds: int, sampler: Sampler | None, *, max_tokens: int | None, parser: str | None
 ) -> str:
-    """See `Context.run_tools`."""
+    """The implementation of `Context.run_tools`: runs each tool as soon as its call is complete."""
     for _ in range(max_rounds):
         tasks: list[tuple[ToolCall, asyncio.Task[str]]] = []
         try:
@@ -138,14 +137,14 @@ async def run_tools(
 async def _one_round(
     ctx: Context, sampler: Sampler | None, max_tokens: int | None, parser: str | None
 ) -> AsyncIterator[ToolCall]:
-    """The calls of one answer, each as soon as it is complete. Afterwards the answer is the chat's last message."""
+    """The calls of one answer, each as soon as it is complete. At the end the answer is the chat's last message."""
     model = await own_model()
     form = parser or model.tool_call_parser
     if form is None:
         raise Unsupported(
             f"the model {model.name} was not trained to call tools; name a form with parser= to try", "parser"
         )
-    await ctx.flush(cue=True)
+    await ctx.flush(add_generation_prompt=True)
     if not ctx.chat.messages:
         raise InvalidRequest("calls of tools need a chat; add a message with user or system first", "messages")
     opened = thinks(ctx.chat.text)
@@ -161,7 +160,7 @@ async def _one_round(
 
 
 def _note(ctx: Context, answer: AnswerParser) -> None:
-    """Make the model's last message, which the context knows as text, one with calls."""
+    """Replace the model's last message, which the context holds as text, by one with its calls."""
     ctx.num_calls += len(answer.calls)
     if not answer.calls:
         return

@@ -1,4 +1,4 @@
-"""Tools: typed Python functions as JSON schemas for a model, and calls of them as a model wrote them.
+"""Tools: typed Python functions as JSON schemas for a model, and the calls that a model writes.
 
 @tool
 async def weather(city: str, days: int = 1) -> str:
@@ -54,22 +54,23 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model wrote it. Arguments are also its attributes: `call.city`."""
+    """A tool call of a model. Its arguments are also attributes: `call.city`."""
 
     id: str
     name: str
     text: str
-    """The arguments as JSON, to the letter."""
+    """The JSON text of the arguments, exactly as the model wrote it."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments. Raises `InvalidRequest` for what is no JSON object: the model may be told so."""
+        """The decoded arguments. Raises `InvalidRequest` unless they are a JSON object; the message may be passed to
+        the model."""
         try:
             values = json.loads(self.text)
         except ValueError:
             values = None
         if not isinstance(values, dict):
-            raise InvalidRequest(f"the arguments of the call of {self.name} are no JSON object: {self.text}")
+            raise InvalidRequest(f"the arguments of the call of {self.name} are not a JSON object: {self.text}")
         return values
 
     def __getattr__(self, name: str) -> Any:
@@ -81,12 +82,12 @@ class ToolCall:
             raise AttributeError(f"the call of {self.name} has no argument {name}") from None
 
     def to_json(self) -> dict[str, Any]:
-        """As messages carry it."""
+        """Its JSON form in messages of a chat."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
 def tool(function: Callable[..., Any]) -> Tool:
-    """A tool from a function with type hints.
+    """Make a tool of a function with type hints.
 
     The first paragraph of its docstring describes it; a line `name: text` in the rest describes a parameter. Raises
     `InvalidRequest` for a parameter whose type has no JSON form.
@@ -113,7 +114,7 @@ def tool(function: Callable[..., Any]) -> Tool:
 
 
 def schemas(tools: Iterable[Tool | Callable[..., Any] | Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Tool]]:
-    """What a chat template takes, and the tools among them that can be run. A mapping is a schema as it stands."""
+    """JSON schemas for the chat template, and the tools among them that can be run. A mapping is taken as a schema."""
     plain: list[dict[str, Any]] = []
     runnable: list[Tool] = []
     for item in tools:
@@ -127,10 +128,10 @@ def schemas(tools: Iterable[Tool | Callable[..., Any] | Mapping[str, Any]]) -> t
 
 
 async def execute(call: ToolCall, tools: Iterable[Tool]) -> str:
-    """Run the tool that a call names; its result as text, for the model.
+    """Run the tool that a call names and return its result as text for the model.
 
-    What goes wrong in the tool is text too, so that the model can try again. Errors that are the program's own (a
-    limit, a dead engine) are raised.
+    An error of the tool becomes text too, so that the model can try again. `LimitExceeded`, `EngineDead` and
+    `OutOfPages` are raised.
     """
     found = next((known for known in tools if known.name == call.name), None)
     if found is None:
@@ -149,7 +150,7 @@ async def execute(call: ToolCall, tools: Iterable[Tool]) -> str:
 
 
 def result_text(value: object) -> str:
-    """A tool's result as a model reads it: texts and answers of the web as they are, anything else as JSON."""
+    """The text of a tool's result: strings and HTTP responses as text, other values as JSON."""
     if isinstance(value, str):
         return value
     body = getattr(value, "text", None)
@@ -159,7 +160,7 @@ def result_text(value: object) -> str:
 
 
 def _described(doc: str) -> tuple[str, dict[str, str]]:
-    """The first paragraph, and what is said of single parameters."""
+    """The first paragraph of a docstring, and the notes on single parameters."""
     head, _, rest = doc.partition("\n\n")
     notes = {}
     for line in rest.splitlines():

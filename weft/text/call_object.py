@@ -14,7 +14,7 @@ BLANK = " \t\r\n"
 ARGUMENTS = ("arguments", "parameters")
 
 
-class State(Enum):
+class ScanState(Enum):
     """How far an object is."""
 
     OPEN = auto()
@@ -37,7 +37,7 @@ class Extent:
         """Brackets that are open."""
         return self._depth
 
-    def push(self, char: str) -> State:
+    def push(self, char: str) -> ScanState:
         """Take in the next character, from the opening quote or bracket on."""
         if self._in_string:
             if self._escaped:
@@ -52,7 +52,7 @@ class Extent:
             self._depth += 1
         elif char in "}]":
             self._depth -= 1
-        return State.OPEN if self._depth or self._in_string else State.DONE
+        return ScanState.OPEN if self._depth or self._in_string else ScanState.DONE
 
 
 class ArgumentsScanner:
@@ -63,11 +63,11 @@ class ArgumentsScanner:
         """Whether it begins as an object must."""
         self._extent = Extent()
 
-    def push(self, char: str) -> State:
+    def push(self, char: str) -> ScanState:
         """Take in the next character, from the opening brace on."""
         if not self.certain and self._extent.depth and char not in BLANK:
             if char not in '"}':
-                return State.BAD
+                return ScanState.BAD
             self.certain = True
         return self._extent.push(char)
 
@@ -103,29 +103,29 @@ class CallObject:
         self._arguments.clear()
         return text
 
-    def push(self, char: str) -> State:
+    def push(self, char: str) -> ScanState:
         """Take in the next character, from the opening brace on. A bad one is not taken in."""
         return self._step(char)
 
-    def _at_start(self, char: str) -> State:
+    def _at_start(self, char: str) -> ScanState:
         if char == "{":
             self._step = self._before_first_key
-            return State.OPEN
-        return State.BAD
+            return ScanState.OPEN
+        return ScanState.BAD
 
-    def _before_first_key(self, char: str) -> State:
+    def _before_first_key(self, char: str) -> ScanState:
         return self._end() if char == "}" else self._before_key(char)
 
-    def _before_key(self, char: str) -> State:
+    def _before_key(self, char: str) -> ScanState:
         if char in BLANK:
-            return State.OPEN
+            return ScanState.OPEN
         self._string, self._step = "", self._in_key
-        return State.OPEN if char == '"' else State.BAD
+        return ScanState.OPEN if char == '"' else ScanState.BAD
 
-    def _in_key(self, char: str) -> State:
+    def _in_key(self, char: str) -> ScanState:
         key = self._read_string(char)
         if key is None:
-            return State.OPEN if self._string else State.BAD
+            return ScanState.OPEN if self._string else ScanState.BAD
         if key == "name":
             fits = self.name is None
         elif key in ARGUMENTS:
@@ -133,77 +133,77 @@ class CallObject:
         else:
             fits = self._other_keys is None or key in self._other_keys
         if not fits:
-            return State.BAD
+            return ScanState.BAD
         self._key, self._step = key, self._before_colon
-        return State.OPEN
+        return ScanState.OPEN
 
-    def _before_colon(self, char: str) -> State:
+    def _before_colon(self, char: str) -> ScanState:
         if char == ":":
             self._step = self._before_value
-            return State.OPEN
-        return State.OPEN if char in BLANK else State.BAD
+            return ScanState.OPEN
+        return ScanState.OPEN if char in BLANK else ScanState.BAD
 
-    def _before_value(self, char: str) -> State:
+    def _before_value(self, char: str) -> ScanState:
         if char in BLANK:
-            return State.OPEN
+            return ScanState.OPEN
         if self._key == "name":
             self._string, self._step = "", self._in_name
-            return State.OPEN if char == '"' else State.BAD
+            return ScanState.OPEN if char == '"' else ScanState.BAD
         if self._key in ARGUMENTS:
             self._has_arguments, self._step = True, self._in_arguments
-            return self._in_arguments(char) if char == "{" else State.BAD
+            return self._in_arguments(char) if char == "{" else ScanState.BAD
         if char in '"[{':
             self._extent, self._step = Extent(), self._in_other
             return self._in_other(char)
         self._step = self._in_scalar
-        return State.OPEN if char.isalnum() or char == "-" else State.BAD
+        return ScanState.OPEN if char.isalnum() or char == "-" else ScanState.BAD
 
-    def _in_name(self, char: str) -> State:
+    def _in_name(self, char: str) -> ScanState:
         name = self._read_string(char)
         if name is None:
-            return State.OPEN if self._string else State.BAD
+            return ScanState.OPEN if self._string else ScanState.BAD
         self.name, self._step = name, self._after_value
         # Half of a surrogate pair is no text that could be told.
-        return State.OPEN if name and name.isprintable() else State.BAD
+        return ScanState.OPEN if name and name.isprintable() else ScanState.BAD
 
-    def _in_arguments(self, char: str) -> State:
+    def _in_arguments(self, char: str) -> ScanState:
         state = self._scanner.push(char)
-        if state is State.BAD:
+        if state is ScanState.BAD:
             return state
         self._arguments.append(char)
-        if state is State.DONE:
+        if state is ScanState.DONE:
             self._step = self._after_value
-        return State.OPEN
+        return ScanState.OPEN
 
-    def _in_other(self, char: str) -> State:
+    def _in_other(self, char: str) -> ScanState:
         """A string, an array or an object that is not looked at."""
-        if self._extent.push(char) is State.DONE:
+        if self._extent.push(char) is ScanState.DONE:
             self._step = self._after_value
-        return State.OPEN
+        return ScanState.OPEN
 
-    def _in_scalar(self, char: str) -> State:
+    def _in_scalar(self, char: str) -> ScanState:
         """A number, or a word of JSON."""
         if char.isalnum() or char in "+-.":
-            return State.OPEN
+            return ScanState.OPEN
         self._step = self._after_value
         return self._after_value(char)
 
-    def _after_value(self, char: str) -> State:
+    def _after_value(self, char: str) -> ScanState:
         if char == ",":
             self._step = self._before_key
-            return State.OPEN
+            return ScanState.OPEN
         if char == "}":
             return self._end()
-        return State.OPEN if char in BLANK else State.BAD
+        return ScanState.OPEN if char in BLANK else ScanState.BAD
 
-    def _end(self) -> State:
+    def _end(self) -> ScanState:
         if self.name is None:
-            return State.BAD
+            return ScanState.BAD
         if not self._has_arguments:
             if self._needs_arguments:
-                return State.BAD
+                return ScanState.BAD
             self._arguments.append("{}")
-        return State.DONE
+        return ScanState.DONE
 
     def _read_string(self, char: str) -> str | None:
         """The string that ends with this character; None while it goes on, with nothing in `_string` if it cannot."""

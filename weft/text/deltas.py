@@ -1,4 +1,4 @@
-"""What an answer is made of, as it streams: text, reasoning, and calls of tools."""
+"""Pieces of a streamed answer: content, reasoning, and tool calls."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text of the answer."""
+    """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of what the model thinks before it answers."""
+    """A piece of the reasoning before the answer."""
 
     text: str
 
@@ -27,7 +27,7 @@ class CallStart:
     index: int
     name: str
     id: str = ""
-    """That the model gave it; empty where it gives none."""
+    """The id that the model gave it, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ Delta = Content | Reasoning | CallStart | CallArguments
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
-    """The same, with neighbours of one kind in one piece and without empty ones."""
+    """Merge neighbours of one kind and drop empty ones."""
     result: list[Delta] = []
     for delta in deltas:
         if isinstance(delta, CallStart):

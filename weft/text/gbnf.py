@@ -21,7 +21,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 """Characters that mean themselves in a regular expression, wherever they are."""
 
 
-class Token(NamedTuple):
+class GbnfToken(NamedTuple):
     """A piece of the grammar: `text` is Lark already, but for names."""
 
     kind: str
@@ -80,8 +80,8 @@ class _Scanner:
         self._at = 0
         self._line = 1
 
-    def tokens(self) -> list[Token]:
-        found: list[Token] = []
+    def tokens(self) -> list[GbnfToken]:
+        found: list[GbnfToken] = []
         while self._at < len(self._rules):
             char = self._rules[self._at]
             if char == "\n":
@@ -95,7 +95,7 @@ class _Scanner:
             else:
                 line = self._line
                 kind, text = self._token(char)
-                found.append(Token(kind, text, line))
+                found.append(GbnfToken(kind, text, line))
         return found
 
     def _token(self, char: str) -> tuple[str, str]:
@@ -209,11 +209,11 @@ def _in_class(char: str) -> str:
     return char if char in _PLAIN else f"\\x{{{ord(char):X}}}"
 
 
-def _is_rule(tokens: list[Token], at: int) -> bool:
+def _is_rule(tokens: list[GbnfToken], at: int) -> bool:
     return at + 1 < len(tokens) and tokens[at + 1].kind == "defines"
 
 
-def _names(tokens: list[Token]) -> dict[str, str]:
+def _names(tokens: list[GbnfToken]) -> dict[str, str]:
     """What each rule is called in Lark. Raises `InvalidRequest` for a rule that is there twice."""
     names: dict[str, str] = {}
     taken: set[str] = set()

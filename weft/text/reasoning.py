@@ -12,17 +12,17 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Of one answer. `opened`: the prompt already ends with the opening tag."""
+    """Splits one answer into reasoning and content. `opened`: the prompt already ends with the opening tag."""
 
     def __init__(self, *, opened: bool = False):
         self._state = "reasoning" if opened else "start"
         self._text = ""
-        """Not yet told."""
+        """Text that was not returned yet."""
         self._trim = opened
         """Whether white space that comes next is dropped."""
 
     def push(self, text: str) -> list[Delta]:
-        """What is certain after the next piece of text."""
+        """Take in the next piece of text. Returns the deltas that are final."""
         self._text += text
         deltas: list[Delta] = []
         if self._state == "start":
@@ -34,7 +34,7 @@ class ReasoningParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What was held back, once the text has ended."""
+        """The text has ended. Returns the text that was held back."""
         text, self._text = self._text, ""
         if self._state == "reasoning":
             text = text.rstrip()

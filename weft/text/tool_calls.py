@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator
 
-from weft.text.call_object import BLANK, ArgumentsScanner, CallObject, State
+from weft.text.call_object import BLANK, ArgumentsScanner, CallObject, ScanState
 from weft.text.deltas import CallArguments, CallStart, Content, Delta, joined
 from weft.text.markers import num_blank, num_held
 
@@ -186,12 +186,12 @@ class ToolCallParser(ABC):
     def _object(self, char: str, call: CallObject) -> Reader:
         """One call whose object begins with the character. Leaves with its last one."""
         self._begin()
-        while (state := call.push(char)) is State.OPEN:
+        while (state := call.push(char)) is ScanState.OPEN:
             if call.is_call:
                 self._take_in(call.name or "", call.take_arguments())
             yield
             char = self._char()
-        if state is State.BAD:
+        if state is ScanState.BAD:
             raise _NotACall
         self._take_in(call.name or "", call.take_arguments(), is_complete=True)
 
@@ -204,12 +204,12 @@ class ToolCallParser(ABC):
         """The arguments of a call whose name is known. Leaves with their last character."""
         self._begin()
         scanner, held = ArgumentsScanner(), ""
-        while (state := scanner.push(char)) is not State.BAD:
+        while (state := scanner.push(char)) is not ScanState.BAD:
             held += char
             if scanner.certain:
-                self._take_in(name, held, is_complete=state is State.DONE)
+                self._take_in(name, held, is_complete=state is ScanState.DONE)
                 held = ""
-            if state is State.DONE:
+            if state is ScanState.DONE:
                 return
             yield
             char = self._char()
