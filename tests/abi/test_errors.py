@@ -61,7 +61,7 @@ def test_the_drawing_of_the_tree_is_the_tree() -> None:
 
 
 def test_what_a_client_is_told_of_every_error_is_decided() -> None:
-    internal = {cls.__name__ for cls in CLASSES if problem_of(cls("secret"), "id").status == 500}
+    internal = {cls.__name__ for cls in CLASSES if problem_of(cls("secret"), "id").body.code == "internal_error"}
     assert internal == {
         "ConfigError",
         "ModelLoadError",

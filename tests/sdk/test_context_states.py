@@ -178,7 +178,7 @@ def test_saved_contexts_are_bound_to_their_model() -> None:
         with pytest.raises(InvalidRequest, match="belongs to the model fake; this program runs beside bigger"):
             await Context.open("mine")
         other.store["context:broken"] = b"{}"
-        with pytest.raises(InvalidRequest, match="no snapshot"):
+        with pytest.raises(InvalidRequest, match="not a snapshot"):
             await Context.open("broken")
 
     other.run(wrong)
