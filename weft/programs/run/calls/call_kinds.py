@@ -19,26 +19,26 @@ T = TypeVar("T")
 
 
 class Charged(Coroutine[Any, Any, T]):
-    """A coroutine, the processor time of whose steps is told to `charge`."""
+    """A coroutine that reports to `charge` how many seconds of the loop each of its steps takes."""
 
     def __init__(self, work: Coroutine[Any, Any, T], charge: Callable[[float], None]):
         self._work, self._charge = work, charge
 
     def send(self, value: Any) -> Any:
         """Run the coroutine to where it waits next, and charge it."""
-        began_s = time.thread_time()
+        began_s = time.perf_counter()
         try:
             return self._work.send(value)
         finally:
-            self._charge(time.thread_time() - began_s)
+            self._charge(time.perf_counter() - began_s)
 
     def throw(self, *error: Any) -> Any:
         """The same, with an error raised in it."""
-        began_s = time.thread_time()
+        began_s = time.perf_counter()
         try:
             return self._work.throw(*error)
         finally:
-            self._charge(time.thread_time() - began_s)
+            self._charge(time.perf_counter() - began_s)
 
     def close(self) -> None:
         """Close the coroutine."""
