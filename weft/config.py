@@ -141,6 +141,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_keys: list[str] = []
     """`name=key` or `key`; each is a tenant with a cache namespace of its own. Empty: no key is asked for."""
     max_body_bytes: int = 32 * 1024 * 1024
+    max_bodies_bytes: int = 256 * 1024 * 1024
+    """Of all request bodies that are being received or decoded; of one tenant, half where keys name several."""
+    max_text_chars: int | None = None
+    """Of a text to tokenize. None: what the model's context can hold, with room for Unicode normalisation."""
     max_concurrent_requests: int = 4096
     cors_origins: list[str] = []
     allowed_hosts: list[str] = []
@@ -166,9 +170,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:  # event loops take the last sixteen bits of a larger number without a word
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        for name in ("max_body_bytes", "max_concurrent_requests"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_body_bytes", "max_bodies_bytes", "max_text_chars", "max_concurrent_requests"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         for name in ("drain_s", "engine_wait_s", "stream_keep_alive_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

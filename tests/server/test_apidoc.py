@@ -120,6 +120,11 @@ def test_limits_are_those_of_the_code() -> None:
     defaults = ServerConfig()
     rows = [
         ("body", f"`max_body_bytes`, {defaults.max_body_bytes // 2**20} MiB; counted as it comes, also when chunked"),
+        (
+            "bodies of all requests at once",
+            f"`max_bodies_bytes`, {defaults.max_bodies_bytes // 2**20} MiB; of one tenant, half where keys name "
+            "several; then 429",
+        ),
         ("request line and headers", f"{protocol.MAX_HEAD_BYTES // 1024} KiB; {protocol.HEAD_TIMEOUT_S:g} seconds"),
         ("requests at once", f"`max_concurrent_requests`, {defaults.max_concurrent_requests}; then 429"),
         ("`n`; prompts times `n`", str(MAX_CHOICES)),

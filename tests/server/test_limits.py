@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.server.conftest import ManualTimer, RunningServer, running
-from tests.server.test_disconnect import BODIES, connect, read_to_end, read_until
+from tests.server.test_disconnect import BODIES, connect, head_of, read_to_end, read_until
 from tests.server.test_requests import error_of
 from weft.server.protocol import MAX_HEAD_BYTES
 from weft.server.run import REPEATED_SIGNAL_S
@@ -194,3 +194,53 @@ def test_a_second_signal_does_not_wait() -> None:
         server.on_loop(server.server.begin_drain)
         server.join()
         connection.close()
+
+
+def test_texts_are_bounded_before_they_are_tokenized() -> None:
+    long = "x" * 1001
+    chat = [{"role": "user", "content": long}]
+    with running(max_text_chars=1000) as server:
+        for path, body, param in (
+            ("/tokenize", {"prompt": long}, "prompt"),
+            ("/tokenize", {"messages": chat}, "messages"),
+            ("/v1/completions", {"prompt": long}, "prompt"),
+            ("/v1/completions", {"prompt": ["a", long], "truncate_prompt_tokens": 5}, "prompt[1]"),
+            ("/v1/chat/completions", {"messages": chat, "truncate_prompt_tokens": 5}, "messages"),
+            ("/v1/embeddings", {"input": long}, "input"),
+        ):
+            error = error_of(server.post(path, body))
+            assert error["param"] == param
+            assert "max_text_chars" in error["message"]
+            assert "1000" in error["message"]
+        assert server.post("/tokenize", {"prompt": long[:1000]}).json()["count"] == 1000
+    with running() as server:  # as much as the context may need, and no more
+        most = server.service.models[0].max_text_chars
+        refused = error_of(server.post("/tokenize", {"prompt": "x" * (most + 1)}))
+        assert str(most + 1) in refused["message"]
+
+
+def test_bodies_in_memory_are_bounded() -> None:
+    with running(max_bodies_bytes=300_000) as server:
+        half = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(2)]
+        for connection in half:
+            connection.sendall(head_of("/tokenize", 1_000_000) + b" " * 140_000)
+        server.wait_until(lambda: server.service.bodies.held == 280_000)
+        refused = server.post("/tokenize", {"prompt": "x" * 50_000})
+        assert error_of(refused, 429)["code"] == "overloaded"
+        assert "max_bodies_bytes" in refused.text
+        assert "retry-after" in refused.headers
+        assert server.post("/tokenize", {"prompt": "x"}).status_code == 200
+        for connection in half:
+            connection.close()
+        server.wait_until(lambda: server.service.bodies.held == 0)
+        assert server.post("/tokenize", {"prompt": "x" * 10_000}).status_code == 200
+        server.assert_nothing_left()
+
+
+def test_a_tenant_leaves_room_for_the_bodies_of_others() -> None:
+    with running(max_bodies_bytes=300_000, api_keys=["alice=KA", "bob=KB"]) as server:
+        alice, bob = ({"authorization": f"Bearer {key}"} for key in ("KA", "KB"))
+        large = {"prompt": "x" * 151_000}
+        assert error_of(server.post("/tokenize", large, headers=alice), 429)["code"] == "overloaded"
+        assert server.post("/tokenize", {"prompt": "x" * 10_000}, headers=bob).status_code == 200
+        assert server.service.bodies.held == 0

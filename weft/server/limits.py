@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,17 +58,17 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
 
 
-async def read_request(request: Request, max_bytes: int, convert: Callable[[Any], T]) -> T:
+async def read_request(request: Request, service: Service, convert: Callable[[Any], T]) -> T:
     """The body of a request, decoded and converted; both on a thread where it is large.
 
-    Raises `HttpProblem` 408, 413 or 415, `InvalidRequest`, `ClientGone`, and what `convert` raises.
+    Raises `HttpProblem` 408, 413, 415 or 429, `InvalidRequest`, `ClientGone`, and what `convert` raises.
     """
     if content_type_of(request) != "application/json":
         raise HttpProblem(415, "The body must be JSON: send the header 'Content-Type: application/json'.")
-    body = await read_bytes(request, max_bytes)
-    if len(body) <= INLINE_DECODE_BYTES:
-        return convert(decode(body))
-    return await asyncio.get_running_loop().run_in_executor(None, lambda: convert(decode(body)))
+    async with body_of(request, service) as body:
+        if len(body) <= INLINE_DECODE_BYTES:
+            return convert(decode(body))
+        return await asyncio.get_running_loop().run_in_executor(None, lambda: convert(decode(body)))
 
 
 def content_type_of(request: Request) -> str:
@@ -75,36 +76,49 @@ def content_type_of(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def read_bytes(request: Request, max_bytes: int) -> bytes:
-    """The body of a request as it is. Raises `HttpProblem` 408, 413 or 415, and `ClientGone`."""
+@asynccontextmanager
+async def body_of(request: Request, service: Service) -> AsyncIterator[bytes]:
+    """The body of a request as it is; its bytes count as held until the end of the block.
+
+    Raises `HttpProblem` 408, 413, 415 or 429, and `ClientGone`.
+    """
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         message = "Compressed bodies are not accepted: send the body without Content-Encoding."
         raise HttpProblem(415, message, headers={"accept-encoding": "identity"})
-    body = await _read_body(request, max_bytes)
-    record_of(request).body_bytes = len(body)
-    return body
+    record, taken, chunks = record_of(request), 0, []
+    try:
+        async with aclosing(_chunks(request, service.config.max_body_bytes)) as received:
+            async for chunk in received:
+                service.bodies.take(record.tenant, len(chunk))
+                taken += len(chunk)
+                chunks.append(chunk)
+        record.body_bytes = taken
+        yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    finally:
+        service.bodies.give_back(record.tenant, taken)
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def _chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The parts of a body as they arrive. Raises `HttpProblem` 408 or 413, and `ClientGone`."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
-    chunks, size = [], 0
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S) as timeout:
-            async for chunk in request.stream():
-                timeout.reschedule(loop.time() + BODY_TIMEOUT_S)
-                size += len(chunk)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                chunks.append(chunk)
-    except ClientDisconnect:
-        raise ClientGone from None
-    except TimeoutError:
-        message = f"The body stopped coming for {BODY_TIMEOUT_S:g} seconds."
-        raise HttpProblem(408, message, headers={"connection": "close"}) from None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    size, stream = 0, request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                chunk = await anext(stream, None)
+        except ClientDisconnect:
+            raise ClientGone from None
+        except TimeoutError:
+            message = f"The body stopped coming for {BODY_TIMEOUT_S:g} seconds."
+            raise HttpProblem(408, message, headers={"connection": "close"}) from None
+        if chunk is None:
+            return
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        yield chunk
 
 
 def _too_large(max_bytes: int) -> HttpProblem:

@@ -18,9 +18,6 @@ from weft.tokenizers.tokenizer import Tokenizer
 
 PromptField = str | list[str | int | list[int]]
 
-_SHRINKING = 4
-"""Unicode normalisation may make a text shorter, by less than this factor."""
-
 
 class Fit:
     """How many prompt tokens a request may have, and what to do with more.
@@ -43,7 +40,8 @@ class Fit:
         room = self.context - (1 if max_tokens is None else max_tokens)
         self.keep_last = max(room, 1) if keep_last == -1 else keep_last
         """Prompt tokens kept from the end; None: all."""
-        self.max_chars = _SHRINKING * self.context * model.longest_token
+        self.max_chars = model.longest_prompt
+        self._text_limit = model.max_text_chars
 
     def at(self, number: int) -> Fit:
         """The same for one of several, whose errors say which."""
@@ -52,13 +50,14 @@ class Fit:
         return own
 
     def check_text(self, text: str) -> None:
-        """Refuse a text that cannot fit, without tokenizing it."""
+        """Refuse a text that cannot fit, or that is too long to be tokenized, without tokenizing it."""
         if self.keep_last is None and len(text) > self.max_chars:
             raise ContextTooLong(
                 f"This model's context is {self.context} tokens, which a prompt of {len(text)} characters exceeds. "
                 "Shorten it, or set truncate_prompt_tokens.",
                 self.param,
             )
+        check_text(text, self._text_limit, self.param)
 
     def check_count(self, num_tokens: int) -> None:
         """Raise `InvalidRequest` for no tokens, and `ContextTooLong` for more than fit together with the output."""
@@ -98,6 +97,16 @@ class Fit:
                 f"{self.param} names token {bad}; this model has tokens 0 to {self.vocab_size - 1}.", self.param
             )
         return array("i", tokens).tobytes()
+
+
+def check_text(text: str, max_chars: int, param: str) -> None:
+    """Raise `InvalidRequest` for a text that is too long to be tokenized: that takes time and memory in proportion."""
+    if len(text) > max_chars:
+        raise InvalidRequest(
+            f"{param} has {len(text)} characters as text, and this server tokenizes at most {max_chars} at once "
+            "(server.max_text_chars). Send less of it.",
+            param,
+        )
 
 
 def as_prompts(field: PromptField, param: str, max_prompts: int) -> list[str | list[int]]:

@@ -17,6 +17,8 @@ from weft.config import ServerConfig
 from weft.engine.client import EngineClient
 from weft.metrics import FrontMetrics, ModelMetrics
 from weft.programs.runtime import Runtime
+from weft.server.auth import parse_keys
+from weft.server.bodies import BodyBudget
 from weft.server.dialect import Dialect, dialect_of
 from weft.server.errors import HttpProblem
 from weft.server.programs import Programs, inline_programs
@@ -27,6 +29,8 @@ from weft.tokenizers.tokenizer import Tokenizer
 logger = logging.getLogger("weft.server")
 
 MAX_LISTED_NAMES = 20
+_SHRINKING = 4
+"""Unicode normalisation may make a text shorter, by less than this factor."""
 
 
 class ServedModel:
@@ -47,7 +51,7 @@ class Model:
     """A served model in use: its runtime and its metrics. Used from one event loop."""
 
     def __init__(
-        self, served: ServedModel, traces: Traces, metrics: ModelMetrics, dialect: Dialect, *, engine_wait_s: float
+        self, served: ServedModel, traces: Traces, metrics: ModelMetrics, dialect: Dialect, *, config: ServerConfig
     ):
         self.names = served.names
         self.engine = served.engine
@@ -60,12 +64,25 @@ class Model:
         """In bytes: no token stands for more characters."""
         self.was_ready = False
         """Whether the engine has answered since the server started."""
-        self.runtime = Runtime(served.engine, served.tokenizer, on_event=traces.on_event, engine_wait_s=engine_wait_s)
+        self._max_text_chars = config.max_text_chars
+        self.runtime = Runtime(
+            served.engine, served.tokenizer, on_event=traces.on_event, engine_wait_s=config.engine_wait_s
+        )
 
     @property
     def max_context(self) -> int:
         """Tokens of the longest sequence. Raises `EngineDead` while the engine starts."""
         return self.engine.info.max_context
+
+    @property
+    def longest_prompt(self) -> int:
+        """Characters that no prompt of the context's size exceeds. Raises `EngineDead` while the engine starts."""
+        return _SHRINKING * self.max_context * self.longest_token
+
+    @property
+    def max_text_chars(self) -> int:
+        """Characters of the longest text that is tokenized. Raises `EngineDead` while the engine starts."""
+        return self.longest_prompt if self._max_text_chars is None else self._max_text_chars
 
 
 class Service:
@@ -88,7 +105,7 @@ class Service:
                 self.traces,
                 self.metrics.model(model.names[0]),
                 dialect_of(model.tokenizer, config),
-                engine_wait_s=config.engine_wait_s,
+                config=config,
             )
             for model in models
         ]
@@ -96,6 +113,8 @@ class Service:
         if len(self.by_name) != sum(len(model.names) for model in self.models):
             raise ValueError("two models are served under the same name")
         self.programs = programs(self)
+        self.bodies = BodyBudget(config.max_bodies_bytes, len({key.tenant for key in parse_keys(config.api_keys)}))
+        """Bytes of request bodies being received."""
         self.draining = False
         self.failure: WeftError | None = None
         """Why an engine could not start at all."""

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 from weft.programs.registry import Version
 from weft.server.guard import Guard
-from weft.server.limits import content_type_of, read_bytes
+from weft.server.limits import body_of, content_type_of
 from weft.server.programs import Found
 from weft.server.record import record_of
 from weft.server.routes.base import answer, read, require, route
@@ -35,7 +35,8 @@ async def upload(service: Service, request: Request) -> ASGIApp:
     else:
         name = request.query_params.get("name", "")
         require(bool(name), "name is required: add ?name=… to the address.", "name")
-        content = await read_bytes(request, service.config.max_body_bytes)
+        async with body_of(request, service) as content:
+            pass  # kept as it is; the registry has bounds of its own
     async with Guard(request, service):
         program = await service.programs.upload(record_of(request).tenant, name, content, kind)
     return answer(_card(Found(program, program.latest, False)))

@@ -10,6 +10,7 @@ from weft.abi.errors import InvalidRequest
 from weft.core.ids import unpack_tokens
 from weft.programs.builtin import chat
 from weft.server.chat_prompt import chat_args
+from weft.server.prompts import check_text
 from weft.server.record import Record, record_of
 from weft.server.routes.base import answer, read, require, route
 from weft.server.schemas.service import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -44,11 +45,13 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
 
 async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:
     if body.prompt is not None:
+        check_text(body.prompt, model.max_text_chars, "prompt")
         special = body.add_special_tokens is not False
         return await model.tokenizer.encode_async(body.prompt, add_special_tokens=special, tenant=record.tenant)
 
     def work() -> bytes:
         text = chat.render_text(chat_args(body), model.tokenizer)
+        check_text(text, model.max_text_chars, "messages")
         return model.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
     return work() if record.body_bytes <= INLINE_CHARS else await off_loop(work, tenant=record.tenant)
