@@ -229,7 +229,10 @@ def test_pins_are_broken_before_spaces_are_ended() -> None:
     assert ByRank().choose(FakeView("write", 1, NEEDY, NEEDY, pins=True)) == Holder("pins")  # type: ignore[arg-type]
 
 
-def test_four_methods_alone_change_the_kv_counters() -> None:
+KV_WRITERS = ("adopt_kv", "begin_kv", "finish_kv", "cut_kv", "begin_decodes", "finish_decodes")
+
+
+def test_four_methods_and_their_forms_for_a_step_alone_change_the_kv_counters() -> None:
     changed = []
     for path in sorted(Path(weft.sched.__file__).parent.rglob("*.py")):
         for function in [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]:
@@ -240,4 +243,4 @@ def test_four_methods_alone_change_the_kv_counters() -> None:
                     and node.attr in ("num_computed", "num_written")
                 ):
                     changed.append((path.name, function.name))
-    assert set(changed) == {("sequence.py", name) for name in ("adopt_kv", "begin_kv", "finish_kv", "cut_kv")}
+    assert set(changed) == {("sequence.py", name) for name in KV_WRITERS}

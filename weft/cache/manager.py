@@ -69,7 +69,7 @@ class KVCache:
     # Looking up
 
     def open_table(self, seq: int, namespace: str) -> PageTable:
-        """An empty page table."""
+        """An empty page table, which keeps the tree of its namespace until `close`."""
         table = PageTable(seq, namespace, self._tree(namespace))
         self.tiers.lock(table.node)
         return table
@@ -143,7 +143,7 @@ class KVCache:
         return table.seq in table.node.in_flight
 
     def withdraw(self, table: PageTable) -> None:
-        """Undo `announce`. Idempotent."""
+        """The table's sequence computes its in-flight prefix no further. Idempotent."""
         table.node.in_flight.discard(table.seq)
 
     # Writing
@@ -213,7 +213,7 @@ class KVCache:
             table.node.tails[-table.seq] = Tail(rest, table.pages[whole])
 
     def unpublish_tail(self, table: PageTable) -> None:
-        """Undo `publish_tail`. Idempotent."""
+        """The last page may change or go: sequences find it no longer. Idempotent."""
         table.node.tails.pop(-table.seq, None)
 
     # Sharing and giving back
@@ -260,7 +260,7 @@ class KVCache:
         table.node, table.num_indexed, table.indexable = table.tree.root, 0, True
 
     def close(self, table: PageTable, now: float) -> None:
-        """Forget an empty table."""
+        """Give up an empty table: its namespace may be forgotten. A table with pages needs `free` first."""
         self.tiers.unlock(table.tree.root, now)
 
     # Emptying and pictures
@@ -319,7 +319,7 @@ class KVCache:
         return partial.num_tokens
 
     def _append_run(self, table: PageTable, run: bytes, pages: list[int], now: float) -> None:
-        """Index private pages below the table's node: in its own run where nobody else stands there."""
+        """Index private pages below the table's node: in the node's own run where no other table stands there."""
         node = table.node
         alone = node.locks == 1 and node.parent is not None and node.tier == "device"
         if alone and not node.children and not node.tails and not node.in_flight:

@@ -28,7 +28,7 @@ class _Pin(NamedTuple):
 
 
 class Retention:
-    """See the module's docstring."""
+    """Holds by the number of their sequence, and pins by a number of their own."""
 
     def __init__(self, cache: KVCache, max_pages: int):
         self._cache = cache
@@ -39,7 +39,7 @@ class Retention:
 
     @property
     def num_held(self) -> int:
-        """Held sequences."""
+        """How many finished sequences are held."""
         return len(self._holds)
 
     def hold(self, table: PageTable, tokens: array[int], num_written: int, until_s: float, now: float) -> bool:
@@ -78,7 +78,7 @@ class Retention:
         return pin
 
     def unpin(self, pin: int, now: float) -> None:
-        """Undo `pin`. Idempotent."""
+        """Let a pinned prefix be evicted again. Does nothing for a pin that has ended."""
         found = self._pins.pop(pin, None)
         if found is not None:
             self._cache.tiers.unlock(found.node, now)
@@ -125,7 +125,7 @@ class Retention:
         return first is not None
 
     def end_holds(self, now: float) -> None:
-        """Give up every hold."""
+        """Give up every hold: whole pages stay cached, partial ones are free."""
         for seq in list(self._holds):
             self._end_hold(seq, now)
 

@@ -205,7 +205,7 @@ class TieredPages:
         return True
 
     def forget(self, node: Node) -> None:
-        """Drop an unlocked subtree from whatever tier it is in."""
+        """Drop an unlocked subtree from the tier it is in."""
         for child in list(node.children.values()):
             self.forget(child)
         self._detach(node)

@@ -33,7 +33,7 @@ MAX_PAGE_SIZE = 32
 
 
 def no_ints() -> I32:
-    """An empty int32 array."""
+    """int32 [0], the default of optional columns."""
     return np.empty(0, np.int32)
 
 
@@ -253,11 +253,11 @@ def is_invalid(result: StepResult) -> bool:
 
 
 class StepHandle(Protocol):
-    """A launched step."""
+    """A launched step, whose result may still be on the device."""
 
     @property
     def step_id(self) -> int:
-        """The step's id."""
+        """The `step_id` of the step that was launched."""
         ...
 
     def done(self) -> bool:

@@ -47,7 +47,7 @@ class _Launched(NamedTuple):
 
 
 class Engine:
-    """See the module's docstring. Used from one thread."""
+    """Joins one scheduler and one worker. Used from one thread."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stop the worker."""
+        """Finish what was launched, stop compiling grammars and give back the device's memory."""
         self._grammars.close()
         self.worker.close()
 

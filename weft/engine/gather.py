@@ -21,7 +21,7 @@ _SMOOTHING = 0.2
 
 
 class Ready(NamedTuple):
-    """What a policy sees."""
+    """The programs that are ready or expected, and times in seconds: the view of a policy."""
 
     num_ready: int
     """Programs whose commands wait for a step."""
@@ -36,7 +36,7 @@ class Ready(NamedTuple):
 
 
 class Policy(Protocol):
-    """Whether to wait."""
+    """Decides how long a step that could begin waits for programs that are about to come back."""
 
     def wait_s(self, ready: Ready) -> float:
         """How many more seconds; 0: begin."""
@@ -51,7 +51,7 @@ class Adaptive:
     """
 
     def wait_s(self, ready: Ready) -> float:
-        """See the class's docstring."""
+        """Up to the time that pays, or twice the usual time of return; 0 where neither is worth it."""
         if not ready.num_answered:
             return 0.0
         pays_s = ready.step_s * ready.num_answered / (ready.num_ready + ready.num_answered)
@@ -64,7 +64,7 @@ class Eager:
     """Never wait (and, by `max_rows` of the scheduler, never batch)."""
 
     def wait_s(self, ready: Ready) -> float:
-        """Nothing."""
+        """Always 0 seconds."""
         return 0.0
 
 
@@ -91,7 +91,7 @@ class TOnly:
 
 
 def policy_of(config: EngineConfig) -> Policy:
-    """The configured policy."""
+    """The policy that `EngineConfig.batching` names."""
     match config.batching:
         case "eager":
             return Eager()

@@ -22,7 +22,7 @@ from weft.core.step import LateInputs, Step
 from weft.core.wire import Command, Fork, Generate
 from weft.engine.guide import Guide, TriggeredGuide, short
 from weft.sched.batch import InFlight
-from weft.sched.sequence import Generate as Generation
+from weft.sched.sequence import GenerateOp
 from weft.worker.memory import usable_cores
 
 MAX_GRAMMAR_BYTES = 256 << 10
@@ -63,7 +63,7 @@ class Grammars:
         self._future(grammar)
 
     def let_go(self, grammar: Grammar) -> None:
-        """The inverse of `hold`."""
+        """A command that `hold` counted is done with its grammar, which may be forgotten."""
         self._held[grammar] -= 1
         if not self._held[grammar]:
             del self._held[grammar]
@@ -109,7 +109,7 @@ class Grammars:
         return LateInputs(np.asarray(masked, np.int32), masks, free)
 
     def close(self) -> None:
-        """Stop compiling."""
+        """Stop the compiling threads; grammars that wait are never compiled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _future(self, grammar: Grammar, submit: Submit | None = None) -> Future[LLMatcher]:
@@ -230,4 +230,4 @@ def _translate(grammar: Grammar) -> str:
 
 
 def _guide_of(op: object) -> Guide | None:
-    return op.guide if isinstance(op, Generation) and isinstance(op.guide, Guide) else None
+    return op.guide if isinstance(op, GenerateOp) and isinstance(op.guide, Guide) else None

@@ -19,7 +19,7 @@ from weft.core.sampling import SamplingParams
 from weft.core.step import I32, ForwardBatch, SamplingBatch, SlotSet, Step, no_pairs
 from weft.sched.columns import SHORT, as_array, ints, put
 from weft.sched.masks import mask_at, visibility
-from weft.sched.sequence import Append, Generate, Sequence
+from weft.sched.sequence import AppendOp, GenerateOp, Sequence, begin_decodes
 from weft.sched.slots import SlotTable, uniforms
 from weft.sched.spaces.parts import SpaceDist, SpaceParts, SpaceRow, SpaceSample
 from weft.sched.spaces.rows import Row
@@ -55,7 +55,7 @@ class Scored(NamedTuple):
 
     sequence: Sequence
     epoch: int
-    op: Append
+    op: AppendOp
     first: int
     num: int
 
@@ -65,7 +65,7 @@ class Pooled(NamedTuple):
 
     sequence: Sequence
     epoch: int
-    op: Append
+    op: AppendOp
     num: int
 
 
@@ -74,7 +74,7 @@ class Distributed(NamedTuple):
 
     sequence: Sequence
     epoch: int
-    op: Append
+    op: AppendOp
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class StepBuilder:
 
     @property
     def num_space_samples(self) -> int:
-        """One-off samplers so far."""
+        """How many one-off samplers of spaces this step has so far."""
         return len(self.in_flight.space_samples)
 
     def add_slot_set(self, slot_set: SlotSet) -> None:
@@ -174,14 +174,8 @@ class StepBuilder:
         put(self._sampler_slots, slots)
         self.num_tokens = self.num_rows = count
         self._num_entries = len(rows.page_ids)
-        sampled, decoded, step_id = self.in_flight.sampled, self.in_flight.decoded, self.in_flight.step_id
-        for sequence in sequences:
-            end = sequence.total
-            sampled.append((sequence, sequence.epoch))
-            decoded.append((sequence, sequence.kv_epoch, end))
-            sequence.begin_kv(end)
-            sequence.total = end + 1
-            sequence.last_step = step_id
+        self.in_flight.sampled.extend([(sequence, sequence.epoch) for sequence in sequences])
+        self.in_flight.decoded.extend(begin_decodes(sequences, self.in_flight.step_id))
 
     def add_chunk(self, chunk: Chunk) -> None:
         """Known tokens of one sequence, and what is to be made of their rows."""
@@ -209,7 +203,7 @@ class StepBuilder:
             mask = mask_at(sequence.masks, start)
             if mask is not None and mask.hidden:
                 self._parts().show(self._num_entries, visibility(mask.hidden, len(pages), size))
-        if isinstance(sequence.head, Append):
+        if isinstance(sequence.head, AppendOp):
             self._add_reports(sequence, sequence.head, start, end)
         if chunk.samplers:
             row = self._add_output(self.num_tokens + count - 1)
@@ -289,7 +283,7 @@ class StepBuilder:
         self.in_flight.written.append(Written(sequence, sequence.kv_epoch, end))
 
     def build(self, copies: Copies) -> Step:
-        """The finished step."""
+        """The step with everything that was added, and the `copies` it must make first."""
         self.in_flight.num_tokens = self.num_tokens
         self.in_flight.num_rows = self.num_rows
         parts = self._spaces
@@ -310,7 +304,7 @@ class StepBuilder:
         self._outputs.append(token)
         return len(self._outputs) - 1
 
-    def _add_reports(self, sequence: Sequence, op: Append, start: int, end: int) -> None:
+    def _add_reports(self, sequence: Sequence, op: AppendOp, start: int, end: int) -> None:
         """Scores, pooled hidden states and the distribution that an append asks for."""
         outputs = op.outputs
         if outputs is None:
@@ -398,7 +392,7 @@ class StepBuilder:
         return _with_samplers(batch, parts) if parts.sampler_rows else batch
 
 
-def sampling_state(sequence: Sequence, op: Generate) -> SlotSet:
+def sampling_state(sequence: Sequence, op: GenerateOp) -> SlotSet:
     """What the device needs to sample for `op` from the tokens known now."""
     start = len(sequence.tokens) - op.num_output
     needs_tokens = op.sampling.has_penalties or bool(op.sampling.bad_words)

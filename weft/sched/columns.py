@@ -23,7 +23,7 @@ def ints(values: Iterable[int] = ()) -> array[int]:
 
 
 def put(column: array[int], values: I32) -> None:
-    """Append an array [n]."""
+    """Append the int32 values [n] to a column, by one copy."""
     column.frombytes(values.tobytes())
 
 

@@ -42,7 +42,7 @@ _MASK63 = (1 << 63) - 1
 
 
 class CommandHandler:
-    """See the module's docstring."""
+    """Carries out one command at a time on the state of a scheduler."""
 
     def __init__(self, state: SchedulerState, make_monitor: MonitorFactory, make_guide: GuideFactory):
         self._state = state
@@ -70,7 +70,7 @@ class CommandHandler:
         self._state.spaces.drop_client(client, now)
 
     def drain(self) -> None:
-        """Take nothing new."""
+        """Refuse new sequences and spaces with `Draining`; open ones go on."""
         self.draining = self._state.spaces.draining = True
 
     def _apply(self, client: int, command: Command, now: float) -> None:
@@ -146,7 +146,7 @@ class CommandHandler:
         if command.outputs is not None:
             command.outputs.validate(self._state.config.vocab_size)
         if not command.tokens and command.outputs is not None and command.outputs.dist is not None:
-            sequence.ops.append(ops.Append(command.op, unpack_tokens(b""), now, command.outputs))
+            sequence.ops.append(ops.AppendOp(command.op, unpack_tokens(b""), now, command.outputs))
             self._arrive(sequence, now)
             return
         if not command.tokens or len(command.tokens) % TOKEN_BYTES:
@@ -161,7 +161,7 @@ class CommandHandler:
             )
             sequence.failure = (error.kind, error.message)
             raise error
-        sequence.ops.append(ops.Append(command.op, tokens, now, command.outputs))
+        sequence.ops.append(ops.AppendOp(command.op, tokens, now, command.outputs))
         self._arrive(sequence, now)
 
     def _generate(self, client: int, command: Generate, now: float) -> None:
@@ -177,7 +177,7 @@ class CommandHandler:
         stop = command.stop
         eos = () if stop.ignore_eos else config.eos_token_ids
         seed = command.sampling.seed
-        op = ops.Generate(
+        op = ops.GenerateOp(
             op=command.op,
             sampling=command.sampling,
             stop=stop,

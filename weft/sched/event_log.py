@@ -53,7 +53,7 @@ class EventLog:
         self._traces = traces
 
     def send(self, client: int, event: Event) -> None:
-        """Tell a client."""
+        """Add an event for a client, after those before it."""
         self.messages.append((client, event))
 
     def trace(self, sequence: Sequence, what: str, now: float, detail: int = 0) -> None:

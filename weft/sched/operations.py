@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
 from weft.sched.masks import Mask, add_mask, unpack_ranges
-from weft.sched.sequence import Append, ForkInto, Generate, Op, Sequence, SetMask, State
+from weft.sched.sequence import AppendOp, ForkInto, GenerateOp, Op, Sequence, SetMask, State
 from weft.sched.state import SchedulerState
 
 
@@ -26,7 +26,7 @@ def advance(state: SchedulerState, sequence: Sequence, now: float) -> None:
         elif isinstance(op, SetMask):
             sequence.ops.popleft()
             _set_mask(state, sequence, op)
-        elif isinstance(op, Append):
+        elif isinstance(op, AppendOp):
             if op.outputs is None or not op.begun:
                 _begin_append(state, sequence, op, now)
             if sequence.ops and sequence.ops[0] is op:
@@ -44,7 +44,7 @@ def advance(state: SchedulerState, sequence: Sequence, now: float) -> None:
         leave_slot(state, sequence, now)
 
 
-def _begin_append(state: SchedulerState, sequence: Sequence, op: Append, now: float) -> None:
+def _begin_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: float) -> None:
     op.begun = True
     length = len(sequence.tokens) + len(op.tokens)
     if length == 0:
@@ -75,7 +75,7 @@ def _begin_append(state: SchedulerState, sequence: Sequence, op: Append, now: fl
         sequence.reuse_limit = op.start
 
 
-def _begin_generate(state: SchedulerState, sequence: Sequence, op: Generate, now: float) -> bool:
+def _begin_generate(state: SchedulerState, sequence: Sequence, op: GenerateOp, now: float) -> bool:
     """Whether it began; otherwise it has failed and the next operation is first."""
     if op.num_prompt:
         return True
@@ -105,7 +105,7 @@ def _begin_generate(state: SchedulerState, sequence: Sequence, op: Generate, now
     return True
 
 
-def _follow(op: Generate, tokens: Iterable[int]) -> None:
+def _follow(op: GenerateOp, tokens: Iterable[int]) -> None:
     """Bring the stop strings and the grammar of a generation to where the tokens sampled elsewhere have left them."""
     for index, token in enumerate(tokens, 1):
         if op.monitor is not None:
@@ -160,7 +160,7 @@ def fail_sequence(state: SchedulerState, sequence: Sequence, op: int, kind: str,
     end_all(state, sequence, _failed(kind, message))
 
 
-def finish_append(state: SchedulerState, sequence: Sequence, op: Append, now: float) -> None:
+def finish_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: float) -> None:
     """End an append that reports about its tokens."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     if op.outputs is not None and op.outputs.logprobs is not None:
@@ -217,7 +217,7 @@ def end_all(state: SchedulerState, sequence: Sequence, event: Callable[[int], Op
             child.unborn = False
             child.failure = (error.kind, error.message)
             end_all(state, child, _failed(error.kind, error.message))
-        elif isinstance(op, Generate) or (isinstance(op, Append) and op.outputs is not None):
+        elif isinstance(op, GenerateOp) or (isinstance(op, AppendOp) and op.outputs is not None):
             emit_end(state, sequence, event(op.op))
 
 
@@ -240,7 +240,7 @@ def emit_end(state: SchedulerState, sequence: Sequence, event: OpEvent) -> None:
 
 def usage_of(sequence: Sequence, op: Op, now: float) -> Usage:
     """What an operation has cost until `now`."""
-    if not isinstance(op, Generate):
+    if not isinstance(op, GenerateOp):
         return Usage()
     first_launch = now if op.first_launch_s is None else op.first_launch_s
     return Usage(

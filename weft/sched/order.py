@@ -85,7 +85,7 @@ class Group:
         self._heap: list[Entry] = []
 
     def add(self, entry: Entry) -> None:
-        """Set a sequence aside."""
+        """Add a sequence, at the place of its rank."""
         heapq.heappush(self._heap, entry)
 
     def first(self) -> Entry | None:
@@ -235,7 +235,7 @@ class _Level:
 
 
 class FairOrder:
-    """See the module's docstring."""
+    """Priority with aging, then turns of tenants by tokens, then arrival."""
 
     def __init__(self, aging_s: float):
         self._aging_s = aging_s
@@ -244,12 +244,12 @@ class FairOrder:
         self._admissions = itertools.count(1)
 
     def rank(self, sequence: Sequence) -> Rank:
-        """See `AdmissionOrder`. A sequence that overtook older ones of its level has their arrival."""
+        """(arrival + priority * aging_s, admission, number). A sequence that overtook older ones has their arrival."""
         place = sequence.place
         return (place.since_s + sequence.priority * self._aging_s, place.admission, sequence.seq)
 
     def push(self, sequence: Sequence) -> None:
-        """See `AdmissionOrder`."""
+        """Enter the lane of its tenant and priority; sequences that ran before wait ahead of all lanes of the level."""
         rank = self.rank(sequence)
         entry = Entry(rank, sequence.place.ticket, sequence)
         level = self._level(sequence.priority)
@@ -260,22 +260,22 @@ class FairOrder:
             self._push(level, sequence.priority, sequence.tenant, rank, entry)
 
     def push_group(self, group: Group) -> None:
-        """See `AdmissionOrder`."""
+        """Enter the lane of the group's tenant and priority as one entry."""
         first = group.first()
         if first is not None:
             self._push(self._level(group.priority), group.priority, group.tenant, first.rank, group)
 
     def pop(self) -> Sequence | None:
-        """See `AdmissionOrder`."""
+        """The level of the smallest rank, in it the lane of the smallest start, in it the smallest rank."""
         priority = self._by_level.first()
         return None if priority is None else self._levels[priority].pop()
 
     def clear(self) -> None:
-        """See `AdmissionOrder`."""
+        """Forget all levels and lanes, and with them what was served."""
         self._levels.clear()
 
     def admitted(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `AdmissionOrder`."""
+        """Charge the tokens to the lane, and take over the arrival of the oldest sequence that was overtaken."""
         place = sequence.place
         if place.was_admitted:
             return
@@ -287,7 +287,7 @@ class FairOrder:
         self.charge(sequence, num_tokens)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `AdmissionOrder`. While no sequence waits at this priority, nothing is counted."""
+        """Move the lane's virtual start on. While no sequence waits at this priority, nothing is counted."""
         level = self._levels.get(sequence.priority)
         lane = None if level is None else level.lanes.get(sequence.tenant)
         if lane is not None:

@@ -14,7 +14,7 @@ from weft.core.step import INVALID_NUMBERS, StepResult, TopTokens
 from weft.core.wire import Dists, Failed, Finished, FinishReason, Token, TokenLogprobs
 from weft.sched.batch import InFlight
 from weft.sched.operations import end_operation, finish_append, leave_slot, usage_of
-from weft.sched.sequence import Append, Generate, Sequence, State, StopVerdict
+from weft.sched.sequence import AppendOp, GenerateOp, Sequence, State, StopVerdict, finish_decodes
 from weft.sched.state import SchedulerState
 
 _NOTHING = StopVerdict()
@@ -35,10 +35,9 @@ def update(state: SchedulerState, flight: InFlight, result: StepResult, now: flo
 def _take_decodes(state: SchedulerState, flight: InFlight, now: float) -> None:
     """What the decoding sequences have written; most steps fill no page of most of them."""
     page_size = state.cache.page_size
-    for sequence, epoch, end in flight.decoded:
-        if sequence.kv_epoch != epoch:
-            continue
-        sequence.finish_kv(end)
+    for sequence, end in finish_decodes(flight.decoded, page_size):
+        if sequence.num_written < end:
+            continue  # cut meanwhile
         if end // page_size > sequence.table.num_indexed:
             _index(state, sequence, end, now)
         if not sequence.decoding:
@@ -75,9 +74,9 @@ def _end_if_filled(state: SchedulerState, sequence: Sequence, now: float) -> Non
     if sequence.state is not State.RUNNING or sequence.num_written < sequence.target:
         return
     head = sequence.head
-    if isinstance(head, Append):
+    if isinstance(head, AppendOp):
         finish_append(state, sequence, head, now)
-    elif not isinstance(head, Generate):
+    elif not isinstance(head, GenerateOp):
         leave_slot(state, sequence, now)
 
 
@@ -89,7 +88,7 @@ def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, no
         if sequence.epoch != epoch:
             continue
         op = sequence.ops[0]
-        if not isinstance(op, Generate):
+        if not isinstance(op, GenerateOp):
             raise TypeError(f"sequence {sequence.seq} sampled without a generate")
         token = tokens[index]
         if token < 0:
@@ -111,7 +110,7 @@ def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, no
 
 
 def _take_watched(
-    state: SchedulerState, sequence: Sequence, op: Generate, token: int, result: StepResult, index: int, now: float
+    state: SchedulerState, sequence: Sequence, op: GenerateOp, token: int, result: StepResult, index: int, now: float
 ) -> None:
     """A token whose bytes a stop string or a grammar follows, or whose probability somebody asked for."""
     past_minimum = op.num_output >= op.stop.min_tokens
@@ -131,7 +130,7 @@ def _take_watched(
 def _end_if_over(
     state: SchedulerState,
     sequence: Sequence,
-    op: Generate,
+    op: GenerateOp,
     token: int,
     verdict: StopVerdict,
     complete: bool,
@@ -149,7 +148,7 @@ def _end_if_over(
         _finish(state, sequence, op, "length", None, 0, now)
 
 
-def _fail(state: SchedulerState, sequence: Sequence, op: Append | Generate, now: float) -> None:
+def _fail(state: SchedulerState, sequence: Sequence, op: AppendOp | GenerateOp, now: float) -> None:
     """End an operation for which the model computed no finite numbers, unless it has ended."""
     if sequence.head is not op:
         return
@@ -161,7 +160,7 @@ def _fail(state: SchedulerState, sequence: Sequence, op: Append | Generate, now:
 def _finish(
     state: SchedulerState,
     sequence: Sequence,
-    op: Generate,
+    op: GenerateOp,
     reason: FinishReason,
     stop: str | int | None,
     cut_bytes: int,

@@ -16,7 +16,7 @@ from weft.core.step import Step
 from weft.sched.batch import Chunk, InFlight, StepBuilder, sampling_state
 from weft.sched.config import prompt_budget
 from weft.sched.masks import mask_at, next_start
-from weft.sched.sequence import Append, Generate, Sequence, State
+from weft.sched.sequence import AppendOp, GenerateOp, Sequence, State
 from weft.sched.state import SchedulerState
 
 MAX_DEFERRED_PER_STEP = 32
@@ -129,7 +129,7 @@ class StepPlanner:
         start = sequence.num_computed
         end = min(sequence.target, len(sequence.tokens), start + self._prompt_budget - builder.num_tokens)
         head = sequence.head
-        if isinstance(head, Append) and head.outputs is not None and head.outputs.logprobs is not None:
+        if isinstance(head, AppendOp) and head.outputs is not None and head.outputs.logprobs is not None:
             end = min(end, start + MAX_SCORE_ROWS)
         if sequence.masks:
             # All tokens of a row see the same.
@@ -137,7 +137,7 @@ class StepPlanner:
         if end <= start or not self._reclaimer.make_writable(sequence, start, end, now):
             return
         samplers = []
-        if end == sequence.total and isinstance(head, Generate):
+        if end == sequence.total and isinstance(head, GenerateOp):
             samplers.append(sequence)
         samplers += self._resolve_pending_forks(builder, sequence, end, now)
         builder.add_chunk(Chunk(sequence, start, end, samplers))
@@ -155,7 +155,7 @@ class StepPlanner:
     def _begin_decoding(self, builder: StepBuilder, sequence: Sequence, now: float) -> None:
         """The sequence samples from this step's forward; from the next step on it decodes."""
         op = sequence.head
-        if not isinstance(op, Generate):
+        if not isinstance(op, GenerateOp):
             raise TypeError(f"sequence {sequence.seq} samples without a generate")
         slot = sequence.slot
         table = self._sequences.slots
@@ -187,7 +187,7 @@ class StepPlanner:
             self._share_pages(builder, parent, child, min(end, shared))
             # The parent's row is the child's where neither has tokens of its own.
             same_row = end == shared == child.total
-            samples = same_row and isinstance(child.head, Generate) and self._sequences.slots.num_free > 0
+            samples = same_row and isinstance(child.head, GenerateOp) and self._sequences.slots.num_free > 0
             if samples:
                 self._sequences.run(child, 1, now)
                 sampling.append(child)

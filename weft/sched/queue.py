@@ -13,7 +13,7 @@ import heapq
 import itertools
 
 from weft.sched.order import AdmissionOrder, Entry, Group
-from weft.sched.sequence import Append, Sequence, State
+from weft.sched.sequence import AppendOp, Sequence, State
 
 
 class _Awaited:
@@ -48,7 +48,7 @@ class _Awaited:
 
 
 class WaitingQueue:
-    """See the module's docstring."""
+    """Waiting and deferred sequences over an `AdmissionOrder`."""
 
     def __init__(self, order: AdmissionOrder):
         self.order = order
@@ -135,7 +135,7 @@ class WaitingQueue:
         place = sequence.place
         place.ticket = next(self._tickets)
         place.rank = self.order.rank(sequence)
-        place.is_turn_based = isinstance(sequence.head, Append)
+        place.is_turn_based = isinstance(sequence.head, AppendOp)
         self._size += 1
         self._num_other += not place.is_turn_based
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from weft.cache.manager import KVCache
 from weft.sched.event_log import EventLog
 from weft.sched.reclaim_policy import Purpose, ReclaimPolicy, ReclaimView
-from weft.sched.sequence import Append, Generate, Sequence, State
+from weft.sched.sequence import AppendOp, GenerateOp, Sequence, State
 from weft.sched.sequence_table import SequenceTable
 
 
 class Reclaimer:
-    """See the module's docstring."""
+    """Makes room for a sequence or a space, holder by holder."""
 
     def __init__(
         self, cache: KVCache, sequences: SequenceTable, log: EventLog, policy: ReclaimPolicy, max_step_tokens: int
@@ -105,7 +105,7 @@ class Reclaimer:
             return False
         self._log.counters.preemptions += 1
         head = victim.head
-        if isinstance(head, Generate):
+        if isinstance(head, GenerateOp):
             head.num_preemptions += 1
         self._log.trace(victim, "preempted", now, victim.num_computed)
         self._sequences.stop_running(victim)
@@ -120,7 +120,7 @@ class Reclaimer:
         self._cache.free(sequence.table, sequence.tokens, _plain(sequence), now)
         sequence.cut_kv(0)
         head = sequence.head
-        if isinstance(head, Append):
+        if isinstance(head, AppendOp):
             head.hidden, head.hidden_done = None, 0
         self._sequences.without_slot.pop(sequence.seq, None)
 

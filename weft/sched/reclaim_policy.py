@@ -103,7 +103,7 @@ class ByRank:
     """
 
     def choose(self, view: ReclaimView) -> Holder | None:
-        """See `ReclaimPolicy`."""
+        """The first holder of the order above that the purpose allows."""
         if view.purpose == "write":
             return view.first_hold() or self._without_slot(view) or self._running(view) or self._last(view)
         if view.missing > 0 and view.num_without_slot >= view.missing:

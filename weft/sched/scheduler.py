@@ -24,7 +24,7 @@ from weft.sched.config import SchedulerConfig, prompt_budget
 from weft.sched.event_log import Events
 from weft.sched.outcome import update
 from weft.sched.planner import StepPlanner
-from weft.sched.sequence import Append, Guide, StopMonitor
+from weft.sched.sequence import AppendOp, Guide, StopMonitor
 from weft.sched.sequence_table import SequenceTable
 from weft.sched.spaces.spaces import Spaces
 from weft.sched.state import SchedulerState
@@ -33,7 +33,7 @@ __all__ = ["Scheduled", "Scheduler", "SchedulerConfig", "prompt_budget"]
 
 
 class Scheduled(NamedTuple):
-    """The next step."""
+    """The next step, and what there is to know about it."""
 
     step: Step
     """An empty one must not be launched."""
@@ -52,7 +52,7 @@ def _no_guide(grammar: Grammar) -> Guide:
 
 
 class Scheduler:
-    """See the module's docstring."""
+    """The state of one engine's scheduling, and the only way to change it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Scheduler:
     # Steps
 
     def schedule(self, now: float) -> Scheduled:
-        """Decide the next step."""
+        """Decide the next step. Nothing is in flight before `launched` says so."""
         step, flight = self._planner.plan(now)
         return Scheduled(step, flight, self._state.log.take())
 
@@ -142,7 +142,7 @@ class Scheduler:
         sequences = self._state.sequences
         if sequences.decoding().sequences:
             return False
-        return sequences.queue.is_turn_based and all(isinstance(s.head, Append) for s in sequences.running.values())
+        return sequences.queue.is_turn_based and all(isinstance(s.head, AppendOp) for s in sequences.running.values())
 
     def stats(self) -> EngineStats:
         """Frozen counts of scheduler and cache; the engine adds the times."""

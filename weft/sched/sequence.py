@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol
@@ -24,7 +25,7 @@ from weft.sched.masks import Mask
 
 
 class State(Enum):
-    """Where a sequence is."""
+    """What a sequence waits for, or that it runs. `TRANSITIONS` says how it changes."""
 
     IDLE = "idle"
     """Nothing to compute; keeps its pages while there is room."""
@@ -85,7 +86,7 @@ class StopVerdict(NamedTuple):
 
 
 @dataclass(slots=True)
-class Append:
+class AppendOp:
     """Known tokens to be added, and what to report of them."""
 
     op: int
@@ -108,8 +109,8 @@ class Append:
 
 
 @dataclass(slots=True)
-class Generate:
-    """Tokens to be sampled."""
+class GenerateOp:
+    """Sample tokens until a stop condition holds."""
 
     op: int
     sampling: SamplingParams
@@ -153,7 +154,7 @@ class SetMask:
     needs_last: ClassVar[bool] = False
 
 
-Op = Append | Generate | ForkInto | SetMask
+Op = AppendOp | GenerateOp | ForkInto | SetMask
 
 
 @dataclass(slots=True)
@@ -189,8 +190,9 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """See the module's docstring."""
+    """Tokens, pages, operations, and the counters that join them. Fields are grouped by their owner."""
 
+    # Who it is: set at creation.
     seq: int
     client: int
     handle: int
@@ -198,36 +200,44 @@ class Sequence:
     namespace: str
     request_id: str
     priority: int
+    # Where it waits: the queue and its order.
     place: Place
+    # Its KV: the cache owns the table, `adopt_kv` and the methods beside it the counters.
     table: PageTable
     state: State = State.IDLE
     tokens: array[int] = field(default_factory=lambda: array("i"))
+    """Known on the host."""
     total: int = 0
+    """`tokens`, and sampled ones that are still on the device."""
     num_computed: int = 0
     num_written: int = 0
+    kv_epoch: int = 0
+    """Grows when KV in flight becomes void: pages given back, tokens cut off."""
     high_water: int = 0
     """Tokens that have been computed at some time: computing them again is recomputation."""
     num_cached: int = 0
     """Tokens found in the prefix index when the sequence first got pages."""
     reuse_limit: int | None = None
     """Tokens that may come from the index; None: any."""
+    # What it has to do: the operations.
+    ops: deque[Op] = field(default_factory=deque)
     epoch: int = 0
     """Grows when tokens in flight become void: truncation, cancellation, the end of an operation."""
-    kv_epoch: int = 0
-    """Grows when KV in flight becomes void: pages given back, tokens cut off."""
-    ops: deque[Op] = field(default_factory=deque)
-    slot: int = -1
-    decoding: bool = False
-    parent: Sequence | None = None
-    unborn: bool = False
-    """The fork that creates it still waits among its parent's operations."""
     failure: tuple[str, str] | None = None
     """(kind, message) of an append that could not be carried out: nothing may be generated on half a prompt."""
     masks: list[Mask] = field(default_factory=list)
     """By where they begin to hold."""
+    # Where it comes from: forks.
+    parent: Sequence | None = None
+    unborn: bool = False
+    """The fork that creates it still waits among its parent's operations."""
     fork_point: int = 0
     """Tokens shared with `parent`."""
     pending_forks: list[Sequence] = field(default_factory=list)
+    """Forks that wait for this sequence to compute the tokens they share."""
+    # Where it runs: the sequence table and the step planner.
+    slot: int = -1
+    decoding: bool = False
     last_step: int = 0
     """The last step, launched or being built, that computes something for it."""
     last_active_s: float = 0.0
@@ -239,7 +249,8 @@ class Sequence:
                 raise ValueError(f"sequence {self.seq} cannot go from {self.state.value} to {state.value}")
             self.state = state
 
-    # KV counters. These four methods alone change them: num_written <= num_computed <= total.
+    # KV counters. These four methods alone change them, and their forms for a whole step, `begin_decodes` and
+    # `finish_decodes`: a call for each of hundreds of sequences would be a tenth of what the host does in a step.
 
     def adopt_kv(self, num_computed: int, num_written: int) -> None:
         """Take over KV that the prefix index or a parent has."""
@@ -264,7 +275,7 @@ class Sequence:
 
     @property
     def head(self) -> Op | None:
-        """The operation under way."""
+        """The operation under way; None: there is nothing to do."""
         return self.ops[0] if self.ops else None
 
     @property
@@ -288,3 +299,30 @@ class Sequence:
     def num_pending(self) -> int:
         """Sampled tokens that the host does not know yet."""
         return self.total - len(self.tokens)
+
+
+def begin_decodes(sequences: Iterable[Sequence], step_id: int) -> list[tuple[Sequence, int, int]]:
+    """`begin_kv` for sequences that each compute one token in step `step_id`, and will have one more then. Returns
+    (sequence, its `kv_epoch`, how many tokens have KV once the step is done)."""
+    decoded = []
+    for sequence in sequences:
+        end = sequence.total
+        decoded.append((sequence, sequence.kv_epoch, end))
+        sequence.num_computed = end
+        sequence.total = end + 1
+        sequence.last_step = step_id
+    return decoded
+
+
+def finish_decodes(decoded: Iterable[tuple[Sequence, int, int]], page_size: int) -> list[tuple[Sequence, int]]:
+    """`finish_kv` for what `begin_decodes` returned, unless the KV is void by now. Returns (sequence, tokens with KV)
+    where that fills a page or the sequence decodes no longer: few in most steps."""
+    noted = []
+    for sequence, epoch, end in decoded:
+        if sequence.kv_epoch != epoch:
+            continue
+        if end > sequence.num_written:
+            sequence.num_written = end
+        if end // page_size > sequence.table.num_indexed or not sequence.decoding:
+            noted.append((sequence, end))
+    return noted

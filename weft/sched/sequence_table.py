@@ -15,7 +15,7 @@ from weft.cache.manager import KVCache
 from weft.core.step import I32
 from weft.sched.order import AdmissionOrder, Rank
 from weft.sched.queue import WaitingQueue
-from weft.sched.sequence import Generate, Sequence, State
+from weft.sched.sequence import GenerateOp, Sequence, State
 from weft.sched.slots import SlotTable
 
 
@@ -77,7 +77,7 @@ class SequenceTable:
         sequence.place.defer_until_step = -1
         sequence.last_active_s = now
         head = sequence.head
-        if isinstance(head, Generate) and head.first_launch_s is None:
+        if isinstance(head, GenerateOp) and head.first_launch_s is None:
             head.first_launch_s = now
 
     def begin_decoding(self, sequence: Sequence) -> None:

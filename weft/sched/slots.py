@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from weft.core.step import I32, U32
 from weft.sched.masks import Ranges, visibility
-from weft.sched.sequence import Generate
+from weft.sched.sequence import GenerateOp
 
 _MASK64 = (1 << 64) - 1
 _ONE, _GOLDEN = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
@@ -46,7 +46,7 @@ class SlotTable:
 
     @property
     def num_free(self) -> int:
-        """Slots not in use."""
+        """How many slots no sequence runs in."""
         return len(self._free)
 
     def take(self) -> int:
@@ -58,7 +58,7 @@ class SlotTable:
         self.remaining[slot] = 0
         self._free.append(slot)
 
-    def set_sampling(self, slot: int, op: Generate) -> None:
+    def set_sampling(self, slot: int, op: GenerateOp) -> None:
         """Take over what sampling needs of an operation."""
         self.seeds[slot] = op.seed & _MASK64
         self.output_index[slot] = op.num_output

@@ -43,7 +43,7 @@ class Draws(NamedTuple):
     """[n] in [0, 1)."""
 
     def part(self, chosen: slice) -> Draws:
-        """Those of some rows."""
+        """The parameters of a slice of the rows."""
         return Draws(
             self.temperature[chosen], self.top_k[chosen], self.top_p[chosen], self.min_p[chosen], self.uniforms[chosen]
         )
@@ -72,7 +72,7 @@ class Draw(Protocol):
 
 
 class Drawing(NamedTuple):
-    """One implementation."""
+    """One implementation of the contract, for a kind of device."""
 
     argmax: Argmax
     draw: Draw

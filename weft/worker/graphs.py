@@ -40,7 +40,7 @@ _log = logging.getLogger("weft.worker")
 
 
 class Graph(Protocol):
-    """What was captured."""
+    """A captured forward pass, to be replayed."""
 
     def replay(self) -> None:
         """Do it again, with what the inputs hold now."""
@@ -48,7 +48,7 @@ class Graph(Protocol):
 
 
 class GraphBackend(Protocol):
-    """What captures."""
+    """Captures forward passes of a device, and replays them."""
 
     def capture(self, body: Callable[[], None]) -> Graph:
         """Record `body`, which reads and writes tensors that stay where they are, and has run before with the same

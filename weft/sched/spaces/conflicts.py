@@ -44,7 +44,7 @@ class Conflicts:
         )
 
     def add(self, stage: Stage, reads: Sequence[Key], writes: Sequence[Key]) -> None:
-        """It has joined."""
+        """The command joins the step: later ones are compared with it."""
         for keys, last in ((reads, self._read), (writes, self._written)):
             for key in keys:
                 if last.get(key, 0) < stage:

@@ -57,7 +57,7 @@ class _Special(NamedTuple):
 
 
 class SpaceParts:
-    """See the module's docstring."""
+    """The parts that commands on spaces add to one step."""
 
     def __init__(self) -> None:
         self.token_copies: list[I32] = []
@@ -86,7 +86,7 @@ class SpaceParts:
         self.token_copies.append(np.stack((source + steps, target + steps), axis=1))
 
     def embed(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
-        """Write input embeddings."""
+        """Write the input embeddings of tokens into embedding slots, before the forward."""
         self._embed_tokens.extend(tokens)
         self._embed_slots.extend(slots)
 

@@ -51,7 +51,7 @@ class _Request(NamedTuple):
 
 
 class PlacerSizes(NamedTuple):
-    """What bounds a forward."""
+    """Bounds of one forward of a space: page size, vocabulary, positions and inputs."""
 
     page_size: int
     vocab_size: int
@@ -62,7 +62,7 @@ class PlacerSizes(NamedTuple):
 
 
 class Placer:
-    """See the module's docstring. `slots` are the device slots that one-off samplers may use in each step."""
+    """Puts commands on spaces into steps. `slots` are the device slots that one-off samplers may use in each step."""
 
     def __init__(self, pool: SpacePool, *, sizes: PlacerSizes, slots: Sequence[int]):
         self.page_size = sizes.page_size

@@ -24,7 +24,7 @@ class Export(NamedTuple):
 
 
 class SpacePool:
-    """See the module's docstring. `max_pages` of the device may be in spaces; `num_embeds` embedding slots exist."""
+    """Pages and embedding slots of spaces: at most `max_pages` device pages and `num_embeds` slots."""
 
     def __init__(self, cache: KVCache, max_pages: int, num_embeds: int, make_room: MakeRoom):
         self._cache = cache
@@ -98,7 +98,7 @@ class SpacePool:
                 self.drop([page], now)
 
     def drop(self, pages: list[int], now: float) -> None:
-        """Give references up."""
+        """Give up one reference on each page; a page without references is free."""
         if self._is_named:
             # The step being built may name them already.
             for page in pages:

@@ -33,7 +33,7 @@ class Page:
 
     @classmethod
     def empty(cls, page: int, page_size: int) -> Page:
-        """A page without tokens."""
+        """A handle on a device page none of whose places is written."""
         return cls(page, positions=[-1] * page_size)
 
     def copy(self) -> Page:
@@ -64,7 +64,7 @@ class Embed:
 
     @property
     def key(self) -> int:
-        """As `weft.sched.spaces.conflicts` tells embeddings from pages."""
+        """The name under which conflicts between commands are found; differs from that of every page."""
         return -1 - self.slot
 
 
@@ -98,7 +98,7 @@ class Queue:
 
 @dataclass(slots=True, eq=False)
 class Space:
-    """See the module's docstring."""
+    """The pages, embeddings and queues of one program, by the numbers it gave them."""
 
     client: int
     number: int
@@ -141,7 +141,7 @@ class Space:
         return self._listed[1]
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Take pages out."""
+        """Remove handles on pages from the space; their device pages are the caller's."""
         for number in numbers:
             del self.pages[number]
         self._listed = b"", []

@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of `ForwardBatch`."""
+    """One row of `ForwardBatch` over explicit pages: its pages, its KV length and what it sees."""
 
     page_ids: list[int]
     """[k]"""

@@ -71,7 +71,7 @@ _ON_DEVICE = frozenset({CopyTokens, EmbedText, Forward, ForwardSample, NextDist}
 
 
 class Spaces:
-    """See the module's docstring."""
+    """The spaces of all clients, their queues, and the commands that wait on them."""
 
     def __init__(
         self,
@@ -420,7 +420,7 @@ class Spaces:
             self._log.counters.count_end(how)
 
     def spaces(self) -> Iterator[Space]:
-        """All open spaces."""
+        """The open spaces of all clients, in order of opening."""
         yield from self._spaces.values()
 
 
