@@ -15,24 +15,21 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import shlex
 import statistics
 import struct
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bench import alone
 from bench.programs.timed_engine import TimedWorker
-from weft.cli import probe
-from weft.cli.version import versions
+from weft.cli.bench.measure import Spread
+from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.protocols import WorkerSpec
@@ -47,22 +44,6 @@ VOCAB_SIZE = 32_000
 DIST = 256
 """Tokens of the distributions that programs ask for."""
 SECTIONS = ("steps", "overlap", "commands", "admission", "kernels")
-
-
-class Spread(NamedTuple):
-    """Several runs of one measurement."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        """Of at least one."""
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.median:8.1f}  ({self.low:.1f} to {self.high:.1f})"
 
 
 def encoded(client: int, envelope: wire.Envelope) -> None:
@@ -314,22 +295,20 @@ def main() -> None:
     if unknown := [name for name in args.sections if name not in SECTIONS]:
         parser.error(f"no such section: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     args.sections = args.sections or list(SECTIONS)
-    machine, ran = probe.machine(), versions()
-    print(f"{machine['cpu']}, {machine['usable_cores']} cores; weft {ran['weft']}, Python {ran['python']}")
+    where = surroundings()
+    print(heading(where))
     found: dict[str, Any] = {}
     for section, rows in measure(args).items():
         print(f"{TITLES[section]}; median of {args.runs} runs")
         for row, spread in rows.items():
-            print(f"  {row:40} {spread}")
+            print(f"  {row:40} {spread.text(1)}")
         found[section] = {row.strip(): list(spread) for row, spread in rows.items()}
     if "kernels" in args.sections:
         from bench import host_kernels  # imports torch, which the rest does without
 
         found["kernels"] = host_kernels.report(args.decoding, args.runs, args.threads)
     if args.json is not None:
-        command = shlex.join(["python", "-m", "bench.host_cost", *sys.argv[1:]])
-        data = {"machine": machine, "versions": ran, "command": command, "results": found}
-        args.json.write_text(json.dumps(data, indent=1) + "\n")
+        write_record(args.json, {**where, "command": command_line("bench.host_cost"), "results": found})
 
 
 if __name__ == "__main__":

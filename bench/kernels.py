@@ -14,9 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +26,8 @@ from torch import Tensor
 
 from bench import alone
 from weft.cli import probe
+from weft.cli.bench.measure import Spread
+from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.core.step import ForwardBatch
 from weft.kernels import shared_chunks
 from weft.kernels.batch import AttentionBatch, lower
@@ -151,9 +151,9 @@ def main() -> None:
             mine = seconds(run)
             ratios.append(seconds(other) / mine)
         ratios = ratios[1:]
-        median = statistics.median(ratios)
-        print(f"  {name:44s} {median:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
-        results[name] = {"ratio": median, "ratios": ratios}
+        spread = Spread.of(ratios)
+        print(f"  {name:44s} {spread.median:.2f} times as fast ({spread.low:.2f} to {spread.high:.2f})")
+        results[name] = {"ratio": spread.median, "ratios": ratios}
 
     def reading() -> float:
         return limits.read_bandwidth(kernels, args.threads, runs=1)
@@ -197,9 +197,8 @@ def main() -> None:
 
         ratio(f"decode attention, {rows} rows sharing {shared}", together, alone)
     if args.json:
-        where = {"machine": {**probe.machine(), "threads": args.threads}, "level": kernels.level.name.lower()}
-        data = {**where, "command": " ".join(["python -m bench.kernels", *sys.argv[1:]]), "results": results}
-        args.json.write_text(json.dumps(data, indent=2) + "\n")
+        where = {**surroundings(threads=args.threads), "level": kernels.level.name.lower()}
+        write_record(args.json, {**where, "command": command_line("bench.kernels"), "results": results})
 
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 import argparse
 import asyncio
 import contextlib
-import json
 import platform
-import shlex
 import statistics
 import sys
 import tempfile
@@ -41,8 +39,8 @@ import torch
 from bench import alone
 from bench.peers import INSTALL, PEERS, PYTHON_VARIABLE
 from bench.peers.text import one_line
-from weft.cli import probe
-from weft.cli.version import versions
+from weft.cli.bench.measure import Spread, pair_ratios
+from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.config import EngineConfig
 from weft.core import wire
 from weft.core.ids import pack_tokens
@@ -50,6 +48,7 @@ from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.inline import InlineEngine
 from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
 from weft.version import __version__
+from weft.worker.machine import cpu_name
 
 INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS = 256, 64, 32, 2
 CONTEXT = 512
@@ -190,15 +189,15 @@ def report(title: str, times: dict[str, list[float]]) -> dict[str, object]:
     ours = statistics.median(times["weft"])
     rows: dict[str, object] = {}
     for name, seconds in times.items():
-        median = statistics.median(seconds)
-        ratios = [theirs / mine for theirs, mine in zip(seconds, times["weft"], strict=True)]
-        ratio = f"{median / ours:5.2f}x  (pairs {min(ratios):.2f} to {max(ratios):.2f})" if name != "weft" else ""
-        print(f"  {name:14s} {median:8.2f} s  (min {min(seconds):.2f}, max {max(seconds):.2f})  {ratio}")
+        median, least, most = Spread.of(seconds)
+        pairs = Spread.of(pair_ratios(seconds, times["weft"]))
+        ratio = f"{median / ours:5.2f}x  (pairs {pairs.low:.2f} to {pairs.high:.2f})" if name != "weft" else ""
+        print(f"  {name:14s} {median:8.2f} s  (min {least:.2f}, max {most:.2f})  {ratio}")
         rows[name] = {
             "median_s": median,
             "all_s": seconds,
             "ratio_to_weft": median / ours,
-            "ratio_pairs": [min(ratios), max(ratios)],
+            "ratio_pairs": [pairs.low, pairs.high],
         }
     return rows
 
@@ -224,12 +223,6 @@ def load_peers(checkpoint: Path, names: list[str], threads: int) -> tuple[list[C
         for note in peer.notes:
             print(f"{name}: {note}")
     return peers, left_out
-
-
-def environment(contenders: list[Contender], threads: int) -> dict[str, object]:
-    """The machine, how much of it is used, and what ran: as JSON next to the numbers."""
-    ran = {contender.name: contender.version for contender in contenders}
-    return {"machine": {**probe.machine(), "threads": threads}, "versions": {**versions(), **ran}}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -270,7 +263,7 @@ def run(args: argparse.Namespace, checkpoint: Path) -> dict[str, object]:
         for peer in peers:
             contenders.append(peer)
             stack.callback(peer.close)
-        print(f"{probe.cpu_name()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}")
+        print(f"{cpu_name()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}")
         print(", ".join(f"{c.name} {c.version}" for c in contenders) + f", torch {torch.__version__}")
         generator = np.random.default_rng(0)
         for count in args.requests:
@@ -280,11 +273,10 @@ def run(args: argparse.Namespace, checkpoint: Path) -> dict[str, object]:
             results[str(count)] = report(title, measured.times) | {
                 name: {"error": reason} for name, reason in measured.failures.items()
             }
-        where = environment(contenders, args.threads)
+        where = surroundings(threads=args.threads, ran={each.name: each.version for each in contenders})
     notes = {contender.name: list(contender.notes) for contender in contenders if contender.notes}
-    command = shlex.join(["python", "-m", "bench.offline", *sys.argv[1:]])
     lengths = {"input_tokens": args.input_tokens, "output_tokens": args.output_tokens}
-    asked = {"command": command, **lengths, "quantization": args.quantization}
+    asked = {"command": command_line("bench.offline"), **lengths, "quantization": args.quantization}
     return {**where, **asked, "left_out": left_out, "notes": notes, "results": results}
 
 
@@ -297,7 +289,7 @@ def main() -> None:
         )
         data = run(args, checkpoint)
     if args.json:
-        args.json.write_text(json.dumps(data, indent=2) + "\n")
+        write_record(args.json, data)
 
 
 if __name__ == "__main__":

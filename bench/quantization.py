@@ -12,8 +12,6 @@ of rounding activations and weights alone: what quantization adds is to be read 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -31,7 +29,7 @@ from training.weft_tiny.render import render
 from training.weft_tiny.tokenizer import IM_END
 from training.weft_tiny.train import ASSET
 from weft import LLM
-from weft.cli import probe
+from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.config import EMBEDDED_MODEL, DType, Quantization
 from weft.core.step import ForwardBatch
 from weft.kernels import dispatch
@@ -170,9 +168,9 @@ def main() -> None:
         for setting in (FLOAT32, BFLOAT16, INT8)
     }
     report: dict[str, Any] = {
-        "machine": {**probe.machine(), "threads": args.threads},
+        **surroundings(threads=args.threads),
         "kernels": dispatch.int8_note("cpu", torch.bfloat16),
-        "command": " ".join(["python -m bench.quantization", *sys.argv[1:]]),
+        "command": command_line("bench.quantization"),
         "weight_bytes": {name: model.num_bytes for name, model in loaded.items()},
         "distances": distances({name: one.model for name, one in loaded.items()}, texts),
         "answers": answers(args.cases, tokenizer, args.threads) if args.cases else {},
@@ -181,7 +179,7 @@ def main() -> None:
     report["seconds"] = round(time.monotonic() - began, 1)
     print(table(report))
     if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_record(args.json, report)
 
 
 if __name__ == "__main__":

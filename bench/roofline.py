@@ -16,9 +16,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import argparse
-import json
-import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,7 +25,9 @@ import numpy as np
 import torch
 
 from bench import alone
-from bench.offline import INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS, Weft, environment
+from bench.offline import INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS, Weft
+from weft.cli.bench.measure import Spread
+from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.core.step import Step
 from weft.kernels.cpu import limits, ops
 from weft.models.base import ModelSpec
@@ -122,19 +121,12 @@ def main() -> None:
                 f"{now.operations / 1e12:.2f} TFLOP/s, reading {now.num_bytes / 1e9:.1f} GB/s, {len(steps)} steps)"
             )
             before = after
-        where = environment([engine], args.threads)
+        where = surroundings(threads=args.threads)
         engine.close()
-    share = statistics.median(row["share"] for row in rows)
-    low, high = min(row["share"] for row in rows), max(row["share"] for row in rows)
+    share, low, high = Spread.of([row["share"] for row in rows])
     print(f"median {share:.0%} of the roofline ({low:.0%} to {high:.0%})")
     if args.json:
-        data = {
-            **where,
-            "command": " ".join(["python -m bench.roofline", *sys.argv[1:]]),
-            "median": share,
-            "runs": rows,
-        }
-        args.json.write_text(json.dumps(data, indent=2) + "\n")
+        write_record(args.json, {**where, "command": command_line("bench.roofline"), "median": share, "runs": rows})
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ import contextlib
 import json
 import os
 import resource
-import shlex
 import signal
 import socket
-import statistics
 import sys
 import tempfile
 import time
@@ -29,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import alone
-from weft.cli import probe
-from weft.cli.version import versions
+from weft.cli.bench.measure import Spread
+from weft.cli.bench.record import command_line, heading, surroundings, write_record
 
 if TYPE_CHECKING:
     from weft.llm import LLM
@@ -207,16 +205,14 @@ def main() -> None:
     if args.client is not None:
         print(json.dumps(asyncio.run(run_client(args.client, args.streams, args.tokens, args.model))))
         return
-    machine, ran = probe.machine(), versions()
-    print(f"{machine['cpu']}, {machine['usable_cores']} cores; weft {ran['weft']}, Python {ran['python']}")
+    where = surroundings()
+    print(heading(where))
     print(f"{args.streams} chat completions of {args.tokens} tokens at once, {args.layers} layers; {args.runs} runs")
     found = asyncio.run(measure(args))
     for name, values in found.items():
-        print(f"  {name:22} {statistics.median(values):10.3f}  ({min(values):.3f} to {max(values):.3f})")
+        print(f"  {name:22} {Spread.of(values).text(3)}")
     if args.json is not None:
-        command = shlex.join(["python", "-m", "bench.streaming", *sys.argv[1:]])
-        data = {"machine": machine, "versions": ran, "command": command, "results": found}
-        args.json.write_text(json.dumps(data, indent=1) + "\n")
+        write_record(args.json, {**where, "command": command_line("bench.streaming"), "results": found})
 
 
 if __name__ == "__main__":

@@ -37,9 +37,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +49,7 @@ from bench.programs.functions import report_functions
 from bench.programs.launch import Sizes, report_launch
 from bench.programs.served import RANDOM_SHAPES, Peer
 from bench.programs.share import report_share
-from weft.cli import probe
-from weft.cli.version import versions
+from weft.cli.bench.record import command_line, heading, surroundings, write_record
 
 SECTIONS = ("costs", "calls", "policies", "share", "launch", "apps", "functions", "attention")
 
@@ -120,13 +116,11 @@ def main() -> None:
     args = parsing.parse_args()
     if unknown := [name for name in args.sections if name not in SECTIONS]:
         parsing.error(f"no such section: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    machine, ran = probe.machine(), versions()
-    print(f"{machine['cpu']}, {machine['usable_cores']} cores; weft {ran['weft']}, Python {ran['python']}")
+    where = surroundings()
+    print(heading(where))
     found = asyncio.run(measure(args))
     if args.json is not None:
-        command = shlex.join(["python", "-m", "bench.programs", *sys.argv[1:]])
-        data = {"machine": machine, "versions": ran, "command": command, "results": found}
-        args.json.write_text(json.dumps(data, indent=1) + "\n")
+        write_record(args.json, {**where, "command": command_line("bench.programs"), "results": found})
 
 
 if __name__ == "__main__":

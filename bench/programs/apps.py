@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from bench.programs.afar import Afar
 from bench.programs.applications import APPLICATIONS, SHAPES, Shape
-from bench.programs.costs import Spread
 from bench.programs.packing import source_of
 from bench.programs.served import DISTANCE_MS, Peer, Served, served
+from weft.cli.bench.measure import Spread, pair_ratios
 
 MANY = 64
 
@@ -130,7 +130,7 @@ async def report_apps(options: Options) -> dict[str, Any]:
 
 def show(name: str, at_once: int, result: Result) -> dict[str, Any]:
     """Print a line; returns it as data."""
-    ratios = [client / program for client, program in zip(result.client_s, result.program_s, strict=True)]
+    ratios = pair_ratios(result.client_s, result.program_s)
     gain = statistics.median(result.client_s) / statistics.median(result.program_s)
     unit: Callable[[float], float] = (lambda s: s) if at_once == 1 else (lambda s: at_once / s)
     sides = [Spread.of([unit(s) for s in seconds]) for seconds in (result.program_s, result.client_s)]

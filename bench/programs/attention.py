@@ -6,10 +6,10 @@ import asyncio
 from typing import Any, NamedTuple
 
 from bench.programs.apps import Options
-from bench.programs.costs import Spread
 from bench.programs.packing import source_of
 from bench.programs.served import Served
 from bench.programs.windows import KINDS
+from weft.cli.bench.measure import Spread
 
 PROGRAM = "windows"
 

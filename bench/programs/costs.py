@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.programs import sources
 from bench.programs.rig import Rig, timed_rig
+from weft.cli.bench.measure import Spread
 
 STEP_MS = 10.0
 KINDS = {"generate": sources.GENERATE, "loop": sources.LOOP, "pages": sources.PAGES}
 POLICIES = ("eager", "k", "t", "adaptive")
-
-
-class Spread(NamedTuple):
-    """Several runs of one measurement."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        """Of at least one."""
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.median:8.2f}  ({self.low:.2f} to {self.high:.2f})"
 
 
 async def added_per_token(counts: list[int], tokens: int, runs: int) -> dict[tuple[str, int], Spread]:

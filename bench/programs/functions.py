@@ -12,9 +12,9 @@ from bench.programs.afar import complete
 from bench.programs.applications import Shape, words
 from bench.programs.apps import MANY, Options
 from bench.programs.calling import CALLING, STEPS, Prompt
-from bench.programs.costs import Spread
 from bench.programs.packing import source_of
 from bench.programs.served import DISTANCE_MS, Served
+from weft.cli.bench.measure import Spread
 
 PROGRAM = "calling"
 TOOL_MS = 90.0

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from bench.programs import sources
-from bench.programs.costs import Spread
 from bench.programs.rig import Rig, timed_rig
+from weft.cli.bench.measure import Spread
 from weft.programs.host.process import calm_collector
 from weft.programs.run.runs import Run
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.programs import sources
-from bench.programs.costs import Spread
 from bench.programs.rig import Rig, rig_over
+from weft.cli.bench.measure import Spread
 from weft.config import EngineConfig
 from weft.engine.supervisor import ProcessEngine
 from weft.models.random_checkpoints import FAMILIES, write_checkpoint

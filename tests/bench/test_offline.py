@@ -12,6 +12,7 @@ import pytest
 
 from bench import offline
 from bench.peers import INSTALL, PEERS, PYTHON_VARIABLE
+from weft.cli.bench.record import surroundings
 
 MODULES = {"transformers": "transformers", "llama.cpp": "llama_cpp", "openvino": "openvino_genai"}
 
@@ -71,8 +72,8 @@ def test_a_peer_that_nobody_knows_is_refused(
     assert "no such peer: vlm" in capsys.readouterr().err
 
 
-def test_numbers_carry_the_machine_and_the_versions(tmp_path: Path) -> None:
-    where = json.loads(json.dumps(offline.environment([Peer(tmp_path, 1)], threads=2)))
+def test_numbers_carry_the_machine_and_the_versions() -> None:
+    where = json.loads(json.dumps(surroundings(threads=2, ran={Peer.name: Peer.version})))
     assert {"cpu", "cores", "usable_cores", "cpu_features", "threads"} <= set(where["machine"])
     assert where["machine"]["threads"] == 2
     assert {"weft", "python", "torch"} <= set(where["versions"])

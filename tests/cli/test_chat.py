@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from weft.abi.errors import WeftError
-from weft.cli.chat import Session
+from weft.cli.chat import ChatSession
 from weft.cli.talk import RemoteTalker
 from weft.cli.wrapping import WordWrap
 
@@ -39,7 +39,9 @@ class Script:
         pass
 
 
-def play(talker: Script, *lines: str | BaseException, system: str | None = None, interactive: bool = True) -> Session:
+def play(
+    talker: Script, *lines: str | BaseException, system: str | None = None, interactive: bool = True
+) -> ChatSession:
     waiting = list(lines)
 
     def read(prompt: str) -> str:
@@ -50,7 +52,7 @@ def play(talker: Script, *lines: str | BaseException, system: str | None = None,
             raise line
         return line
 
-    session = Session(talker, {}, system, interactive=interactive, read=read)
+    session = ChatSession(talker, {}, system, interactive=interactive, read=read)
     session.run()
     return session
 

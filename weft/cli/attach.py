@@ -1,4 +1,4 @@
-"""A terminal attached to a run on a server: its messages out, lines of the keyboard or of a pipe in."""
+"""A terminal attached to a run on a server: writes its messages, and sends it the lines of the keyboard or a pipe."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from weft.client.synchronous import Attached
 
 
 def attach_to(client: Client, run_id: str, screen: Screen) -> bool:
-    """Until the run ends; whether it finished. The end of the input ends nothing."""
+    """Follow the run to its end and return whether it finished. The end of the input does not end it."""
     with client.runs.attach(run_id) as attached:
-        # A daemon: whoever reads the keyboard cannot be told to stop.
+        # A daemon, because a thread that waits for the keyboard cannot be stopped.
         threading.Thread(target=_pass_lines, args=(attached,), daemon=True).start()
         return screen.follow(attached)
 

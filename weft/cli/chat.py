@@ -35,7 +35,7 @@ EXAMPLES = """Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `chat` to the application."""
     app.command("chat", epilog=EXAMPLES)(chat)
 
 
@@ -49,7 +49,7 @@ def chat(
         str | None, typer.Option("--url", envvar="WEFT_URL", help="Talk to this server instead.", show_default=False)
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="For the server.", show_default=False)
+        str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="API key for the server.", show_default=False)
     ] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -76,11 +76,11 @@ def chat(
     else:
         talker = RemoteTalker(url, model or named_model, api_key)
     with contextlib.closing(talker), _history(sys.stdin.isatty()):
-        Session(talker, options, system, interactive=sys.stdin.isatty()).run()
+        ChatSession(talker, options, system, interactive=sys.stdin.isatty()).run()
 
 
-class Session:
-    """A conversation and its commands. `read` asks for a line."""
+class ChatSession:
+    """A conversation in the terminal, and its commands. `read` shows a prompt and returns a line of input."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Session:
         self._interactive = interactive
         self._read = read
         self.messages: list[dict[str, str]] = []
-        """Without the system prompt."""
+        """All messages except the system prompt."""
         self._commands: Mapping[str, tuple[Callable[[str], None], str]] = {
             "help": (self._help, "list commands"),
             "reset": (self._reset, "forget the conversation"),
@@ -107,7 +107,7 @@ class Session:
         }
 
     def run(self) -> None:
-        """Until the end of input or /exit."""
+        """Hold the conversation until the end of input or /exit."""
         if self._interactive:
             print(f"Talking to {self._talker.description}.\n/help lists commands.", file=sys.stderr)
         while True:
@@ -128,7 +128,7 @@ class Session:
             print(file=sys.stderr)
 
     def _turn(self, text: str) -> None:
-        """Ask and print. A question that failed is taken back; an answer that was stopped counts as far as it went."""
+        """Ask and print. A question that failed is removed; an answer that was stopped is kept as far as it came."""
         self.messages.append({"role": "user", "content": text})
         system = [{"role": "system", "content": self._system}] if self._system else []
         answer: list[str] = []
@@ -193,7 +193,7 @@ class Session:
 
 @contextlib.contextmanager
 def _history(interactive: bool) -> Iterator[None]:
-    """Line editing, and the lines of earlier chats, where there is a terminal and a readline."""
+    """Enable line editing and the lines of earlier chats, if there is a terminal and a readline."""
     if not interactive:
         yield
         return

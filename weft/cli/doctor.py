@@ -1,7 +1,6 @@
-"""`weft doctor`: what this machine has, what Weft will use of it, and what is broken.
+"""`weft doctor`: reports what this machine has, what Weft will use of it, and what does not work.
 
-Owns the report's order and form; `probe` asks the machine. Everything reported was looked at just now; what could not
-be looked at says so.
+Owns the order and form of the report; `probe` looks at the machine, anew for every report.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.settings import Settings
 
 if TYPE_CHECKING:
-    from weft.cli.probe import Report
+    from weft.cli.probe import MachineReport
 
 EXAMPLES = """Examples:
 
@@ -28,7 +27,7 @@ EXAMPLES = """Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `doctor` to the application."""
     app.command("doctor", epilog=EXAMPLES)(doctor)
 
 
@@ -38,9 +37,9 @@ def doctor(
     model: Model = None,
     as_json: bool = typer.Option(False, "--json", help="Write JSON."),
 ) -> None:
-    """Look at this machine, and at how a model would run on it.
+    """Show what this machine has, and how a model would run on it.
 
-    Nothing is downloaded and no weights are loaded. Ends with status 1 if something that is needed does not work.
+    Nothing is downloaded and no weights are loaded. The exit status is 1 if a required component does not work.
     """
     from weft.cli import probe
 
@@ -53,7 +52,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _print(report: Report) -> None:
+def _print(report: MachineReport) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -67,7 +66,7 @@ def _print(report: Report) -> None:
     for problem in report.problems:
         console.print(f"PROBLEM: {problem}", markup=False)
     if not report.problems:
-        console.print("Nothing that is needed is missing.")
+        console.print("All required components work.")
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Files that commands write for their users."""
+"""Writing result files without losing what was there before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.abi.errors import WeftError
 
 
 def write_file(file: Path, text: str) -> None:
-    """Write a whole file; where that fails, what was there before is still there. Raises `WeftError`."""
+    """Write a file as a whole; if that fails, the old content stays. Raises `WeftError`."""
     try:
         if file.is_symlink() or (file.exists() and not file.is_file()):
             file.write_text(text, encoding="utf-8")  # a device or a link is written through, not replaced

@@ -1,4 +1,4 @@
-"""`weft generate`: one answer, or one per line of a file, from an engine in this process."""
+"""`weft generate`: answers one prompt, or one per line of a file, with an engine in this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLES = """Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `generate` to the application."""
     app.command("generate", epilog=EXAMPLES)(generate)
 
 
@@ -50,12 +50,19 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model, said plainly.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="The model; then the argument is the prompt.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    as_chat: Annotated[bool, typer.Option("--chat/--raw", help="Whether the prompt is a user's message.")] = False,
-    system: Annotated[str | None, typer.Option("--system", "-s", help="What the model is told first (--chat).")] = None,
+    as_chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Take the prompt as a user's message, or continue it as it is. (--raw)")
+    ] = False,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="The system prompt, with --chat.")] = None,
     n: Annotated[int, typer.Option("-n", help="Answers to each prompt.")] = 1,
-    logprobs: Annotated[int | None, typer.Option("--logprobs", help="With JSON: of so many tokens per place.")] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option("--logprobs", help="With JSON: log-probabilities of that many tokens at each position."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the result as JSON.")] = False,
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help="Each line is a prompt; write a line of JSON for each, in their order.")
@@ -113,7 +120,7 @@ def generate(
 
 
 class Ask:
-    """How every prompt of a call is asked."""
+    """The form in which prompts are sent, and the options of all of them."""
 
     def __init__(self, as_chat: bool, system: str | None, options: Mapping[str, Any]):
         self.as_chat = as_chat
@@ -121,12 +128,12 @@ class Ask:
         self._system = [{"role": "system", "content": system}] if system else []
 
     def messages(self, prompt: str) -> list[dict[str, str]]:
-        """A prompt as a conversation."""
+        """Return the prompt as the messages of a chat."""
         return [*self._system, {"role": "user", "content": prompt}]
 
 
 def split_words(words: list[str], model: str | None) -> tuple[str | None, str | None]:
-    """(model, prompt) of the arguments. Raises `typer.BadParameter` for more than there can be."""
+    """Return (model, prompt) of the arguments, None where missing. Raises `typer.BadParameter` for too many."""
     if len(words) > (2 if model is None else 1):
         raise typer.BadParameter(f"{len(words)} arguments, but there is one prompt: put it in quotes")
     if model is not None:
@@ -139,7 +146,7 @@ def split_words(words: list[str], model: str | None) -> tuple[str | None, str | 
 
 
 def write_stream(llm: LLM, prompt: str, ask: Ask) -> None:
-    """One answer, as it comes."""
+    """Write one answer as it comes."""
     if ask.options["n"] != 1:
         raise InvalidRequest("several answers cannot be streamed; use --no-stream", "n")
     if ask.as_chat:
@@ -153,7 +160,7 @@ def write_stream(llm: LLM, prompt: str, ask: Ask) -> None:
 
 
 def write_result(llm: LLM, prompt: str, ask: Ask, as_json: bool) -> None:
-    """All answers to one prompt, once they are complete."""
+    """Write all answers to one prompt once they are complete."""
     if ask.as_chat:
         [result] = llm.chat([ask.messages(prompt)], progress=False, **ask.options)
     else:
@@ -166,7 +173,7 @@ def write_result(llm: LLM, prompt: str, ask: Ask, as_json: bool) -> None:
 
 
 def write_lines(llm: LLM, lines: Iterable[str], ask: Ask) -> bool:
-    """A line of JSON per prompt, in their order. Whether none failed; one that fails does not stop the others.
+    """Write a line of JSON per prompt, in their order, and return whether none failed. A failure stops no other prompt.
 
     `line` counts from 1 in the input; empty lines are skipped. Results that are ready before an earlier one wait.
     """
@@ -197,7 +204,7 @@ def write_lines(llm: LLM, lines: Iterable[str], ask: Ask) -> bool:
 
 
 def described(result: Result) -> dict[str, Any]:
-    """A result as plain values."""
+    """Return a result as JSON values."""
     if result.error is not None:
         return {"error": {"type": result.error.kind, "message": result.error.message}}
     outputs = []
@@ -246,7 +253,7 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
 
 @contextlib.contextmanager
 def _open_lines(file: Path | None) -> Iterator[TextIO]:
-    """The file, or the pipe. Raises `WeftError` for what cannot be read."""
+    """Open the file, or standard input. Raises `WeftError` for what cannot be read."""
     if file is None and sys.stdin.isatty():
         raise typer.BadParameter("there is no prompt: give one, or --file, or a pipe")
     try:
@@ -264,7 +271,7 @@ def _open_lines(file: Path | None) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _counter() -> Iterator[Any]:
-    """Counts on standard error, where that is a terminal."""
+    """Count results on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""How far the loading of a model is, on standard error: a bar on a terminal, plain lines otherwise."""
+"""Progress of loading a model, on standard error: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Loading = Callable[[int, int], None]
 
 MIB = 1024 * 1024
 QUIET_BYTES = 64 * MIB
-"""Models that are read in an instant need no report."""
+"""Smaller models load at once and show no progress."""
 
 
 def loading_progress(name: str, *, alone: bool = True) -> Loading:
-    """A receiver of progress. May be called from any one thread, and again after an engine's restart.
+    """Return a function that shows progress. One thread at a time may call it, and again after an engine's restart.
 
-    Models that load beside each other (`alone` is false) get lines: bars would overwrite each other.
+    Models that load at the same time (`alone` is false) get lines, because bars would overwrite each other.
     """
     return _Bar(name) if alone and sys.stderr.isatty() else _Lines(name)
 
@@ -44,7 +44,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar that appears with the first news and goes with the last."""
+    """A bar that appears with the first call and disappears with the last."""
 
     def __init__(self, name: str):
         self._name = name
@@ -76,5 +76,5 @@ class _Bar:
         )
         self._task = self._bar.add_task(self._name, total=total)
         self._bar.start()
-        # A bar hides the cursor; where loading fails, nobody else stops it.
+        # The bar hides the cursor, and must show it again if loading fails.
         atexit.register(self._bar.stop)

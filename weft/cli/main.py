@@ -1,7 +1,7 @@
-"""The console script `weft`: its commands, and what becomes of errors.
+"""The console script `weft`: its commands, and how errors are reported.
 
-Owns no work of its own; each command is a file beside this one, and imports what it needs when it runs, so that
-`weft --help` waits for neither torch nor a web server.
+Each command is a module of its own and imports what it needs when it runs, so that `weft --help` loads neither torch
+nor a web server.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typer.core import TyperGroup
 
 from weft.abi.errors import WeftError
 from weft.cli import chat, doctor, generate, models, profile, programs, run, serve, version
-from weft.cli.bench import commands as bench
+from weft.cli.bench import group as bench
 from weft.version import __version__
 
 EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 130, 141
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class Group(TyperGroup):
-    """Says what went wrong in one line, for every mistake that is not a bug."""
+class CommandGroup(TyperGroup):
+    """Reports every error that is not a bug in one line."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command. Errors of Weft and a full disk end with status 1, Ctrl-C with 130, a closed pipe with 141."""
@@ -53,18 +53,18 @@ class Group(TyperGroup):
 
 
 def _flush_output() -> None:
-    """Here, and not when the interpreter ends: what is left may not fit either."""
-    if sys.stdout is not None:  # as it is where whoever started us has closed it
+    """Flush here, where an error is reported, and not when the interpreter ends: the disk may be full."""
+    if sys.stdout is not None:  # None if the parent process closed it
         sys.stdout.flush()
 
 
 def _drop_output() -> None:
-    """Nobody takes what is still to be written; the interpreter would complain again when it flushes."""
+    """Discard the rest of the output, or the interpreter reports the same error when it flushes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -114,7 +114,7 @@ version.register(app)
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line; the entry point of the console script."""
     app(prog_name="weft")
 
 

@@ -1,4 +1,4 @@
-"""`weft models`: what can be served, without loading anything."""
+"""`weft models`: lists models that can be served without a download."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1024**3
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `models` to the application."""
     app.command("models")(models)
 
 
@@ -40,7 +40,7 @@ def models(
 
 
 def embedded() -> dict[str, Any]:
-    """The model in the package, by its config.json."""
+    """Describe the model in the package by its config.json."""
     import weft
 
     folder = Path(weft.__file__).parent / "assets" / EMBEDDED_MODEL
@@ -49,7 +49,7 @@ def embedded() -> dict[str, Any]:
 
 
 def cached() -> list[dict[str, Any]]:
-    """Models in the hub cache that have a config.json; a line per revision."""
+    """Describe the models in the hub cache that have a config.json, each revision apart."""
     # Takes a moment to import, and only this command needs it.
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -71,7 +71,7 @@ def cached() -> list[dict[str, Any]]:
 
 
 def supported() -> list[str]:
-    """Architectures that this release can run."""
+    """Return the names of all architectures that this release supports. Imports torch."""
     from weft.models.registry import FAMILIES
 
     return sorted(FAMILIES)

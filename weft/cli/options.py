@@ -1,4 +1,4 @@
-"""The flags that set settings: one table, from which every command that starts an engine takes what it needs.
+"""The flags that set settings: one table, from which each command that starts an engine takes its flags.
 
 A command decorated with `takes_settings` receives the merged `Settings` as its argument `settings`; this module adds
 the flags to its signature, which is what typer reads, and hands their values to `weft.cli.settings`.
@@ -22,10 +22,10 @@ ENGINE_PANEL, SERVER_PANEL = "Engine", "Server"
 
 
 class Flag(NamedTuple):
-    """How a setting is written on the command line."""
+    """The form of a setting on the command line."""
 
     names: tuple[str, ...]
-    """The first one is how messages call it."""
+    """The first one is used in messages."""
     kind: Any
     help: str
     metavar: str | None = None
@@ -34,19 +34,21 @@ class Flag(NamedTuple):
 FLAGS: Mapping[str, Flag] = {
     "engine.revision": Flag(("--revision",), str, "Branch, tag or commit of a hub id."),
     "engine.offline": Flag(("--offline/--no-offline",), bool, "Use only what the hub cache already has."),
-    "engine.dtype": Flag(("--dtype",), str, "Of weights and KV.", "auto|float32|bfloat16|float16|float64"),
-    "engine.quantization": Flag(("--quantization",), str, "Of the layers' weights. (none)", "int8"),
-    "engine.device": Flag(("--device",), str, "Where it runs.", "auto|cpu|cuda"),
+    "engine.dtype": Flag(("--dtype",), str, "Data type of weights and KV.", "auto|float32|bfloat16|float16|float64"),
+    "engine.quantization": Flag(("--quantization",), str, "Quantize the weights of the layers. (none)", "int8"),
+    "engine.device": Flag(("--device",), str, "Device that the model runs on.", "auto|cpu|cuda"),
     "engine.max_context": Flag(
         ("--max-context", "--max-model-len"), int, "Longest sequence, prompt and output, in tokens."
     ),
     "engine.memory_fraction": Flag(
         ("--memory-fraction",),
         float,
-        "Of the memory free after loading, for KV pages. (0.9 on a GPU, 0.3 on a CPU)",
+        "Share of the memory free after loading that KV pages get. (0.9 on a GPU, 0.3 on a CPU)",
     ),
-    "engine.kv_cache_bytes": Flag(("--kv-cache-size",), str, "Memory for KV pages instead, such as 2GiB.", "SIZE"),
-    "engine.num_pages": Flag(("--num-pages",), int, "Number of KV pages instead."),
+    "engine.kv_cache_bytes": Flag(
+        ("--kv-cache-size",), str, "Memory for KV pages, such as 2GiB, instead of --memory-fraction.", "SIZE"
+    ),
+    "engine.num_pages": Flag(("--num-pages",), int, "Number of KV pages, instead of --kv-cache-size."),
     "engine.max_running": Flag(("--max-running",), int, "Sequences that may be in one step. (256)"),
     "engine.max_step_tokens": Flag(("--max-step-tokens",), int, "Tokens of one step. (512 on a CPU, 8192 on a GPU)"),
     "engine.performance_mode": Flag(
@@ -68,7 +70,7 @@ FLAGS: Mapping[str, Flag] = {
         "prefer WEFT_SERVER_API_KEYS or the configuration file.",
     ),
     "server.ssl_certfile": Flag(("--ssl-certfile",), str, "Certificate for HTTPS.", "FILE"),
-    "server.ssl_keyfile": Flag(("--ssl-keyfile",), str, "Its private key.", "FILE"),
+    "server.ssl_keyfile": Flag(("--ssl-keyfile",), str, "Private key of the certificate.", "FILE"),
     "server.cors_origins": Flag(
         ("--cors-origin",), list[str], "Origin whose pages may call the server; repeat for several."
     ),
@@ -79,7 +81,7 @@ FLAGS: Mapping[str, Flag] = {
         "where the server listens on loopback and asks for no key)",
     ),
     "server.stream_keep_alive_s": Flag(
-        ("--stream-keep-alive",), float, "Seconds without news until a stream gets a comment line; 0: never. (15)"
+        ("--stream-keep-alive",), float, "Seconds without an event until a stream gets a comment line; 0: never. (15)"
     ),
     "server.tool_call_parser": Flag(
         ("--tool-call-parser",),
@@ -90,7 +92,7 @@ FLAGS: Mapping[str, Flag] = {
     "server.reasoning_parser": Flag(
         ("--reasoning-parser",), str, "How the model writes reasoning. (by its chat template)", "auto|think|none"
     ),
-    "server.log_level": Flag(("--log-level",), str, "Least level that is logged. (info)", "debug|info|warning|error"),
+    "server.log_level": Flag(("--log-level",), str, "Lowest level that is logged. (info)", "debug|info|warning|error"),
     "server.log_format": Flag(("--log-format",), str, "How logs are written. (text)", "text|json"),
     "server.trace": Flag(("--trace/--no-trace",), bool, "Record each request's life, for /v1/traces."),
 }

@@ -1,4 +1,4 @@
-"""Asks this machine what `weft doctor` and benchmarks report. Each function looks at one thing, now."""
+"""Looks at this machine for `weft doctor` and for benchmarks."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 @dataclass
-class Report:
-    """What was found. Values are JSON."""
+class MachineReport:
+    """The findings of `weft doctor`. Values are JSON."""
 
     machine: dict[str, Any] = field(default_factory=dict)
     software: dict[str, Any] = field(default_factory=dict)
     will_use: dict[str, Any] = field(default_factory=dict)
-    """Of the machine, for the model."""
+    """Device, dtype, threads, pages and so on of an engine with the configuration."""
     notes: list[str] = field(default_factory=list)
-    """What would be better otherwise."""
+    """Advice: what works but could be better."""
     problems: list[str] = field(default_factory=list)
-    """What does not work and is needed."""
+    """Required components that do not work."""
 
     def sections(self) -> list[tuple[str, dict[str, Any]]]:
-        """For printing."""
+        """Return the sections that are not empty, each with its title."""
         named = (("This machine", self.machine), ("Software", self.software), ("Will use", self.will_use))
         return [(title, rows) for title, rows in named if rows]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `ok` sums it up."""
+        """Return the report as JSON values; `ok` is true if there are no problems."""
         return {"ok": not self.problems, **asdict(self)}
 
 
-def probe(config: EngineConfig) -> Report:
-    """Look at everything. What cannot be looked at without torch is left out where torch does not load."""
-    report = Report()
+def probe(config: EngineConfig) -> MachineReport:
+    """Make the whole report. Parts that need torch are left out if torch cannot be imported."""
+    report = MachineReport()
     report.software = dict(versions())
     broken = broken_modules()
     report.problems += [f"{name} cannot be imported: {why}; reinstall weft" for name, why in broken.items()]
@@ -87,7 +87,7 @@ def probe(config: EngineConfig) -> Report:
 
 
 def machine() -> dict[str, Any]:
-    """Cores, memory and devices. Imports torch."""
+    """Describe cores, memory and devices. Imports torch."""
     import psutil
 
     from weft.worker.memory import free_host_bytes, usable_cores
@@ -105,7 +105,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_features() -> list[str]:
-    """Those that matter to matrix arithmetic."""
+    """Return the CPU features in `CPU_FLAGS` that this processor has."""
     for line in cpu_lines():
         if line.startswith(("flags", "Features")):
             found = set(line.partition(":")[2].split())
@@ -114,7 +114,7 @@ def cpu_features() -> list[str]:
 
 
 def gpus() -> list[str]:
-    """CUDA devices that torch sees."""
+    """Describe the CUDA devices that torch finds."""
     import torch
 
     found = []
@@ -127,7 +127,7 @@ def gpus() -> list[str]:
 
 
 def broken_modules() -> dict[str, str]:
-    """Dependencies that do not load, and why."""
+    """Return the dependencies that cannot be imported, with the reason."""
     broken = {}
     for name in REQUIRED:
         try:
@@ -138,10 +138,10 @@ def broken_modules() -> dict[str, str]:
 
 
 def plan(config: EngineConfig) -> dict[str, Any]:
-    """Device, dtype, threads, kernels and pages of an engine with this configuration, by its config.json.
+    """Return device, dtype, threads, kernels and pages that an engine with this configuration would use.
 
-    Pages are those that would fit now, after the weights are loaded. Raises what keeps the model
-    from being served. Looks in the hub cache, downloads nothing.
+    Pages are those that would fit now, after the weights are loaded. Reads the config.json of the model and the headers
+    of its weights; downloads nothing. Raises `WeftError` if the model cannot be served.
     """
     from weft.engine.profiles import find_profile, saturation_tokens
     from weft.kernels import dispatch
@@ -195,11 +195,11 @@ def plan(config: EngineConfig) -> dict[str, Any]:
 
 
 def gib(num_bytes: int) -> float:
-    """Two digits are enough to choose by."""
+    """Convert bytes to GiB, rounded to two digits."""
     return round(num_bytes / 1024**3, 2)
 
 
-def _note_machine(report: Report) -> None:
+def _note_machine(report: MachineReport) -> None:
     import torch
 
     if report.machine["usable_free_memory_gib"] * 1024**3 < LOW_MEMORY_BYTES:
@@ -212,7 +212,7 @@ def _note_machine(report: Report) -> None:
         report.notes.append(f"torch was built for CUDA {torch.version.cuda} and finds no usable device")
 
 
-def _check_sockets(report: Report) -> None:
+def _check_sockets(report: MachineReport) -> None:
     """Engine processes are reached through a socket in the folder for temporary files."""
     try:
         with tempfile.TemporaryDirectory(prefix="weft-"):

@@ -1,7 +1,7 @@
-"""`weft profile`: measure what steps cost on this machine, fit a model to it, and keep that for engines.
+"""`weft profile`: measures the time of steps on this machine, fits a cost model, and stores it for engines.
 
-Owns the order of things. `weft.worker.profile` measures, `weft.core.cost` fits, `weft.engine.profiles` keeps,
-`profile_report` shows.
+Calls `weft.worker.profile` to measure, `weft.core.cost` to fit, `weft.engine.profiles` to store and `profile_report` to
+show.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ kernels and release. `weft serve` then finds it when it starts, says so in its l
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `profile` to the application."""
     app.command("profile", epilog=EXAMPLES)(profile)
 
 

@@ -1,11 +1,8 @@
-"""A cost profile for people: its formula, its errors, a plot of bars; and its files."""
+"""Shows a cost profile as text (formula, errors, bars) and writes it to files."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import msgspec
 
 from weft.abi.errors import ConfigError, WeftError
-from weft.cli.files import write_file
+from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.core.cost.model import ForwardModel
 from weft.core.cost.profile import Profile, Residual, Swaps
 
@@ -22,7 +19,7 @@ PLOTTING = "matplotlib"
 
 
 def show(profile: Profile, path: Path) -> None:
-    """Print a profile and where it lies."""
+    """Print a profile and the path of its file."""
     from rich.console import Console
     from rich.table import Table
 
@@ -43,7 +40,7 @@ def show(profile: Profile, path: Path) -> None:
 
 
 def formula(profile: Profile) -> Iterator[str]:
-    """The fitted models, a line each."""
+    """Yield the fitted models, one line each."""
     model = profile.forward
     terms = [
         (model.base_s, ""),
@@ -64,7 +61,7 @@ def formula(profile: Profile) -> Iterator[str]:
 
 
 def bars(profile: Profile) -> Iterator[str]:
-    """Time over tokens as text: a row for each size of chunk that begins a prompt."""
+    """Yield a bar of time for each size of a chunk that begins a prompt."""
     chunks = _beginnings(profile)
     longest = max((max(r.sample.seconds, r.predicted_s) for r in chunks), default=1.0)
     saturated = False
@@ -79,21 +76,12 @@ def bars(profile: Profile) -> Iterator[str]:
 
 
 def write_json(profile: Profile, file: Path) -> None:
-    """The profile with the machine, the versions and the command. Raises `WeftError`."""
-    from weft.cli import probe
-    from weft.cli.version import versions
-
-    content = {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "machine": probe.machine(),
-        "versions": versions(),
-        "profile": msgspec.to_builtins(profile),
-    }
-    write_file(file, json.dumps(content, indent=2) + "\n")
+    """Write the profile with the machine, the versions and the command. Raises `WeftError`."""
+    write_record(file, {"command": command_line(), **surroundings(), "profile": msgspec.to_builtins(profile)})
 
 
 def need_matplotlib() -> Any:
-    """The module that draws. Raises `ConfigError` with what installs it."""
+    """Import matplotlib. Raises `ConfigError` that says how to install it."""
     try:
         drawing = importlib.import_module(PLOTTING)
         drawing.use("Agg")
@@ -103,7 +91,7 @@ def need_matplotlib() -> Any:
 
 
 def write_png(profile: Profile, file: Path) -> None:
-    """Measured against predicted times, and time over tokens. Raises `WeftError`."""
+    """Draw measured against predicted times, and time over tokens. Raises `WeftError`."""
     pyplot = need_matplotlib()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
     for kind in sorted({r.sample.kind for r in profile.residuals}):
@@ -154,7 +142,7 @@ def _swap(swaps: Swaps) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Three digits."""
+    """Format seconds with three digits and a unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""`weft programs`: programs on a server, and their runs."""
+"""`weft programs`: uploads programs to a server, runs them there, and manages their runs."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
+    """Add the group `programs` with all its commands to `app`."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Upload programs to a server, run them there, and look after their runs. The server is --url, WEFT_URL, "
+        help="Upload programs to a server, run them there, and manage their runs. The server is --url, WEFT_URL, "
         "or http://127.0.0.1:8000. `weft run` runs a file without a server.",
         epilog=EXAMPLES,
         rich_markup_mode="rich",
@@ -60,7 +60,9 @@ def register(app: typer.Typer) -> None:
 
 def upload(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python program, or a Wasm module.")],
-    name: Annotated[str | None, typer.Option("--name", help="Its name. (that of the file)", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the program. (that of the file)", show_default=False)
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -71,7 +73,7 @@ def upload(
 
 
 def list_programs(url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """List your programs."""
+    """List the programs of your tenant, with their latest versions."""
     import msgspec
 
     with _client(url, api_key) as client:
@@ -102,7 +104,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[-- ARGS...]",
-            help="What main receives: JSON, or else a text; several are a list.",
+            help="Argument of main: JSON, or else a text; several are a list.",
             show_default=False,
         ),
     ] = None,
@@ -111,12 +113,14 @@ def run(
     model: Annotated[str | None, typer.Option("--model", "-m", help="A served name.", show_default=False)] = None,
     limit: Limit = None,
     network: Network = None,
-    background: Annotated[bool, typer.Option("--background", "-b", help="Write its id and leave it running.")] = False,
+    background: Annotated[
+        bool, typer.Option("--background", "-b", help="Write the id of the run and leave it running.")
+    ] = False,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Run an uploaded program, and write what it says and returns. Ctrl-C cancels it."""
+    """Run an uploaded program and write its messages and its result. Ctrl-C cancels it."""
     args = arguments(words or [], arg or [])
     options: dict[str, Any] = {"limits": limits(limit or [], network or []), "model": model}
     options["messages"] = [value_of(text) for text in send or []]
@@ -132,7 +136,7 @@ def run(
 
 
 def attach(run_id: RunId, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """Write what a run says until it ends; each line of a pipe or of the keyboard is a message for it.
+    """Write the messages of a run until it ends; each line of a pipe or of the keyboard is a message to it.
 
     Ctrl-C leaves it running.
     """
@@ -145,7 +149,7 @@ def attach(run_id: RunId, url: Url = None, api_key: ApiKey = None, as_json: AsJs
 
 
 def logs(run_id: RunId, url: Url = None, api_key: ApiKey = None) -> None:
-    """Write what a run noted."""
+    """Write the log of a run."""
     with _client(url, api_key) as client:
         for line in client.runs.logs(run_id):
             typer.echo(f"{_when(line.at)} {line.level}: {line.text}")
@@ -178,7 +182,7 @@ def runs(url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) -> No
 
 
 def cancel(run_id: RunId, url: Url = None, api_key: ApiKey = None) -> None:
-    """End a run."""
+    """Cancel a run and write its status."""
     with _client(url, api_key) as client:
         typer.echo(f"{run_id} {client.runs.cancel(run_id).status}")
 

@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, made when first asked for: the cost of a model's shape, without its download."""
+"""Checkpoints with random weights, which measure the speed of a model's shape without its download."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SHAPES: Mapping[str, str] = {
 
 
 def random_weights(shape: str, report: Callable[[str], None]) -> Path:
-    """The directory of a checkpoint of this shape; written the first time, which is reported.
+    """Return the directory of a checkpoint of this shape; the first call writes it, and calls `report`.
 
-    It lies under `WEFT_CACHE`, else under `XDG_CACHE_HOME` or `~/.cache`. Raises `ConfigError` for another shape.
+    It is under `WEFT_CACHE`, else under `XDG_CACHE_HOME` or `~/.cache`. Raises `ConfigError` for an unknown shape.
     """
     if shape not in SHAPES:
         known = "; ".join(f"{name} ({text})" for name, text in SHAPES.items())

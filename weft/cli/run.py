@@ -38,7 +38,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `run` to the application."""
     app.command("run", epilog=EXAMPLES, no_args_is_help=True)(run)
 
 
@@ -50,7 +50,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[-- ARGS...]",
-            help="What main receives: JSON, or else a text; several are a list.",
+            help="Argument of main: JSON, or else a text; several are a list.",
             show_default=False,
         ),
     ] = None,
@@ -71,12 +71,12 @@ def run(
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Run a program beside a model, and write what it says and returns.
+    """Run a program beside a model, and write its messages and its result.
 
-    Without --url the model is loaded into this process and the program is trusted: it may do whatever you may.
+    Without --url the model is loaded into this process and the program is trusted: it has all your permissions.
 
-    Messages of the program and its result go to standard output, its log and a failure's traceback to standard error.
-    Ctrl-C cancels it. The exit status is 1 where it fails.
+    Messages and the result go to standard output, the log and the traceback of a failure to standard error. Ctrl-C
+    cancels the program. The exit status is 1 if it fails.
     """
     args = arguments(words or [], arg or [])
     messages = [value(text) for text in send or []]
@@ -106,14 +106,14 @@ def run(
 
 
 def _refuse_flags_of_engines(settings: Settings) -> None:
-    """Raises `typer.BadParameter`: a server's engine is what it was started with."""
+    """Raise `typer.BadParameter` for flags of an engine, which a server does not take from a client."""
     flags = [given.source for given in settings.given.values() if given.source.startswith("flag ")]
     if flags:
         raise typer.BadParameter(f"{flags[0].removeprefix('flag ')} is for an engine in this process; leave out --url")
 
 
 def read_program(file: Path) -> bytes:
-    """The file. Raises `WeftError`."""
+    """Return the content of the file. Raises `WeftError`."""
     try:
         return file.read_bytes()
     except OSError as error:

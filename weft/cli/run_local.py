@@ -35,7 +35,7 @@ FOREVER_S = 10.0 * 365 * 86400
 
 @dataclass(frozen=True)
 class LocalRun:
-    """What to run."""
+    """A program and how it is run: its arguments, messages and limits, in the sandbox or trusted."""
 
     file: Path
     content: bytes
@@ -45,11 +45,11 @@ class LocalRun:
     sandbox: bool = False
 
     def spec(self) -> RunSpec:
-        """Raises `InvalidRequest` for a file that is no program, or a limit that is none."""
+        """Return the specification of the run. Raises `InvalidRequest` for a file or a limit that cannot be used."""
         code = checked_code(self.content, None, Quota(), str(self.file))
         check_now(code)
         trusted = not self.sandbox and code.kind == "python"
-        # Nobody else waits for this process: time is not limited unless that is asked for.
+        # No other tenant shares this process, so time is unlimited by default.
         free: dict[str, Any] = {"wall_s": FOREVER_S, "cpu_s": FOREVER_S, **({"network": ["*"]} if trusted else {})}
         try:
             limits = msgspec.convert(free | self.limits, Limits)
@@ -59,8 +59,10 @@ class LocalRun:
 
 
 def run_here(config: Config, run: LocalRun, screen: Screen) -> bool:
-    """Load the model and run the program; whether it finished. Raises `KeyboardInterrupt` where Ctrl-C cancelled it,
-    and what keeps the model from loading."""
+    """Load the model, run the program, and return whether it finished.
+
+    Raises `KeyboardInterrupt` if Ctrl-C cancelled it, and `WeftError` if the model cannot be loaded.
+    """
     spec = run.spec()
     return asyncio.run(_run(config, run, spec, screen))
 
@@ -115,17 +117,17 @@ async def _carry_out(host: ProgramHost, local: LocalRun, spec: RunSpec, screen: 
 
 
 class _Teller:
-    """Writes what the first run says and all runs note, as it happens."""
+    """Writes the messages of the first run and the log lines of all runs as they come."""
 
     def __init__(self, screen: Screen):
         self._screen = screen
         self._first: Run | None = None
         self.unwritten: OSError | None = None
-        """Why the output could not be written: its reader has left, or the disk is full."""
+        """The error that kept output from being written: the reader of a pipe has left, or the disk is full."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended it."""
+        """Whether Ctrl-C ended the run."""
         error = self._first.record().error if self._first is not None else None
         return error is not None and error.kind == RunCancelled.kind and error.message == _INTERRUPTED
 
@@ -139,7 +141,7 @@ class _Teller:
         try:
             self._write(run, change)
         except OSError as error:
-            # A watcher does not raise: the program is not to blame, and ends all the same.
+            # A watcher must not raise. The error is raised once the run has ended.
             self.unwritten = error
             if self._first is not None:
                 self._first.cancel("its output cannot be written")
@@ -155,7 +157,7 @@ _INTERRUPTED = "interrupted by Ctrl-C"
 
 
 class _interruptible:
-    """The first Ctrl-C cancels the run; the second is Python's own."""
+    """Makes the first Ctrl-C cancel the run; the second raises `KeyboardInterrupt` as usual."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -174,7 +176,7 @@ class _interruptible:
 
 
 def _parts(model: Model, config: ProgramsConfig, spec: RunSpec, folder: Path) -> HostParts:
-    """What the host stands on: the hosts that were named, the user's own store, and the files beside the program."""
+    """Make the parts of a program host: the allowed network, the user's store, and the programs beside the file."""
     data = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
     allowed = msgspec.structs.replace(config, network=[*config.network, *spec.limits.network])
     parts = host_parts([model], allowed, open_store(data / "store.sqlite", config), guests_for(allowed))

@@ -15,9 +15,9 @@ from weft.client import Client
 def run_on_server(
     url: str, api_key: str | None, file: Path, content: bytes, options: Mapping[str, Any], screen: Screen
 ) -> bool:
-    """Whether it finished. A Python file is sent along with the request; a module is uploaded under the file's name.
+    """Run the file on a server and return whether it finished. A Wasm module is uploaded first, under the file's name.
 
-    Raises `ClientError`, and `InvalidRequest` for a file that is no program.
+    Raises `ClientError`, and `InvalidRequest` for a file that is not a program.
     """
     source: str | None = None
     program: str | None = None

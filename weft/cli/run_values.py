@@ -1,9 +1,8 @@
-"""What `weft run` and `weft programs` share: arguments from the command line, and a run's news on the terminal.
+"""Shared by `weft run` and `weft programs`: arguments from the command line, and the events of a run on the terminal.
 
-Messages and the result go to standard output; what a program notes, and why it failed, to standard error. Programs send
-text in pieces, as they write it, so messages that are texts are written one after the other, as they are, and read as
-one text. Everything else is JSON, on a line of its own, and so is the result. With `--json` each message is a line of
-JSON, texts too.
+Messages and the result go to standard output, the log and errors to standard error. Programs send text in pieces, so
+messages that are texts are written without separators and read as one text. Every other message is JSON on a line of
+its own, and so is the result. With `--json` each message is a line of JSON, texts too.
 """
 
 from __future__ import annotations
@@ -34,21 +33,23 @@ Limit = Annotated[
 ]
 Send = Annotated[
     list[str] | None,
-    typer.Option("--send", metavar="VALUE", help="A message that waits for it when it starts; repeat."),
+    typer.Option("--send", metavar="VALUE", help="A message that waits for the program when it starts; repeat."),
 ]
 Network = Annotated[
     list[str] | None,
-    typer.Option("--network", metavar="HOST", help="A host that it may talk to; repeat. '*': every public one."),
+    typer.Option(
+        "--network", metavar="HOST", help="A host that the program may connect to; repeat. '*': every public one."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Write texts as JSON too, each on its line.")]
-Url = Annotated[str | None, typer.Option("--url", envvar="WEFT_URL", help="Of the server.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Write every message, texts too, as a line of JSON.")]
+Url = Annotated[str | None, typer.Option("--url", envvar="WEFT_URL", help="Address of the server.", show_default=False)]
 ApiKey = Annotated[
-    str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="For the server.", show_default=False)
+    str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="API key for the server.", show_default=False)
 ]
 
 
 def value_of(text: str) -> Any:
-    """JSON, or the text itself."""
+    """Parse JSON; a text that is not JSON is itself the value."""
     try:
         return json.loads(text)
     except ValueError:
@@ -56,7 +57,7 @@ def value_of(text: str) -> Any:
 
 
 def arguments(words: Sequence[str], fields: Iterable[str]) -> Any:
-    """The arguments of a program: one word is a value, several are a list, fields are an object, nothing is null.
+    """Return the argument of a program: one word is a value, several are a list, fields are an object, none is None.
 
     Raises `typer.BadParameter`.
     """
@@ -70,7 +71,7 @@ def arguments(words: Sequence[str], fields: Iterable[str]) -> Any:
 
 
 def limits(pairs: Iterable[str], network: Sequence[str]) -> dict[str, Any]:
-    """Limits as the API takes them. Raises `typer.BadParameter`."""
+    """Return limits in the form of the HTTP API. Raises `typer.BadParameter`."""
     given = dict(_pair(pair, "--limit") for pair in pairs)
     return given | ({"network": list(network)} if network else {})
 
@@ -83,7 +84,7 @@ def _pair(text: str, flag: str) -> tuple[str, Any]:
 
 
 class Screen:
-    """Writes a run's news. `close` it, or a text may stay without the end of its line."""
+    """Writes the events of a run. Call `close` at the end, which ends an open line."""
 
     def __init__(self, *, as_json: bool = False, no_arguments: bool = False):
         """`no_arguments`: the command gave none, which explains a program that fails on None."""
@@ -93,7 +94,7 @@ class Screen:
         """Whether the last text that was written did not end its line."""
 
     def message(self, value: Any) -> None:
-        """Something that it said."""
+        """Write a message of the program: a text as it is, other values as JSON on a line."""
         if isinstance(value, str) and not self._as_json:
             if value:
                 print(value, end="", flush=True)
@@ -102,17 +103,17 @@ class Screen:
             self._line(value)
 
     def log(self, line: LogEntry) -> None:
-        """Something that it noted."""
+        """Write a line of the program's log to standard error."""
         self._aside(f"{line.level}: {line.text}")
 
     def result(self, value: Any) -> None:
-        """What it returned; nothing for null, unless everything is to be JSON."""
+        """Write the result; None is written only with `as_json`."""
         if value is not None or self._as_json:
             self._line(value)
         self.close()
 
     def failure(self, status: str, error: RunError) -> None:
-        """Why it did not finish."""
+        """Write why the run did not finish, to standard error."""
         self.close()
         if error.traceback:
             self._aside(error.traceback)
@@ -125,14 +126,17 @@ class Screen:
             self._aside(f"weft: the program {'was ' if status == 'cancelled' else ''}{status}: {told}")
 
     def close(self) -> None:
-        """End the line. Idempotent."""
+        """End the line of a text that did not end it. Idempotent."""
         if self._in_line:
             self._in_line = False
             print(flush=True)
 
     def follow(self, events: Iterable[RunEvent], *, log_of: Callable[[str], Iterable[LogEntry]] | None = None) -> bool:
-        """Write events as they come, and at the end the log, where `log_of` a run's id is known. Whether the run
-        finished. Raises `WeftError` for a stream without an end."""
+        """Write events as they come and return whether the run finished.
+
+        `log_of` gives the log of a run by its id; it is written at the end. Raises `WeftError` if the stream ends
+        before the run.
+        """
         try:
             return self._follow(events, log_of)
         except OSError:
@@ -142,7 +146,7 @@ class Screen:
             raise
 
     def end(self, run: Run) -> bool:
-        """Write how it ended. Whether it finished."""
+        """Write the result or the error of a run that has ended; return whether it finished."""
         if run.error is not None:
             self.failure(run.status, run.error)
             return False

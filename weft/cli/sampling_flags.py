@@ -10,17 +10,33 @@ _PANEL = "Sampling"
 
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", help="Tokens of the answer. (as many as the context leaves)", rich_help_panel=_PANEL),
+    typer.Option("--max-tokens", help="Most tokens of the answer. (what the context leaves)", rich_help_panel=_PANEL),
 ]
 Temperature = Annotated[
     float | None,
     typer.Option("--temperature", "-t", help="0: always the most probable token. (1)", rich_help_panel=_PANEL),
 ]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Nucleus sampling. (1)", rich_help_panel=_PANEL)]
-TopK = Annotated[int | None, typer.Option("--top-k", help="0: no limit. (0)", rich_help_panel=_PANEL)]
-MinP = Annotated[float | None, typer.Option("--min-p", help="Relative to the best token. (0)", rich_help_panel=_PANEL)]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p", help="Nucleus sampling: smallest set of tokens with this probability. (1)", rich_help_panel=_PANEL
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", help="Sample among the k most probable tokens; 0: among all. (0)", rich_help_panel=_PANEL),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option("--min-p", help="Least probability, relative to the most probable token. (0)", rich_help_panel=_PANEL),
+]
 Seed = Annotated[
-    int | None, typer.Option("--seed", help="Draws depend on it and the request alone.", rich_help_panel=_PANEL)
+    int | None,
+    typer.Option(
+        "--seed",
+        help="Makes sampling repeatable: the same seed and request give the same tokens.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -29,5 +45,5 @@ Stop = Annotated[
 
 
 def given(**flags: Any) -> dict[str, Any]:
-    """The options that were given, under the names that both `weft.LLM` and the HTTP API have for them."""
+    """Return the options that were given, under the names of `weft.LLM` and of the HTTP API."""
     return {name: value for name, value in flags.items() if value is not None and value != []}

@@ -30,7 +30,7 @@ EXAMPLES = """Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `serve` to the application."""
     app.command("serve", epilog=EXAMPLES)(serve)
 
 
@@ -63,9 +63,9 @@ def serve(
 
 
 def per_model(settings: Settings, models: list[str]) -> list[Settings]:
-    """The settings of each model's engine. Several share the machine: memory and threads are divided.
+    """Return the settings of each model's engine; several models divide memory and threads among them.
 
-    Raises `ConfigError` for names that cannot be told apart.
+    Raises `ConfigError` for models or names that are not distinct.
     """
     if not models:
         return [settings]
@@ -101,7 +101,7 @@ def _share(settings: Settings, model: str, name: str, count: int) -> Settings:
 
 
 def run(configs: list[Config]) -> None:
-    """Serve until a signal. Raises what keeps an engine from starting."""
+    """Serve until a signal. Raises `WeftError` if an engine cannot start."""
     from weft.server.run import serve as serve_models
 
     _check_address(configs[0].server.host, configs[0].server.port)
@@ -109,7 +109,7 @@ def run(configs: list[Config]) -> None:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Whether the address can be had, before models are loaded for it. Raises `ConfigError`."""
+    """Check that the address is free before models are loaded. Raises `ConfigError`."""
     try:
         [family, kind, _, _, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:

@@ -1,4 +1,4 @@
-"""From defaults, a TOML file, the environment and flags to one `Config`; and back, saying where each value came from.
+"""Merges defaults, a TOML file, the environment and flags into one `Config`; writes it with the source of each value.
 
 Owns the precedence (each wins over those before it: defaults, file, `WEFT_…` variables, flags) and the messages about
 settings that cannot be used: the key, where it came from, what is near. The only reader of `WEFT_…` settings.
@@ -30,10 +30,10 @@ SECTIONS: Mapping[str, type[EngineConfig] | type[ServerConfig] | type[ProgramsCo
     "programs": ProgramsConfig,
 }
 SECRET = frozenset({"server.api_keys"})
-"""Never printed, in errors neither."""
+"""Never printed, not even in errors."""
 PREFIX = "WEFT_"
 OTHER_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_DEBUG", "WEFT_URL", "WEFT_API_KEY", "WEFT_CACHE", "WEFT_DATA"})
-"""Variables that are no settings: they stand for `--config`, `--debug`, `--url`, `--api-key`, and folders."""
+"""Variables that are not settings: they stand for `--config`, `--debug`, `--url`, `--api-key`, and directories."""
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power
@@ -47,18 +47,18 @@ _KUBERNETES_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
 class Setting(NamedTuple):
-    """A value that was given, and by what."""
+    """A value and the source that gave it."""
 
     value: Any
     source: str
 
 
 class Settings(NamedTuple):
-    """The merged configuration."""
+    """The merged configuration, and the settings that are not defaults."""
 
     config: Config
     given: dict[str, Setting]
-    """By `section.name`; all others have their defaults."""
+    """By `section.name`."""
 
 
 def load(
@@ -78,30 +78,32 @@ def load(
 
 
 def with_setting(settings: Settings, key: str, value: Any, source: str) -> Settings:
-    """The same with one more setting, which a command found out by itself. Raises `ConfigError`."""
+    """Return the settings with one more, which a command determined itself. Raises `ConfigError`."""
     return _settings({**settings.given, key: Setting(_convert(key, Setting(value, source)), source)})
 
 
 def keys() -> list[str]:
-    """Every setting there is, as `section.name`."""
+    """Return the names of all settings, as `section.name`."""
     return [f"{section}.{name}" for section, kind in SECTIONS.items() for name in kind.__struct_fields__]
 
 
 def variable(key: str) -> str:
-    """The environment variable of a setting."""
+    """Return the name of the environment variable of a setting."""
     return PREFIX + key.replace(".", "_").upper()
 
 
 def parse_size(text: str) -> int:
-    """`2GiB`, `500 MB`, `1.5g` or plain bytes. Raises `ValueError`."""
+    """Return the bytes of `2GiB`, `500 MB`, `1.5g` or a plain number. Raises `ValueError`."""
     match = _SIZE.match(text)
     if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"{text!r} is no size; write bytes, or a number with KiB, MiB, GiB, TiB (or KB, MB, GB, TB)")
+        raise ValueError(
+            f"{text!r} is not a size; write bytes, or a number with KiB, MiB, GiB, TiB (or KB, MB, GB, TB)"
+        )
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def as_toml(settings: Settings) -> str:
-    """The effective configuration as a TOML file, each line with where its value came from. Keys are not shown."""
+    """Return the effective configuration as TOML, each line with the source of its value. API keys are left out."""
     lines: list[str] = []
     for section in SECTIONS:
         values = getattr(settings.config, section)
@@ -158,7 +160,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
                 if near
                 else "variables are named WEFT_ENGINE_…, WEFT_SERVER_… and WEFT_PROGRAMS_…"
             )
-            raise ConfigError(f"the environment sets {name}, which is no setting; {hint}")
+            raise ConfigError(f"the environment sets {name}, which is not a setting; {hint}")
         key = by_variable[name]
         yield key, Setting(_from_text(key, value, f"environment {name}"), f"environment {name}")
 
@@ -215,7 +217,7 @@ def _check_known(key: str, what: str) -> None:
         return
     near = difflib.get_close_matches(key.replace("-", "_"), keys(), 1)
     hint = f"did you mean {near[0]}?" if near else "`weft serve --print-config` lists all settings"
-    raise ConfigError(f"{what}, which is no setting; {hint}")
+    raise ConfigError(f"{what}, which is not a setting; {hint}")
 
 
 def _near_section(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`weft version`: what is installed."""
+"""`weft version`: versions of Weft, Python and the main dependencies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PACKAGES = ("torch", "tokenizers", "safetensors", "huggingface-hub", "starlette"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `version` to the application."""
     app.command("version")(version)
 
 
 def version(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Print the versions of Weft, Python and what Weft stands on, without loading any of it."""
+    """Print the versions of Weft, Python and the main dependencies, without importing them."""
     found = versions()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -32,7 +32,7 @@ def version(
 
 
 def versions() -> dict[str, str]:
-    """By package; packages that are not installed say so."""
+    """Return versions by package; a package that is missing has `not installed`."""
     found = {"weft": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import httpx
 
 from weft.client import protocol
-from weft.client.protocol import Call
+from weft.client.protocol import ApiCall
 from weft.client.values import Program, Run, RunEvent
 
 
@@ -26,7 +26,7 @@ class AsyncClient:
         self.programs = AsyncPrograms(self)
         self.runs = AsyncRuns(self)
 
-    async def call(self, call: Call) -> bytes:
+    async def call(self, call: ApiCall) -> bytes:
         """Make a request; the body of its answer. Raises `ClientError` and `ServerError`."""
         try:
             response = await self._http.request(
@@ -36,7 +36,7 @@ class AsyncClient:
             raise protocol.unreachable(self.url, error) from error
         return protocol.checked(response)
 
-    async def events(self, call: Call) -> AsyncGenerator[RunEvent, None]:
+    async def events(self, call: ApiCall) -> AsyncGenerator[RunEvent, None]:
         """Make a request whose answer is a stream. Closing the generator closes the connection."""
         try:
             async with self._http.stream(call.method, call.path, json=call.json) as response:
@@ -51,7 +51,7 @@ class AsyncClient:
             raise protocol.unreachable(self.url, error) from error
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections of this client. Idempotent."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -64,25 +64,25 @@ class AsyncClient:
 
 
 class AsyncPrograms:
-    """As `weft.client.synchronous.Programs`."""
+    """Uploads and runs programs: `weft.client.synchronous.Programs` with coroutines and the same options."""
 
     def __init__(self, client: AsyncClient):
         self._client = client
 
     async def upload(self, name: str, source: str | bytes | Path) -> Program:
-        """A new version: a path is read, text is Python, bytes may be a Wasm module."""
+        """Upload a new version. A path is read, text is Python, bytes may be a Wasm module. Raises `ClientError`."""
         return protocol.parsed(await self._client.call(protocol.upload(name, source)), Program)
 
     async def list(self) -> protocol.Programs:
-        """All programs, in alphabetical order."""
+        """Return all programs of the tenant in alphabetical order."""
         return protocol.programs_in(await self._client.call(protocol.program_call("GET")))
 
     async def get(self, program: str) -> Program:
-        """By name, `name@hash` or hash."""
+        """Return a program by its name, `name@hash` or hash. Raises `ServerError`."""
         return protocol.parsed(await self._client.call(protocol.program_call("GET", program)), Program)
 
     async def delete(self, program: str) -> None:
-        """A name with all its versions, or one version."""
+        """Delete a program by its name, with all versions, or one version. Raises `ServerError`."""
         await self._client.call(protocol.program_call("DELETE", program))
 
     async def run(
@@ -95,54 +95,54 @@ class AsyncPrograms:
     def stream(
         self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
     ) -> AsyncGenerator[RunEvent, None]:
-        """Run, and tell what it says as it says it; the last event is `end`. Closing the generator ends the run."""
+        """Run a program and yield its events as they come; the last is `end`. Closing the generator ends the run."""
         return self._client.events(protocol.launch(program, args, source=source, options=options, stream=True))
 
     async def start(
         self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
     ) -> Run:
-        """Run in the background: it goes on whatever becomes of this client."""
+        """Start a run in the background; it goes on when this client is closed."""
         call = protocol.launch(program, args, source=source, options=options, background=True)
         return protocol.parsed(await self._client.call(call), Run)
 
 
 class AsyncRuns:
-    """As `weft.client.synchronous.Runs`."""
+    """Reads and controls the runs of the tenant: `weft.client.synchronous.Runs` with coroutines."""
 
     def __init__(self, client: AsyncClient):
         self._client = client
 
     async def list(self) -> protocol.Runs:
-        """Newest first, without results."""
+        """Return the runs of the tenant, newest first, without their results."""
         return protocol.runs_in(await self._client.call(protocol.run_call("GET")))
 
     async def get(self, run_id: str) -> Run:
-        """One run, with its result where it has finished."""
+        """Return a run, with its result if it has finished. Raises `ServerError`."""
         return protocol.parsed(await self._client.call(protocol.run_call("GET", run_id)), Run)
 
     async def cancel(self, run_id: str) -> Run:
-        """End it, and wait until it has."""
+        """Cancel a run and return it once it has ended."""
         return protocol.parsed(await self._client.call(protocol.run_call("POST", run_id, "cancel")), Run)
 
     async def delete(self, run_id: str) -> None:
-        """Forget a run that is over."""
+        """Delete the record of a run that has ended. Raises `ServerError`."""
         await self._client.call(protocol.run_call("DELETE", run_id))
 
     async def logs(self, run_id: str) -> protocol.LogEntries:
-        """What it noted."""
+        """Return the lines of a run's log that are kept."""
         return protocol.logs_in(await self._client.call(protocol.run_call("GET", run_id, "logs")))
 
     async def send(self, run_id: str, message: Any) -> Run:
-        """Say something to it."""
+        """Send a message to a run. Raises `ServerError`."""
         call = protocol.run_call("POST", run_id, "messages", {"message": message})
         return protocol.parsed(await self._client.call(call), Run)
 
     def messages(self, run_id: str) -> AsyncGenerator[RunEvent, None]:
-        """What it says, from what is kept until its end."""
+        """Yield the events of a run, from the oldest message that is kept to its end."""
         return self._client.events(protocol.run_call("GET", run_id, "messages"))
 
     async def wait(self, run_id: str) -> Run:
-        """Wait for its end. Raises `RunFailedError` where it failed."""
+        """Wait for the end of a run. Raises `RunFailedError` if it failed or was cancelled."""
         run = None
         async with aclosing(self.messages(run_id)) as events:
             async for event in events:
@@ -151,7 +151,7 @@ class AsyncRuns:
 
     @asynccontextmanager
     async def attach(self, run_id: str) -> AsyncIterator[AsyncAttached]:
-        """A WebSocket to a run: say and hear things while it runs. Leaving does not end the run."""
+        """Open a WebSocket to a run, to send and receive messages. Leaving the context does not end the run."""
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidHandshake, WebSocketException
 
@@ -172,17 +172,17 @@ class AsyncRuns:
 
 
 class AsyncAttached:
-    """A run that one is attached to: iterate for its events, the last of which is `end`."""
+    """A WebSocket to a run. Iterating over it yields the run's events, the last of which is `end`."""
 
     def __init__(self, socket: Any):
         self._socket = socket
 
     async def send(self, message: Any) -> None:
-        """Say something to it. A refusal comes as an event of type `error`."""
+        """Send a message to the run. A refusal comes as an event of type `error`."""
         await self._socket.send(protocol.command("message", message))
 
     async def cancel(self) -> None:
-        """End it."""
+        """Cancel the run; its `end` follows."""
         await self._socket.send(protocol.command("cancel"))
 
     async def __aiter__(self) -> AsyncIterator[RunEvent]:

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and its server.
+"""Errors between a client and its server.
 
 ClientError
 ├── ServerError       the server answered with an error; `status`, `code` and `param` are its own
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class ClientError(WeftError):
-    """No server answers, or what answers is none of Weft's."""
+    """No server answers, or the answer is not that of a Weft server."""
 
     kind = "client"
 
 
 class ServerError(ClientError):
-    """An answer that is an error."""
+    """The server answered with an error."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None):
         super().__init__(message)
         self.status = status
         """The HTTP status."""
         self.code = code
-        """What programs may compare with: `program_not_found`, `overloaded`, …"""
+        """A stable word for the kind of error, such as `program_not_found` or `overloaded`."""
         self.param = param
 
 
 class RunFailedError(ClientError):
-    """A run that did not finish. `run.error` says why; `traceback` is of the program's own lines."""
+    """A run failed or was cancelled. `run.error` says why; `traceback` has the program's own lines."""
 
     def __init__(self, run: Run):
         error = run.error

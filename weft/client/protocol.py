@@ -1,6 +1,6 @@
-"""Requests and answers, without a connection: what both clients send, and how they read what comes back.
+"""Requests and responses of the programs API, without a connection: both clients send the one and read the other.
 
-Owns every path, field and error of the API that the clients use. `synchronous` and `asynchronous` only carry.
+Owns every path, field and error of the API that the clients use. `synchronous` and `asynchronous` do the transport.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_EVENT_BYTES = 64 << 20
 _event = msgspec.json.Decoder(RunEvent)
 
 
-class Call(NamedTuple):
-    """A request to be made."""
+class ApiCall(NamedTuple):
+    """An HTTP request that is still to be sent."""
 
     method: str
     path: str
@@ -35,22 +35,22 @@ class Call(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-# The clients' own methods are called `list`.
+# Inside the clients, `list` is a method.
 Programs = list[Program]
 Runs = list[Run]
 LogEntries = list[LogEntry]
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A list, as the API sends all of them."""
+    """The form of every list of the API."""
 
     data: msgspec.Raw
 
 
 def client_options(url: str, api_key: str | None, timeout_s: float | None) -> dict[str, Any]:
-    """Of httpx, whichever client. Raises `ClientError` for an address that is none."""
+    """Return the options of both httpx clients. Raises `ClientError` for an address that is not http or https."""
     if not url.startswith(("http://", "https://")):
-        raise ClientError(f"{url} is no address of a server: it begins with http:// or https://")
+        raise ClientError(f"{url} is not the address of a server: it must begin with http:// or https://")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return {
         "base_url": url.rstrip("/").removesuffix("/v1"),
@@ -60,7 +60,7 @@ def client_options(url: str, api_key: str | None, timeout_s: float | None) -> di
 
 
 def socket_address(url: str, run_id: str) -> str:
-    """Where a run's WebSocket is."""
+    """Return the address of a run's WebSocket."""
     parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
     return f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{parts.path}/v1/runs/{quote(run_id)}"
 
@@ -68,11 +68,11 @@ def socket_address(url: str, run_id: str) -> str:
 # ---- requests
 
 
-def upload(name: str, source: str | bytes | Path) -> Call:
-    """A path is read; text is Python; bytes are what they are. Raises `ClientError` for a file that cannot be read."""
+def upload(name: str, source: str | bytes | Path) -> ApiCall:
+    """Make an upload. A path is read, text is Python. Raises `ClientError` for a file that cannot be read."""
     content = source.encode() if isinstance(source, str) else _read(source) if isinstance(source, Path) else source
     kind = "application/wasm" if content.startswith(b"\0asm") else "text/x-python"
-    return Call("POST", "/v1/programs?" + urlencode({"name": name}), content=content, headers={"content-type": kind})
+    return ApiCall("POST", "/v1/programs?" + urlencode({"name": name}), content=content, headers={"content-type": kind})
 
 
 def _read(path: Path) -> bytes:
@@ -84,30 +84,30 @@ def _read(path: Path) -> bytes:
 
 def launch(
     program: str | None, args: Any, *, source: str | None = None, options: Mapping[str, Any], **how: bool
-) -> Call:
-    """A run of an uploaded program, or of a source. `options` are further fields, of which None means absent."""
+) -> ApiCall:
+    """Make a launch of an uploaded program or of a source. `options` are further fields; None is left out."""
     body = {"args": args, **{name: value for name, value in options.items() if value is not None}, **how}
     if program is not None:
-        return Call("POST", f"/v1/programs/{quote(program, safe='@')}/runs", json=body)
-    return Call("POST", "/v1/runs", json={"source": source, **body})
+        return ApiCall("POST", f"/v1/programs/{quote(program, safe='@')}/runs", json=body)
+    return ApiCall("POST", "/v1/runs", json={"source": source, **body})
 
 
-def program_call(method: str, program: str = "") -> Call:
-    """About one program, or all."""
-    return Call(method, "/v1/programs" + (f"/{quote(program, safe='@')}" if program else ""))
+def program_call(method: str, program: str = "") -> ApiCall:
+    """Make a request about one program, or about all."""
+    return ApiCall(method, "/v1/programs" + (f"/{quote(program, safe='@')}" if program else ""))
 
 
-def run_call(method: str, run_id: str = "", what: str = "", json: Any = None) -> Call:
-    """About one run, or all."""
+def run_call(method: str, run_id: str = "", what: str = "", json: Any = None) -> ApiCall:
+    """Make a request about one run, or about all."""
     path = "/v1/runs" + (f"/{quote(run_id)}" if run_id else "") + (f"/{what}" if what else "")
-    return Call(method, path, json=json)
+    return ApiCall(method, path, json=json)
 
 
 # ---- answers
 
 
 def checked(response: httpx.Response) -> bytes:
-    """The body of a success. Raises `ServerError`. The response has been read."""
+    """Return the body of a successful response that was read. Raises `ServerError` for any other."""
     if response.is_success:
         return response.content
     try:
@@ -119,7 +119,7 @@ def checked(response: httpx.Response) -> bytes:
 
 
 def parsed(body: bytes, kind: type[T]) -> T:
-    """An answer as a value. Raises `ClientError` for one that is not Weft's."""
+    """Decode a response body. Raises `ClientError` if it is not the response of a Weft server."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
@@ -127,29 +127,29 @@ def parsed(body: bytes, kind: type[T]) -> T:
 
 
 def programs_in(body: bytes) -> list[Program]:
-    """A list of programs."""
+    """Decode the programs of a list. Raises `ClientError`."""
     return parsed(bytes(parsed(body, Listed).data), list[Program])
 
 
 def runs_in(body: bytes) -> list[Run]:
-    """A list of runs."""
+    """Decode the runs of a list. Raises `ClientError`."""
     return parsed(bytes(parsed(body, Listed).data), list[Run])
 
 
 def logs_in(body: bytes) -> list[LogEntry]:
-    """A list of log lines."""
+    """Decode the lines of a log. Raises `ClientError`."""
     return parsed(bytes(parsed(body, Listed).data), list[LogEntry])
 
 
 def finished(run: Run) -> Run:
-    """A run that has finished. Raises `RunFailedError` for any other end."""
+    """Return the run if it has finished. Raises `RunFailedError` for any other end."""
     if run.status != "finished":
         raise RunFailedError(run)
     return run
 
 
 def event_in(frame: str | bytes) -> RunEvent:
-    """One frame of a WebSocket, or the data of one event of a stream."""
+    """Decode a frame of a WebSocket or the data of a server-sent event. Raises `ClientError`."""
     try:
         return _event.decode(frame)
     except msgspec.MsgspecError as error:
@@ -157,7 +157,7 @@ def event_in(frame: str | bytes) -> RunEvent:
 
 
 def event_of(line: str) -> RunEvent | None:
-    """A line of a stream; None for those that tell nothing. Raises `ServerError` for the server's own last word."""
+    """Decode a line of a stream; None if it holds no event. Raises `ServerError` if it holds an error."""
     if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
         return None
     if data.startswith('{"error"'):
@@ -167,17 +167,17 @@ def event_of(line: str) -> RunEvent | None:
 
 
 def command(kind: str, message: Any = None) -> str:
-    """What is sent over a WebSocket."""
+    """Encode a frame that is sent over a WebSocket."""
     return msgspec.json.encode({"type": kind, "message": message}).decode()
 
 
 def unreachable(url: str, error: Exception) -> ClientError:
-    """No server, or one that went away."""
+    """Make the error of a server that cannot be reached or that closed the connection."""
     return ClientError(f"{url} does not answer: {error or type(error).__name__}; is `weft serve` running there?")
 
 
 def refused(error: Exception) -> ClientError:
-    """A WebSocket that was not accepted, as the answer that the server gave instead."""
+    """Make the error of a WebSocket that was not accepted, from the server's HTTP response."""
     response = getattr(error, "response", None)
     if response is None:
         return ClientError(f"the run cannot be attached to: {error}")
@@ -190,7 +190,7 @@ def refused(error: Exception) -> ClientError:
 
 @contextmanager
 def closing_told() -> Iterator[None]:
-    """A WebSocket that ends in another way than it should, as an error. Raises `ClientError`."""
+    """Raise `ClientError` if the WebSocket is closed with an error."""
     from websockets.exceptions import ConnectionClosedError
 
     try:

@@ -1,4 +1,4 @@
-"""`Client`: the blocking one. See `weft.client.protocol` for what is sent and how answers are read."""
+"""`Client`, the blocking client. `weft.client.protocol` makes its requests and reads the responses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Self
 import httpx
 
 from weft.client import protocol
-from weft.client.protocol import Call
+from weft.client.protocol import ApiCall
 from weft.client.values import Program, Run, RunEvent
 
 
 class Client:
-    """A server of Weft. `programs` and `runs` have the methods. May be used from several threads."""
+    """A client of a Weft server; `programs` and `runs` have its methods. Several threads may use it."""
 
     def __init__(self, url: str = protocol.DEFAULT_URL, *, api_key: str | None = None, timeout_s: float | None = None):
         """`timeout_s` bounds the wait for each answer; None: a run may take as long as it takes."""
@@ -26,7 +26,7 @@ class Client:
         self.programs = Programs(self)
         self.runs = Runs(self)
 
-    def call(self, call: Call) -> bytes:
+    def call(self, call: ApiCall) -> bytes:
         """Make a request; the body of its answer. Raises `ClientError` and `ServerError`."""
         try:
             response = self._http.request(
@@ -36,7 +36,7 @@ class Client:
             raise protocol.unreachable(self.url, error) from error
         return protocol.checked(response)
 
-    def events(self, call: Call) -> Generator[RunEvent, None, None]:
+    def events(self, call: ApiCall) -> Generator[RunEvent, None, None]:
         """Make a request whose answer is a stream. Closing the generator closes the connection."""
         try:
             with self._http.stream(call.method, call.path, json=call.json) as response:
@@ -51,7 +51,7 @@ class Client:
             raise protocol.unreachable(self.url, error) from error
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close all connections of this client. Idempotent."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -64,26 +64,26 @@ class Client:
 
 
 class Programs:
-    """Uploaded programs, and running them. `options` of a run: `limits`, `messages`, `model`, `priority`,
+    """Uploads and runs programs. `options` of a run: `limits`, `messages`, `model`, `priority`,
     `reserve_pages`, `cache_salt`, as in the HTTP API."""
 
     def __init__(self, client: Client):
         self._client = client
 
     def upload(self, name: str, source: str | bytes | Path) -> Program:
-        """A new version: a path is read, text is Python, bytes may be a Wasm module."""
+        """Upload a new version. A path is read, text is Python, bytes may be a Wasm module. Raises `ClientError`."""
         return protocol.parsed(self._client.call(protocol.upload(name, source)), Program)
 
     def list(self) -> protocol.Programs:
-        """All programs, in alphabetical order."""
+        """Return all programs of the tenant in alphabetical order."""
         return protocol.programs_in(self._client.call(protocol.program_call("GET")))
 
     def get(self, program: str) -> Program:
-        """By name, `name@hash` or hash."""
+        """Return a program by its name, `name@hash` or hash. Raises `ServerError`."""
         return protocol.parsed(self._client.call(protocol.program_call("GET", program)), Program)
 
     def delete(self, program: str) -> None:
-        """A name with all its versions, or one version."""
+        """Delete a program by its name, with all versions, or one version. Raises `ServerError`."""
         self._client.call(protocol.program_call("DELETE", program))
 
     def run(self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any) -> Run:
@@ -94,52 +94,52 @@ class Programs:
     def stream(
         self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
     ) -> Generator[RunEvent, None, None]:
-        """Run, and tell what it says as it says it; the last event is `end`. Closing the generator ends the run."""
+        """Run a program and yield its events as they come; the last is `end`. Closing the generator ends the run."""
         return self._client.events(protocol.launch(program, args, source=source, options=options, stream=True))
 
     def start(self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any) -> Run:
-        """Run in the background: it goes on whatever becomes of this client."""
+        """Start a run in the background; it goes on when this client is closed."""
         call = protocol.launch(program, args, source=source, options=options, background=True)
         return protocol.parsed(self._client.call(call), Run)
 
 
 class Runs:
-    """Runs that were started."""
+    """Reads and controls the runs of the tenant."""
 
     def __init__(self, client: Client):
         self._client = client
 
     def list(self) -> protocol.Runs:
-        """Newest first, without results."""
+        """Return the runs of the tenant, newest first, without their results."""
         return protocol.runs_in(self._client.call(protocol.run_call("GET")))
 
     def get(self, run_id: str) -> Run:
-        """One run, with its result where it has finished."""
+        """Return a run, with its result if it has finished. Raises `ServerError`."""
         return protocol.parsed(self._client.call(protocol.run_call("GET", run_id)), Run)
 
     def cancel(self, run_id: str) -> Run:
-        """End it, and wait until it has."""
+        """Cancel a run and return it once it has ended."""
         return protocol.parsed(self._client.call(protocol.run_call("POST", run_id, "cancel")), Run)
 
     def delete(self, run_id: str) -> None:
-        """Forget a run that is over."""
+        """Delete the record of a run that has ended. Raises `ServerError`."""
         self._client.call(protocol.run_call("DELETE", run_id))
 
     def logs(self, run_id: str) -> protocol.LogEntries:
-        """What it noted."""
+        """Return the lines of a run's log that are kept."""
         return protocol.logs_in(self._client.call(protocol.run_call("GET", run_id, "logs")))
 
     def send(self, run_id: str, message: Any) -> Run:
-        """Say something to it."""
+        """Send a message to a run. Raises `ServerError`."""
         call = protocol.run_call("POST", run_id, "messages", {"message": message})
         return protocol.parsed(self._client.call(call), Run)
 
     def messages(self, run_id: str) -> Generator[RunEvent, None, None]:
-        """What it says, from what is kept until its end."""
+        """Yield the events of a run, from the oldest message that is kept to its end."""
         return self._client.events(protocol.run_call("GET", run_id, "messages"))
 
     def wait(self, run_id: str) -> Run:
-        """Wait for its end. Raises `RunFailedError` where it failed."""
+        """Wait for the end of a run. Raises `RunFailedError` if it failed or was cancelled."""
         run = None
         for event in self.messages(run_id):
             run = event.run if event.type == "end" else run
@@ -147,7 +147,7 @@ class Runs:
 
     @contextmanager
     def attach(self, run_id: str) -> Iterator[Attached]:
-        """A WebSocket to a run: say and hear things while it runs. Leaving does not end the run."""
+        """Open a WebSocket to a run, to send and receive messages. Leaving the context does not end the run."""
         from websockets.exceptions import InvalidHandshake, WebSocketException
         from websockets.sync.client import connect
 
@@ -168,17 +168,17 @@ class Runs:
 
 
 class Attached:
-    """A run that one is attached to: iterate for its events, the last of which is `end`."""
+    """A WebSocket to a run. Iterating over it yields the run's events, the last of which is `end`."""
 
     def __init__(self, socket: Any):
         self._socket = socket
 
     def send(self, message: Any) -> None:
-        """Say something to it. A refusal comes as an event of type `error`."""
+        """Send a message to the run. A refusal comes as an event of type `error`."""
         self._socket.send(protocol.command("message", message))
 
     def cancel(self) -> None:
-        """End it."""
+        """Cancel the run; its `end` follows."""
         self._socket.send(protocol.command("cancel"))
 
     def __iter__(self) -> Iterator[RunEvent]:

@@ -1,4 +1,4 @@
-"""What a server tells of programs and runs. The same as in the HTTP API, as Python values."""
+"""Programs and runs as the HTTP API describes them, as Python values; twins of the server's schemas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run did not finish, or what could not be taken from us."""
+    """The error of a run that did not finish, or the refusal of a message."""
 
     kind: str
     message: str
@@ -38,7 +38,7 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. Times are seconds since 1970."""
+    """A run of a program. Times are seconds since 1970."""
 
     id: str
     program: str
@@ -60,7 +60,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the run has finished, failed or was cancelled."""
         return self.status not in ("queued", "running")
 
 
@@ -73,8 +73,8 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """News of a run: `run` first, `message` each time it says something, `end` with its result; `error` where a message
-    of ours was refused."""
+    """An event of a run: first `run`, then `message` for each message, last `end` with the result. An `error` says that
+    a message to the run was refused."""
 
     type: Literal["run", "message", "end", "error"]
     run: Run | None = None

@@ -12,9 +12,9 @@ import pytest
 
 from tests.server.conftest import MODEL, RunningServer, running
 from weft.abi.errors import WeftError
-from weft.cli.bench.client import Answer, Target, open_client
+from weft.cli.bench.client import StreamedAnswer, Target, open_client
 from weft.cli.bench.measure import Failure, Outcome, Timing
-from weft.cli.bench.workload import Request
+from weft.cli.bench.workload import BenchRequest
 
 PROMPT = list(b"once upon a time")
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -27,10 +27,10 @@ def server() -> Iterator[RunningServer]:
         server.assert_nothing_left()
 
 
-def send(target: Target, *requests: Request, answers: list[Answer] | None = None) -> list[Outcome]:
+def send(target: Target, *requests: BenchRequest, answers: list[StreamedAnswer] | None = None) -> list[Outcome]:
     async def run() -> list[Outcome]:
         async with open_client(target) as client:
-            into = answers or [Answer() for _ in requests]
+            into = answers or [StreamedAnswer() for _ in requests]
             sent = (client.send(request, 0.0, answer) for request, answer in zip(requests, into, strict=True))
             return list(await asyncio.gather(*sent))
 
@@ -38,8 +38,8 @@ def send(target: Target, *requests: Request, answers: list[Answer] | None = None
 
 
 def test_tokens_are_the_servers_and_every_event_is_noted(server: RunningServer) -> None:
-    answer = Answer()
-    [timing] = send(Target(server.url), Request(PROMPT, 6, {"return_token_ids": True}), answers=[answer])
+    answer = StreamedAnswer()
+    [timing] = send(Target(server.url), BenchRequest(PROMPT, 6, {"return_token_ids": True}), answers=[answer])
     assert isinstance(timing, Timing)
     assert (timing.num_prompt_tokens, timing.num_output_tokens, timing.num_cached_tokens) == (16, 6, 0)
     assert len(timing.came_s) == len(answer.token_ids) == 6
@@ -47,16 +47,16 @@ def test_tokens_are_the_servers_and_every_event_is_noted(server: RunningServer) 
 
 
 def test_many_at_once_are_all_accounted_for(server: RunningServer) -> None:
-    requests = [Request([*PROMPT, number], 1 + number % 5) for number in range(40)]
+    requests = [BenchRequest([*PROMPT, number], 1 + number % 5) for number in range(40)]
     outcomes = send(Target(server.url + "/v1/", MODEL), *requests)
     assert [outcome.num_output_tokens for outcome in outcomes] == [request.output_len for request in requests]
 
 
 def test_chats(server: RunningServer) -> None:
-    answer = Answer()
+    answer = StreamedAnswer()
     target = Target(server.url, endpoint="chat")
     messages = [{"role": "user", "content": "hello"}]
-    one, two = send(target, Request("hello", 3), Request(messages, 3), answers=[answer, Answer()])
+    one, two = send(target, BenchRequest("hello", 3), BenchRequest(messages, 3), answers=[answer, StreamedAnswer()])
     assert isinstance(one, Timing)
     assert isinstance(two, Timing)
     assert one.num_prompt_tokens == two.num_prompt_tokens > 0
@@ -65,18 +65,20 @@ def test_chats(server: RunningServer) -> None:
 
 
 def test_answers_may_be_shorter_where_that_is_asked_for(server: RunningServer) -> None:
-    [outcome] = send(Target(server.url, ignore_eos=False), Request(PROMPT, 5))
+    [outcome] = send(Target(server.url, ignore_eos=False), BenchRequest(PROMPT, 5))
     assert isinstance(outcome, Timing)
     assert 1 <= outcome.num_output_tokens <= 5
 
 
 def test_refusals_are_of_a_kind(server: RunningServer) -> None:
-    wrong, missing = send(Target(server.url, "nobody"), Request(PROMPT, 2), Request(PROMPT, 2, {"temprature": 1}))
+    wrong, missing = send(
+        Target(server.url, "nobody"), BenchRequest(PROMPT, 2), BenchRequest(PROMPT, 2, {"temprature": 1})
+    )
     assert (wrong.kind, missing.kind) == ("http_404", "http_400")
     assert "temprature" in missing.message
     with running(api_keys=["secret"]) as locked:
-        assert [outcome.kind for outcome in send(Target(locked.url, MODEL), Request(PROMPT, 2))] == ["http_401"]
-        [answered] = send(Target(locked.url, api_key="secret"), Request(PROMPT, 2))
+        assert [outcome.kind for outcome in send(Target(locked.url, MODEL), BenchRequest(PROMPT, 2))] == ["http_401"]
+        [answered] = send(Target(locked.url, api_key="secret"), BenchRequest(PROMPT, 2))
         assert isinstance(answered, Timing)
 
 
@@ -127,7 +129,7 @@ DONE = b"data: [DONE]\n\n"
 
 def test_a_plain_server() -> None:
     with saying(events(TOKEN, TOKEN, USAGE) + b": a comment\n\n" + DONE) as url:
-        [outcome] = send(Target(url, "m"), Request(PROMPT, 2))
+        [outcome] = send(Target(url, "m"), BenchRequest(PROMPT, 2))
     assert isinstance(outcome, Timing)
     assert (len(outcome.came_s), outcome.num_output_tokens, outcome.num_cached_tokens) == (2, 2, None)
 
@@ -150,7 +152,7 @@ def test_a_plain_server() -> None:
 )
 def test_what_goes_wrong_is_a_failure_of_a_kind(said: bytes, kind: str) -> None:
     with saying(said) as url:
-        [outcome] = send(Target(url, "m"), Request(PROMPT, 2))
+        [outcome] = send(Target(url, "m"), BenchRequest(PROMPT, 2))
     assert isinstance(outcome, Failure)
     assert outcome.kind == kind
     assert outcome.message
@@ -159,14 +161,14 @@ def test_what_goes_wrong_is_a_failure_of_a_kind(said: bytes, kind: str) -> None:
 def test_a_role_alone_is_no_token_of_a_chat() -> None:
     chat = [{"role": "assistant", "content": ""}, {"content": "a"}, {"tool_calls": [{"index": 0}]}, {}]
     with saying(events(*({"choices": [{"index": 0, "delta": delta}]} for delta in chat), USAGE) + DONE) as url:
-        [outcome] = send(Target(url, "m", endpoint="chat"), Request("hello", 2))
+        [outcome] = send(Target(url, "m", endpoint="chat"), BenchRequest("hello", 2))
     assert isinstance(outcome, Timing)
     assert len(outcome.came_s) == 2
 
 
 def test_a_server_that_does_not_come_to_an_end_times_out() -> None:
     with saying(events(TOKEN), hang=True) as url:
-        [outcome] = send(Target(url, "m", timeout_s=0.05), Request(PROMPT, 2))
+        [outcome] = send(Target(url, "m", timeout_s=0.05), BenchRequest(PROMPT, 2))
     assert isinstance(outcome, Failure)
     assert outcome.kind == "timeout"
 
@@ -174,8 +176,8 @@ def test_a_server_that_does_not_come_to_an_end_times_out() -> None:
 def test_nobody_there() -> None:
     with saying(b"") as url:
         pass
-    [outcome] = send(Target(url, "m"), Request(PROMPT, 2))
+    [outcome] = send(Target(url, "m"), BenchRequest(PROMPT, 2))
     assert isinstance(outcome, Failure)
     assert outcome.kind == "connect"
     with pytest.raises(WeftError, match="--model"):
-        send(Target(url), Request(PROMPT, 2))
+        send(Target(url), BenchRequest(PROMPT, 2))

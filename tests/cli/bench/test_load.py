@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from weft.cli.bench.client import Answer
+from weft.cli.bench.client import StreamedAnswer
 from weft.cli.bench.conversation import Script, Turn, hold
 from weft.cli.bench.load import closed_loop, is_closed, offer
 from weft.cli.bench.measure import Failure, Outcome, Timing
-from weft.cli.bench.workload import Request
+from weft.cli.bench.workload import BenchRequest
 
 T = TypeVar("T")
 TURNS = 20
@@ -55,12 +55,12 @@ class ManualClock:
 class FakeServer:
     """Answers each request after `takes` seconds; notes what came when, and the most at once."""
 
-    def __init__(self, clock: ManualClock, takes: Callable[[Request], float]):
+    def __init__(self, clock: ManualClock, takes: Callable[[BenchRequest], float]):
         self._clock, self._takes = clock, takes
         self.came: list[tuple[float, Any]] = []
         self.num_now = self.most = 0
 
-    async def send(self, request: Request, due_s: float, answer: Answer | None = None) -> Outcome:
+    async def send(self, request: BenchRequest, due_s: float, answer: StreamedAnswer | None = None) -> Outcome:
         sent = self._clock.now()
         self.came.append((sent - 100, request.prompt))
         self.num_now += 1
@@ -75,8 +75,8 @@ class FakeServer:
         return Timing(due_s, sent, [self._clock.now()], request.output_len, len(request.prompt), 0)
 
 
-def requests(count: int, **fields: Any) -> list[Request]:
-    return [Request([index], 1, fields) for index in range(count)]
+def requests(count: int, **fields: Any) -> list[BenchRequest]:
+    return [BenchRequest([index], 1, fields) for index in range(count)]
 
 
 def test_requests_are_sent_when_they_are_due_whether_or_not_the_server_keeps_up():
@@ -119,7 +119,7 @@ def test_a_closed_loop_of_more_than_there_is():
 def test_every_request_is_accounted_for_in_its_place(closed: bool):
     clock = ManualClock()
     server = FakeServer(clock, lambda request: float(7 - request.prompt[0]))
-    work = [Request([index], 1, {"fail": index % 3 == 0}) for index in range(7)]
+    work = [BenchRequest([index], 1, {"fail": index % 3 == 0}) for index in range(7)]
     seen: list[Outcome] = []
     if closed:
         outcomes, _ = clock.run(closed_loop(work, server.send, concurrency=3, on_done=seen.append, clock=clock))
@@ -189,7 +189,7 @@ def test_conversations_wait_for_a_place():
 def test_answers_whose_ids_are_not_told_cannot_be_continued():
     clock = ManualClock()
 
-    async def send(request: Request, due_s: float, answer: Answer) -> Outcome:
+    async def send(request: BenchRequest, due_s: float, answer: StreamedAnswer) -> Outcome:
         answer.usage = {"completion_tokens": 1}
         return Timing(due_s, due_s, [due_s + 1], 1)
 

@@ -17,7 +17,7 @@ from weft.cli.bench.conversation import Pauses, Workload, scripts, workload_of
 from weft.cli.bench.lengths import Lengths, fixed, parse_lengths
 from weft.cli.bench.shapes import CONVERSATIONS, SINGLE, single_requests
 from weft.cli.bench.workload import (
-    Request,
+    BenchRequest,
     arrivals,
     parse_rate,
     random_prompts,
@@ -134,7 +134,7 @@ class TestRandom:
 
 
 class TestFiles:
-    def read(self, tmp_path: Path, *rows: object) -> list[Request]:
+    def read(self, tmp_path: Path, *rows: object) -> list[BenchRequest]:
         file = tmp_path / "requests.jsonl"
         file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
         return read_requests(file, fixed(7), seed=0)
@@ -150,9 +150,9 @@ class TestFiles:
             {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": body},
         )
         assert found == [
-            Request("a text", 7),
-            Request([1, 2], 3, {"temperature": 0.5}),
-            Request(chat, 5, {"seed": 3}),
+            BenchRequest("a text", 7),
+            BenchRequest([1, 2], 3, {"temperature": 0.5}),
+            BenchRequest(chat, 5, {"seed": 3}),
         ]
 
     @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""A client that measures: streams answers of any server with OpenAI's API and notes when each event came.
+"""A client that streams answers of any server with OpenAI's API and notes the time of each event.
 
-Numbers of tokens are the server's own (`usage` of the last event), never guesses from texts or events. Every request
-ends as one `Outcome`: what goes wrong is a `Failure` of a kind, nothing is raised.
+Numbers of tokens are those of the server (`usage` of the last event) and are never estimated from texts or events.
+Every request ends as one `Outcome`; an error is a `Failure` of some kind, and is not raised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from weft.abi.errors import WeftError
 from weft.cli.bench.measure import Failure, Outcome, Timing
-from weft.cli.bench.workload import Request
+from weft.cli.bench.workload import BenchRequest
 
 if TYPE_CHECKING:
     import httpx
@@ -28,7 +28,7 @@ _SHOWN_CHARS = 300
 
 
 class Target(NamedTuple):
-    """A server, and how it is asked."""
+    """A server, and how requests to it are made."""
 
     url: str | None
     """None: none yet; one of its own is started."""
@@ -42,8 +42,8 @@ class Target(NamedTuple):
     """Of one request, from its first byte to its last."""
 
 
-class Answer:
-    """What one request brought, as its events come."""
+class StreamedAnswer:
+    """The events of one request so far."""
 
     def __init__(self) -> None:
         self.came_s: list[float] = []
@@ -54,7 +54,7 @@ class Answer:
 
 
 @asynccontextmanager
-async def open_client(target: Target) -> AsyncIterator[Client]:
+async def open_client(target: Target) -> AsyncIterator[LoadClient]:
     """A client of a server. Raises `WeftError` where no model is named and the server does not list any."""
     import httpx
 
@@ -63,10 +63,10 @@ async def open_client(target: Target) -> AsyncIterator[Client]:
     base = (target.url or "").rstrip("/").removesuffix("/v1")
     # A request has one time limit as a whole, set where it is sent; httpx's are of single reads.
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits) as http:  # noqa: S113
-        yield Client(http, target, target.model or await _first_model(http, target.timeout_s))
+        yield LoadClient(http, target, target.model or await _first_model(http, target.timeout_s))
 
 
-class Client:
+class LoadClient:
     """Sends requests to one model of one server."""
 
     def __init__(self, http: httpx.AsyncClient, target: Target, model: str):
@@ -75,11 +75,11 @@ class Client:
         self._path = PATHS[target.endpoint]
         self.model = model
 
-    async def send(self, request: Request, due_s: float, answer: Answer | None = None) -> Outcome:
-        """Stream the answer to its end. `answer` is filled with what comes, for who continues it."""
+    async def send(self, request: BenchRequest, due_s: float, answer: StreamedAnswer | None = None) -> Outcome:
+        """Stream the answer to its end. `answer` collects the text and ids, for a caller that continues them."""
         import httpx
 
-        answer = answer or Answer()
+        answer = answer or StreamedAnswer()
         sent_s = time.perf_counter()
         try:
             async with asyncio.timeout(self._target.timeout_s):
@@ -94,7 +94,7 @@ class Client:
             return Failure("disconnected", f"{type(error).__name__}: {error}")
         return self._outcome(request, answer, due_s, sent_s)
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: BenchRequest) -> dict[str, Any]:
         prompt: dict[str, Any] = {"prompt": request.prompt}
         if self._target.endpoint == "chat":
             content = request.prompt
@@ -110,7 +110,7 @@ class Client:
             "stream_options": {"include_usage": True},
         }
 
-    async def _stream(self, body: dict[str, Any], answer: Answer) -> None:
+    async def _stream(self, body: dict[str, Any], answer: StreamedAnswer) -> None:
         content = msgspec.json.encode(body)
         headers = {"content-type": "application/json"}
         async with self._http.stream("POST", self._path, content=content, headers=headers) as response:
@@ -126,7 +126,7 @@ class Client:
             if not ended:
                 raise _Failed("disconnected", "the stream ended without [DONE]")
 
-    def _outcome(self, request: Request, answer: Answer, due_s: float, sent_s: float) -> Outcome:
+    def _outcome(self, request: BenchRequest, answer: StreamedAnswer, due_s: float, sent_s: float) -> Outcome:
         if answer.usage is None:
             return Failure("no_usage", "the stream told no usage, and tokens are not guessed from its events")
         try:
@@ -146,7 +146,7 @@ class _Failed(Exception):
         self.kind, self.message = kind, message
 
 
-def _take(data: bytes, answer: Answer) -> None:
+def _take(data: bytes, answer: StreamedAnswer) -> None:
     """Note what an event brings; its moment only if it brings a part of the answer."""
     came_s = time.perf_counter()
     try:

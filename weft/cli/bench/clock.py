@@ -1,4 +1,4 @@
-"""Time for what sends load: the machine's, or a test's."""
+"""The clock by which load is sent: that of the machine, or of a test; and a watch of the event loop."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import time
 from typing import Protocol
 
 
-class Clock(Protocol):
-    """Seconds from any origin."""
+class LoadClock(Protocol):
+    """A clock that can be waited on. Its seconds count from any origin."""
 
     def now(self) -> float:
-        """The moment."""
+        """Return the present moment in seconds."""
         ...
 
     async def until(self, moment: float) -> None:
-        """Return at this moment, at once where it has passed."""
+        """Return at this moment, or at once if it has passed."""
         ...
 
 
 class MachineClock:
-    """`time.perf_counter`, which the times of measured events are of, too."""
+    """The clock of the machine, `time.perf_counter`, which measured events are timed by too."""
 
     def now(self) -> float:
-        """The moment."""
+        """Return the present moment in seconds."""
         return time.perf_counter()
 
     async def until(self, moment: float) -> None:
-        """Sleep; what is due by now does not yield to other tasks."""
+        """Sleep until this moment; if it has passed, return without yielding to other tasks."""
         if (left := moment - time.perf_counter()) > 0:
             await asyncio.sleep(left)
 
 
 class LoopWatch:
-    """How late this event loop wakes, and how busy its process is: whether a client's own figures can be believed.
+    """Measures how late this event loop wakes and how busy its process is, which limits how far its figures are right.
 
     A context manager. Inside, a task wakes every `PERIOD_S` and notes how much later than that it is.
     """

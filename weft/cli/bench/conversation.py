@@ -1,4 +1,4 @@
-"""Conversations of several turns: who says how much when, and the loop that holds them against a server.
+"""Conversations of several turns: lengths and pauses of each turn, and the loop that sends them to a server.
 
 Every turn sends the whole history, as clients of OpenAI's API do: as token ids, answers included exactly, or as
 messages with the answers' texts. A turn is due when the pause after the answer before it is over.
@@ -11,19 +11,19 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from weft.cli.bench.client import Answer
-from weft.cli.bench.clock import Clock, MachineClock
+from weft.cli.bench.client import StreamedAnswer
+from weft.cli.bench.clock import LoadClock, MachineClock
 from weft.cli.bench.lengths import Lengths
 from weft.cli.bench.measure import Failure, Outcome
 from weft.cli.bench.shapes import Conversations
-from weft.cli.bench.workload import Message, Prompt, Request, filler
+from weft.cli.bench.workload import BenchRequest, Message, Prompt, filler
 
-SendTurn = Callable[[Request, float, Answer], Awaitable[Outcome]]
+SendTurn = Callable[[BenchRequest, float, StreamedAnswer], Awaitable[Outcome]]
 """Sends a request that is due at a moment, and fills in what came. Does not raise."""
 
 
 class Turn(NamedTuple):
-    """What one side says before an answer."""
+    """The new part of a prompt, and the answer that it asks for."""
 
     pause_s: float
     """After the answer before it; 0 for the first."""
@@ -47,13 +47,13 @@ class Pauses(NamedTuple):
     tool_share: float
 
     def draw(self, source: random.Random) -> float:
-        """One pause."""
+        """Draw the seconds of one pause from `source`."""
         mean = self.tool_s if source.random() < self.tool_share else self.think_s
         return source.expovariate(1 / mean) if mean > 0 else 0.0
 
 
 class Workload(NamedTuple):
-    """What conversations are drawn from."""
+    """Distributions of the turns, lengths and pauses of conversations."""
 
     turns: Lengths
     system_len: int
@@ -66,7 +66,7 @@ class Workload(NamedTuple):
 
 
 def workload_of(shape: Conversations, scale: float, time_scale: float) -> Workload:
-    """A published shape, its lengths and its pauses multiplied."""
+    """Make a workload of a published shape, its lengths times `scale` and its pauses times `time_scale`."""
     mean, deviation = shape.pause_s
 
     def pause(source: random.Random) -> float:
@@ -77,7 +77,7 @@ def workload_of(shape: Conversations, scale: float, time_scale: float) -> Worklo
 
 
 def scripts(workload: Workload, seed: int, count: int, as_text: bool) -> list[Script]:
-    """The conversations of a run."""
+    """Draw `count` conversations; the same seed gives the same ones."""
     draw = random.Random(f"conversations {seed}")
     system = filler(draw, workload.system_len, as_text)
     return [Script(system, list(_turns(workload, draw, as_text))) for _ in range(count)]
@@ -90,8 +90,8 @@ def _turns(workload: Workload, draw: random.Random, as_text: bool) -> Iterator[T
         yield Turn(pause, filler(draw, lengths.draw(draw), as_text), workload.outputs.draw(draw))
 
 
-class History:
-    """What has been said, as the next request sends it."""
+class ConversationHistory:
+    """The messages or token ids of a conversation so far, as the next request sends them."""
 
     def __init__(self, system: list[int] | str):
         self._ids: list[int] = [] if isinstance(system, str) else list(system)
@@ -101,15 +101,15 @@ class History:
         self._as_text = isinstance(system, str)
 
     def hear(self, said: list[int] | str) -> Prompt:
-        """Add a turn; the prompt that asks for an answer to it."""
+        """Add the user's part of a turn and return the whole prompt."""
         if isinstance(said, str):
             self._messages.append({"role": "user", "content": said})
             return list(self._messages)
         self._ids += said
         return list(self._ids)
 
-    def answer(self, answer: Answer) -> Failure | None:
-        """Add what was answered. A failure where a server tells no ids, for the history would not be what was said."""
+    def answer(self, answer: StreamedAnswer) -> Failure | None:
+        """Add an answer. Returns a failure if the server sent no token ids, as the history would then be incomplete."""
         if self._as_text:
             self._messages.append({"role": "assistant", "content": "".join(answer.text)})
             return None
@@ -127,7 +127,7 @@ async def hold(
     fields: dict[str, Any],
     max_concurrency: int | None = None,
     on_done: Callable[[Outcome], None] = lambda outcome: None,
-    clock: Clock | None = None,
+    clock: LoadClock | None = None,
 ) -> tuple[list[list[Outcome]], float]:
     """Hold conversations that begin at the seconds of `schedule`; outcomes by conversation and turn, and seconds.
 
@@ -141,13 +141,13 @@ async def hold(
     async def one(script: Script, due: float) -> list[Outcome]:
         async with slots:
             outcomes: list[Outcome] = []
-            history = History(script.system)
+            history = ConversationHistory(script.system)
             for turn in script.turns:
                 if outcomes:
                     due = clock.now() + turn.pause_s
                     await clock.until(due)
-                answer = Answer()
-                outcome = await send(Request(history.hear(turn.said), turn.output_len, fields), due, answer)
+                answer = StreamedAnswer()
+                outcome = await send(BenchRequest(history.hear(turn.said), turn.output_len, fields), due, answer)
                 last = len(outcomes) + 1 == len(script.turns)
                 if not isinstance(outcome, Failure) and not last:
                     outcome = history.answer(answer) or outcome

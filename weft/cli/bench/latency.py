@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.bench.commands import (
+from weft.cli.bench.flags import (
     InputLen,
     JsonFile,
     OutputLen,
@@ -39,7 +39,7 @@ EXAMPLES = """Examples:
 
 
 def register(group: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `latency` to the application."""
     group.command("latency", epilog=EXAMPLES)(latency)
 
 

@@ -19,7 +19,7 @@ class Lengths(NamedTuple):
     second: float = 0.0
 
     def draw(self, source: random.Random) -> int:
-        """One length."""
+        """Draw one length in tokens from `source`."""
         if self.kind == "uniform":
             value = source.uniform(self.first, self.second)
         elif self.kind == "normal":
@@ -32,7 +32,7 @@ class Lengths(NamedTuple):
         return max(1, round(value))
 
     def scaled(self, factor: float) -> Lengths:
-        """The same distribution of lengths that many times as long."""
+        """Return the same distribution with all lengths times `factor`."""
         return Lengths(self.kind, self.first * factor, self.second * factor)
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Lengths(NamedTuple):
 
 
 def fixed(length: float) -> Lengths:
-    """Always this."""
+    """Return the distribution that always gives `length`."""
     return Lengths("fixed", length)
 
 

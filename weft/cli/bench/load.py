@@ -1,6 +1,6 @@
-"""Offers requests to a server at the moments of a schedule, whether or not it keeps up, and accounts for every one.
+"""Sends requests to a server at the times of a schedule, even if it falls behind, and returns an outcome for each.
 
-It knows nothing of HTTP: `send` is given, and answers for one request. Latency counts from when a request is *due*, not
+HTTP is behind `send`, which the caller gives. Latency counts from when a request is *due*, not
 from when it could be sent; a server that falls behind therefore shows in the latencies and cannot slow the arrivals
 down (Tene's "coordinated omission").
 """
@@ -11,22 +11,22 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from weft.cli.bench.clock import Clock, MachineClock
+from weft.cli.bench.clock import LoadClock, MachineClock
 from weft.cli.bench.measure import Outcome
-from weft.cli.bench.workload import Request
+from weft.cli.bench.workload import BenchRequest
 
-Send = Callable[[Request, float], Awaitable[Outcome]]
+Send = Callable[[BenchRequest, float], Awaitable[Outcome]]
 """Sends a request that is due at this moment of the clock. Does not raise."""
 
 
 async def offer(
-    requests: Sequence[Request],
+    requests: Sequence[BenchRequest],
     schedule: Iterable[float],
     send: Send,
     *,
     max_concurrency: int | None = None,
     on_done: Callable[[Outcome], None] = lambda outcome: None,
-    clock: Clock | None = None,
+    clock: LoadClock | None = None,
 ) -> tuple[list[Outcome], float]:
     """Send each request at its second of `schedule`; outcomes in the order of `requests`, and the seconds it all took.
 
@@ -37,7 +37,7 @@ async def offer(
     slots = asyncio.Semaphore(max_concurrency or max(1, len(requests)))
     began = clock.now()
 
-    async def one(request: Request, due: float) -> Outcome:
+    async def one(request: BenchRequest, due: float) -> Outcome:
         async with slots:
             outcome = await send(request, due)
         on_done(outcome)
@@ -52,12 +52,12 @@ async def offer(
 
 
 async def closed_loop(
-    requests: Sequence[Request],
+    requests: Sequence[BenchRequest],
     send: Send,
     *,
     concurrency: int,
     on_done: Callable[[Outcome], None] = lambda outcome: None,
-    clock: Clock | None = None,
+    clock: LoadClock | None = None,
 ) -> tuple[list[Outcome], float]:
     """Keep `concurrency` requests under way until all are done. A request is due when one before it has ended.
 

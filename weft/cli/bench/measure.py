@@ -177,11 +177,28 @@ def doubts(figures: Mapping[str, float]) -> list[str]:
 
 
 class Spread(NamedTuple):
-    """A figure over several runs."""
+    """A figure over several runs: its median, the least and the greatest."""
 
     median: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    def text(self, digits: int) -> str:
+        """The median in eight columns and the extremes, with so many digits after the point."""
+        return f"{self.median:8.{digits}f}  ({self.low:.{digits}f} to {self.high:.{digits}f})"
+
+
+def pair_ratios(others: Sequence[float], ours: Sequence[float]) -> list[float]:
+    """The ratio of each run of `others` to its neighbour of `ours`; above 1 where `ours` took less time.
+
+    Runs alternate, so a machine whose speed drifts slows both of a pair. Raises `ValueError` for unequal numbers.
+    """
+    return [other / mine for other, mine in zip(others, ours, strict=True)]
 
 
 def over_runs(runs: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
@@ -190,7 +207,7 @@ def over_runs(runs: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
     for run in runs:
         for name, value in run.items():
             values.setdefault(name, []).append(value)
-    return {name: Spread(statistics.median(found), min(found), max(found)) for name, found in values.items()}
+    return {name: Spread.of(found) for name, found in values.items()}
 
 
 def _at(ordered: Sequence[float], percent: float) -> float:

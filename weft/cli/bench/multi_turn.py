@@ -1,4 +1,4 @@
-"""`weft bench multi-turn`: conversations that go on, with pauses: what a server keeps of a growing history."""
+"""`weft bench multi-turn`: measures conversations with pauses, and how much KV of their history a server keeps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from weft.abi.errors import WeftError
-from weft.cli.bench.client import Client, Target, open_client
+from weft.cli.bench.client import LoadClient, Target, open_client
 from weft.cli.bench.clock import LoopWatch
-from weft.cli.bench.commands import (
+from weft.cli.bench.conversation import Pauses, Workload, hold, scripts, workload_of
+from weft.cli.bench.flags import (
     DEFAULT_TIMEOUT_S,
     LOAD_PANEL,
     ApiKey,
@@ -34,7 +35,6 @@ from weft.cli.bench.commands import (
     read_extra_body,
     read_slo,
 )
-from weft.cli.bench.conversation import Pauses, Workload, hold, scripts, workload_of
 from weft.cli.bench.lengths import KINDS, Lengths, fixed, parse_lengths
 from weft.cli.bench.measure import Outcome, Targets, Timing
 from weft.cli.bench.report import report
@@ -61,7 +61,7 @@ EXAMPLES = """Examples:
 
 
 def register(group: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `multi-turn` to the application."""
     group.command("multi-turn", epilog=EXAMPLES)(multi_turn)
 
 
@@ -174,7 +174,7 @@ def multi_turn(
         described = {"shape": shape, "scale": scale, "time scale": time_scale}
     else:
         raise typer.BadParameter(f"--shape {shape}: there are {', '.join(CONVERSATIONS)}")
-    plan = Plan(
+    plan = MultiTurnPlan(
         workload,
         num_conversations,
         parsed(parse_rate)(request_rate),
@@ -209,8 +209,8 @@ def multi_turn(
     )
 
 
-class Plan(NamedTuple):
-    """What is measured."""
+class MultiTurnPlan(NamedTuple):
+    """What `weft bench multi-turn` measures: conversations, their rate of arrival, targets, and runs."""
 
     workload: Workload
     num_conversations: int
@@ -234,7 +234,7 @@ def _described(workload: Workload, pauses: Pauses) -> dict[str, Any]:
     }
 
 
-async def _measure(target: Target, plan: Plan) -> tuple[Results, str]:
+async def _measure(target: Target, plan: MultiTurnPlan) -> tuple[Results, str]:
     results = Results(plan.targets)
     async with open_client(target) as client:
         await _warm_up(client, plan)
@@ -246,14 +246,14 @@ async def _measure(target: Target, plan: Plan) -> tuple[Results, str]:
     return results, client.model
 
 
-async def _warm_up(client: Client, plan: Plan) -> None:
+async def _warm_up(client: LoadClient, plan: MultiTurnPlan) -> None:
     short = plan.workload._replace(turns=fixed(1), system_len=0)
     [[first]], _ = await hold(scripts(short, plan.seed - 1, 1, plan.as_text), [0.0], client.send, fields=plan.fields)
     if not isinstance(first, Timing):
         raise WeftError(f"a request before the first run failed ({first.kind}): {first.message}")
 
 
-async def _run(client: Client, plan: Plan, seed: int) -> tuple[list[list[Outcome]], float, LoopWatch]:
+async def _run(client: LoadClient, plan: MultiTurnPlan, seed: int) -> tuple[list[list[Outcome]], float, LoopWatch]:
     held = scripts(plan.workload, seed, plan.num_conversations, plan.as_text)
     with progress("turns", sum(len(script.turns) for script in held)) as advance:
         async with LoopWatch() as watch:
@@ -269,7 +269,7 @@ async def _run(client: Client, plan: Plan, seed: int) -> tuple[list[list[Outcome
 
 
 def by_turn(conversations: list[list[Outcome]]) -> dict[str, list[Outcome]]:
-    """Outcomes of the first turns, the second ones and so on; those after `SHOWN_TURNS` together."""
+    """Group outcomes by the number of their turn; turns after `SHOWN_TURNS` form one group."""
     groups: dict[str, list[Outcome]] = {}
     for turns in conversations:
         for number, outcome in enumerate(turns, 1):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from weft.cli.bench.measure import Spread, over_runs
-from weft.cli.files import write_file
+from weft.cli.bench.record import command_line, surroundings, write_record
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,12 +40,9 @@ def report(
     in one more table, these figures as its columns. `notes` are what a reader must know to believe the figures; they go
     to standard error and into the file.
     """
-    from weft.cli import probe
-    from weft.cli.version import versions
-
     summaries = {title: over_runs(runs) for title, runs in groups.items()}
-    where = probe.machine()
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    around = surroundings()
+    where = around["machine"]
     typer.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in subject.items()))
     typer.echo(f"on {where['cpu']}, {where['usable_cores']} cores, GPUs: {', '.join(where['gpus']) or 'none'}")
     for title, summary in summaries.items():
@@ -61,17 +55,16 @@ def report(
     if file is not None:
         content = {
             "benchmark": name,
-            "command": command,
+            "command": command_line(),
             "subject": dict(subject),
-            "machine": where,
-            "versions": versions(),
+            **around,
             "notes": list(notes),
             "summary": {
                 title: {key: one._asdict() for key, one in found.items()} for title, found in summaries.items()
             },
             "runs": {title: [dict(run) for run in runs] for title, runs in groups.items()},
         }
-        write_file(file, json.dumps(content, indent=2) + "\n")
+        write_record(file, content)
 
 
 def _print_group(title: str, summary: Mapping[str, Spread], num_runs: int) -> None:

@@ -1,4 +1,4 @@
-"""The runs of a load benchmark as they come in, and what a reader must know to believe them."""
+"""Collects the runs of a load benchmark, and notes that limit how far their figures can be trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Results:
         self._failures: dict[str, str] = {}
 
     def add(self, group: str, outcomes: Sequence[Outcome], elapsed_s: float, watch: LoopWatch) -> None:
-        """A run, with what the client's own loop was like meanwhile. Raises `WeftError` where nothing succeeded."""
+        """Add a run and the lag of the client's event loop. Raises `WeftError` if every request failed."""
         failures = {outcome.kind: outcome.message for outcome in outcomes if isinstance(outcome, Failure)}
         self._failures = failures | self._failures
         if not any(isinstance(outcome, Timing) for outcome in outcomes):
@@ -29,11 +29,11 @@ class Results:
         self.groups.setdefault(group, []).append(figures | {"client_busy_share": watch.busy_share})
 
     def add_part(self, group: str, outcomes: Sequence[Outcome], elapsed_s: float) -> None:
-        """Some requests of a run that is added as a whole, too."""
+        """Add figures of some requests of a run, which `add` takes as a whole."""
         self.groups.setdefault(group, []).append(load_figures(outcomes, elapsed_s, self._targets))
 
     def notes(self) -> list[str]:
-        """Failures, and reasons to doubt the client."""
+        """Return one line for each kind of failure, and for each reason to doubt the client's figures."""
         notes = [f"requests failed ({kind}), such as: {message}" for kind, message in self._failures.items()]
         for group, runs in self.groups.items():
             medians = {name: spread.median for name, spread in over_runs(runs).items()}

@@ -1,4 +1,4 @@
-"""`weft bench serve`: a server under load, over HTTP as its clients see it."""
+"""`weft bench serve`: measures a server under load over HTTP, from the side of its clients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from weft.abi.errors import WeftError
-from weft.cli.bench.client import Client, Endpoint, Target, open_client
+from weft.cli.bench.client import Endpoint, LoadClient, Target, open_client
 from weft.cli.bench.clock import LoopWatch
-from weft.cli.bench.commands import (
+from weft.cli.bench.flags import (
     DEFAULT_TIMEOUT_S,
     LOAD_PANEL,
     ApiKey,
@@ -45,7 +45,7 @@ from weft.cli.bench.measure import Failure, Outcome, Targets
 from weft.cli.bench.report import report
 from weft.cli.bench.results import Results
 from weft.cli.bench.shapes import SINGLE, single_requests
-from weft.cli.bench.workload import Request, arrivals, check_prefix, parse_rate, random_requests, read_requests
+from weft.cli.bench.workload import BenchRequest, arrivals, check_prefix, parse_rate, random_requests, read_requests
 from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.settings import Settings
 
@@ -74,7 +74,7 @@ EXAMPLES = """Examples:
 
 
 def register(group: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `serve` to the application."""
     group.command("serve", epilog=EXAMPLES)(serve)
 
 
@@ -143,10 +143,10 @@ def serve(
     """
     lengths = RandomLengths(input_len, output_len, shared_prefix_len)
     extra = read_extra_body(extra_body) | text_of_random_weights(random_weights)
-    source = Source(dataset, lengths, scale, num_prompts, endpoint, extra)
+    source = RequestSource(dataset, lengths, scale, num_prompts, endpoint, extra)
     source.check()
     rates = [parsed(parse_rate)(text) for text in request_rate or ["inf"]]
-    plan = Plan(source, rates, max_concurrency, read_slo(slo), warmup, runs, seed)
+    plan = ServePlan(source, rates, max_concurrency, read_slo(slo), warmup, runs, seed)
     asked = Target(base_url, model_name or model, api_key, endpoint, ignore_eos, timeout)
     with measured_server(settings, asked, random_weights) as target:
         results, name = asyncio.run(_measure(target, plan))
@@ -166,15 +166,15 @@ def serve(
 
 
 class RandomLengths(NamedTuple):
-    """Requests of random lengths."""
+    """Distributions of prompt and answer lengths, and the length of the prefix that all prompts share."""
 
     inputs: Lengths
     outputs: Lengths
     shared_prefix: int
 
 
-class Source(NamedTuple):
-    """Where the requests of a run come from."""
+class RequestSource(NamedTuple):
+    """The dataset that the requests of a run are taken from."""
 
     dataset: str
     lengths: RandomLengths
@@ -185,16 +185,16 @@ class Source(NamedTuple):
 
     @property
     def file(self) -> Path | None:
-        """The file, where it is one."""
+        """Path of the dataset if it is a file, else None."""
         return None if self.dataset == "random" or self.dataset in SINGLE else Path(self.dataset)
 
     @property
     def num_requests(self) -> int:
-        """Requests of a run that is not a file's."""
+        """Number of requests in a run, unless the dataset is a file."""
         return self.num_prompts or NUM_PROMPTS
 
     def check(self) -> None:
-        """Before a server is started for nothing. Raises `typer.BadParameter` or `WeftError`."""
+        """Check the dataset before a server is started. Raises `typer.BadParameter` or `WeftError`."""
         if self.file is not None and not self.file.is_file():
             known = ", ".join(SINGLE)
             raise typer.BadParameter(f"--dataset {self.dataset} is neither a file nor random, nor one of {known}")
@@ -204,8 +204,8 @@ class Source(NamedTuple):
             check_prefix(self.lengths.inputs, self.lengths.shared_prefix)
         self.requests(0)
 
-    def requests(self, seed: int) -> list[Request]:
-        """Those of a run; other seeds, other prompts, but for a file."""
+    def requests(self, seed: int) -> list[BenchRequest]:
+        """Return the requests of a run. Another seed gives other prompts, except from a file. Raises `WeftError`."""
         as_text = self.endpoint == "chat"
         if self.file is not None:
             requests = read_requests(self.file, self.lengths.outputs, seed)
@@ -231,17 +231,17 @@ class Source(NamedTuple):
         return [dataclasses.replace(request, fields=self.extra | request.fields) for request in requests]
 
     def describe(self) -> dict[str, Any]:
-        """For the report."""
+        """Return what the report names of the dataset."""
         if self.dataset != "random":
             return {"dataset": self.dataset, **({} if self.file else {"scale": self.scale})}
         inputs, outputs, shared_prefix = self.lengths
         return {"input": str(inputs), "shared prefix": shared_prefix, "output": str(outputs)}
 
 
-class Plan(NamedTuple):
-    """What is measured."""
+class ServePlan(NamedTuple):
+    """What `weft bench serve` measures: the requests, the rates in turn, targets, warm-up requests, runs per rate."""
 
-    source: Source
+    source: RequestSource
     rates: list[float]
     max_concurrency: int | None
     targets: Targets
@@ -250,7 +250,7 @@ class Plan(NamedTuple):
     seed: int
 
 
-async def _measure(target: Target, plan: Plan) -> tuple[Results, str]:
+async def _measure(target: Target, plan: ServePlan) -> tuple[Results, str]:
     results = Results(plan.targets)
     async with open_client(target) as client:
         await _warm_up(client, plan)
@@ -262,14 +262,14 @@ async def _measure(target: Target, plan: Plan) -> tuple[Results, str]:
     return results, client.model
 
 
-async def _warm_up(client: Client, plan: Plan) -> None:
+async def _warm_up(client: LoadClient, plan: ServePlan) -> None:
     requests = plan.source.requests(plan.seed - 1)[: plan.warmup]
     for outcome in await asyncio.gather(*(client.send(request, 0.0) for request in requests)):
         if isinstance(outcome, Failure):
             raise WeftError(f"a request before the first run failed ({outcome.kind}): {outcome.message}")
 
 
-async def _run(client: Client, plan: Plan, rate: float, seed: int) -> tuple[list[Outcome], float, LoopWatch]:
+async def _run(client: LoadClient, plan: ServePlan, rate: float, seed: int) -> tuple[list[Outcome], float, LoopWatch]:
     requests = plan.source.requests(seed)
     with progress(f"rate {rate:g}", len(requests)) as advance:
         async with LoopWatch() as watch:

@@ -1,4 +1,4 @@
-"""A server of the benchmark's own: the same `weft serve` that users start, in a process of its own."""
+"""A `weft serve` process that a benchmark starts for itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STOP_S = 60
 
 @contextlib.contextmanager
 def own_server(settings: Settings) -> Iterator[str]:
-    """Start a server with these engine settings; its URL, once it is ready. Raises `WeftError` if it ends first."""
+    """Start a server with these engine settings; give its URL once it is ready. Raises `WeftError` if it ends first."""
     port = _free_port()
     source = "the benchmark"
     for key, value in {
@@ -53,7 +53,7 @@ def own_server(settings: Settings) -> Iterator[str]:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    """However long loading takes: a server that cannot load ends."""
+    """Wait without a limit, because a server that cannot load its model ends."""
     import httpx
 
     with httpx.Client(base_url=f"http://{HOST}:{port}") as client:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from weft.cli.bench.lengths import Lengths, fixed
-from weft.cli.bench.workload import Request, filler, joined
+from weft.cli.bench.workload import BenchRequest, filler, joined
 
 
-class App(NamedTuple):
-    """Requests over one prompt that they share."""
+class Application(NamedTuple):
+    """Requests that begin with the same prompt."""
 
     share: float
     """Of all requests."""
@@ -26,10 +26,10 @@ class App(NamedTuple):
 
 
 class Single(NamedTuple):
-    """A mix of applications."""
+    """A mix of applications whose requests do not follow from each other."""
 
     source: str
-    apps: tuple[App, ...]
+    apps: tuple[Application, ...]
 
 
 class Conversations(NamedTuple):
@@ -65,28 +65,28 @@ SINGLE: Mapping[str, Single] = {
     "gpt-apps": Single(
         "four applications of one GPT store (Parrot, OSDI 2024, section 8.3)",
         (
-            App(0.19, fixed(7437), fixed(7), fixed(704)),
-            App(0.40, fixed(1116), fixed(8), fixed(89)),
-            App(0.28, fixed(1694), fixed(4), fixed(631)),
-            App(0.13, fixed(2031), fixed(4), fixed(416)),
+            Application(0.19, fixed(7437), fixed(7), fixed(704)),
+            Application(0.40, fixed(1116), fixed(8), fixed(89)),
+            Application(0.28, fixed(1694), fixed(4), fixed(631)),
+            Application(0.13, fixed(2031), fixed(4), fixed(416)),
         ),
     ),
     "chat-search": Single(
         "a search copilot's system prompt; what users write is taken to be 60 tokens (Parrot, OSDI 2024, section 8.3)",
-        (App(1.0, fixed(6148), Lengths("lognormal", 60, 40), Lengths("uniform", 180, 800)),),
+        (Application(1.0, fixed(6148), Lengths("lognormal", 60, 40), Lengths("uniform", 180, 800)),),
     ),
     "multi-agent-coding": Single(
         "calls of a MetaGPT trace over eight files (Parrot's artefact); those of a round are taken to share "
         f"all of their prompt but {_DIFFER} tokens",
         tuple(
-            App(calls / 57, fixed(prompt - _DIFFER), fixed(_DIFFER), Lengths("normal", mean, deviation))
+            Application(calls / 57, fixed(prompt - _DIFFER), fixed(_DIFFER), Lengths("normal", mean, deviation))
             for calls, prompt, mean, deviation in _CODING_ROUNDS
         ),
     ),
-    "gsm8k": Single("GSM8K as in BatchGen, section 6", (App(1.0, NONE, fixed(512), fixed(256)),)),
-    "chat": Single("chats as in BatchGen, section 6", (App(1.0, NONE, fixed(256), fixed(512)),)),
-    "prefill-heavy": Single("BatchGen, section 6, offline", (App(1.0, NONE, fixed(8192), fixed(2048)),)),
-    "decode-heavy": Single("BatchGen, section 6, offline", (App(1.0, NONE, fixed(2048), fixed(8192)),)),
+    "gsm8k": Single("GSM8K as in BatchGen, section 6", (Application(1.0, NONE, fixed(512), fixed(256)),)),
+    "chat": Single("chats as in BatchGen, section 6", (Application(1.0, NONE, fixed(256), fixed(512)),)),
+    "prefill-heavy": Single("BatchGen, section 6, offline", (Application(1.0, NONE, fixed(8192), fixed(2048)),)),
+    "decode-heavy": Single("BatchGen, section 6, offline", (Application(1.0, NONE, fixed(2048), fixed(8192)),)),
 }
 """By name."""
 
@@ -126,7 +126,7 @@ CONVERSATIONS: Mapping[str, Conversations] = {
 """By name. Turns are one more than calls; `first` is the context that the table has."""
 
 
-def single_requests(shape: Single, seed: int, count: int, scale: float, as_text: bool) -> list[Request]:
+def single_requests(shape: Single, seed: int, count: int, scale: float, as_text: bool) -> list[BenchRequest]:
     """Requests of a shape, `scale` times as long; applications in random order, by their shares."""
     draw = random.Random(f"shape {seed}")
     prefixes = [_filled(draw, app.shared, scale, as_text) for app in shape.apps]
@@ -134,7 +134,7 @@ def single_requests(shape: Single, seed: int, count: int, scale: float, as_text:
     for which in draw.choices(range(len(shape.apps)), [app.share for app in shape.apps], k=count):
         app = shape.apps[which]
         own = filler(draw, app.own.scaled(scale).draw(draw), as_text)
-        requests.append(Request(joined(prefixes[which], own), app.outputs.scaled(scale).draw(draw)))
+        requests.append(BenchRequest(joined(prefixes[which], own), app.outputs.scaled(scale).draw(draw)))
     return requests
 
 

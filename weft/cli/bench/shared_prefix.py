@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from weft.cli.bench.commands import JsonFile, RandomWeights, Runs, Seed, with_model
+from weft.cli.bench.flags import JsonFile, RandomWeights, Runs, Seed, with_model
 from weft.cli.bench.lengths import fixed
 from weft.cli.bench.report import Run, report
 from weft.cli.bench.workload import random_prompts
@@ -30,7 +30,7 @@ EXAMPLES = """Examples:
 
 
 def register(group: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `shared-prefix` to the application."""
     group.command("shared-prefix", epilog=EXAMPLES)(shared_prefix)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from weft.cli.bench.commands import (
+from weft.cli.bench.flags import (
     InputLengths,
     JsonFile,
     OutputLen,
@@ -45,7 +45,7 @@ EXAMPLES = """Examples:
 
 
 def register(group: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `throughput` to the application."""
     group.command("throughput", epilog=EXAMPLES)(throughput)
 
 

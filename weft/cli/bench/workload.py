@@ -1,6 +1,6 @@
-"""What is sent and when: prompts of random tokens or words, arrivals, files of prompts. Pure but for reading a file.
+"""Requests and the times of their arrival: prompts of random tokens or words, Poisson arrivals, files of prompts.
 
-The same seed gives the same requests, whatever is done with them.
+The same seed gives the same requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Prompt = list[int] | str | list[Message]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchRequest:
     """One request to a server."""
 
     prompt: Prompt
@@ -72,7 +72,7 @@ def random_prompts(
 
 
 def check_prefix(lengths: Lengths, shared_prefix: int) -> None:
-    """Raises `typer.BadParameter` for a prefix that is no shorter than prompts usually are."""
+    """Raise `typer.BadParameter` for a prefix that is not shorter than the prompts."""
     if shared_prefix >= lengths.first:
         raise typer.BadParameter(f"--shared-prefix-len {shared_prefix} must be less than --input-len {lengths}")
 
@@ -83,7 +83,7 @@ def _own(lengths: Lengths, shared_prefix: int, source: random.Random) -> int:
 
 def random_requests(
     seed: int, *, count: int, inputs: Lengths, outputs: Lengths, shared_prefix: int = 0, as_text: bool = False
-) -> list[Request]:
+) -> list[BenchRequest]:
     """Requests of random lengths. `inputs` count the shared prefix, after which at least one token differs.
 
     `as_text`: words instead of token ids, so lengths are those of the prompt only nearly.
@@ -93,19 +93,19 @@ def random_requests(
     requests = []
     for _ in range(count):
         own = filler(draw, _own(inputs, shared_prefix, draw), as_text)
-        requests.append(Request(joined(prefix, own), outputs.draw(draw)))
+        requests.append(BenchRequest(joined(prefix, own), outputs.draw(draw)))
     return requests
 
 
 def filler(source: random.Random, length: int, as_text: bool) -> list[int] | str:
-    """So many random tokens, or words."""
+    """Draw `length` random tokens, or words."""
     if as_text:
         return " ".join(source.choices(WORDS, k=length))
     return source.choices(range(FIRST_TOKEN, LAST_TOKEN), k=length)
 
 
 def joined(first: list[int] | str, second: list[int] | str) -> list[int] | str:
-    """One after the other, both of one kind."""
+    """Concatenate two prompts of the same kind."""
     if isinstance(first, str) or isinstance(second, str):
         return f"{first} {second}".strip()
     return first + second
@@ -134,7 +134,7 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def read_requests(file: Path, outputs: Lengths, seed: int) -> list[Request]:
+def read_requests(file: Path, outputs: Lengths, seed: int) -> list[BenchRequest]:
     """A request per line of a JSON lines file, empty lines aside.
 
     A line has `prompt` (a text or token ids) or `messages`; its `max_tokens` (or `max_completion_tokens`) wins over a
@@ -152,7 +152,7 @@ def read_requests(file: Path, outputs: Lengths, seed: int) -> list[Request]:
     return requests
 
 
-def _read_line(file: Path, number: int, line: str, outputs: Lengths, draw: random.Random) -> Request:
+def _read_line(file: Path, number: int, line: str, outputs: Lengths, draw: random.Random) -> BenchRequest:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -166,4 +166,4 @@ def _read_line(file: Path, number: int, line: str, outputs: Lengths, draw: rando
     if isinstance(output_len, bool) or not isinstance(output_len, int) or output_len < 1:
         raise WeftError(f"line {number} of {file} asks for {output_len!r} tokens; max_tokens is a positive number")
     fields = {name: body[name] for name in body if name not in ("model", "stream", "stream_options", "custom_id")}
-    return Request(prompts[0], output_len, fields)
+    return BenchRequest(prompts[0], output_len, fields)

@@ -1,4 +1,4 @@
-"""The group `weft bench`, and what its commands have in common: flags, and the server that is measured."""
+"""Flags that several commands of `weft bench` have, and what the flags mean: a model, a server, targets, fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For typer: what it cannot read is wrong usage, told in the parser's own words."""
+    """Make a parser of flags for typer: a `ValueError` of `parse` becomes an error of usage with its message."""
 
     def read(text: str) -> T:
         try:
@@ -37,7 +37,9 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Measured runs; the median and the extremes are reported.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of prompts and arrivals; run i uses SEED + i.")]
 InputLen = Annotated[int, typer.Option("--input-len", min=1, help="Tokens of each prompt, shared prefix included.")]
-OutputLen = Annotated[int, typer.Option("--output-len", min=1, help="Tokens of each answer, whatever comes.")]
+OutputLen = Annotated[
+    int, typer.Option("--output-len", min=1, help="Tokens of each answer; the end of sequence is ignored.")
+]
 InputLengths = Annotated[
     Lengths,
     typer.Option(
@@ -154,18 +156,8 @@ Slo = Annotated[
 DEFAULT_TIMEOUT_S = TIMEOUT_S
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    from weft.cli.bench import latency, multi_turn, serve, shared_prefix, throughput
-
-    group = typer.Typer(no_args_is_help=True, help="Measure how fast this machine, or a server, runs a model.")
-    for command in (throughput, latency, serve, multi_turn, shared_prefix):
-        command.register(group)
-    app.add_typer(group, name="bench")
-
-
 def with_model(settings: Settings, random_shape: str | None) -> Settings:
-    """The settings, with random weights for the model where they are asked for."""
+    """Return the settings, with a checkpoint of random weights as the model if a shape is given."""
     if random_shape is None:
         return settings
     if "engine.model" in settings.given and settings.given["engine.model"].source == "flag MODEL":
@@ -177,7 +169,7 @@ def with_model(settings: Settings, random_shape: str | None) -> Settings:
 
 
 def engine_subject(settings: Settings) -> dict[str, Any]:
-    """What is said of an engine of one's own where it is not as usual."""
+    """Return the settings of an own engine that a report names because they differ from the defaults."""
     engine = settings.config.engine
     return {
         **({"quantization": engine.quantization} if engine.quantization is not None else {}),
@@ -187,7 +179,7 @@ def engine_subject(settings: Settings) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def measured_server(settings: Settings, asked: Target, random_weights: str | None) -> Iterator[Target]:
-    """The server that is asked for, or one with these settings that lives as long as the context."""
+    """Give the server at `asked.url`, or start one with these settings for the duration of the context."""
     if asked.url is not None:
         if random_weights is not None:
             raise typer.BadParameter("--random-weights is for a server of its own; the one at --base-url has its model")
@@ -203,12 +195,12 @@ def measured_server(settings: Settings, asked: Target, random_weights: str | Non
 
 
 def read_slo(texts: list[str] | None) -> Targets:
-    """The targets of `--slo`."""
+    """Read the values of `--slo`. Raises `typer.BadParameter`."""
     return parsed(lambda _: parse_targets(texts or []))("")
 
 
 def read_extra_body(text: str | None) -> dict[str, Any]:
-    """The fields of `--extra-body`."""
+    """Read the JSON object of `--extra-body`. Raises `typer.BadParameter`."""
     try:
         fields = json.loads(text) if text is not None else {}
     except ValueError as error:
@@ -219,13 +211,13 @@ def read_extra_body(text: str | None) -> dict[str, Any]:
 
 
 def text_of_random_weights(shape: str | None) -> dict[str, Any]:
-    """Fields for a server of random weights: most of its tokens have no text, so events must come for ids."""
+    """Return request fields for a model with random weights: most of its tokens have no text, so ids are asked for."""
     return {} if shape is None else {"return_token_ids": True}
 
 
 @contextlib.contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[object], None]]:
-    """A bar on standard error while requests end, on a terminal; call what it gives with each outcome."""
+    """Show a bar on standard error, if that is a terminal. The function it gives advances the bar by one."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,0 +1,42 @@
+"""What surrounds the figures of every benchmark, of `weft bench` and of the modules under `bench/`: the machine, the
+versions, the command, and the file that holds all of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.cli.files import write_file
+
+
+def surroundings(*, threads: int | None = None, ran: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The `machine` (with the `threads` that were used, where they are given) and the `versions`, as JSON values.
+
+    `ran` adds versions of other engines, by name. Imports torch.
+    """
+    from weft.cli import probe
+    from weft.cli.version import versions
+
+    machine = probe.machine() | ({} if threads is None else {"threads": threads})
+    return {"machine": machine, "versions": {**versions(), **(ran or {})}}
+
+
+def heading(where: Mapping[str, Any]) -> str:
+    """The processor and the versions of `surroundings`, in one line."""
+    machine, versions = where["machine"], where["versions"]
+    return f"{machine['cpu']}, {machine['usable_cores']} cores; weft {versions['weft']}, Python {versions['python']}"
+
+
+def command_line(module: str | None = None) -> str:
+    """The command that this process runs: `python -m MODULE` with its arguments, or the console script."""
+    program = [Path(sys.argv[0]).name] if module is None else ["python", "-m", module]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
+def write_record(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a result as JSON; the file is whole or as it was before. Raises `WeftError`."""
+    write_file(file, json.dumps(content, indent=2) + "\n")
