@@ -122,7 +122,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, `times` times."""
+        """Add `times` observations of `value` to its bucket, to the count and to the total."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.count += times
         self.total += value * times
@@ -155,7 +155,7 @@ class ModelMetrics:
 
 
 class FrontMetrics:
-    """Everything the front counts."""
+    """Counters and histograms of the front process: per model, per route, and in flight."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelMetrics] = {}

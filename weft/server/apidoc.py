@@ -37,7 +37,7 @@ _PAGES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 
 
 def tables() -> str:
-    """All tables, as Markdown."""
+    """The field tables of every request, of advisory and of refused fields, as Markdown."""
     shared = GenerationRequest.__struct_fields__
     parts = ["### Fields of every request that generates\n", _fields(ChatRequest, shared)]
     for path, kind in _PAGES:

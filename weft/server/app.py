@@ -36,7 +36,7 @@ from weft.server.state import Service
 
 
 class Family(Protocol):
-    """A module of routes."""
+    """A module under `weft.server.routes`, which gives the routes of one API family."""
 
     def routes(self, service: Service) -> Sequence[Route | WebSocketRoute]:
         """The routes of this family."""

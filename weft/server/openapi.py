@@ -183,7 +183,7 @@ def openapi(*, needs_key: bool = False) -> dict[str, Any]:
 
 @functools.cache
 def openapi_json(*, needs_key: bool) -> bytes:
-    """The document as sent."""
+    """The document as the UTF-8 bytes that `/openapi.json` answers with."""
     return msgspec.json.encode(openapi(needs_key=needs_key))
 
 

@@ -48,7 +48,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Cancel the timer of the head."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -68,18 +68,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Reset the counts of the head, and start its timer."""
         super().on_message_begin()
         self._in_head, self._head_bytes, self._fed_bytes = True, 0, 0
         self._start_timer()
 
     def on_url(self, url: bytes) -> None:
-        """Part of the request line."""
+        """Count a part of the request line against `MAX_HEAD_BYTES`."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
+        """Count a header against `MAX_HEAD_BYTES`."""
         self._count(len(name) + len(value) + 4)
         super().on_header(name, value)
 

@@ -46,17 +46,17 @@ def error_event(error: WeftError) -> RunEvent:
 
 
 def message_event(message: bytes) -> RunEvent:
-    """The run said something."""
+    """Event of one message, JSON that the run sent."""
     return RunEvent(type="message", message=msgspec.Raw(message))
 
 
 def end_event(run: Run) -> RunEvent:
-    """The run is over."""
+    """Last event of a stream: the run's record with its result."""
     return RunEvent(type="end", run=card_of(run.record(), run.result))
 
 
 def encode_event(event: RunEvent) -> bytes:
-    """As JSON."""
+    """The event as JSON in UTF-8."""
     return _encoder.encode(event)
 
 

@@ -49,12 +49,12 @@ async def start(service: Service, request: Request) -> ASGIApp:
 
 
 async def schema(service: Service, request: Request) -> ASGIApp:
-    """The OpenAPI document."""
+    """The OpenAPI document as JSON; its security follows the configured keys."""
     return Response(openapi_json(needs_key=bool(service.config.api_keys)), media_type="application/json")
 
 
 async def page(service: Service, request: Request) -> ASGIApp:
-    """The same, to read."""
+    """The OpenAPI document as an HTML page."""
     return _html(docs_page(needs_key=bool(service.config.api_keys)))
 
 

@@ -20,12 +20,12 @@ def routes(service: Service) -> list[Route]:
 
 
 async def list_models(service: Service, request: Request) -> ASGIApp:
-    """Every served name."""
+    """One card per served name, in the order of configuration."""
     return answer(ModelList(data=[_card(name, model) for name, model in service.by_name.items()]))
 
 
 async def get_model(service: Service, request: Request) -> ASGIApp:
-    """One served name."""
+    """The card of one served name. Raises `HttpProblem` 404 for a name that is not served."""
     name = request.path_params["model"]
     return answer(_card(name, service.find(name)))
 

@@ -28,7 +28,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def health(service: Service, request: Request) -> ASGIApp:
-    """The process answers."""
+    """200 while the event loop turns, whatever the state of the engines."""
     return answer(Status(status="ok"))
 
 
@@ -46,7 +46,7 @@ async def ready(service: Service, request: Request) -> ASGIApp:
 
 
 async def version(service: Service, request: Request) -> ASGIApp:
-    """What is running."""
+    """The version of the package."""
     return answer(Version(version=__version__))
 
 
@@ -57,7 +57,7 @@ async def metrics(service: Service, request: Request) -> ASGIApp:
 
 
 async def trace(service: Service, request: Request) -> ASGIApp:
-    """A recent request's life."""
+    """The spans of a recent request of the caller's tenant. Raises `HttpProblem` 404 where there is none."""
     if not service.traces.enabled:
         raise HttpProblem(404, "Tracing is off; start the server with trace = true.", code="tracing_off")
     found = service.traces.get(record_of(request).tenant, request.path_params["request_id"])

@@ -48,7 +48,7 @@ def routes(service: Service) -> list[Route | WebSocketRoute]:
 
 
 async def run_program(service: Service, request: Request) -> ASGIApp:
-    """Run an uploaded program."""
+    """Run the program that the path names. Raises `UnknownProgram` and what `_run` raises."""
     body = await read(service, request, RunRequest)
     code = await service.programs.code(record_of(request).tenant, request.path_params["program"])
     return await _run(service, request, body, code)
@@ -127,7 +127,7 @@ async def delete_run(service: Service, request: Request) -> ASGIApp:
 
 
 async def get_logs(service: Service, request: Request) -> ASGIApp:
-    """What it noted."""
+    """The lines of a run's log that are kept, oldest first. Raises `UnknownRun`."""
     run = _find(service, request)
     lines = [LogEntry(at=line.at_s, level=line.level, text=line.text) for line in run.logs()]
     return answer(LogList(data=lines, lost=run.lost_log_lines))
@@ -141,7 +141,7 @@ async def follow(service: Service, request: Request) -> ASGIApp:
 
 
 async def send_message(service: Service, request: Request) -> ASGIApp:
-    """A message for it."""
+    """Put a message on a run's inbox. Raises `UnknownRun`, `RunEnded`, and `Overloaded` for a full inbox."""
     body = await read(service, request, MessageRequest)
     run = _find(service, request)
     await run.deliver(_encode(body.message))

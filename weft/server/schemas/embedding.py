@@ -53,7 +53,7 @@ class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True):
-    """Tokens of all inputs."""
+    """Number of prompt tokens, summed over all inputs."""
 
     prompt_tokens: int
     total_tokens: int

@@ -112,14 +112,14 @@ class ToolReference(msgspec.Struct, kw_only=True):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """Some of the tools."""
+    """Restriction of a choice to some of the request's tools."""
 
     mode: Annotated[Literal["required"], Meta(description="One of them must be called.")]
     tools: Annotated[list[ToolReference], Meta(min_length=1, description="Those that may be called.")]
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    """A choice of tools."""
+    """The object form of `tool_choice`."""
 
     type: Annotated[Literal["function", "allowed_tools"], Meta(description="Which of the other fields is there.")]
     function: Annotated[FunctionName | None, Meta(description="The function that must be called.")] = None

@@ -58,7 +58,7 @@ class ProgramList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was deleted."""
+    """Answer to a deletion: the program's name and the hashes of its deleted versions."""
 
     object: Literal["program.deleted"] = "program.deleted"
     name: str
