@@ -14,7 +14,7 @@ standard output, in order:
 What else the child writes goes to a file, whose end is shown where it fails.
 
 Only one process computes at a time: between calls the child and its own children are stopped (SIGSTOP), so that no
-thread of theirs that still spins takes a core from whoever is measured next.
+thread of theirs that still spins takes a core from the engine that is measured next.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ChildPeer:
         return outputs
 
     def close(self) -> None:
-        """End the child and whatever it started. Idempotent."""
+        """End the child and its own children. Idempotent."""
         self._signal(signal.SIGCONT)
         with contextlib.suppress(OSError, ValueError):
             self._write({"call": "quit"})

@@ -13,10 +13,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    # Answers go to the pipe; whatever libraries print goes where errors go.
+    # Answers go to the pipe; the output of libraries goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    # A stopped process does not see its pipe close: it must not outlive who stopped it.
+    # A stopped process does not see its pipe close: it must not outlive its parent.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     engine = None
     for line in sys.stdin:
@@ -50,7 +50,7 @@ def load(checkpoint: str, threads: int, max_sequences: int, context: int) -> tup
 
 
 def generate(engine: object, prompts: list[list[int]], output_tokens: int) -> dict[str, object]:
-    """Greedy, whatever comes."""
+    """Generate `output_tokens` greedy tokens for each prompt; the end of sequence is ignored."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False)

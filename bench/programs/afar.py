@@ -22,7 +22,7 @@ class Wire:
 
     def __init__(self, url: str, distance_s: float = 0.0, model: str = ""):
         self.model = model
-        """What is asked for; empty: whatever the server has."""
+        """The model that is asked for; empty: the first that the server lists."""
         parts = urlsplit(url)
         self._host, self._port = str(parts.hostname), int(parts.port or 80)
         self._half_s = distance_s / 2

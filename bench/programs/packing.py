@@ -1,5 +1,5 @@
-"""Modules of this package as one program: the parts that `main` uses, without prose and annotations, about as somebody
-would write it. Every launch compiles its source anew in the sandbox, so the rest would be measured too."""
+"""Modules of this package as one program: the parts that `main` uses, without docstrings and annotations, like a
+program written by hand. Every launch compiles its source anew in the sandbox, so the rest would be measured too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Modular caching: parts of prompts ("modules") are computed once, each alone at its place, and any prompt that uses
 some of them takes their KV as it is.
 
-A module sees itself only, whatever stands before it, so its KV is the same in every prompt: that is what makes it
+A module sees only itself and not the text before it, so its KV is the same in every prompt: that is what makes it
 reusable, and where the result may differ from that of one plain prompt. Modules stand where the list of all modules
 puts them; one that is not used leaves a gap in the positions.
 
