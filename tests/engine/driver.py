@@ -15,7 +15,7 @@ from weft.core.sampling import SamplingParams, StopParams
 from weft.core.step import Step
 from weft.engine.engine import Engine
 from weft.sched.scheduler import SchedulerConfig
-from weft.sched.sequence import State
+from weft.sched.sequence import SequenceState
 from weft.testing.fake_worker import FakeWorker, expected_tokens, fake_spec
 
 
@@ -167,7 +167,7 @@ class Driver:
         check_integrity(self.engine.cache, tables, self.engine.scheduler.spaces.device_pages())
         for sequence in self.engine.scheduler.sequences:
             assert sequence.num_written <= sequence.num_computed <= sequence.total
-            assert (sequence.slot >= 0) == (sequence.state is State.RUNNING)
+            assert (sequence.slot >= 0) == (sequence.state is SequenceState.RUNNING)
             assert sequence.num_computed <= len(sequence.table.pages) * self.engine.cache.page_size
 
     def step(self) -> bool:

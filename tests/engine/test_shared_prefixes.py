@@ -12,7 +12,7 @@ from tests.engine.driver import Driver
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
-from weft.sched.sequence import State
+from weft.sched.sequence import SequenceState
 
 PAGE = 16
 ROW = 20
@@ -106,6 +106,6 @@ def test_a_deferral_ends_however_often_another_row_takes_the_prefix_over() -> No
         driver.engine.step()
         # The leader is gone before any page of the prefix is indexed: the next row takes its place.
         driver.send(*[wire.Release(seq=s.handle) for s in list(driver.engine.scheduler.sequences.running.values())])
-        deferred.append(sum(s.state is State.DEFERRED for s in driver.engine.scheduler.sequences))
+        deferred.append(sum(s.state is SequenceState.DEFERRED for s in driver.engine.scheduler.sequences))
     assert max(deferred) > 10
     assert deferred[8:] == [0, 0, 0, 0]

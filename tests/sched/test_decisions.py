@@ -16,7 +16,7 @@ from weft.core.sampling import StopParams
 from weft.core.step import Step, StepResult
 from weft.sched.reclaim_policy import ByRank, Holder
 from weft.sched.scheduler import Scheduled, Scheduler, SchedulerConfig
-from weft.sched.sequence import Sequence, State
+from weft.sched.sequence import Sequence, SequenceState
 
 
 class Alone:
@@ -109,7 +109,7 @@ def test_a_row_is_deferred_for_a_prefix_in_flight_and_takes_it_over() -> None:
             wire.Generate(seq=seq, op=10 + seq),
         )
     assert rows(alone.turn()) == [26]
-    assert alone.sequence(2).state is State.DEFERRED
+    assert alone.sequence(2).state is SequenceState.DEFERRED
     assert rows(alone.turn()) == [1, 2], "three full pages were found"
 
 
@@ -124,8 +124,8 @@ def test_a_write_preempts_the_running_sequence_of_the_last_rank() -> None:
         alone.turn()
         if alone.sequence(2).slot < 0:
             break
-    assert alone.sequence(1).state is State.RUNNING
-    assert alone.sequence(2).state is State.WAITING
+    assert alone.sequence(1).state is SequenceState.RUNNING
+    assert alone.sequence(2).state is SequenceState.WAITING
     assert alone.sequence(2).num_computed == 0
     assert alone.scheduler.stats().preemptions == 1
 
@@ -134,7 +134,7 @@ def test_idle_sequences_give_pages_up_before_anything_runs_less() -> None:
     alone = Alone(num_pages=8, max_step_tokens=64)
     alone.request(1, 30, limit=1)
     alone.turn()
-    assert alone.sequence(1).state is State.IDLE
+    assert alone.sequence(1).state is SequenceState.IDLE
     alone.request(2, 40, limit=1, first=9)
     assert rows(alone.turn()) == [40]
     assert alone.sequence(1).num_computed == 0

@@ -11,14 +11,14 @@ from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
 from weft.sched.queue import WaitingQueue
-from weft.sched.sequence import Sequence, State
+from weft.sched.sequence import Sequence, SequenceState
 
 
 def admit(queue: WaitingQueue, num_tokens: int = 10) -> Sequence | None:
     """What the scheduler does with the next sequence, which ends at once."""
     sequence = queue.pop()
     if sequence is not None:
-        sequence.move_to(State.RUNNING)
+        sequence.move_to(SequenceState.RUNNING)
         queue.order.admitted(sequence, num_tokens)
     return sequence
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from weft.cache.manager import KVCache
 from weft.sched.order import FairOrder
 from weft.sched.queue import WaitingQueue
-from weft.sched.sequence import Place, Sequence, State
+from weft.sched.sequence import QueuePlace, Sequence, SequenceState
 from weft.sched.slots import uniforms
 
 CACHE = KVCache(4)
 
 
 def make(seq: int, arrival_s: float, priority: int = 0, tenant: str = "") -> Sequence:
-    return Sequence(seq, 1, seq, tenant, "", "", priority, Place(arrival_s), CACHE.open_table(seq, ""))
+    return Sequence(seq, 1, seq, tenant, "", "", priority, QueuePlace(arrival_s), CACHE.open_table(seq, ""))
 
 
 def make_queue() -> WaitingQueue:
@@ -78,7 +78,7 @@ def test_deferred_sequences_come_back_when_the_pages_are_there_or_time_is_up() -
     assert queue.pop() is one
     assert queue.pop() is None
     queue.end_deferrals(5)
-    assert two.state is State.DEFERRED
+    assert two.state is SequenceState.DEFERRED
     queue.end_deferrals(6)
     assert queue.pop() is two
     queue.gave_up(7)

@@ -20,12 +20,12 @@ from weft.core.step import I32, ForwardBatch, SamplingBatch, SlotSet, Step, no_p
 from weft.sched.columns import SHORT, as_array, ints, put
 from weft.sched.masks import mask_at, visibility
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence, begin_decodes
-from weft.sched.slots import SlotTable, uniforms
+from weft.sched.slots import DecodeTable, uniforms
 from weft.sched.spaces.parts import SpaceDist, SpaceParts, SpaceRow, SpaceSample
 from weft.sched.spaces.rows import Row
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """Known tokens `start` to `end` of a sequence, computed by this step."""
 
     sequence: Sequence
@@ -118,7 +118,7 @@ class _Rows:
 class StepBuilder:
     """Builds one step. Add the decodes once, then chunks, then `build`."""
 
-    def __init__(self, step_id: int, slots: SlotTable, page_size: int):
+    def __init__(self, step_id: int, slots: DecodeTable, page_size: int):
         self.in_flight = InFlight(step_id)
         self.num_tokens = 0
         self._score_top = 0
@@ -177,7 +177,7 @@ class StepBuilder:
         self.in_flight.sampled.extend([(sequence, sequence.epoch) for sequence in sequences])
         self.in_flight.decoded.extend(begin_decodes(sequences, self.in_flight.step_id))
 
-    def add_chunk(self, chunk: Chunk) -> None:
+    def add_chunk(self, chunk: PromptChunk) -> None:
         """Known tokens of one sequence, and what is to be made of their rows."""
         sequence, start, end = chunk.sequence, chunk.start, chunk.end
         size = self._page_size

@@ -33,11 +33,11 @@ from weft.sched import sequence as ops
 from weft.sched.columns import extremes
 from weft.sched.masks import cut_masks
 from weft.sched.operations import advance, cancelled, emit_end, end_all, leave_slot
-from weft.sched.sequence import Guide, Place, Sequence, State, StopMonitor
+from weft.sched.sequence import QueuePlace, Sequence, SequenceState, StopMonitor, TokenGuide
 from weft.sched.state import SchedulerState
 
 MonitorFactory = Callable[[list[bytes]], StopMonitor]
-GuideFactory = Callable[[Grammar], Guide]
+GuideFactory = Callable[[Grammar], TokenGuide]
 _MASK63 = (1 << 63) - 1
 
 
@@ -126,7 +126,7 @@ class CommandHandler:
             namespace=like.namespace,
             request_id=request_id,
             priority=like.priority,
-            place=Place(now),
+            place=QueuePlace(now),
             table=self._state.cache.open_table(seq, like.namespace),
             last_active_s=now,
         )
@@ -171,7 +171,7 @@ class CommandHandler:
         config = self._state.config
         command.sampling.validate(config.vocab_size)
         command.stop.validate(config.vocab_size)
-        others = len(self._state.sequences.queue) - (sequence.state in (State.WAITING, State.DEFERRED))
+        others = len(self._state.sequences.queue) - (sequence.state in (SequenceState.WAITING, SequenceState.DEFERRED))
         if others >= config.max_waiting:
             raise Overloaded(f"{config.max_waiting} requests are waiting already; try again later")
         stop = command.stop
@@ -203,7 +203,7 @@ class CommandHandler:
 
     def _arrive(self, sequence: Sequence, now: float) -> None:
         """A new operation: an idle sequence takes its place in the queue at this moment."""
-        if sequence.state is State.IDLE and len(sequence.ops) == 1:
+        if sequence.state is SequenceState.IDLE and len(sequence.ops) == 1:
             sequence.place.arrive(now)
         advance(self._state, sequence, now)
 
@@ -246,5 +246,5 @@ class CommandHandler:
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:
         sequence.priority = priority
-        if sequence.state in (State.WAITING, State.DEFERRED):
+        if sequence.state in (SequenceState.WAITING, SequenceState.DEFERRED):
             self._state.sequences.queue.push(sequence)

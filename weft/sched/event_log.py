@@ -20,7 +20,7 @@ class Events(NamedTuple):
     """(client, sequence or space) that were given what they asked for and have nothing more under way."""
 
 
-class Counters:
+class SchedulerCounters:
     """Numbers that grow for the engine's life; `EngineStats` is a frozen copy of them."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class EventLog:
     """Collects events until they are taken. The counters go on for the engine's life."""
 
     def __init__(self, *, traces: bool):
-        self.counters = Counters()
+        self.counters = SchedulerCounters()
         self.messages: list[tuple[int, Event]] = []
         """(client, event), in order."""
         self.answered: list[tuple[int, int]] = []

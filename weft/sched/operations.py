@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
 from weft.sched.masks import Mask, add_mask, unpack_ranges
-from weft.sched.sequence import AppendOp, ForkInto, GenerateOp, Op, Sequence, SetMask, State
+from weft.sched.sequence import AppendOp, ForkInto, GenerateOp, Op, Sequence, SequenceState, SetMask
 from weft.sched.state import SchedulerState
 
 
@@ -36,11 +36,11 @@ def advance(state: SchedulerState, sequence: Sequence, now: float) -> None:
                 return
         elif _begin_generate(state, sequence, op, now):
             break
-    if sequence.state in (State.IDLE, State.WAITING, State.DEFERRED):
-        if sequence.state is not State.IDLE:
+    if sequence.state in (SequenceState.IDLE, SequenceState.WAITING, SequenceState.DEFERRED):
+        if sequence.state is not SequenceState.IDLE:
             state.sequences.queue.remove(sequence)
         state.sequences.enqueue_or_idle(sequence, now)
-    elif sequence.state is State.RUNNING and not sequence.has_work and not sequence.ops:
+    elif sequence.state is SequenceState.RUNNING and not sequence.has_work and not sequence.ops:
         leave_slot(state, sequence, now)
 
 
@@ -126,7 +126,7 @@ def _set_mask(state: SchedulerState, sequence: Sequence, op: SetMask) -> None:
 
 def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) -> None:
     """Make `child`, registered and possibly with operations queued already, a copy of `parent`."""
-    if child.state is State.CLOSED:
+    if child.state is SequenceState.CLOSED:
         return  # released before it came to be
     child.unborn = False
     child.parent = None
@@ -136,15 +136,19 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
     child.num_cached = parent.num_cached
     child.masks = list(parent.masks)
     leader = parent
-    if parent.state is State.PENDING_FORK and parent.parent is not None and parent.fork_point == len(parent.tokens):
+    if (
+        parent.state is SequenceState.PENDING_FORK
+        and parent.parent is not None
+        and parent.fork_point == len(parent.tokens)
+    ):
         leader = parent.parent
-    busy = leader.state in (State.WAITING, State.DEFERRED, State.RUNNING)
+    busy = leader.state in (SequenceState.WAITING, SequenceState.DEFERRED, SequenceState.RUNNING)
     if busy and leader.has_work:
         child.parent = leader
         child.fork_point = len(child.tokens)
-        child.move_to(State.PENDING_FORK)
+        child.move_to(SequenceState.PENDING_FORK)
         leader.pending_forks.append(child)
-    elif parent.state is not State.PENDING_FORK:
+    elif parent.state is not SequenceState.PENDING_FORK:
         state.cache.close(child.table, now)
         child.table = state.cache.fork(parent.table, child.seq)
         child.adopt_kv(parent.num_computed, parent.num_written)
@@ -192,8 +196,8 @@ def leave_slot(state: SchedulerState, sequence: Sequence, now: float) -> None:
     state.sequences.release_pending_forks(sequence, now)
     stop_pending(sequence)
     state.sequences.trim(sequence, now)
-    if sequence.state is not State.IDLE:
-        sequence.move_to(State.IDLE)
+    if sequence.state is not SequenceState.IDLE:
+        sequence.move_to(SequenceState.IDLE)
     advance(state, sequence, now)
 
 

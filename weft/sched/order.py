@@ -30,7 +30,7 @@ Rank = tuple[float, float, int]
 """(seconds of arrival, with priority; number of the first admission, or infinity; sequence number)."""
 
 
-class Entry(NamedTuple):
+class QueueEntry(NamedTuple):
     """A sequence's place in a heap. It is void once the sequence's ticket is another one."""
 
     rank: Rank
@@ -55,7 +55,7 @@ class AdmissionOrder(Protocol):
         """Let a sequence with a fresh ticket wait."""
         ...
 
-    def push_group(self, group: Group) -> None:
+    def push_group(self, group: DeferredGroup) -> None:
         """Let all sequences of a group wait; costs the same for any number of them."""
         ...
 
@@ -76,19 +76,19 @@ class AdmissionOrder(Protocol):
         ...
 
 
-class Group:
+class DeferredGroup:
     """Sequences of one tenant and priority that were set aside together, in order of rank."""
 
     def __init__(self, priority: int, tenant: str):
         self.priority = priority
         self.tenant = tenant
-        self._heap: list[Entry] = []
+        self._heap: list[QueueEntry] = []
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: QueueEntry) -> None:
         """Add a sequence, at the place of its rank."""
         heapq.heappush(self._heap, entry)
 
-    def first(self) -> Entry | None:
+    def first(self) -> QueueEntry | None:
         """The first sequence that still waits."""
         while self._heap and not self._heap[0].is_valid:
             heapq.heappop(self._heap)
@@ -140,10 +140,10 @@ class _Lane:
         self.number = number
         self.start = start
         """Virtual time in tokens: what has been served to the tenant, counted from a common origin."""
-        self._heap: list[tuple[Rank, int, Entry | Group]] = []
+        self._heap: list[tuple[Rank, int, QueueEntry | DeferredGroup]] = []
         self._pushes = 0
 
-    def push(self, rank: Rank, item: Entry | Group) -> None:
+    def push(self, rank: Rank, item: QueueEntry | DeferredGroup) -> None:
         self._pushes += 1
         heapq.heappush(self._heap, (rank, self._pushes, item))
 
@@ -151,7 +151,7 @@ class _Lane:
         """The rank of the first sequence."""
         while self._heap:
             rank, _, item = self._heap[0]
-            if isinstance(item, Entry):
+            if isinstance(item, QueueEntry):
                 if item.is_valid:
                     return rank
                 heapq.heappop(self._heap)
@@ -167,7 +167,7 @@ class _Lane:
     def pop(self) -> Sequence:
         """Take out the sequence whose rank `first` has just given."""
         _, _, item = self._heap[0]
-        if isinstance(item, Entry):
+        if isinstance(item, QueueEntry):
             heapq.heappop(self._heap)
             return item.sequence
         entry = item.first()
@@ -251,7 +251,7 @@ class FairOrder:
     def push(self, sequence: Sequence) -> None:
         """Enter the lane of its tenant and priority; sequences that ran before wait ahead of all lanes of the level."""
         rank = self.rank(sequence)
-        entry = Entry(rank, sequence.place.ticket, sequence)
+        entry = QueueEntry(rank, sequence.place.ticket, sequence)
         level = self._level(sequence.priority)
         if sequence.place.was_admitted:
             level.resumed.push(rank, entry)
@@ -259,7 +259,7 @@ class FairOrder:
         else:
             self._push(level, sequence.priority, sequence.tenant, rank, entry)
 
-    def push_group(self, group: Group) -> None:
+    def push_group(self, group: DeferredGroup) -> None:
         """Enter the lane of the group's tenant and priority as one entry."""
         first = group.first()
         if first is not None:
@@ -299,7 +299,7 @@ class FairOrder:
             level = self._levels[priority] = _Level()
         return level
 
-    def _push(self, level: _Level, priority: int, tenant: str, rank: Rank, item: Entry | Group) -> None:
+    def _push(self, level: _Level, priority: int, tenant: str, rank: Rank, item: QueueEntry | DeferredGroup) -> None:
         lane = level.lane(tenant)
         lane.push(rank, item)
         level.by_arrival.offer(tenant)

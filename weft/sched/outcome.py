@@ -14,7 +14,7 @@ from weft.core.step import INVALID_NUMBERS, StepResult, TopTokens
 from weft.core.wire import Dists, Failed, Finished, FinishReason, Token, TokenLogprobs
 from weft.sched.batch import InFlight
 from weft.sched.operations import end_operation, finish_append, leave_slot, usage_of
-from weft.sched.sequence import AppendOp, GenerateOp, Sequence, State, StopVerdict, finish_decodes
+from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState, StopVerdict, finish_decodes
 from weft.sched.state import SchedulerState
 
 _NOTHING = StopVerdict()
@@ -71,7 +71,7 @@ def _index(state: SchedulerState, sequence: Sequence, end: int, now: float) -> N
 
 def _end_if_filled(state: SchedulerState, sequence: Sequence, now: float) -> None:
     """End the operation under way if all that was known is computed and nothing is to be sampled."""
-    if sequence.state is not State.RUNNING or sequence.num_written < sequence.target:
+    if sequence.state is not SequenceState.RUNNING or sequence.num_written < sequence.target:
         return
     head = sequence.head
     if isinstance(head, AppendOp):

@@ -13,10 +13,10 @@ import numpy as np
 
 from weft.cache.radix import Match
 from weft.core.step import Step
-from weft.sched.batch import Chunk, InFlight, StepBuilder, sampling_state
+from weft.sched.batch import InFlight, PromptChunk, StepBuilder, sampling_state
 from weft.sched.config import prompt_budget
 from weft.sched.masks import mask_at, next_start
-from weft.sched.sequence import AppendOp, GenerateOp, Sequence, State
+from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState
 from weft.sched.state import SchedulerState
 
 MAX_DEFERRED_PER_STEP = 32
@@ -121,7 +121,7 @@ class StepPlanner:
         for sequence in prefilling:
             if self._is_full(builder, self._prompt_budget):
                 break
-            if sequence.state is State.RUNNING:
+            if sequence.state is SequenceState.RUNNING:
                 self._add_chunk(builder, sequence, now)
 
     def _add_chunk(self, builder: StepBuilder, sequence: Sequence, now: float) -> None:
@@ -140,7 +140,7 @@ class StepPlanner:
         if end == sequence.total and isinstance(head, GenerateOp):
             samplers.append(sequence)
         samplers += self._resolve_pending_forks(builder, sequence, end, now)
-        builder.add_chunk(Chunk(sequence, start, end, samplers))
+        builder.add_chunk(PromptChunk(sequence, start, end, samplers))
         self._count_chunk(sequence, start, end, now)
         sequence.begin_kv(end)
         for sampler in samplers:

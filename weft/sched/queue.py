@@ -12,19 +12,19 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from weft.sched.order import AdmissionOrder, Entry, Group
-from weft.sched.sequence import AppendOp, Sequence, State
+from weft.sched.order import AdmissionOrder, DeferredGroup, QueueEntry
+from weft.sched.sequence import AppendOp, Sequence, SequenceState
 
 
 class _Awaited:
     """The groups that wait for one in-flight prefix, by the pages it must have first."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, dict[tuple[int, str], Group]] = {}
+        self._groups: dict[int, dict[tuple[int, str], DeferredGroup]] = {}
         self._pages: list[int] = []
         """The keys of `_groups` as a heap."""
 
-    def group(self, num_pages: int, sequence: Sequence) -> Group:
+    def group(self, num_pages: int, sequence: Sequence) -> DeferredGroup:
         """The group of a sequence that waits until `num_pages` pages are indexed."""
         groups = self._groups.get(num_pages)
         if groups is None:
@@ -33,12 +33,12 @@ class _Awaited:
         key = sequence.priority, sequence.tenant
         group = groups.get(key)
         if group is None:
-            group = groups[key] = Group(*key)
+            group = groups[key] = DeferredGroup(*key)
         return group
 
-    def take(self, num_pages: int | None) -> list[Group]:
+    def take(self, num_pages: int | None) -> list[DeferredGroup]:
         """Take out the groups that wait for at most `num_pages` pages; None: all."""
-        taken: list[Group] = []
+        taken: list[DeferredGroup] = []
         while self._pages and (num_pages is None or self._pages[0] <= num_pages):
             taken.extend(self._groups.pop(heapq.heappop(self._pages)).values())
         return taken
@@ -72,10 +72,10 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Enter the queue, or take the place that a changed priority gives. A sequence that is deferred waits again."""
         place = sequence.place
-        if sequence.state is State.WAITING and place.ticket and place.rank == self.order.rank(sequence):
+        if sequence.state is SequenceState.WAITING and place.ticket and place.rank == self.order.rank(sequence):
             return
         self._leave(sequence)
-        sequence.move_to(State.WAITING)
+        sequence.move_to(SequenceState.WAITING)
         self._enter(sequence)
         self.order.push(sequence)
 
@@ -91,7 +91,7 @@ class WaitingQueue:
                 self.order.clear()
             return None
         self._leave(sequence)
-        sequence.move_to(State.WAITING)
+        sequence.move_to(SequenceState.WAITING)
         return sequence
 
     # Deferring
@@ -99,11 +99,11 @@ class WaitingQueue:
     def defer(self, sequence: Sequence, leader: int, num_pages: int, until_step: int) -> None:
         """Set a sequence that was taken out aside until sequence `leader` has `num_pages` pages in the prefix index, at
         most until a step."""
-        sequence.move_to(State.DEFERRED)
+        sequence.move_to(SequenceState.DEFERRED)
         self._enter(sequence)
         awaited = self._awaited.setdefault(leader, _Awaited())
         ticket = sequence.place.ticket
-        awaited.group(num_pages, sequence).add(Entry(self.order.rank(sequence), ticket, sequence))
+        awaited.group(num_pages, sequence).add(QueueEntry(self.order.rank(sequence), ticket, sequence))
         heapq.heappush(self._deadlines, (until_step, ticket, sequence))
 
     def progressed(self, leader: int, num_pages: int) -> None:
@@ -124,10 +124,10 @@ class WaitingQueue:
         """Sequences that were deferred until `step` wait again."""
         while self._deadlines and self._deadlines[0][0] <= step:
             _, ticket, sequence = heapq.heappop(self._deadlines)
-            if sequence.place.ticket == ticket and sequence.state is State.DEFERRED:
+            if sequence.place.ticket == ticket and sequence.state is SequenceState.DEFERRED:
                 self.push(sequence)
 
-    def _return(self, groups: list[Group]) -> None:
+    def _return(self, groups: list[DeferredGroup]) -> None:
         for group in groups:
             self.order.push_group(group)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from weft.cache.manager import KVCache
 from weft.sched.event_log import EventLog
 from weft.sched.reclaim_policy import Purpose, ReclaimPolicy, ReclaimView
-from weft.sched.sequence import AppendOp, GenerateOp, Sequence, State
+from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
 
@@ -40,12 +40,12 @@ class Reclaimer:
         sequence, self._pressed = self._pressed, None
         if sequence is None:
             return
-        if sequence.state is State.RUNNING and not sequence.decoding:
+        if sequence.state is SequenceState.RUNNING and not sequence.decoding:
             start = sequence.num_computed
             end = min(sequence.target, len(sequence.tokens), start + self._max_step_tokens)
             if start < end:
                 self.make_writable(sequence, start, end, now)
-        elif sequence.state is State.WAITING:
+        elif sequence.state is SequenceState.WAITING:
             self.make_room(sequence, self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total), now)
 
     def make_room(self, sequence: Sequence, cost: int, now: float) -> bool:

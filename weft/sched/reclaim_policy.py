@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from weft.cache.manager import KVCache
 from weft.sched.order import Rank
-from weft.sched.sequence import Sequence, State
+from weft.sched.sequence import Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
 Purpose = Literal["write", "admit", "spaces"]
@@ -80,7 +80,7 @@ class ReclaimView:
     def _without_slot(self, kind: Literal["idle", "waiting"], is_idle: bool) -> Iterator[Holder]:
         needy = 0 if self.needy is None else self.needy.seq
         for sequence in self._sequences.without_slot.values():
-            if sequence.seq != needy and (sequence.state is State.IDLE) == is_idle:
+            if sequence.seq != needy and (sequence.state is SequenceState.IDLE) == is_idle:
                 yield _holder(kind, sequence, self._sequences)
 
 

@@ -24,7 +24,7 @@ from weft.sched.config import SchedulerConfig, prompt_budget
 from weft.sched.event_log import Events
 from weft.sched.outcome import update
 from weft.sched.planner import StepPlanner
-from weft.sched.sequence import AppendOp, Guide, StopMonitor
+from weft.sched.sequence import AppendOp, StopMonitor, TokenGuide
 from weft.sched.sequence_table import SequenceTable
 from weft.sched.spaces.spaces import Spaces
 from weft.sched.state import SchedulerState
@@ -47,7 +47,7 @@ def _no_monitor(stop: list[bytes]) -> StopMonitor:
     raise Unsupported("this scheduler was given nothing that knows the text of tokens, so it matches no stop strings")
 
 
-def _no_guide(grammar: Grammar) -> Guide:
+def _no_guide(grammar: Grammar) -> TokenGuide:
     raise Unsupported("this scheduler was given nothing that compiles grammars, so it follows none", "grammar")
 
 

@@ -24,7 +24,7 @@ from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
 from weft.sched.masks import Mask
 
 
-class State(Enum):
+class SequenceState(Enum):
     """What a sequence waits for, or that it runs. `TRANSITIONS` says how it changes."""
 
     IDLE = "idle"
@@ -43,13 +43,17 @@ class State(Enum):
     """Members are single objects; hashing their names, as enums do, is Python."""
 
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.IDLE: frozenset({State.WAITING, State.PENDING_FORK, State.CLOSED}),
-    State.WAITING: frozenset({State.IDLE, State.DEFERRED, State.RUNNING, State.CLOSED}),
-    State.DEFERRED: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
-    State.PENDING_FORK: frozenset({State.IDLE, State.WAITING, State.RUNNING, State.CLOSED}),
-    State.RUNNING: frozenset({State.IDLE, State.WAITING, State.CLOSED}),
-    State.CLOSED: frozenset(),
+TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.IDLE: frozenset({SequenceState.WAITING, SequenceState.PENDING_FORK, SequenceState.CLOSED}),
+    SequenceState.WAITING: frozenset(
+        {SequenceState.IDLE, SequenceState.DEFERRED, SequenceState.RUNNING, SequenceState.CLOSED}
+    ),
+    SequenceState.DEFERRED: frozenset({SequenceState.IDLE, SequenceState.WAITING, SequenceState.CLOSED}),
+    SequenceState.PENDING_FORK: frozenset(
+        {SequenceState.IDLE, SequenceState.WAITING, SequenceState.RUNNING, SequenceState.CLOSED}
+    ),
+    SequenceState.RUNNING: frozenset({SequenceState.IDLE, SequenceState.WAITING, SequenceState.CLOSED}),
+    SequenceState.CLOSED: frozenset(),
 }
 
 
@@ -61,7 +65,7 @@ class StopMonitor(Protocol):
         ...
 
 
-class Guide(Protocol):
+class TokenGuide(Protocol):
     """Follows a grammar through the generated tokens; the masks of what may come next are made outside."""
 
     def push(self, token: int) -> bool:
@@ -121,7 +125,7 @@ class GenerateOp:
     """Resolved: what the caller and the context allow."""
     stop_ids: frozenset[int]
     monitor: StopMonitor | None = None
-    guide: Guide | None = None
+    guide: TokenGuide | None = None
     """Each token waits for a mask."""
     num_output: int = 0
     """Tokens known to the host; at first, those that were sampled on another engine."""
@@ -158,7 +162,7 @@ Op = AppendOp | GenerateOp | ForkInto | SetMask
 
 
 @dataclass(slots=True)
-class Place:
+class QueuePlace:
     """A sequence's place among those that wait. Owned by `WaitingQueue` and its order, but for the last two fields,
     which the scheduler sets when it defers."""
 
@@ -201,10 +205,10 @@ class Sequence:
     request_id: str
     priority: int
     # Where it waits: the queue and its order.
-    place: Place
+    place: QueuePlace
     # Its KV: the cache owns the table, `adopt_kv` and the methods beside it the counters.
     table: PageTable
-    state: State = State.IDLE
+    state: SequenceState = SequenceState.IDLE
     tokens: array[int] = field(default_factory=lambda: array("i"))
     """Known on the host."""
     total: int = 0
@@ -242,7 +246,7 @@ class Sequence:
     """The last step, launched or being built, that computes something for it."""
     last_active_s: float = 0.0
 
-    def move_to(self, state: State) -> None:
+    def move_to(self, state: SequenceState) -> None:
         """Change state, along the table of transitions."""
         if state is not self.state:
             if state not in TRANSITIONS[self.state]:

@@ -15,8 +15,8 @@ from weft.cache.manager import KVCache
 from weft.core.step import I32
 from weft.sched.order import AdmissionOrder, Rank
 from weft.sched.queue import WaitingQueue
-from weft.sched.sequence import GenerateOp, Sequence, State
-from weft.sched.slots import SlotTable
+from weft.sched.sequence import GenerateOp, Sequence, SequenceState
+from weft.sched.slots import DecodeTable
 
 
 class Decoding(NamedTuple):
@@ -33,7 +33,7 @@ class SequenceTable:
         self.open: dict[tuple[int, int], Sequence] = {}
         """By (client, handle)."""
         self.queue = WaitingQueue(order)
-        self.slots = SlotTable(max_running, -(-max_context // cache.page_size) + 1)
+        self.slots = DecodeTable(max_running, -(-max_context // cache.page_size) + 1)
         self.running: dict[int, Sequence] = {}
         """By slot."""
         self.without_slot: dict[int, Sequence] = {}
@@ -73,7 +73,7 @@ class SequenceTable:
         sequence.slot = self.slots.take()
         self.running[sequence.slot] = sequence
         self.without_slot.pop(sequence.seq, None)
-        sequence.move_to(State.RUNNING)
+        sequence.move_to(SequenceState.RUNNING)
         sequence.place.defer_until_step = -1
         sequence.last_active_s = now
         head = sequence.head
@@ -106,7 +106,7 @@ class SequenceTable:
             self.queue.push(sequence)
         else:
             self.queue.remove(sequence)
-            sequence.move_to(State.IDLE)
+            sequence.move_to(SequenceState.IDLE)
             self.release_pending_forks(sequence, now)
 
     def release_pending_forks(self, parent: Sequence, now: float) -> None:
@@ -135,4 +135,4 @@ class SequenceTable:
         """A sequence without a slot is given up."""
         self.queue.remove(sequence)
         self.without_slot.pop(sequence.seq, None)
-        sequence.move_to(State.CLOSED)
+        sequence.move_to(SequenceState.CLOSED)

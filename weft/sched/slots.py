@@ -1,4 +1,4 @@
-"""`SlotTable`: the numbers of running sequences as arrays, one entry per device slot.
+"""`DecodeTable`: the numbers of running sequences as arrays, one entry per device slot.
 
 Owns what a steady decode step needs, so that building it is arithmetic over arrays. Sequences copy their numbers in
 when they begin to decode and are the truth again when they stop. Also the random numbers of sampling: a pure function
@@ -20,7 +20,7 @@ _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-class SlotTable:
+class DecodeTable:
     """Arrays over `num_slots` device slots; a row of `pages` is a sequence's page table."""
 
     def __init__(self, num_slots: int, max_pages: int):

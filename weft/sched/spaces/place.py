@@ -16,7 +16,7 @@ from weft.sched.batch import StepBuilder
 from weft.sched.spaces.conflicts import Conflicts, Stage
 from weft.sched.spaces.parts import SpaceRow
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import Embed, Page, Pending, Space, handles, int32s
+from weft.sched.spaces.resources import Embed, Page, PendingCommand, Space, handles, int32s
 from weft.sched.spaces.rows import Place, explicit_mask, is_rising, make_row
 
 MAX_HEAD_ROWS = 256
@@ -47,7 +47,7 @@ class _Request(NamedTuple):
     mask: bytes
     piece: int
     """How many of the last inputs stay together in one step."""
-    pending: Pending
+    pending: PendingCommand
 
 
 class PlacerSizes(NamedTuple):
@@ -84,7 +84,7 @@ class Placer:
         self._prompt_budget = num_tokens // 2 if others_wait else num_tokens
         self._head_rows = MAX_HEAD_ROWS
 
-    def place(self, builder: StepBuilder, space: Space, pending: Pending, now: float) -> Placement:
+    def place(self, builder: StepBuilder, space: Space, pending: PendingCommand, now: float) -> Placement:
         """Put the command into the step as far as possible. Raises what is wrong with it."""
         command = pending.command
         match command:
@@ -145,7 +145,9 @@ class Placer:
 
     # Forwards
 
-    def _forward(self, builder: StepBuilder, space: Space, pending: Pending, command: Forward, now: float) -> Placement:
+    def _forward(
+        self, builder: StepBuilder, space: Space, pending: PendingCommand, command: Forward, now: float
+    ) -> Placement:
         inputs = [space.written_embed(number) for number in handles(command.inputs, "inputs")]
         outputs = [space.embed(number) for number in handles(command.outputs, "outputs")]
         positions = [embed.position for embed in inputs]
@@ -171,7 +173,7 @@ class Placer:
         return Placement.DONE
 
     def _forward_sample(
-        self, builder: StepBuilder, space: Space, pending: Pending, command: ForwardSample, now: float
+        self, builder: StepBuilder, space: Space, pending: PendingCommand, command: ForwardSample, now: float
     ) -> Placement:
         if not 0 <= command.index < 2**62:
             raise InvalidRequest(f"the number of a draw must be between 0 and 2**62, got {command.index}", "index")
@@ -204,7 +206,7 @@ class Placer:
         command: Forward | ForwardSample,
         positions: Sequence[int],
         num_outputs: int,
-        pending: Pending,
+        pending: PendingCommand,
     ) -> _Request:
         if not len(positions):
             raise InvalidRequest("a forward needs at least one input", "inputs")

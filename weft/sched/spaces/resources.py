@@ -69,7 +69,7 @@ class Embed:
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingCommand:
     """A command that has not run yet."""
 
     command: QueueCommand
@@ -88,7 +88,7 @@ class Queue:
 
     number: int
     priority: int
-    commands: deque[Pending] = field(default_factory=deque)
+    commands: deque[PendingCommand] = field(default_factory=deque)
     last_step: int = 0
     """The last step, launched or being built, that carries one of its commands."""
     is_blocked: bool = False

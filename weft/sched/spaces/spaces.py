@@ -60,7 +60,7 @@ from weft.sched.event_log import EventLog
 from weft.sched.spaces.conflicts import Conflicts
 from weft.sched.spaces.place import Placement, Placer
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import Embed, Page, Pending, Queue, Space, handles, known_handles
+from weft.sched.spaces.resources import Embed, Page, PendingCommand, Queue, Space, handles, known_handles
 
 MAX_NAME = 256
 MAX_QUEUES = 1024
@@ -155,7 +155,7 @@ class Spaces:
                 queue = space.queue(command.queue)
                 if space.num_pending >= MAX_PENDING:
                     raise Overloaded(f"{MAX_PENDING} commands of this program wait already; wait for some of them")
-                queue.commands.append(Pending(command, now))
+                queue.commands.append(PendingCommand(command, now))
                 space.num_pending += 1
                 if len(queue.commands) == 1 or queue.is_blocked:
                     self._ready[client, space.number, queue.number] = space, queue
@@ -424,7 +424,7 @@ class Spaces:
         yield from self._spaces.values()
 
 
-def _pop(space: Space, queue: Queue) -> Pending:
+def _pop(space: Space, queue: Queue) -> PendingCommand:
     space.num_pending -= 1
     return queue.commands.popleft()
 
