@@ -82,11 +82,11 @@ def test_variables_that_kubernetes_makes_are_not_settings():
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"WEFT_SERVER_PRT": "1"}, "WEFT_SERVER_PRT, which is no setting; did you mean WEFT_SERVER_PORT"),
+        ({"WEFT_SERVER_PRT": "1"}, "WEFT_SERVER_PRT, which is not a setting; did you mean WEFT_SERVER_PORT"),
         ({"WEFT_DTYPE": "x"}, "did you mean WEFT_ENGINE_DTYPE"),
         ({"WEFT_SERVER_PORT": "http"}, "server.port from environment WEFT_SERVER_PORT cannot be used"),
         ({"WEFT_ENGINE_DEVICE": "tpu"}, "there are auto, cpu, cuda"),
-        ({"WEFT_ENGINE_KV_CACHE_BYTES": "2 pages"}, "'2 pages' is no size"),
+        ({"WEFT_ENGINE_KV_CACHE_BYTES": "2 pages"}, "'2 pages' is not a size"),
         ({"WEFT_ENGINE_PAGE_SIZE": "3"}, r"page_size is from environment WEFT_ENGINE_PAGE_SIZE"),
     ],
 )
@@ -167,5 +167,5 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "2 XB", "1e9", "2GiB more"])
 def test_no_sizes(text):
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)

@@ -50,7 +50,7 @@ class Listed(msgspec.Struct, frozen=True):
 def client_options(url: str, api_key: str | None, timeout_s: float | None) -> dict[str, Any]:
     """Return the options of both httpx clients. Raises `ClientError` for an address that is not http or https."""
     if not url.startswith(("http://", "https://")):
-        raise ClientError(f"{url} is not the address of a server: it must begin with http:// or https://")
+        raise ClientError(f"{url} is not the address of a server: it begins with http:// or https://")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return {
         "base_url": url.rstrip("/").removesuffix("/v1"),
