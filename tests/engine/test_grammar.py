@@ -16,6 +16,7 @@ from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.grammar import MAX_COMPILED, MAX_GRAMMAR_BYTES, Compiling, Grammars
+from weft.tokenizers.load import load_tokenizer
 
 PROMPTS = ["Once upon a time", "The price is", "{", "Who are you?", "Ann is 9.", "[1, 2"]
 SCHEMA = {
@@ -77,11 +78,55 @@ def test_a_text_that_is_complete_ends_without_end_of_sequence(llm: LLM) -> None:
     assert result.outputs[0].finish_reason == "stop"
 
 
-def test_blanks_in_json_come_to_an_end(llm: LLM) -> None:
+@pytest.mark.parametrize("whitespace", [None, r"[ \n]{1,9}"])
+def test_blanks_in_json_come_to_an_end(llm: LLM, whitespace: str | None) -> None:
     blanks = {token: 100.0 for token in range(llm.info.vocab_size) if not llm.tokenizer.bytes_of(token).strip()}
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    if whitespace is not None:
+        schema["x-guidance"] = {"whitespace_pattern": whitespace}
     result = llm.generate("x", grammar=Grammar.json_schema(schema), logit_bias=blanks, temperature=0, max_tokens=400)[0]
     assert json.loads(result.text) == {"a": 1}
+    if whitespace is None:
+        assert result.text == '{"a": 1}'
+    else:
+        assert result.text.count(" ") + result.text.count("\n") > 4
+
+
+@pytest.mark.parametrize("count", [2100, 5000])
+def test_a_choice_of_thousands(llm: LLM, count: int) -> None:
+    options = [f"item {number}" for number in range(count)]
+    for result in llm.generate(PROMPTS, grammar=Grammar.choice(options), temperature=1.5, seed=4):
+        assert result.text in options
+
+
+def test_a_format_that_is_not_known_is_an_annotation(llm: LLM) -> None:
+    schema = {"type": "string", "format": "iban", "maxLength": 4}
+    assert isinstance(json.loads(llm.generate("x", grammar=Grammar.json_schema(schema), seed=1)[0].text), str)
+    date = {"type": "string", "format": "date"}
+    assert re.fullmatch(r'"\d{4}-\d\d-\d\d"', llm.generate("x", grammar=Grammar.json_schema(date), seed=1)[0].text)
+
+
+def test_strings_without_a_length_come_to_an_end() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "string", "maxLength": 40}, "c": {"$ref": "#/$defs/x"}},
+        "required": ["a", "b", "c"],
+        "additionalProperties": False,
+        "$defs": {"x": {"type": ["null", "string"], "minLength": 24}},
+    }
+    options = {"dtype": "float32", "device": "cpu", "num_pages": 100, "max_context": 512, "threads": 2}
+    with LLM("weft-tiny", json_string_chars=20, **options) as llm:
+        letters = [t for t, data in enumerate(llm.tokenizer.token_bytes) if data.isalnum() and t > 10]
+        never_closed = {"logit_bias": dict.fromkeys(letters[:1024], 40.0), "temperature": 0.0, "max_tokens": 300}
+        found = json.loads(llm.generate("x", grammar=Grammar.json_schema(schema), **never_closed)[0].text)
+        assert [len(found[key]) for key in "abc"] == [20, 40, 24]
+
+
+def test_numbers_beyond_the_library_s_range_keep_their_bounds(llm: LLM) -> None:
+    for low, high in ((-(2**63), 2**63 - 1), (2**62 + 1, 2**64), (-(2**70), -(2**53) - 1)):
+        grammar = Grammar.json_schema({"type": "integer", "minimum": low, "maximum": high})
+        for output in llm.generate("1", grammar=grammar, n=8, temperature=2.0, seed=1)[0].outputs:
+            assert low <= int(output.text) <= high
 
 
 def test_max_tokens_still_cuts(llm: LLM) -> None:
@@ -90,22 +135,53 @@ def test_max_tokens_still_cuts(llm: LLM) -> None:
     assert len(result.outputs[0].token_ids) == 2
 
 
+OBJECT = {"type": "object"}
+
+
+def schema_of(part: dict) -> Grammar:
+    """A schema with the part at `properties.a.anyOf[1]`."""
+    return Grammar.json_schema({"properties": {"b": {}, "a": {"anyOf": [{"type": "null"}, part]}}})
+
+
 @pytest.mark.parametrize(
     ("grammar", "says"),
     [
-        (Grammar.json_schema({"type": "objekt"}), "objekt"),
-        (Grammar("json_schema", '{"type"'), "JSON schema"),
-        (Grammar.json_schema({"type": "object", "not": {}}), "not"),
-        (Grammar.regex("(a"), "regular expression"),
-        (Grammar.regex(r"(a)\1"), "regular expression"),
-        (Grammar.lark("start: MISSING"), "MISSING"),
+        (Grammar.json_schema({"type": "objekt"}), "type: 'objekt' is not a type; the types are array"),
+        (Grammar("json_schema", '{"type"'), "the JSON schema is not valid JSON"),
+        (Grammar.json_schema({"type": "object", "not": {}}), 'JSON schema cannot be used: "not" is not supported'),
+        (
+            schema_of({"type": "string", "pattern": "(a"}),
+            "a.anyOf[1]: at character 1 of the regular expression: unclosed",
+        ),
+        (
+            Grammar.json_schema(
+                {"properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}}, "required": ["a"]} | OBJECT
+            ),
+            "properties.a: no JSON value can satisfy it",
+        ),
+        (schema_of({"$ref": "#/$defs/none"}), "a.anyOf[1]: $ref names #/$defs/none, which does not exist"),
+        (schema_of({"uniqueItems": True}), 'properties.a.anyOf[1]: "uniqueItems" is not supported'),
+        (schema_of({"const": -(2**63)}), "a.anyOf[1].const: -9223372036854775808 has more than 64 bits"),
+        (schema_of({"enum": [1, {"b": 2**70}]}), "a.anyOf[1].enum: 1180591620717411303424 has more than 64 bits"),
+        (
+            schema_of({"type": "integer", "minimum": 2**63}),
+            "a.anyOf[1].minimum: no number that can be generated is within",
+        ),
+        (Grammar.lark(f'start: %json {{"const": -{2**63}}}'), "has more than 64 bits"),
+        (Grammar.lark('start: "a" %json {"properties": {"b": {"not": {}}}}'), 'properties.b: "not" is not supported'),
+        (Grammar.regex("a(a"), "at character 2 of the regular expression: unclosed group"),
+        (Grammar.regex(r"(a)\1"), "backreferences are not supported"),
+        (Grammar.regex(r"a\b"), "word boundaries and other look-around are not supported"),
+        (Grammar.lark("x: /a/\nstart: MISSING"), 'line 2, column 8: unknown name: "MISSING"'),
+        (Grammar.lark('start: "a'), "line 1, column 10: this is not a token of the grammar's notation"),
         (Grammar.lark("x" * (MAX_GRAMMAR_BYTES + 1)), "KiB"),
     ],
-    ids=["type", "syntax", "keyword", "regex", "back-reference", "lark", "long"],
 )
 def test_a_grammar_that_cannot_be_used_fails_its_request_alone(llm: LLM, grammar: Grammar, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(says)):
+    with pytest.raises(InvalidRequest, match=re.escape(says)) as failed:
         llm.generate("x", grammar=grammar)
+    assert "\n" not in failed.value.message
+    assert "start: /" not in failed.value.message
     assert llm.generate("x", max_tokens=3)[0].outputs[0].token_ids
 
 
@@ -169,8 +245,8 @@ def test_more_grammars_than_are_kept(llm: LLM) -> None:
 
 
 def test_sampling_sees_the_mask_after_everything_else(llm: LLM) -> None:
-    """Bad words, a bias against them, and stop ids give way: the text stays in the grammar."""
-    digits = {token: -100.0 for token in range(llm.info.vocab_size) if llm.tokenizer.bytes_of(token) in b"0123456789"}
+    """A bias against them and stop ids give way: the text stays in the grammar."""
+    digits = {token: -99.0 for token in range(llm.info.vocab_size) if llm.tokenizer.bytes_of(token) in b"0123456789"}
     result = llm.generate(
         "x",
         SamplingParams(temperature=1.0, logit_bias=digits, bad_words=[[token] for token in digits][:5]),
@@ -178,6 +254,47 @@ def test_sampling_sees_the_mask_after_everything_else(llm: LLM) -> None:
         grammar=Grammar.regex("[0-9]{4}"),
     )[0]
     assert re.fullmatch("[0-9]{4}", result.text)
+
+
+DIGITS = [token for token, data in enumerate(load_tokenizer("weft-tiny").token_bytes) if re.fullmatch(rb"[0-9]+", data)]
+LETTER = load_tokenizer("weft-tiny").token_to_id("a")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fields"),
+    [
+        ({"allowed_token_ids": [LETTER]}, "allowed_token_ids"),
+        ({"bad_words": [[token] for token in DIGITS]}, "bad_words"),
+        ({"bad_words": [[LETTER, token] for token in DIGITS]}, "bad_words"),
+        ({"logit_bias": dict.fromkeys(DIGITS, -100.0)}, "logit_bias"),
+        (
+            {"allowed_token_ids": DIGITS[:2], "bad_words": [[DIGITS[0]]], "logit_bias": {DIGITS[1]: -100.0}},
+            "allowed_token_ids and bad_words and logit_bias",
+        ),
+    ],
+)
+def test_fields_that_leave_a_grammar_no_token_fail_the_request(llm: LLM, sampling: dict, fields: str) -> None:
+    static = len(sampling) == 3
+    if static:
+        sampling["allowed_token_ids"] = sampling["allowed_token_ids"] + [LETTER]
+    with pytest.raises(InvalidRequest, match=f"{fields} forbid every token that the grammar allows") as failed:
+        llm.generate("Hi", SamplingParams(**sampling), grammar=Grammar.regex("a[0-9]{3}" if not static else "[0-9]{3}"))
+    assert failed.value.param == "grammar"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "stop", "fields"),
+    [
+        ({"bad_words": [[5]]}, {}, "bad_words"),
+        ({"logit_bias": {5: -100.0}}, {}, "logit_bias"),
+        ({}, {"min_tokens": 2, "stop_token_ids": [5]}, "min_tokens"),
+    ],
+)
+def test_fields_that_leave_no_token_at_all_fail_the_request(llm: LLM, sampling: dict, stop: dict, fields: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{fields} forbid every token of allowed_token_ids"):
+        llm.generate("Hi", SamplingParams(allowed_token_ids=[5], **sampling), StopParams(**stop, max_tokens=4))
+    left = SamplingParams(allowed_token_ids=[5, 6], **sampling)
+    assert llm.generate("Hi", left, StopParams(**stop, max_tokens=4))[0].token_ids
 
 
 def test_what_a_grammar_leaves_no_choice_in_is_written_in_the_models_tokens(llm: LLM) -> None:

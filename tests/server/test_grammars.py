@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from weft.config import ServerConfig
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
+from weft.engine.grammar_text import translated
 from weft.server.constraints import Constraint
 from weft.server.dialect import Dialect, dialect_of
 from weft.server.grammars import Calls, Tool, answer_grammar, triggered_grammar
@@ -53,7 +54,7 @@ def vocabulary() -> LLTokenizer:
 
 def allows(grammar: Grammar | None, text: str | list[int]) -> bool:
     assert grammar is not None
-    matcher = LLMatcher(vocabulary(), LLMatcher.grammar_from_lark(grammar.text), log_level=0)
+    matcher = LLMatcher(vocabulary(), translated(grammar, None), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = encode(text) if isinstance(text, str) else text
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -120,7 +121,7 @@ def test_reasoning_may_come_first() -> None:
 @pytest.mark.parametrize(
     ("body", "good", "bad"),
     [
-        (SCHEMA, '{"a":\n1}', '{"a": "1"}'),
+        (SCHEMA, '{"a": 1}', '{"a": "1"}'),
         (Grammar.json_object(), '{"b": [1]}', "[1]"),
         (Grammar.regex(r'a/b\/c\d+"[^/]\\/'), 'a/b/c12"x\\/', 'a/b/c"/'),
         (Grammar.choice(["yes}", 'n"o']), 'n"o', "yes"),

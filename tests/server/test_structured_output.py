@@ -60,6 +60,20 @@ def grammars(server: RunningServer, path: str, **fields) -> list[Grammar | None]
         ({"structured_outputs": {"choice": ["a"]}}, Grammar.choice(["a"])),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, Grammar.lark('start: "a"')),
         ({"response_format": {"type": "text"}, "guided_regex": "a"}, Grammar.regex("a")),
+        ({"structured_outputs": {"json_object": True}}, Grammar.json_object()),
+        (
+            {"guided_json": SCHEMA, "guided_whitespace_pattern": "[ ]?"},
+            Grammar.json_schema({"x-guidance": {"whitespace_pattern": "[ ]?"}} | SCHEMA),
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": r"\s*"}},
+            Grammar.json_schema({"x-guidance": {"whitespace_pattern": r"\s*"}} | SCHEMA),
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+            Grammar.json_schema({"x-guidance": {"whitespace_flexible": False}} | SCHEMA),
+        ),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}}, Grammar.json_schema(SCHEMA)),
     ],
 )
 def test_every_choice_gets_the_grammar(server: RunningServer, path: str, fields: dict, grammar: Grammar | None) -> None:
@@ -98,6 +112,7 @@ def test_every_choice_gets_the_grammar(server: RunningServer, path: str, fields:
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"xml": True}}, "structured_outputs.xml"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": 5}}, "structured_outputs.whitespace_pattern"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ],
 )
@@ -123,3 +138,10 @@ def test_what_the_compiler_says_is_about_the_field(server: RunningServer, path: 
 def test_other_errors_keep_their_field(server: RunningServer) -> None:
     server.on_loop(lambda: server.engine.fail_next("invalid_request", "no", "seed"))
     assert error_of(server.chat(guided_regex="a"))["param"] == "seed"
+
+
+def test_a_conflict_is_named_by_both_fields(server: RunningServer) -> None:
+    said = "allowed_token_ids forbid every token that the grammar allows here; leave one of them out"
+    server.on_loop(lambda: server.engine.fail_next("invalid_request", said, "grammar"))
+    error = error_of(server.chat(guided_regex="a", allowed_token_ids=[1]))
+    assert (error["param"], error["message"]) == ("guided_regex", f"guided_regex: {said}")

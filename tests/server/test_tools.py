@@ -210,7 +210,7 @@ def test_none_renders_tools_and_reads_nothing(server: RunningServer) -> None:
 
 
 def test_a_required_call_is_a_grammar(server: RunningServer) -> None:
-    weather = Tool("weather", PARAMETERS)
+    weather = Tool("weather", PARAMETERS, path="tools[0].function.parameters")
     now = Tool("now", {"type": "object", "properties": {}, "additionalProperties": False})
     hermes = Dialect("hermes")
 
@@ -246,7 +246,7 @@ def test_a_call_that_the_model_may_make_is_held_to_the_tools(server: RunningServ
     def expected(*tools: Tool, only_one: bool = False) -> Grammar:
         return triggered_grammar(hermes, Calls(tools, only_one), reasoning_opened=False)
 
-    weather, now = Tool("weather", PARAMETERS), Tool("now", {})
+    weather, now = Tool("weather", PARAMETERS, path="tools[0].function.parameters"), Tool("now", {})
     create(server, NOW)
     assert grammar_of(server) == expected(weather, now)
     create(server, NOW, tools=strict)

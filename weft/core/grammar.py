@@ -56,7 +56,9 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
         """One of the options, to the letter."""
         if not options:
             raise ValueError("a choice needs at least one option")
-        return cls("lark", "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+        # A terminal, which is one automaton: a rule of so many alternatives would be parsed one by one.
+        texts = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+        return cls("lark", f"start: CHOICE\nCHOICE: {texts}")
 
     @classmethod
     def lark(cls, text: str, trigger: Trigger | None = None) -> Grammar:

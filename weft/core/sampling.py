@@ -5,6 +5,8 @@ Ranges are those of `weft.abi.parameters`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from weft.abi.errors import InvalidRequest
@@ -15,6 +17,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+BANNING_BIAS = -100.0
+"""A logit with this bias or less belongs to a token that is not sampled while another is left."""
 GREEDY_TEMPERATURE = 1e-5
 """At or below this temperature the most probable token is taken; ties go to the lowest id."""
 
@@ -58,6 +62,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def has_penalties(self) -> bool:
         """Whether sampling needs the counts of earlier tokens."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def banned_by_bias(self) -> list[int]:
+        """Tokens whose bias bans them."""
+        return [token for token, bias in self.logit_bias.items() if bias <= BANNING_BIAS]
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, unless every value is usable with this vocabulary."""
@@ -109,6 +118,24 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise InvalidRequest(f"stop strings must have 1 to {MAX_STOP_BYTES} bytes, got {len(text)}", "stop")
         for token in self.stop_token_ids:
             _in_vocab("stop_token_ids", token, vocab_size)
+
+
+def check_together(sampling: SamplingParams, stop: StopParams, eos_ids: Sequence[int]) -> None:
+    """Raise `InvalidRequest`, naming the fields, where `allowed_token_ids` allows only tokens that others forbid."""
+    if sampling.allowed_token_ids is None:
+        return
+    ending = {*stop.stop_token_ids, *(() if stop.ignore_eos else eos_ids)} if stop.min_tokens else set()
+    forbidden = {
+        "bad_words": {word[0] for word in sampling.bad_words if len(word) == 1},
+        "logit_bias": set(sampling.banned_by_bias),
+        "min_tokens": ending,
+    }
+    allowed = set(sampling.allowed_token_ids)
+    fields = [name for name, tokens in forbidden.items() if tokens & allowed]
+    if fields and not allowed - set().union(*forbidden.values()):
+        raise InvalidRequest(
+            f"{' and '.join(fields)} forbid every token of allowed_token_ids; leave one of them out", fields[0]
+        )
 
 
 _SAMPLING_NUMBERS = [p for p in SAMPLING.values() if p.low is not None and p.name != "logit_bias"]

@@ -69,4 +69,5 @@ def build_engine(
         overlap=config.overlap,
         policy=policy_of(config),
         cost_model=None if profile is None else profile.cost_model(),
+        max_string_chars=config.json_string_chars or None,
     )

@@ -24,6 +24,7 @@ from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, Fa
 from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
 from weft.engine.grammar import Compiling, Encode, Grammars
+from weft.engine.grammar_text import MAX_JSON_STRING_CHARS
 from weft.engine.stop import StopMatcher
 from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
 from weft.sched.batch import InFlight
@@ -63,10 +64,12 @@ class Engine:
         clock: Clock | None = None,
         cost_model: CostModel | None = None,
         policy: Policy | None = None,
+        max_string_chars: int | None = MAX_JSON_STRING_CHARS,
     ):
         """`cost_model` predicts the worker's steps; it is corrected by what they take. `policy` says when a step of
         programs' commands begins. `token_bytes` has an entry for every row of the vocabulary, and `encode` makes tokens
-        of a text; without them there are no stop strings and no grammars."""
+        of a text; without them there are no stop strings and no grammars. `max_string_chars` limits strings whose JSON
+        schema does not."""
         spec = worker.spec
         config = msgspec.structs.replace(
             config, num_device_slots=spec.num_slots, num_embeds=spec.num_embed_slots, has_windows=spec.has_windows
@@ -74,7 +77,9 @@ class Engine:
         self.worker = worker
         self.clock = clock or SystemClock()
         self.cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
-        self._grammars = Grammars(token_bytes or [], special_ids, config.eos_token_ids, encode)
+        self._grammars = Grammars(
+            token_bytes or [], special_ids, config.eos_token_ids, encode, max_string_chars=max_string_chars
+        )
         self.scheduler = Scheduler(
             config, self.cache, lambda stop: StopMatcher(stop, token_bytes or []), self._grammars.guide
         )

@@ -15,12 +15,14 @@ from functools import partial
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
-from weft.abi.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Unsupported, WeftError
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
 from weft.core.wire import Command, Fork, Generate
-from weft.engine.guide import Guide, TriggeredGuide, short
+from weft.engine.conflicts import conflict
+from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, explained, translated
+from weft.engine.guide import Guide, TriggeredGuide
 from weft.sched.batch import InFlight
 from weft.sched.sequence import GenerateOp
 from weft.worker.memory import usable_cores
@@ -30,8 +32,6 @@ MAX_COMPILED = 64
 """Grammars kept for the next request with the same one."""
 COMPILING_THREADS = 2
 MOST_MASK_THREADS = 8
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"
-"""Between the tokens of JSON. Bounded: a model that has lost its way would write blanks for ever."""
 
 Encode = Callable[[str], bytes]
 """From text to packed tokens, without special ones around them."""
@@ -43,10 +43,18 @@ class Grammars:
     """The grammars of one engine, over its tokens."""
 
     def __init__(
-        self, token_bytes: Sequence[bytes], special_ids: Iterable[int], eos_ids: Sequence[int], encode: Encode | None
+        self,
+        token_bytes: Sequence[bytes],
+        special_ids: Iterable[int],
+        eos_ids: Sequence[int],
+        encode: Encode | None,
+        *,
+        max_string_chars: int | None = MAX_JSON_STRING_CHARS,
     ):
         """`token_bytes` has an entry for every row of the model's vocabulary. `encode` makes tokens of a text: where a
-        grammar leaves but one text, it is written in the tokens that the model knows it in."""
+        grammar leaves but one text, it is written in the tokens that the model knows it in. `max_string_chars` limits
+        strings whose JSON schema does not."""
+        self._max_string_chars = max_string_chars
         self._token_bytes, self._special_ids, self._eos_ids = token_bytes, special_ids, list(eos_ids)
         self._encode = encode
         self._tokenizer: LLTokenizer | None = None
@@ -94,19 +102,22 @@ class Grammars:
         waiting = np.flatnonzero(step.sampling.late_mask).astype(np.int32)
         if not len(waiting):
             return LateInputs()
-        matchers: list[tuple[LLMatcher, int]] = []
         masked = []
+        matchers: list[tuple[LLMatcher, int]] = []
         for index in waiting.tolist():
             sequence, epoch = flight.sampled[index]
-            guide = _guide_of(sequence.ops[0]) if sequence.epoch == epoch and sequence.ops else None
-            if guide is not None and not guide.error and guide.matcher is not None:
+            op = sequence.ops[0] if sequence.epoch == epoch and sequence.ops else None
+            guide = _guide_of(op)
+            if isinstance(op, Generation) and guide is not None and not guide.error and guide.matcher is not None:
                 matchers.append((guide.matcher, len(matchers)))
-                masked.append(index)
+                masked.append((index, guide, op.sampling, sequence.tokens))
         masks = np.empty((len(matchers), self._words), np.uint32)
         if matchers:
             self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, self._words * 4, len(masks))
-        free = np.setdiff1d(waiting, masked).astype(np.int32)
-        return LateInputs(np.asarray(masked, np.int32), masks, free)
+        for (_, guide, sampling, tokens), mask in zip(masked, masks, strict=True):
+            guide.conflict = conflict(sampling, mask, tokens)
+        samplers = np.array([index for index, *_ in masked], np.int32)
+        return LateInputs(samplers, masks, np.setdiff1d(waiting, samplers).astype(np.int32))
 
     def close(self) -> None:
         """Stop the compiling threads; grammars that wait are never compiled."""
@@ -129,15 +140,24 @@ class Grammars:
             raise InvalidRequest(
                 f"the grammar is longer than {MAX_GRAMMAR_BYTES >> 10} KiB; make it smaller", "grammar"
             )
-        vocabulary = self._vocabulary()
         try:
-            matcher = LLMatcher(vocabulary, _translate(grammar), log_level=0)
+            matcher = LLMatcher(self._vocabulary(), translated(grammar, self._max_string_chars), log_level=0)
             message = matcher.get_error() if matcher.is_error() else ""
+        except WeftError:
+            raise
         except Exception as error:  # whatever the library makes of a caller's text is the caller's
             message = str(error) or type(error).__name__
         if message:
-            raise InvalidRequest(f"the {_NAMES[grammar.kind]} cannot be used: {short(message)}", "grammar")
+            raise InvalidRequest(explained(grammar, message, self._error_of), "grammar")
         return matcher
+
+    def _error_of(self, text: str) -> str:
+        """Why a grammar in llguidance's form does not compile; empty where it does."""
+        try:
+            matcher = LLMatcher(self._vocabulary(), text, log_level=0)
+        except Exception as error:  # as above
+            return str(error) or type(error).__name__
+        return matcher.get_error() if matcher.is_error() else ""
 
     def _vocabulary(self) -> LLTokenizer:
         """Made when the first grammar comes: a large vocabulary takes a moment."""
@@ -216,17 +236,6 @@ class _Vocabulary:
 
     def __call__(self, text: str) -> list[int]:
         return unpack_tokens(self._encode(text)).tolist()
-
-
-_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
-
-
-def _translate(grammar: Grammar) -> str:
-    if grammar.kind == "json_schema":
-        return str(LLMatcher.grammar_from_json_schema(grammar.text, None, {"whitespace_pattern": WHITESPACE}))
-    if grammar.kind == "regex":
-        return str(LLMatcher.grammar_from_regex(grammar.text))
-    return str(LLMatcher.grammar_from_lark(grammar.text))
 
 
 def _guide_of(op: object) -> Guide | None:

@@ -138,7 +138,12 @@ def _num_held(text: bytes, marker: bytes) -> int:
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    return f"the grammar cannot be followed: {short(matcher.get_error())}" if matcher.is_error() else ""
+    if not matcher.is_error():
+        return ""
+    if "doesn't satisfy the grammar" in matcher.get_error():
+        return "the grammar allows no token that can be sampled here"
+    # The library's text shows its parser's state; its first line is the cause.
+    return f"the grammar cannot be followed: {short(matcher.get_error().partition('<state')[0])}"
 
 
 def short(message: str) -> str:

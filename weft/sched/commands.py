@@ -11,6 +11,7 @@ from collections.abc import Callable
 from weft.abi.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
+from weft.core.sampling import check_together
 from weft.core.wire import (
     Append,
     Cancel,
@@ -171,6 +172,7 @@ class CommandHandler:
         config = self._state.config
         command.sampling.validate(config.vocab_size)
         command.stop.validate(config.vocab_size)
+        check_together(command.sampling, command.stop, config.eos_token_ids)
         others = len(self._state.sequences.queue) - (sequence.state in (SequenceState.WAITING, SequenceState.DEFERRED))
         if others >= config.max_waiting:
             raise Overloaded(f"{config.max_waiting} requests are waiting already; try again later")

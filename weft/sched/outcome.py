@@ -113,17 +113,18 @@ def _take_watched(
     state: SchedulerState, sequence: Sequence, op: GenerateOp, token: int, result: StepResult, index: int, now: float
 ) -> None:
     """A token whose bytes a stop string or a grammar follows, or whose probability somebody asked for."""
-    past_minimum = op.num_output >= op.stop.min_tokens
-    verdict = _NOTHING if op.monitor is None else op.monitor.push(token, past_minimum)
-    logprobs = None if op.sampling.logprobs is None else _logprobs(result, index, op.sampling.logprobs)
-    state.log.send(sequence.client, Token(op.op, token, verdict.hold_bytes, logprobs))
     complete = op.guide is not None and op.guide.push(token)
     if op.guide is not None and op.guide.error:
+        # The token was drawn although the grammar left none, so it is not told.
         error = InvalidRequest(op.guide.error, "grammar")
         usage = usage_of(sequence, op, now)
         failed = Failed(op=op.op, kind=error.kind, message=error.message, param=error.param, usage=usage)
         end_operation(state, sequence, failed, now)
         return
+    past_minimum = op.num_output >= op.stop.min_tokens
+    verdict = _NOTHING if op.monitor is None else op.monitor.push(token, past_minimum)
+    logprobs = None if op.sampling.logprobs is None else _logprobs(result, index, op.sampling.logprobs)
+    state.log.send(sequence.client, Token(op.op, token, verdict.hold_bytes, logprobs))
     _end_if_over(state, sequence, op, token, verdict, complete, now)
 
 

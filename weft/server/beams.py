@@ -26,6 +26,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
+    "guided_whitespace_pattern": (None,),
 }
 """Fields that a search has no use for, and the values of them that ask for nothing."""
 

@@ -22,9 +22,14 @@ from weft.text import gbnf
 
 MAX_GRAMMAR_BYTES = 64 << 10
 FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_KINDS = ("json", "regex", "choice", "grammar")
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_BLANKS = ("whitespace_pattern", "disable_any_whitespace")
+"""Options of `structured_outputs` about white space in JSON."""
 _GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.M)
 """The first line of a rule as GBNF has it, and Lark does not."""
+OPTIONS = "x-guidance"
+"""The key of a schema with options of its grammar."""
+Blanks = Mapping[str, str | bool]
 
 
 class Constraint(NamedTuple):
@@ -37,9 +42,12 @@ class Constraint(NamedTuple):
 def constraint_of(body: GenerationRequest) -> Constraint | None:
     """What the request's text must be, or None. Raises `InvalidRequest` and `Unsupported`, naming the field."""
     found = []
+    blanks = None
+    if body.guided_whitespace_pattern is not None:
+        blanks = _whitespace("guided_whitespace_pattern", {"whitespace_pattern": body.guided_whitespace_pattern})
     for field in FIELDS:
         value = getattr(body, field)
-        grammar = None if value is None else _grammar(field, value)
+        grammar = None if value is None else _grammar(field, value, blanks)
         if grammar is not None:
             found.append(Constraint(grammar, field))
     if len(found) > 1:
@@ -66,29 +74,44 @@ def check_size(size: int, param: str) -> None:
         raise InvalidRequest(f"{param} has {size} bytes, at most {MAX_GRAMMAR_BYTES}.", param)
 
 
-def _grammar(field: str, value: Any) -> Grammar | None:
+def _grammar(field: str, value: Any, blanks: Blanks | None) -> Grammar | None:
     match field:
         case "response_format":
-            grammar = _response_format(value)
+            grammar = _response_format(value, blanks)
         case "structured_outputs":
-            given = {key: entry for key, entry in value.items() if entry is not None}
+            given = {key: entry for key, entry in value.items() if entry is not None and entry is not False}
+            own = {key: given.pop(key) for key in _BLANKS if key in given}
             if len(given) != 1 or not set(given) <= set(_KINDS):
-                raise InvalidRequest(f"{field} must have exactly one of {', '.join(_KINDS)}.", field)
+                options = " and ".join(_BLANKS)
+                raise InvalidRequest(
+                    f"{field} must have exactly one of {', '.join(_KINDS)}; beside it, {options} are known.", field
+                )
             (kind,) = given
-            grammar = _of_kind(kind, given[kind], f"{field}.{kind}")
+            blanks = _whitespace(field, own) if own else blanks
+            grammar = _of_kind(kind, given[kind], f"{field}.{kind}", blanks)
         case _:
-            grammar = _of_kind(field.removeprefix("guided_"), value, field)
+            grammar = _of_kind(field.removeprefix("guided_"), value, field, blanks)
     if grammar is not None:
         check_size(len(grammar.text.encode()), field)
     return grammar
 
 
-def _response_format(value: Mapping[str, Any]) -> Grammar | None:
+def _whitespace(field: str, given: Mapping[str, Any]) -> Blanks:
+    """What white space JSON may have, as an option of its grammar."""
+    pattern = given.get("whitespace_pattern")
+    if given.get("disable_any_whitespace") or pattern == "":
+        return {"whitespace_flexible": False}
+    if not isinstance(pattern, str):
+        raise InvalidRequest(f"{field}: whitespace_pattern must be a regular expression, a string.", field)
+    return {"whitespace_pattern": pattern}
+
+
+def _response_format(value: Mapping[str, Any], blanks: Blanks | None) -> Grammar | None:
     match value.get("type"):
         case "text":
             return None
         case "json_object":
-            return Grammar.json_object()
+            return _json({"type": "object"}, "response_format", blanks)
         case "json_schema":
             path = "response_format.json_schema"
             wrapper = value.get("json_schema")
@@ -98,7 +121,7 @@ def _response_format(value: Mapping[str, Any]) -> Grammar | None:
                 raise InvalidRequest(f"{path}.name must be a string.", f"{path}.name")
             if not isinstance(wrapper.get("schema"), dict):
                 raise InvalidRequest(f"{path}.schema must be a JSON schema, an object.", f"{path}.schema")
-            return _json(wrapper["schema"], "response_format")
+            return _json(wrapper["schema"], "response_format", blanks)
         case other:
             raise InvalidRequest(
                 f"response_format.type must be text, json_object or json_schema, got {other!r:.60}.",
@@ -106,7 +129,11 @@ def _response_format(value: Mapping[str, Any]) -> Grammar | None:
             )
 
 
-def _of_kind(kind: str, value: Any, path: str) -> Grammar:
+def _of_kind(kind: str, value: Any, path: str, blanks: Blanks | None) -> Grammar:
+    if kind == "json_object":
+        if value is not True:
+            raise InvalidRequest(f"{path} must be true.", path)
+        return _json({"type": "object"}, path, blanks)
     if kind == "json":
         if isinstance(value, str):
             check_size(len(value), path)
@@ -116,7 +143,7 @@ def _of_kind(kind: str, value: Any, path: str) -> Grammar:
                 raise InvalidRequest(f"{path} is not valid JSON: {error}.", path) from error
         if not isinstance(value, dict):
             raise InvalidRequest(f"{path} must be a JSON schema: an object, or its text.", path)
-        return _json(value, path)
+        return _json(value, path, blanks)
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(option, str) for option in value):
             raise InvalidRequest(f"{path} must be a list of at least one string.", path)
@@ -138,6 +165,6 @@ def _lark(rules: str, path: str) -> str:
         raise InvalidRequest(f"{path}, read as GBNF: {error}.", path) from error
 
 
-def _json(schema: Mapping[str, Any], path: str) -> Grammar:
+def _json(schema: Mapping[str, Any], path: str, blanks: Blanks | None) -> Grammar:
     check_size(len(msgspec.json.encode(schema)), path)
-    return Grammar.json_schema(schema)
+    return Grammar.json_schema(schema if blanks is None else {OPTIONS: blanks, **schema})

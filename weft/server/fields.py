@@ -54,7 +54,6 @@ _COMPILER = "There is one compiler of grammars; leave it out."
 _GENERATION: dict[str, Refusal] = {
     "backend": Refusal(NEVER, _COMPILER),
     "guided_decoding_backend": Refusal(NEVER, _COMPILER),
-    "guided_whitespace_pattern": Refusal(NEVER, "White space in JSON is free, up to a length; leave it out."),
     "kv_hints": Refusal(NEVER, "Cache hints are not in this release; prefixes are kept and found without them."),
     "kv_transfer_params": Refusal(NEVER, "KV transfer between servers is not in this release."),
     "logits_processors": Refusal(([],), "Code in requests is not run; use logit_bias, allowed_token_ids or bad_words."),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.core.grammar import Grammar, Trigger
-from weft.server.constraints import Constraint
+from weft.server.constraints import OPTIONS, Constraint
 from weft.server.dialect import CALL_ID, NAMED_ARGUMENTS, Dialect, ToolForm
 from weft.text import reasoning
 from weft.text.tool_calls import PARSERS
@@ -36,6 +36,8 @@ class Tool(NamedTuple):
     """A JSON schema of an object."""
     strict: bool = False
     """Arguments follow the schema wherever a call is made. Otherwise they do where a call is asked for."""
+    path: str = ""
+    """What errors call the schema."""
 
 
 class Calls(NamedTuple):
@@ -134,7 +136,11 @@ def _triggered_rules(dialect: Dialect, form: ToolForm, calls: Calls) -> list[str
 
 def _free_arguments(tool: Tool) -> str:
     """Arguments of a call that the model chose to make."""
-    return _json_rule(tool.parameters if tool.strict else _ANY_OBJECT, _BOUNDED_BLANKS)
+    return (
+        _json_rule(tool.parameters, _BOUNDED_BLANKS, tool.path)
+        if tool.strict
+        else _json_rule(_ANY_OBJECT, _BOUNDED_BLANKS)
+    )
 
 
 def _form_of(dialect: Dialect) -> ToolForm:
@@ -194,21 +200,20 @@ def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
 
 def _arguments(tool: Tool) -> str:
     """Arguments of a call that the request asks for."""
-    return _json_rule(tool.parameters, _AS_TEMPLATES_WRITE)
+    return _json_rule(tool.parameters, _AS_TEMPLATES_WRITE, tool.path)
 
 
-def _json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+def _json_rule(schema: Mapping[str, Any], blanks: Mapping[str, Any], path: str = "") -> str:
+    """A schema whose strings may have any length, which errors call `path`."""
+    options = {**blanks, "max_string_chars": None, "path": path}
+    return "%json " + json.dumps({**schema, OPTIONS: options}, ensure_ascii=False)
 
 
 def _inline(grammar: Grammar) -> str:
     """A grammar as the right side of a rule."""
     match grammar.kind:
         case "json_schema":
-            schema = json.loads(grammar.text)
-            if isinstance(schema, dict):
-                schema = {"x-guidance": _BOUNDED_BLANKS, **schema}
-            return "%json " + json.dumps(schema, ensure_ascii=False)
+            return "%json " + grammar.text
         case "regex":
             pattern = re.sub(r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], grammar.text, flags=re.S)
             return "/" + pattern.replace("\n", "\\n") + "/"

@@ -136,4 +136,4 @@ def _tool(tool: Mapping[str, Any], path: str) -> Tool:
         return Tool(name, _NO_PARAMETERS, bool(strict))
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise InvalidRequest(f"{path}.parameters must be the JSON schema of an object.", f"{path}.parameters")
-    return Tool(name, {"type": "object", **parameters}, bool(strict))
+    return Tool(name, {"type": "object", **parameters}, bool(strict), f"{path}.parameters")

@@ -122,11 +122,24 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         | None
     ) = None
     structured_outputs: (
-        Annotated[Json, Meta(description="What the text must be: one of `json`, `regex`, `choice`, `grammar`.")] | None
+        Annotated[
+            Json,
+            Meta(
+                description="What the text must be: one of `json`, `json_object`, `regex`, `choice`, `grammar`; "
+                "for JSON also `whitespace_pattern` or `disable_any_whitespace`."
+            ),
+        ]
+        | None
     ) = None
     guided_json: Annotated[Any, Meta(description="The text is JSON that this schema (or its text) allows.")] = None
     guided_regex: Annotated[str, Meta(description="The expression matches the whole text.")] | None = None
     guided_choice: Annotated[list[str], Meta(description="The text is one of these.")] | None = None
+    guided_whitespace_pattern: (
+        Annotated[
+            str, Meta(description="What may stand between the tokens of JSON; absent: a space behind `,` and `:`.")
+        ]
+        | None
+    ) = None
     guided_grammar: Annotated[str, Meta(description="The text belongs to this grammar, in Lark or GBNF.")] | None = None
     use_beam_search: Annotated[
         bool,

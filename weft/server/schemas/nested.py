@@ -149,6 +149,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     regex: Annotated[str | None, Meta(description="A text that the expression matches.")] = None
     choice: Annotated[list[str] | None, Meta(description="One of these.")] = None
     grammar: Annotated[str | None, Meta(description="A text of this grammar, in Lark or GBNF.")] = None
+    json_object: Annotated[bool | None, Meta(description="A JSON object.")] = None
+    whitespace_pattern: Annotated[str | None, Meta(description="What may stand between the tokens of JSON.")] = None
+    disable_any_whitespace: Annotated[bool | None, Meta(description="Nothing stands between them.")] = None
 
 
 _FORMATS: dict[str, Any] = {"response_format": ResponseFormat, "structured_outputs": StructuredOutputs}

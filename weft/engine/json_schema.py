@@ -1,0 +1,225 @@
+"""JSON schemas as llguidance compiles them, from JSON schemas as callers write them.
+
+Owns what differs: numbers that the library would round or that end its process, `format` as an annotation, the length
+of strings, white space, and how an error names the place in the schema. A schema may have options of its own under
+`x-guidance`, the library's key, at its top: those of the library, `max_string_chars` (null: no limit) and `path`, the
+name of the schema in errors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from weft.abi.errors import InvalidRequest
+
+MAX_DEPTH = 100
+MAX_LOCATED = 200
+"""Parts of a schema that are compiled alone to find the one that is wrong."""
+MAX_INT = 2**63 - 1024
+"""The largest bound of an integer that llguidance, which reads bounds as float64, keeps exactly."""
+MAX_NUMBER = 1e15
+"""The largest bound of a number that it writes without an exponent, which its grammar of numbers does not have."""
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""At most one space behind a comma or a colon, and no other white space."""
+OPTIONS = "x-guidance"
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+)
+"""Formats that the library holds strings to; any other is an annotation."""
+TYPES = frozenset(("null", "boolean", "number", "integer", "string", "array", "object"))
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains")
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_FIXES_TEXT = ("maxLength", "pattern", "format", "enum", "const", "$ref", "anyOf", "oneOf", "allOf")
+"""Keywords beside which a string gets no limit: they have one, or their parts get it."""
+_LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b\s*', re.S)
+
+
+class Block(NamedTuple):
+    """A schema within a grammar."""
+
+    schema: Any
+    path: str
+    """What errors call it; empty where there is only one."""
+
+
+def prepared(schema: Any, max_string_chars: int | None) -> Any:
+    """The schema for llguidance. Raises `InvalidRequest` for what cannot be kept, naming the place in the schema.
+
+    `max_string_chars` limits strings whose schema does not, unless the schema's options say otherwise.
+    """
+    if not isinstance(schema, dict):
+        return schema if schema is False else {OPTIONS: COMPACT}
+    given = schema.get(OPTIONS)
+    options = dict(given) if isinstance(given, dict) else {}
+    limit = options.pop("max_string_chars", max_string_chars)
+    path = options.pop("path", "")
+    body = {key: value for key, value in schema.items() if key != OPTIONS}
+    return {OPTIONS: options or COMPACT, **_Walk(limit, path).schema(body, (), 0)}
+
+
+def prepared_lark(text: str, max_string_chars: int | None) -> str:
+    """A grammar in Lark with its `%json` schemas prepared."""
+    parts, end = [], 0
+    for start, stop, schema in _blocks(text):
+        parts += [text[end:start], json.dumps(prepared(schema, max_string_chars), ensure_ascii=False)]
+        end = stop
+    return "".join([*parts, text[end:]])
+
+
+def blocks(text: str) -> list[Block]:
+    """The `%json` schemas of a grammar in Lark."""
+    found = []
+    for _, _, schema in _blocks(text):
+        options = schema.get(OPTIONS) if isinstance(schema, dict) else None
+        found.append(Block(schema, options.get("path", "") if isinstance(options, dict) else ""))
+    return found
+
+
+def located(schema: Any, compile_error: Callable[[Any], str]) -> tuple[str, str]:
+    """Where in a schema that does not compile the error is, and the error. `compile_error` is empty for a schema that
+    compiles."""
+    shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
+    budget, path, message = MAX_LOCATED, [""][:0], compile_error(schema)
+    while isinstance(schema, dict) and budget > 0:
+        for steps, child in _children(schema):
+            budget -= 1
+            if budget <= 0 or not isinstance(child, dict):
+                continue
+            error = compile_error({**shared, **child})
+            if error:
+                path, schema, message = [*path, *steps], child, error
+                break
+        else:
+            break
+    return dotted(path), message
+
+
+def dotted(steps: list[str] | tuple[str, ...]) -> str:
+    """A place in a schema: `properties.age.anyOf[1]`."""
+    return re.sub(r"\.(?=\[)", "", ".".join(steps))
+
+
+class _Walk:
+    """One schema on its way to llguidance."""
+
+    def __init__(self, max_string_chars: int | None, path: str):
+        self._limit = max_string_chars
+        self._path = path
+
+    def schema(self, value: Any, at: tuple[str, ...], depth: int) -> Any:
+        """The value in the place of a schema."""
+        if not isinstance(value, dict):
+            return value
+        if depth > MAX_DEPTH:
+            self._fail(at[:3], f"it nests deeper than {MAX_DEPTH} levels")
+        result = dict(value)
+        for steps, child in _children(value):
+            _put(result, steps, self.schema(child, (*at, *steps), depth + 1))
+        self._check_type(value, at)
+        for key in ("const", "enum"):
+            self._check_literal(value.get(key), (*at, key), 0)
+        if value.get("format") not in FORMATS:
+            result.pop("format", None)
+        self._bound_numbers(result, at)
+        if self._limit and _is_open_string(result):
+            result["maxLength"] = max(self._limit, _least_length(result))
+        return result
+
+    def _check_type(self, value: dict[str, Any], at: tuple[str, ...]) -> None:
+        kinds = value.get("type", [])
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            if not isinstance(kind, str) or kind not in TYPES:
+                self._fail((*at, "type"), f"{kind!r:.60} is not a type; the types are {', '.join(sorted(TYPES))}")
+
+    def _check_literal(self, value: Any, at: tuple[str, ...], depth: int) -> None:
+        if isinstance(value, float) and not math.isfinite(value):
+            self._fail(at, "the number is too large for JSON")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            self._fail(at, f"{str(value)[:40]} has more than 64 bits; write it as a string")
+        if depth > MAX_DEPTH:
+            self._fail(at[:3], f"it nests deeper than {MAX_DEPTH} levels")
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        for entry in entries:
+            self._check_literal(entry, at, depth + 1)
+
+    def _bound_numbers(self, schema: dict[str, Any], at: tuple[str, ...]) -> None:
+        """Bounds that a float64 holds, never wider than those given."""
+        limit = MAX_INT if schema.get("type") == "integer" else MAX_NUMBER
+        for keywords, sign in ((_LOWER, 1), (_UPPER, -1)):
+            for key in keywords:
+                bound = schema.get(key)
+                if not isinstance(bound, int | float) or isinstance(bound, bool):
+                    continue
+                # Turned so that the bound is a lower one.
+                low = bound * sign
+                if low > limit:
+                    self._fail((*at, key), f"no number that can be generated is within {str(bound)[:40]}")
+                schema[key] = sign * (_float_at_least(low) if low > -limit else -limit)
+
+    def _fail(self, at: tuple[str, ...], message: str) -> None:
+        place = ".".join(part for part in (self._path, dotted(at)) if part)
+        raise InvalidRequest(f"{place}: {message}" if place else message, "grammar")
+
+
+def _float_at_least(value: float) -> float:
+    """The least float64 that is not below the number; integers stay integers."""
+    found = float(value)
+    if found < value:
+        found = math.nextafter(found, math.inf)
+    return int(found) if found.is_integer() else found
+
+
+def _is_open_string(schema: dict[str, Any]) -> bool:
+    kinds = schema.get("type")
+    return (kinds == "string" or (isinstance(kinds, list) and "string" in kinds)) and not any(
+        key in schema for key in _FIXES_TEXT
+    )
+
+
+def _least_length(schema: dict[str, Any]) -> int:
+    least = schema.get("minLength")
+    return least if isinstance(least, int) else 0
+
+
+def _children(schema: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The schemas directly within a schema, each with the steps that lead to it."""
+    for key in _MAPS:
+        if isinstance(schema.get(key), dict):
+            yield from (((key, name), child) for name, child in schema[key].items())
+    for key in (*_LISTS, "items"):
+        if isinstance(schema.get(key), list):
+            yield from (((key, f"[{number}]"), child) for number, child in enumerate(schema[key]))
+    for key in _SCHEMAS:
+        if isinstance(schema.get(key), dict):
+            yield (key,), schema[key]
+
+
+def _put(schema: dict[str, Any], steps: tuple[str, ...], child: Any) -> None:
+    """Replace a schema within a schema, whose containers are copied."""
+    key, *rest = steps
+    if not rest:
+        schema[key] = child
+    elif rest[0].startswith("[") and isinstance(schema[key], list):
+        schema[key] = [*schema[key]]
+        schema[key][int(rest[0][1:-1])] = child
+    else:
+        schema[key] = {**schema[key], rest[0]: child}
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int, Any]]:
+    """Where in Lark the `%json` schemas are, and the schemas. What is no JSON is left to the library."""
+    decoder, at = json.JSONDecoder(), 0
+    while (match := _LARK.search(text, at)) is not None:
+        at = match.end()
+        if match[0].startswith("%json"):
+            try:
+                schema, at = decoder.raw_decode(text, match.end())
+            except (ValueError, RecursionError):
+                continue
+            yield match.end(), at, schema
