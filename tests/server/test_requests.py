@@ -9,7 +9,7 @@ from tests.server.conftest import RunningServer, ids, running
 from weft.server.fields import ADVISORY, REFUSED
 from weft.server.schemas.chat import ChatRequest
 from weft.server.schemas.completion import CompletionRequest
-from weft.testing.byte_tokenizer import byte_tokenizer
+from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -114,13 +114,29 @@ def test_wrong_fields_are_named(server: RunningServer, fields: dict, param: str)
     assert param.partition("[")[0] in error["message"]
 
 
+def test_effort_and_verbosity_reach_the_chat_template() -> None:
+    template = CHATML + "{% if reasoning_effort %}[{{ reasoning_effort }}|{{ verbosity }}]{% endif %}"
+    with running(tokenizer=byte_tokenizer(template)) as server:
+
+        def prompt(**fields) -> str:
+            answer = server.chat(return_token_ids=True, **fields).json()
+            return bytes(token for token in answer["prompt_token_ids"] if token < 256).decode()
+
+        assert prompt(reasoning_effort="high", verbosity="low").endswith("[high|low]")
+        given = {"chat_template_kwargs": {"reasoning_effort": "none"}}
+        assert prompt(reasoning_effort="high", verbosity="low", **given).endswith("[none|low]")
+        assert not prompt().endswith("]")
+    with running(tokenizer=byte_tokenizer(CHATML)) as server:
+        assert prompt(reasoning_effort="high") == prompt()
+        assert server.chat(reasoning_effort=3).status_code == 400
+
+
 HARMFUL = {
     "parallel_tool_calls": False,
     "spaces_between_special_tokens": False,
     "tools": [{"name": "f"}],
     "logits_processors": ["x"],
     "suffix": " end",
-    "verbosity": "low",
     "modalities": ["text", "audio"],
     "functions": [{"name": "f"}],
     "function_call": "auto",

@@ -16,6 +16,7 @@ from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
 
 def chat_args(body: ChatRequest | TokenizeRequest) -> ChatArgs:
     """What the chat template sees. A message that is continued opens no new turn unless the request says so."""
+    named = {name: getattr(body, name, None) for name in ("reasoning_effort", "verbosity")}
     opens = body.add_generation_prompt
     return ChatArgs(
         messages=body.messages or [],
@@ -23,7 +24,7 @@ def chat_args(body: ChatRequest | TokenizeRequest) -> ChatArgs:
         documents=body.documents or None,
         add_generation_prompt=not body.continue_final_message if opens is None else opens,
         continue_final_message=body.continue_final_message,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs={name: value for name, value in named.items() if value is not None} | body.chat_template_kwargs,
     )
 
 

@@ -76,9 +76,7 @@ _CHAT: dict[str, Refusal] = _GENERATION | {
     "mm_processor_kwargs": Refusal(({},), "This server reads text only."),
     "modalities": Refusal((["text"],), "This server generates text only."),
     "moderation": Refusal(NEVER, "This server does not moderate."),
-    "reasoning_effort": Refusal(NEVER, "Where the model's template has such a switch, set it in chat_template_kwargs."),
     "thinking_token_budget": Refusal(NEVER, "Reasoning has no limit of its own; max_tokens counts it too."),
-    "verbosity": Refusal(("medium",), "Ask for it in the messages."),
     "web_search_options": Refusal(NEVER, "This server does not search the web."),
 }
 

@@ -41,6 +41,11 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     add_special_tokens: Annotated[
         bool, Meta(description="Add the tokenizer's own special tokens to those of the template.")
     ] = False
+    reasoning_effort: (
+        Annotated[str, Meta(description="Given to the chat template, under this name; no effect where it reads none.")]
+        | None
+    ) = None
+    verbosity: Annotated[str, Meta(description="The same.")] | None = None
     chat_template_kwargs: Annotated[Json, Meta(description="Variables for the model's chat template.")] = msgspec.field(
         default_factory=dict
     )

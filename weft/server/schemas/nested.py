@@ -87,7 +87,7 @@ class FunctionDefinition(msgspec.Struct, kw_only=True):
     description: Annotated[str | None, Meta(description="What it does, for the model.")] = None
     parameters: Annotated[Json | None, Meta(description="JSON schema of its arguments, an object.")] = None
     strict: Annotated[
-        bool | None, Meta(description="Accepted: calls follow the schema wherever a grammar is at work.")
+        bool | None, Meta(description="true: arguments follow the schema also where the model chose to make the call.")
     ] = None
 
 
