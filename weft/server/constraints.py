@@ -102,7 +102,8 @@ def _whitespace(field: str, given: Mapping[str, Any]) -> Blanks:
     if given.get("disable_any_whitespace") or pattern == "":
         return {"whitespace_flexible": False}
     if not isinstance(pattern, str):
-        raise InvalidRequest(f"{field}: whitespace_pattern must be a regular expression, a string.", field)
+        path = f"{field}.whitespace_pattern"
+        raise InvalidRequest(f"{path} must be a regular expression, a string.", path)
     return {"whitespace_pattern": pattern}
 
 
