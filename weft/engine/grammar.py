@@ -108,7 +108,7 @@ class Grammars:
             sequence, epoch = flight.sampled[index]
             op = sequence.ops[0] if sequence.epoch == epoch and sequence.ops else None
             guide = _guide_of(op)
-            if isinstance(op, Generation) and guide is not None and not guide.error and guide.matcher is not None:
+            if isinstance(op, GenerateOp) and guide is not None and not guide.error and guide.matcher is not None:
                 matchers.append((guide.matcher, len(matchers)))
                 masked.append((index, guide, op.sampling, sequence.tokens))
         masks = np.empty((len(matchers), self._words), np.uint32)
