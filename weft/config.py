@@ -135,7 +135,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HTTP front."""
+    """Settings of the HTTP front."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -306,7 +306,7 @@ def _tenant_setting(entry: str) -> _TenantSetting:
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything `weft serve` needs."""
+    """All settings of `weft serve`."""
 
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()

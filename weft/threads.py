@@ -1,8 +1,8 @@
-"""Threads that tenants share fairly: whoever asks for much waits for itself, and the others do not.
+"""Threads that tenants share fairly: a tenant that asks for much delays its own work alone.
 
 Owns which job runs next. The tenant that has been served least goes first, by processor time; a tenant's own jobs begin
-in their order, and no more than `per_tenant` of them run at once, so that a thread is free for the others. What a job
-took is told to whoever asked for it, who may charge a program for it.
+in their order, and no more than `per_tenant` of them run at once, so that a thread is free for the others. The
+processor time of a job is reported to its submitter, which may charge a program for it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class FairThreads:
         try:
             self._threads.submit(self._drain)
         except RuntimeError:
-            # Closed: nothing that waits is begun any more.
+            # Closed: waiting work is not started any more.
             self.close()
             raise
         return future
@@ -148,10 +148,10 @@ def _carry_out(job: _Job) -> float:
     outcome, error = None, None
     try:
         outcome = job.work()
-    except BaseException as raised:  # whatever it is, it is for whoever awaits the future
+    except BaseException as raised:  # passed on to the task that awaits the future
         error = raised
     cost_s = time.thread_time() - began_s
-    # Charged first: whoever hears of the end finds it charged.
+    # Charge first: a task that learns of the end must find the time charged.
     if job.charge is not None:
         job.charge(cost_s)
     if error is not None:

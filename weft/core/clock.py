@@ -15,7 +15,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's monotonic clock."""
+    """A clock that reads the machine's monotonic time."""
 
     def now(self) -> float:
         """Seconds since an arbitrary origin."""

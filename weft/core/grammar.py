@@ -43,7 +43,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def json_object(cls) -> Grammar:
-        """Any JSON object."""
+        """JSON objects with any content."""
         return cls.json_schema({"type": "object"})
 
     @classmethod

@@ -42,7 +42,7 @@ class Worker(Protocol):
 
     @property
     def spec(self) -> WorkerSpec:
-        """Sizes and shapes; constant."""
+        """Sizes and shapes of the worker; they never change."""
         ...
 
     def launch(self, step: Step) -> StepHandle:

@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens seen in prompt or output (CTRL, Keskar et al. 2019)."""
     seed: int | None = None
-    """Fixes the random numbers of this request, whatever else is in the batch: the same tokens, as far as the model's
+    """Fixes the random numbers of this request independently of the batch: the same tokens, as far as the model's
     logits are the same (exactly in float64; in bfloat16 a batch of another shape rounds differently). None: the engine
     chooses."""
     logit_bias: dict[int, float] = {}
@@ -94,7 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When generation ends. Whatever happens first ends it."""
+    """When generation ends: at the first condition that holds."""
 
     max_tokens: int | None = None
     """None: as many as the context leaves."""

@@ -43,7 +43,7 @@ class HeadNorm(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """An RMS normalisation."""
+    """Weight and epsilon of an RMS normalisation."""
 
     weight: Tensor
     """[H]"""
@@ -148,7 +148,7 @@ class Attention(Protocol):
     ) -> Tensor:
         """q [T, num_heads, D], kv [N, 2, num_kv_heads, P, D] -> [T, num_heads * D].
 
-        Slots that no query of a row may see have no influence on it, whatever they hold (NaN too: pages are reused
+        Slots that no query of a row may see have no influence on it, even if they hold NaN (pages are reused
         without being cleared). A query that sees nothing gets zeros.
         """
         ...

@@ -70,12 +70,12 @@ class AttentionBatch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T, the number of query tokens."""
         return self.positions.shape[0]
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """R, the number of rows."""
         return len(self.q_lens)
 
 

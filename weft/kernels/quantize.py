@@ -17,7 +17,7 @@ LARGEST = 127
 
 
 class Quantized(NamedTuple):
-    """A weight in int8."""
+    """An int8 weight and its scales."""
 
     values: Tensor
     """int8 [O, I]"""

@@ -24,7 +24,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def pack_weight(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """See `base.PackWeight`."""
+    """Rearrange a weight [O, I] for this variant's `linear`, in plain torch. Contract: `base.PackWeight`."""
     return weight
 
 
@@ -35,7 +35,8 @@ def linear(
     residual: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """See `base.Linear`. An int8 weight is exact in every dtype, so its scale meets the sum, not each product."""
+    """x [T, I] times weight [O, I] to [T, O], in plain torch. Contract: `base.Linear`. An int8 weight is exact in every
+    dtype, so its scale meets the sum, not each product."""
     accumulate = wide(x.dtype)
     out = x.to(accumulate) @ weight.to(accumulate).T
     if scales is not None:
@@ -48,7 +49,7 @@ def linear(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `base.RmsNorm`."""
+    """RMS norm over the last dimension, in plain torch. Contract: `base.RmsNorm`."""
     widened = x.to(wide(x.dtype))
     normed = widened * torch.rsqrt(widened.square().mean(-1, keepdim=True) + eps)
     return weight * normed.to(x.dtype)
@@ -62,7 +63,7 @@ def linear_rms_norm(
     bias: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> NormedSum:
-    """See `base.LinearRmsNorm`."""
+    """Linear with residual, and its RMS norm: two tensors [T, O], in plain torch. Contract: `base.LinearRmsNorm`."""
     total = linear(x, weight, bias, residual, scales)
     return NormedSum(total, rms_norm(total, norm.weight, norm.eps))
 
@@ -82,7 +83,7 @@ def rotate_and_store(
     batch: AttentionBatch,
     kv: Tensor,
 ) -> Tensor:
-    """See `base.RotateAndStore`."""
+    """Rotate q and k of qkv, write k and v to their slots, in plain torch. Contract: `base.RotateAndStore`."""
     heads, kv_heads, _ = shape
     q, k, v = torch.split(qkv.view(qkv.shape[0], -1, shape.head_dim), [heads, kv_heads, kv_heads], dim=1)
     if norm is not None:
@@ -102,7 +103,7 @@ def store(k: Tensor, v: Tensor, batch: AttentionBatch, kv: Tensor) -> None:
 
 
 def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None = None) -> Tensor:
-    """See `base.Attention`."""
+    """Paged attention: q [T, heads, D] to [T, heads * D], in plain torch. Contract: `base.Attention`."""
     out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
     for row in range(batch.num_rows):
         attend_row(row, q, kv, batch, scale, sliding_window, out)
@@ -166,28 +167,28 @@ def visible(row: int, batch: AttentionBatch, sliding_window: int | None) -> Tens
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `base.SiluMul`."""
+    """gate_up [T, 2 I] to silu(gate) * up [T, I], in plain torch. Contract: `base.SiluMul`."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, dim=-1)
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
-    """See `base.GatedLinear`."""
+    """x [T, H] times weight [2 I, H], gated to [T, I], in plain torch. Contract: `base.GatedLinear`."""
     return silu_mul(linear(x, weight, bias, scales=scales))
 
 
 def no_block(shape: BlockShape, weights: Mapping[str, Tensor]) -> Block | None:
-    """See `base.PrepareBlock`: there is none."""
+    """A decoder layer as one operation, in plain torch. Contract: `base.PrepareBlock`.: there is none."""
     return None
 
 
 def copy_pages(kv: Tensor, source: Tensor, destination: Tensor) -> None:
-    """See `base.CopyPages`."""
+    """Copy whole pages within the KV of a layer, in plain torch. Contract: `base.CopyPages`."""
     kv[destination] = kv[source]
 
 
 def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
-    """See `base.CopySlots`."""
+    """Copy the KV of single tokens, in plain torch. Contract: `base.CopySlots`."""
     page_size = kv.shape[3]
     values = kv[source // page_size, :, :, source % page_size]
     kv[destination // page_size, :, :, destination % page_size] = values

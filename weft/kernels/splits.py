@@ -32,7 +32,7 @@ class SplitTables(NamedTuple):
     items: Tensor
     """[S, 8] int32."""
     merges: Tensor | None
-    """[B, 4] int32; None: no row has more than one split, whatever the lengths are."""
+    """[B, 4] int32; None: no row can have more than one split, for any lengths."""
 
 
 def num_items(kv_lens: I32) -> int:

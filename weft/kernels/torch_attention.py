@@ -70,7 +70,7 @@ class Plan(NamedTuple):
 
 
 def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None = None) -> Tensor:
-    """See `base.Attention`."""
+    """Paged attention: q [T, heads, D] to [T, heads * D], in torch. Contract: `base.Attention`."""
     shape = HeadShape(q.shape[1], kv.shape[2], q.shape[2])
     plan = _plan_for(batch, shape, sliding_window, kv.dtype)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

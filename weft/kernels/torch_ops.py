@@ -31,7 +31,8 @@ def linear(
     residual: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """See `base.Linear`. Values of an int8 weight are rounded to x's dtype, with their scale."""
+    """x [T, I] times weight [O, I] to [T, O], in torch. Contract: `base.Linear`. Values of an int8 weight are rounded
+    to x's dtype, with their scale."""
     if scales is not None:
         out = _quantized_product(x, weight, scales)
         if bias is not None:
@@ -58,7 +59,7 @@ def _quantized_product(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `base.RmsNorm`."""
+    """RMS norm over the last dimension, in torch. Contract: `base.RmsNorm`."""
     # A widened copy that is scaled in place beats both `F.rms_norm` and products of mixed dtypes.
     widened = x.to(reference.wide(x.dtype), copy=True)
     return _norm_in_place(widened, weight, eps).to(x.dtype)
@@ -72,7 +73,7 @@ def linear_rms_norm(
     bias: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> NormedSum:
-    """See `base.LinearRmsNorm`."""
+    """Linear with residual, and its RMS norm: two tensors [T, O], in torch. Contract: `base.LinearRmsNorm`."""
     total = linear(x, weight, bias, residual, scales)
     return NormedSum(total, rms_norm(total, norm.weight, norm.eps))
 
@@ -90,7 +91,7 @@ def rotate_and_store(
     batch: AttentionBatch,
     kv: Tensor,
 ) -> Tensor:
-    """See `base.RotateAndStore`."""
+    """Rotate q and k of qkv, write k and v to their slots, in torch. Contract: `base.RotateAndStore`."""
     heads, kv_heads, head_dim = shape
     qkv = qkv.view(qkv.shape[0], heads + 2 * kv_heads, head_dim)
     cos, sin = _rotation_rows(batch, rotation, qkv.dtype)
@@ -146,13 +147,13 @@ def _write_index(batch: AttentionBatch, kv_heads: int) -> tuple[Tensor | None, T
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `base.SiluMul`."""
+    """gate_up [T, 2 I] to silu(gate) * up [T, I], in torch. Contract: `base.SiluMul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
-    """See `base.GatedLinear`."""
+    """x [T, H] times weight [2 I, H], gated to [T, I], in torch. Contract: `base.GatedLinear`."""
     return silu_mul(linear(x, weight, bias, scales=scales))
 
 

@@ -138,11 +138,11 @@ class ResidentWeights:
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        """Weights outside the layers."""
+        """Weights outside the layers, by name."""
         return self._shared
 
     def layer(self, index: int) -> Mapping[str, Tensor]:
-        """Weights of layer `index`."""
+        """Weights of layer `index`, by name."""
         return self._layers[index]
 
 
@@ -161,16 +161,16 @@ class Layer(Protocol):
         ...
 
     def forward(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
-        """`feed_forward` of `attend`, with what is between them as one operation. For whoever needs all rows."""
+        """`feed_forward` of `attend`, with what is between them as one operation. For callers that need all rows."""
         ...
 
 
 class Model(Protocol):
-    """A decoder-only language model."""
+    """A decoder-only language model, layer by layer; the worker owns the loop over layers."""
 
     @property
     def spec(self) -> ModelSpec:
-        """Sizes and options."""
+        """Sizes and options of the architecture."""
         ...
 
     @property

@@ -150,7 +150,7 @@ class FakeEngine:
         self._publish([Failed(op=op, kind=EngineDead.kind, message=message) for op in sorted(self._open)], step_id=0)
 
     def restart(self) -> None:
-        """Come back, empty."""
+        """Restart the engine without any sequences."""
         self._ready.set()
 
     def step(self, count: int = 1) -> None:
@@ -171,12 +171,12 @@ class FakeEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine serves."""
+        """The description that the engine was given."""
         return self._info
 
     @property
     def ready(self) -> bool:
-        """Whether it is alive."""
+        """Whether the engine is alive."""
         return self._ready.is_set()
 
     async def wait_ready(self) -> EngineInfo:
@@ -204,7 +204,7 @@ class FakeEngine:
         self._schedule()
 
     async def stats(self) -> EngineStats:
-        """Counters."""
+        """The counters, as set by the test."""
         if not self.ready:
             raise EngineDead("the engine is down; it is being restarted, try again shortly")
         running = sum(1 for seq in self.sequences.values() if seq.operations)
@@ -228,7 +228,7 @@ class FakeEngine:
             await self._emptied.wait()
 
     async def close(self) -> None:
-        """Release everything."""
+        """Release all sequences and stop."""
         self.closed = True
         self.sequences.clear()
         self._emptied.set()

@@ -107,11 +107,11 @@ class FakeWorker:
 
     @property
     def spec(self) -> WorkerSpec:
-        """As given."""
+        """The spec that the worker was given."""
         return self._spec
 
     def launch(self, step: Step) -> StepHandle:
-        """Remember the step."""
+        """Record the step; its result is computed when awaited."""
         return _Done(self, step)
 
     def bind(self, handle: StepHandle, late: LateInputs) -> None:
@@ -121,7 +121,7 @@ class FakeWorker:
         handle.bound = True
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: the worker holds no resources."""
         self.closed = True
 
     def carry_out(self, step: Step) -> StepResult:

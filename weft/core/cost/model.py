@@ -71,7 +71,7 @@ class StepShape(NamedTuple):
         return cls(num_rows, num_rows, num_rows, kv_tokens, 0, 0)
 
     def plus(self, other: StepShape) -> StepShape:
-        """Both in one step."""
+        """The shape of one step that does the work of both."""
         return StepShape(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -159,7 +159,7 @@ class SwapModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Costs(Protocol):
-    """What whoever decides by time may ask. Seconds are the device's."""
+    """Predictions for decisions by time, in seconds of the device."""
 
     @property
     def saturation_tokens(self) -> int:

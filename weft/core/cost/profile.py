@@ -40,7 +40,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:32]
 
     def describe(self) -> str:
-        """For people."""
+        """The identity in one line, for people."""
         return f"{self.model}, {self.dtype}, {self.device}, {self.threads} threads"
 
 
@@ -60,7 +60,7 @@ class Swaps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `weft profile` found."""
+    """A fitted cost model with its samples and errors, as `weft profile` stores it."""
 
     format: int = FORMAT
     key: str
@@ -82,7 +82,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a profiler measured."""
+    """Times of forwards and swaps that a profiler measured."""
 
     forwards: list[Sample]
     swap_outs: list[SwapSample]
@@ -113,14 +113,14 @@ def make_profile(identity: Identity, name: str, measured: Measurements) -> Profi
 
 
 def encode_profile(profile: Profile) -> bytes:
-    """As indented JSON."""
+    """Encode a profile as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
 
 
 def decode_profile(data: bytes) -> Profile:
     """The inverse of `encode_profile`.
 
-    Raises `ConfigError` for what is no profile, is of another format, or cannot be right.
+    Raises `ConfigError` for bytes that are not a profile, are of another format, or hold impossible values.
     """
     try:
         header = msgspec.json.decode(data, type=_Header)

@@ -12,7 +12,7 @@ PROTOCOL_VERSION = 3
 
 
 class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What a client says."""
+    """Base of the commands that a client sends."""
 
 
 class EventBase(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -44,7 +44,7 @@ _envelope = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode_commands(commands: list[Command]) -> bytes:
-    """Commands as one message."""
+    """Encode commands as one message."""
     return _encoder.encode(commands)
 
 

@@ -44,12 +44,12 @@ class Dists(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def ids(self) -> list[int]:
-        """[n * k]"""
+        """Flattened from [n, k]."""
         return array("i", self.packed_ids).tolist()
 
     @property
     def logprobs(self) -> list[float]:
-        """[n * k]"""
+        """Flattened from [n, k]."""
         return array("f", self.packed_logprobs).tolist()
 
     @property
@@ -76,7 +76,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(EventBase, frozen=True, kw_only=True):
-    """An operation ended well."""
+    """An operation ended without an error."""
 
     op: int
     reason: FinishReason = "stop"
@@ -117,7 +117,7 @@ class Cancelled(EventBase, frozen=True, kw_only=True):
 
 
 class Welcome(EventBase, frozen=True, kw_only=True):
-    """Answers `Hello`."""
+    """Answer to `Hello`: the engine's description."""
 
     info: EngineInfo
     version: int = PROTOCOL_VERSION
@@ -131,13 +131,13 @@ class Loading(EventBase, frozen=True):
 
 
 class Stats(EventBase, frozen=True, kw_only=True):
-    """Answers `Ping`."""
+    """Answer to `Ping`: the engine's counters."""
 
     stats: EngineStats
 
 
 class Drained(EventBase, frozen=True, kw_only=True):
-    """Answers `Drain`."""
+    """Answer to `Drain`: no client holds anything any more."""
 
 
 class TraceSpan(EventBase, frozen=True):

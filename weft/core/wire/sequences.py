@@ -111,7 +111,7 @@ class Cancel(CommandBase, frozen=True, kw_only=True):
 
 
 class SetPriority(CommandBase, frozen=True, kw_only=True):
-    """Change a sequence's priority."""
+    """Change the priority of a sequence; lower runs earlier."""
 
     seq: int
     priority: int

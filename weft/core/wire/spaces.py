@@ -61,7 +61,7 @@ class AllocPages(_OnQueue, frozen=True, kw_only=True):
 
 
 class FreePages(_OnQueue, frozen=True, kw_only=True):
-    """Give pages back."""
+    """Free pages of the space."""
 
     pages: bytes
     """Packed uint32, as all lists of pages and embeddings."""
@@ -75,7 +75,7 @@ class AllocEmbeds(_OnQueue, frozen=True, kw_only=True):
 
 
 class FreeEmbeds(_OnQueue, frozen=True, kw_only=True):
-    """Give embeddings back."""
+    """Free embeddings of the space."""
 
     embeds: bytes
 
@@ -91,7 +91,7 @@ class CopyTokens(_OnQueue, frozen=True, kw_only=True):
 
 
 class MaskPage(_OnQueue, frozen=True, kw_only=True):
-    """Hide token s of the page from whoever reads it through this handle where bit s of `hidden` is set; show the
+    """Hide token s of the page from forwards that read it through this handle where bit s of `hidden` is set; show the
     others."""
 
     page: int
@@ -152,7 +152,7 @@ class ExportPages(_OnQueue, frozen=True, kw_only=True):
 
 
 class ImportPages(_OnQueue, frozen=True, kw_only=True):
-    """Pages `first` and on, with the KV exported under a name: `Finished.count`. Shared until somebody writes."""
+    """Pages `first` and on, with the KV exported under a name: `Finished.count`. Shared until a write copies it."""
 
     first: int
     name: str

@@ -29,7 +29,7 @@ class Level(IntEnum):
 
 
 class BatchFields(Structure):
-    """`weft::Batch`."""
+    """The C++ struct `weft::Batch`, field by field."""
 
     _fields_ = [
         ("num_rows", c_int64),
@@ -55,7 +55,7 @@ class BatchFields(Structure):
 
 
 class Product(Structure):
-    """`weft::Product`."""
+    """The C++ struct `weft::Product`, field by field."""
 
     _fields_ = [
         ("weight", c_void_p),
@@ -67,7 +67,7 @@ class Product(Structure):
 
 
 class BlockFields(Structure):
-    """`weft::BlockArgs`."""
+    """The C++ struct `weft::BlockArgs`, field by field."""
 
     _fields_ = [
         ("num_heads", c_int64),
@@ -89,7 +89,7 @@ class BlockFields(Structure):
 
 
 class PassFields(Structure):
-    """`weft::PassArgs`."""
+    """The C++ struct `weft::PassArgs`, field by field."""
 
     _fields_ = [
         ("batch", POINTER(BatchFields)),

@@ -1,7 +1,7 @@
 """The operations of `kernels.base` on the C++ library.
 
-Whatever does not fit a kernel (another dtype, device or layout: `tensors` says what does) goes to the torch variant, so
-every operation here takes everything that its contract allows.
+A tensor that does not fit a kernel (another dtype, device or layout: `tensors` says what does) goes to the torch
+variant, so every operation here takes everything that its contract allows.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class CpuKernels:
         self._probe_product = loaded.weft_probe_product
 
     def pack_weight(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """See `base.PackWeight`: bfloat16 [O, I] -> [O / 32, I / 32, 2, 16, 32], which `packed.h` describes, and int8
-        -> uint8 [O / 32, I / 32, 16, 64], which `int8.h` does."""
+        """Rearrange a weight [O, I] for this variant's `linear`, in C++. Contract: `base.PackWeight`.: bfloat16 [O, I]
+        -> [O / 32, I / 32, 2, 16, 32], which `packed.h` describes, and int8 -> uint8 [O / 32, I / 32, 16, 64], which
+        `int8.h` does."""
         if weight.dtype not in self._packs or (dtype or weight.dtype) != torch.bfloat16 or not weight.is_cpu:
             return weight
         outputs, inputs = weight.shape
@@ -82,7 +83,7 @@ class CpuKernels:
         residual: Tensor | None = None,
         scales: Tensor | None = None,
     ) -> Tensor:
-        """See `base.Linear`."""
+        """x [T, I] times weight [O, I] to [T, O], in C++. Contract: `base.Linear`."""
         rows = x.shape[0]
         if weight.dim() != 2:
             return self._packed_product(x, weight, bias, residual, scales)
@@ -101,7 +102,7 @@ class CpuKernels:
     def gated_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None
     ) -> Tensor:
-        """See `base.GatedLinear`."""
+        """x [T, H] times weight [2 I, H], gated to [T, I], in C++. Contract: `base.GatedLinear`."""
         if weight.dim() != 2 and weight.shape[0] % 2 == 0:
             return self._packed_product(x, weight, bias, None, scales, gated=True)
         return self.silu_mul(self.linear(x, weight, bias, scales=scales))
@@ -115,7 +116,8 @@ class CpuKernels:
         bias: Tensor | None = None,
         scales: Tensor | None = None,
     ) -> NormedSum:
-        """See `base.LinearRmsNorm`. The product adds the residual as it writes; its rows are still in the cache."""
+        """Linear with residual, and its RMS norm: two tensors [T, O], in C++. Contract: `base.LinearRmsNorm`. The
+        product adds the residual as it writes; its rows are still in the cache."""
         total = self.linear(x, weight, bias, residual, scales)
         return NormedSum(total, self.rms_norm(total, norm.weight, norm.eps))
 
@@ -146,7 +148,7 @@ class CpuKernels:
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See `base.RmsNorm`."""
+        """RMS norm over the last dimension, in C++. Contract: `base.RmsNorm`."""
         if not fits(x, weight):
             return torch_ops.rms_norm(x, weight, eps)
         out = torch.empty_like(x)
@@ -158,7 +160,7 @@ class CpuKernels:
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """See `base.SiluMul`."""
+        """gate_up [T, 2 I] to silu(gate) * up [T, I], in C++. Contract: `base.SiluMul`."""
         if not fits(gate_up):
             return torch_ops.silu_mul(gate_up)
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -178,7 +180,7 @@ class CpuKernels:
         batch: AttentionBatch,
         kv: Tensor,
     ) -> Tensor:
-        """See `base.RotateAndStore`."""
+        """Rotate q and k of qkv, write k and v to their slots, in C++. Contract: `base.RotateAndStore`."""
         weights = (None, None) if norm is None else (norm.q_weight, norm.k_weight)
         angles_fit = all(t.dtype == torch.float32 and t.is_contiguous() for t in rotation)
         if not fits(qkv, kv, *weights) or not angles_fit or shape.head_dim > MAX_HEAD_DIM:
@@ -195,7 +197,7 @@ class CpuKernels:
     def attention(
         self, q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None = None
     ) -> Tensor:
-        """See `base.Attention`."""
+        """Paged attention: q [T, heads, D] to [T, heads * D], in C++. Contract: `base.Attention`."""
         tokens, heads, head_dim = q.shape
         sized = head_dim % 16 == 0 and 0 < head_dim <= MAX_HEAD_DIM and heads <= MAX_GROUP * kv.shape[2]
         if not fits(kv) or q.dtype != kv.dtype or not sized:
@@ -214,7 +216,7 @@ class CpuKernels:
         return out
 
     def prepare_block(self, shape: BlockShape, weights: Mapping[str, Tensor]) -> CpuBlock | None:
-        """See `base.PrepareBlock`."""
+        """A decoder layer as one operation, in C++. Contract: `base.PrepareBlock`."""
         return CpuBlock.prepare(self._block, self.level, shape, weights)
 
     def probe_read(self, data: Tensor, threads: int) -> None:

@@ -84,7 +84,7 @@ class Rules(NamedTuple):
 
 
 def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None = None) -> Tensor:
-    """See `base.Attention`."""
+    """Paged attention: q [T, heads, D] to [T, heads * D], in Triton. Contract: `base.Attention`."""
     shape = HeadShape(q.shape[1], kv.shape[2], q.shape[2])
     if not has_heads(shape) or q.dtype != kv.dtype or not takes(kv):
         return torch_attention.attention(q, kv, batch, scale, sliding_window)

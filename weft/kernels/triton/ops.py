@@ -1,8 +1,8 @@
 """The operations of `kernels.base` but attention in Triton, and all of them together.
 
-Owns what a tensor must be for a kernel to take it. Whatever does not fit goes to the torch variant, so every operation
-here takes everything that its contract allows. Products of matrices are torch's, but for those of few rows with an
-int8 weight, which read it as it is.
+Owns what a tensor must be for a kernel to take it. A tensor that does not fit goes to the torch variant, so every
+operation here takes everything that its contract allows. Products of matrices are torch's, but for those of few rows
+with an int8 weight, which read it as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def linear(
     residual: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """See `base.Linear`."""
+    """x [T, I] times weight [O, I] to [T, O], in Triton. Contract: `base.Linear`."""
     if scales is None:
         return torch_ops.linear(x, weight, bias, residual)
     if not takes(x, bias, residual) or not weight.is_contiguous() or not scales.is_contiguous():
@@ -76,7 +76,8 @@ def linear_rms_norm(
     bias: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> NormedSum:
-    """See `base.LinearRmsNorm`. The product is rounded before the residual is added, as in torch's `Linear`."""
+    """Linear with residual, and its RMS norm: two tensors [T, O], in Triton. Contract: `base.LinearRmsNorm`. The
+    product is rounded before the residual is added, as in torch's `Linear`."""
     size = residual.shape[-1]
     if not takes(x, residual, norm.weight, bias) or size > MAX_ROW:
         return torch_ops.linear_rms_norm(x, weight, residual, norm, bias, scales)
@@ -90,7 +91,7 @@ def linear_rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `base.RmsNorm`."""
+    """RMS norm over the last dimension, in Triton. Contract: `base.RmsNorm`."""
     size = x.shape[-1]
     if not takes(x, weight) or size > MAX_ROW:
         return torch_ops.rms_norm(x, weight, eps)
@@ -107,7 +108,7 @@ def _row_blocks(size: int) -> dict[str, int]:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `base.SiluMul`."""
+    """gate_up [T, 2 I] to silu(gate) * up [T, I], in Triton. Contract: `base.SiluMul`."""
     if not takes(gate_up):
         return torch_ops.silu_mul(gate_up)
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -119,7 +120,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
-    """See `base.GatedLinear`."""
+    """x [T, H] times weight [2 I, H], gated to [T, I], in Triton. Contract: `base.GatedLinear`."""
     return silu_mul(linear(x, weight, bias, scales=scales))
 
 
@@ -131,7 +132,7 @@ def rotate_and_store(
     batch: AttentionBatch,
     kv: Tensor,
 ) -> Tensor:
-    """See `base.RotateAndStore`."""
+    """Rotate q and k of qkv, write k and v to their slots, in Triton. Contract: `base.RotateAndStore`."""
     weights = (None, None) if norm is None else (norm.q_weight, norm.k_weight)
     angles_fit = all(t.dtype == torch.float32 and t.is_contiguous() for t in rotation)
     if not takes(qkv, kv, *weights) or not angles_fit or shape.head_dim % 2:
@@ -155,7 +156,7 @@ def rotate_and_store(
 
 
 def copy_pages(kv: Tensor, source: Tensor, destination: Tensor) -> None:
-    """See `base.CopyPages`."""
+    """Copy whole pages within the KV of a layer, in Triton. Contract: `base.CopyPages`."""
     if not takes(kv):
         return reference.copy_pages(kv, source, destination)
     size = kv.stride(0)
@@ -166,7 +167,7 @@ def copy_pages(kv: Tensor, source: Tensor, destination: Tensor) -> None:
 
 
 def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
-    """See `base.CopySlots`."""
+    """Copy the KV of single tokens, in Triton. Contract: `base.CopySlots`."""
     if not takes(kv):
         return reference.copy_slots(kv, source, destination)
     heads, page_size, head_dim = 2 * kv.shape[2], kv.shape[3], kv.shape[4]

@@ -71,7 +71,7 @@ def _missing_on(device: torch.device) -> str | None:
 
 
 def load() -> Kernels:
-    """The operations. Imports Triton."""
+    """Import Triton and return its operations."""
     from weft.kernels.triton.ops import KERNELS
 
     return KERNELS

@@ -21,7 +21,7 @@ from weft.models.layers.weights import Source, WeightTarget, vector
 
 
 class DecoderLayer:
-    """One block. See `base.Layer`."""
+    """One decoder block: attention and feed-forward part, each with a norm before it; a `base.Layer`."""
 
     def __init__(self, spec: ModelSpec, index: int, rope: Rope, kernels: Kernels):
         self._attention = AttentionBlock(spec, index, rope, kernels)
@@ -72,21 +72,21 @@ class DecoderModel:
 
     @property
     def spec(self) -> ModelSpec:
-        """See `base.Model`."""
+        """Sizes and options of the architecture."""
         return self._spec
 
     @property
     def provider(self) -> WeightProvider:
-        """See `base.Model`."""
+        """The provider of all weights."""
         return self._provider
 
     @property
     def layers(self) -> Sequence[Layer]:
-        """See `base.Model`."""
+        """The decoder layers, in order."""
         return self._layers
 
     def kv_spec(self) -> KVSpec:
-        """See `base.Model`."""
+        """Shape and bytes of each layer's KV."""
         layer = LayerKV(self._spec.num_kv_heads, self._spec.head_dim)
         return KVSpec((layer,) * self._spec.num_layers, self._spec.dtype)
 

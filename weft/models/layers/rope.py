@@ -1,6 +1,6 @@
 """Rotary position embedding: frequencies of every supported scaling, and the rotation of a pass.
 
-Frequencies and angles are float32 whatever the model's dtype, because that is how checkpoints were trained and how
+Frequencies and angles are float32 in every dtype of the model, because that is how checkpoints were trained and how
 other implementations run them: an angle computed more exactly would differ from theirs at long positions.
 """
 

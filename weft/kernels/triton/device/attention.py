@@ -132,8 +132,8 @@ def _attend(
         v = tl.load(kv + slot[:, None] + KV_HEADS * PAGE * HEAD_DIM + d[None, :], mask=loaded, other=0.0)
         if GENERAL or WINDOW >= 0:
             # What nobody sees may be NaN, which a weight of 0 would not take away. Elsewhere `stop` leaves it out.
-            somebody = tl.max(seen.to(tl.int32), 0) != 0
-            v = tl.where(somebody[:, None], v, tl.zeros_like(v))
+            is_seen = tl.max(seen.to(tl.int32), 0) != 0
+            v = tl.where(is_seen[:, None], v, tl.zeros_like(v))
         values = values * kept[:, None] + _product(weights.to(v.dtype), v, WIDEN)
         largest = new_largest
     return values, largest, total
