@@ -19,6 +19,7 @@ from weft.engine.build import build_engine
 from weft.engine.profiles import load_profile, store_profile
 from weft.models.loader import choose_dtype, read_spec
 from weft.models.random_checkpoints import write_tiny
+from weft.sched.config import prompt_budget
 from weft.worker.identity import identify_spec
 
 IDENTITY = Identity(model="m", dtype="d", device="d", threads=1, page_size=16, kernels=[], software=[])
@@ -100,7 +101,7 @@ def test_the_saturation_point_bounds_prompts(weft, checkpoint, monkeypatch, tmp_
     for changes, expected in (({}, 29), ({"max_running": 40}, 40), ({"max_step_tokens": 64}, 64)):
         engine = build_engine(msgspec.structs.replace(config, **changes), lambda client, envelope: None)
         try:
-            assert engine.scheduler.prompt_budget == expected
+            assert prompt_budget(engine.scheduler.config) == expected
         finally:
             engine.close()
     assert "no more of prompts from 29 tokens on" in caplog.text

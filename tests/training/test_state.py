@@ -86,7 +86,10 @@ def test_a_lock_has_one_holder_who_is_named(tmp_path: Path) -> None:
     assert (holder(first.path) or {})["state"] == str((tmp_path / "b").resolve())
 
 
-def test_benchmarks_refuse_to_run_beside_training_and_run_while_it_is_paused(tmp_path: Path) -> None:
+def test_benchmarks_refuse_to_run_beside_training_and_run_while_it_is_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     alone.require()
     lock = ProcessLock(running_lock(), tmp_path)
     lock.acquire()

@@ -109,6 +109,11 @@ class Scheduler:
     # What is there
 
     @property
+    def config(self) -> SchedulerConfig:
+        """The configuration in force."""
+        return self._state.config
+
+    @property
     def sequences(self) -> SequenceTable:
         """All open sequences and where they are. To be read only."""
         return self._state.sequences

@@ -15,7 +15,7 @@ from weft.abi.errors import InvalidRequest
 from weft.programs.host import wire
 from weft.programs.quota.limits import MAX_NETWORK, MAX_NETWORK_CHARS, Limits
 from weft.programs.registry import Quota, checked_code
-from weft.programs.run.runs import MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, News, Run, RunRecord, RunSpec, shortened
+from weft.programs.run.runs import MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, Run, RunChange, RunRecord, RunSpec, shortened
 
 ENDINGS = {
     "a lone surrogate": "raise ValueError('\\ud800')",
@@ -68,7 +68,7 @@ def checked(record: RunRecord, result: bytes | None) -> None:
 
 
 async def ends_once(bench: Bench, what: RunSpec) -> Run:
-    told: list[News] = []
+    told: list[RunChange] = []
     bench.host.on_run = lambda run: setattr(run, "watcher", lambda run, news: told.append(news))
     run = bench.host.launch(what, TENANT)
     await run.wait()

@@ -156,7 +156,7 @@ def test_what_is_wrong_is_said(sandbox: Sandbox, source: str, message: str) -> N
 
 
 def test_arguments_that_are_no_json(sandbox: Sandbox) -> None:
-    assert "no JSON" in str(failure(sandbox, "def main(): pass", b"{"))
+    assert "not JSON" in str(failure(sandbox, "def main(): pass", b"{"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):
