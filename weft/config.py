@@ -52,6 +52,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Branch, tag or commit of a hub id."""
     offline: bool = False
     """Use only what the hub cache already has."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """auto: sampling parameters that a request leaves out take the values of the checkpoint's generation_config.json;
+    none: those of the API."""
     dtype: DType = "auto"
     """auto: the checkpoint's, except bfloat16 and float16 where the device computes neither well: then float32."""
     quantization: Quantization | None = None

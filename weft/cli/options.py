@@ -34,6 +34,12 @@ class Flag(NamedTuple):
 FLAGS: Mapping[str, Flag] = {
     "engine.revision": Flag(("--revision",), str, "Branch, tag or commit of a hub id."),
     "engine.offline": Flag(("--offline/--no-offline",), bool, "Use only what the hub cache already has."),
+    "engine.generation_config": Flag(
+        ("--generation-config",),
+        str,
+        "Sampling defaults of requests: the checkpoint's (auto), or the API's (none). (auto)",
+        "auto|none",
+    ),
     "engine.dtype": Flag(("--dtype",), str, "Data type of weights and KV.", "auto|float32|bfloat16|float16|float64"),
     "engine.quantization": Flag(("--quantization",), str, "Quantize the weights of the layers. (none)", "int8"),
     "engine.device": Flag(("--device",), str, "Device that the model runs on.", "auto|cpu|cuda"),

@@ -70,7 +70,9 @@ class LLM:
         Raises `ModelLoadError` or `ConfigError`, saying what to change.
         """
         config = engine_config(model, options)
-        tokenizer = load_tokenizer(config.model, config.revision, config.offline)
+        tokenizer = load_tokenizer(
+            config.model, config.revision, config.offline, generation_config=config.generation_config == "auto"
+        )
         self._start(lambda: InlineEngine.from_config(config, load_progress), tokenizer, config.max_waiting)
 
     @classmethod
@@ -132,7 +134,7 @@ class LLM:
     ) -> Iterator[Result]:
         """Like `generate`, but results come as they are ready (`Result.index` says whose) and `prompts` is read only as
         fast as they are taken: it may be endless. Leaving the loop early cancels what is under way."""
-        template, extras = arguments(sampling, stopping, options)
+        template, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
         self._check(template)
 
         async def work(prompt: Prompt) -> tuple[bytes, CompletionArgs]:
@@ -171,7 +173,7 @@ class LLM:
         **options: Unpack[Options],
     ) -> Iterator[Result]:
         """As `chat`, and results as in `generate_iter`."""
-        args, extras = arguments(sampling, stopping, options)
+        args, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
         self._check(args)
 
         async def work(messages: Conversation) -> tuple[bytes, CompletionArgs]:
@@ -227,7 +229,7 @@ class LLM:
         **options: Unpack[Options],
     ) -> Iterator[Chunk]:
         """Continue one prompt, in chunks as they are computed. Leaving the loop early cancels it."""
-        args, extras = arguments(sampling, stopping, options)
+        args, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
         self._check(args)
 
         async def work() -> CompletionArgs:
@@ -245,7 +247,7 @@ class LLM:
         **options: Unpack[Options],
     ) -> Iterator[Chunk]:
         """The assistant's next turn, in chunks as they are computed. Leaving the loop early cancels it."""
-        args, extras = arguments(sampling, stopping, options)
+        args, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
         self._check(args)
 
         async def work() -> CompletionArgs:

@@ -89,9 +89,10 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
 
 
 def arguments(
-    sampling: SamplingParams | None, stopping: StopParams | None, options: Options
+    sampling: SamplingParams | None, stopping: StopParams | None, options: Options, defaults: Mapping[str, float]
 ) -> tuple[CompletionArgs, Extras]:
-    """The program's arguments without a prompt. Raises `InvalidRequest` for a keyword or a type that is not known."""
+    """The program's arguments without a prompt. `defaults` are those of the model: they hold where `sampling` is None,
+    for parameters that `options` leaves out. Raises `InvalidRequest` for a keyword or a type that is not known."""
     given: dict[str, Any] = dict(options)
     for name in given:
         if name not in Options.__annotations__:
@@ -111,7 +112,7 @@ def arguments(
     args = CompletionArgs(
         prompt=b"",
         max_tokens=0 if prompt_alone else None,
-        sampling=_with(sampling or SamplingParams(), given),
+        sampling=_with(sampling or msgspec.convert(defaults, SamplingParams), given),
         stop=_with(stopping or StopParams(), given),
         **given,
     )

@@ -12,12 +12,14 @@ import difflib
 import functools
 import re
 import types
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.server.schemas.chat import ChatRequest
+from weft.server.schemas.common import GenerationRequest
 from weft.server.schemas.completion import CompletionRequest
 from weft.server.schemas.embedding import EmbeddingRequest
 from weft.server.schemas.nested import NESTED, NESTED_ADVISORY
@@ -100,8 +102,13 @@ REFUSED: dict[type[msgspec.Struct], dict[str, Refusal]] = {
 }
 
 
-def request_from(kind: type[T], raw: Any) -> T:
-    """Check a decoded JSON body and convert it. Raises `InvalidRequest` or `Unsupported`, naming the field."""
+def _no_defaults(model: Any) -> Mapping[str, float]:
+    return {}
+
+
+def request_from(kind: type[T], raw: Any, defaults_of: Callable[[Any], Mapping[str, float]] = _no_defaults) -> T:
+    """Check a decoded JSON body and convert it. `defaults_of` gives, by the name of the model, values of fields that
+    the body leaves out. Raises `InvalidRequest` or `Unsupported`, naming the field."""
     if not isinstance(raw, dict):
         raise InvalidRequest("The body must be a JSON object.")
     known = kind.__struct_fields__
@@ -116,6 +123,9 @@ def request_from(kind: type[T], raw: Any) -> T:
             _check_harmless(name, value, refused[name])
         elif name not in ADVISORY:
             raise InvalidRequest(_unknown(name, name, (*known, *refused, *ADVISORY)), name[:100])
+    if issubclass(kind, GenerationRequest) and not kept.get("use_beam_search"):
+        # A search takes the model's own probabilities, so there is nothing to have a default for.
+        kept = {**defaults_of(kept.get("model")), **kept}
     for name, shape in NESTED.get(kind, {}).items():
         _check_inside(kept.get(name), shape, name)
     try:

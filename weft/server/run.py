@@ -63,7 +63,9 @@ def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None
 def load_model(config: Config, progress: ProgressOf | None = None) -> ServedModel:
     """The engine process and the tokenizer of a configuration. Raises `ModelLoadError` for a tokenizer's files."""
     engine, server = config.engine, config.server
-    tokenizer = load_tokenizer(engine.model, engine.revision, engine.offline)
+    tokenizer = load_tokenizer(
+        engine.model, engine.revision, engine.offline, generation_config=engine.generation_config == "auto"
+    )
     report = progress(engine.model) if progress is not None else None
     process = ProcessEngine(engine, progress=report, trace=server.trace, log_level=server.log_level)
     return ServedModel(server.served_model_name or [engine.model], process, tokenizer, root=engine.model)

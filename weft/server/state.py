@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from weft.abi.errors import Draining, EngineDead, WeftError
@@ -183,6 +183,13 @@ class Service:
             message = f"The model {name[:200]!r} is not served here; {self._served()}."
             raise HttpProblem(404, message, code="model_not_found", param="model")
         return model
+
+    def sampling_defaults(self, name: object) -> Mapping[str, float]:
+        """Sampling parameters that the model of a served name recommends; none for a name that is not served."""
+        if name is None and len(self.models) == 1:
+            return self.models[0].tokenizer.sampling_defaults
+        model = self.by_name.get(name) if isinstance(name, str) else None
+        return {} if model is None else model.tokenizer.sampling_defaults
 
     def usable(self, name: str | None) -> Model:
         """Like `find`, for a model whose engine answers. Raises `EngineDead` too."""

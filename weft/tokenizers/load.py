@@ -15,6 +15,7 @@ import tokenizers
 
 from weft.abi.errors import ModelLoadError
 from weft.hub import find_model
+from weft.tokenizers.generation_config import sampling_defaults
 from weft.tokenizers.tokenizer import Tokenizer
 
 _FILES = [
@@ -27,16 +28,20 @@ _FILES = [
 ]
 
 
-def load_tokenizer(model: str, revision: str | None = None, offline: bool = False) -> Tokenizer:
+def load_tokenizer(
+    model: str, revision: str | None = None, offline: bool = False, *, generation_config: bool = False
+) -> Tokenizer:
     """The tokenizer of `weft-tiny`, of a local directory, or of a hub id (at `revision`).
 
-    `offline` uses only what the hub's cache already has. Raises `ModelLoadError`, saying which file and why. May
-    download; call it before serving, not on an event loop.
+    `generation_config`: with the sampling defaults of the checkpoint (`sampling_defaults`). `offline` uses only what
+    the hub's cache already has. Raises `ModelLoadError`, saying which file and why. May download; call it before
+    serving, not on an event loop.
     """
-    return load_directory(find_model(model, revision, files=_FILES, offline=offline), name=model)
+    path = find_model(model, revision, files=_FILES, offline=offline)
+    return load_directory(path, name=model, generation_config=generation_config)
 
 
-def load_directory(path: Path, name: str = "") -> Tokenizer:
+def load_directory(path: Path, name: str = "", *, generation_config: bool = False) -> Tokenizer:
     """The tokenizer of a model directory. Raises `ModelLoadError`."""
     file = path / "tokenizer.json"
     if not file.is_file():
@@ -59,6 +64,7 @@ def load_directory(path: Path, name: str = "") -> Tokenizer:
         special_tokens={key: token.content for key, token in special.items()},
         eos_token_ids=_eos_token_ids(path),
         chat_templates=_chat_templates(path, config),
+        sampling_defaults=_sampling_defaults(path) if generation_config else None,
         name=name,
     )
 
@@ -125,6 +131,11 @@ def _eos_token_ids(path: Path) -> list[int] | None:
     if isinstance(value, list) and value and all(isinstance(token, int) for token in value):
         return value
     return None
+
+
+def _sampling_defaults(path: Path) -> dict[str, float]:
+    file = path / "generation_config.json"
+    return sampling_defaults(_read_json(file), str(file))
 
 
 def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

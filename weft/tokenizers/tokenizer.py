@@ -60,12 +60,15 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         eos_token_ids: Iterable[int] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        sampling_defaults: Mapping[str, float] | None = None,
         name: str = "",
     ):
         backend.no_truncation()
         backend.no_padding()
         self.name = name
         self.special_tokens = dict(special_tokens or {})
+        self.sampling_defaults = dict(sampling_defaults or {})
+        """Sampling parameters that the checkpoint recommends for requests that leave them out."""
         self._backend = backend
         self.token_bytes, self.strips_leading_space = read_vocabulary(backend)
         """`token_bytes[id]` are the bytes of a token; those of special tokens are their text."""

@@ -51,7 +51,9 @@ def route(service: Service, method: str, path: str, handler: Handler) -> Route:
 
 async def read(service: Service, request: Request, kind: type[T]) -> T:
     """The request's body, checked. Raises `InvalidRequest`, `HttpProblem` and `ClientGone`."""
-    body = await read_request(request, service, functools.partial(request_from, kind))
+    body = await read_request(
+        request, service, functools.partial(request_from, kind, defaults_of=service.sampling_defaults)
+    )
     record_of(request).mark("read")
     return body
 
