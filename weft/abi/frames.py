@@ -106,7 +106,7 @@ def commands(data: bytes) -> Iterator[CommandFrame]:
 
 
 def pack_event(kind: EventKind, call: int, *blobs: bytes) -> bytes:
-    """Pack one event."""
+    """Pack one event: kind, call number and blobs."""
     lengths = _LENGTHS[len(blobs)]
     size = _EVENT.size - _SIZE.size + lengths.size + sum(map(len, blobs))
     return b"".join((_EVENT.pack(size, kind, call, len(blobs)), lengths.pack(*map(len, blobs)), *blobs))

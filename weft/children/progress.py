@@ -31,7 +31,7 @@ class ProgressCounter:
         self._shared[:_SIZE] = (self.read() + 1).to_bytes(_SIZE, "little")
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the shared memory. Idempotent."""
         self._shared.close()
 
 

@@ -61,7 +61,7 @@ class ChildOwner(Protocol):
         """A process is about to start, and will listen at this address."""
 
     def disconnect(self) -> None:
-        """Close the connection. Idempotent."""
+        """Close the connection to the child. Idempotent."""
 
     def ping(self) -> None:
         """Send the child something that its loop answers."""

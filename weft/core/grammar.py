@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.abi.grammars import choice_as_lark
+
 
 class Trigger(msgspec.Struct, frozen=True, array_like=True):
     """A marker from which on a grammar holds. The text before it is free, and so is its length."""
@@ -53,12 +55,10 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def choice(cls, options: Sequence[str]) -> Grammar:
-        """One of the options, to the letter."""
+        """Exactly one of the options."""
         if not options:
             raise ValueError("a choice needs at least one option")
-        # A terminal, which is one automaton: a rule of so many alternatives would be parsed one by one.
-        texts = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
-        return cls("lark", f"start: CHOICE\nCHOICE: {texts}")
+        return cls("lark", choice_as_lark(options))
 
     @classmethod
     def lark(cls, text: str, trigger: Trigger | None = None) -> Grammar:

@@ -33,7 +33,7 @@ class Connection:
         self._dealer.send(encode_commands(commands))
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection to the engine. Idempotent."""
         self._dealer.close()
 
     def _read(self, data: bytes) -> None:

@@ -58,7 +58,7 @@ class Dealer:
             self._loop.call_soon(self._readable)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the socket and stop reading from it. Idempotent."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close()

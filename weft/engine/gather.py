@@ -64,7 +64,7 @@ class Eager:
     """Never wait (and, by `max_rows` of the scheduler, never batch)."""
 
     def wait_s(self, ready: Ready) -> float:
-        """Always 0 seconds."""
+        """0: the step never waits for commands."""
         return 0.0
 
 

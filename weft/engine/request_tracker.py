@@ -93,7 +93,7 @@ class RequestTracker:
         self._deliver(list(commands))
 
     def receive(self, envelope: Envelope) -> None:
-        """An engine's message."""
+        """Route the events of an engine's message to their operations."""
         rest = [event for event in envelope.events if not self._take(event)]
         if rest:
             self._on_envelope(Envelope(envelope.step_id, rest))

@@ -85,7 +85,7 @@ class ProcessEngine(TrackingClient):
         return await self._requests.until_ready()
 
     async def close(self) -> None:
-        """Stop the process. Idempotent."""
+        """Stop the engine process. Idempotent."""
         await self.child.close()
         self._give_up(EngineDead("the engine was stopped"))
 
@@ -98,7 +98,7 @@ class ProcessEngine(TrackingClient):
         self._connection.send([Hello()])
 
     def disconnect(self) -> None:
-        """Close the connection. Idempotent."""
+        """Close the connection to the engine. Idempotent."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -10,7 +10,7 @@ from weft.llm.results import Result
 
 @contextmanager
 def no_bar() -> Iterator[Callable[[Result], None]]:
-    """Where none is wanted."""
+    """A context whose callback shows nothing."""
     yield lambda result: None
 
 

@@ -67,7 +67,7 @@ class Result:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all outputs."""
+        """Number of tokens of all outputs."""
         return sum(len(output.token_ids) for output in self.outputs)
 
     @property

@@ -77,12 +77,12 @@ class Operation:
         return False
 
     def finish(self, event: Finished) -> None:
-        """It ended well."""
+        """The operation ended without an error."""
         if not self.ended:
             self.ended, self.finished, self.usage = True, event, event.usage
 
     def fail(self, error: WeftError, usage: Usage | None = None) -> None:
-        """It ended badly."""
+        """The operation ended with an error."""
         if not self.ended:
             self.ended, self.error, self.usage = True, error, usage or self.usage
 

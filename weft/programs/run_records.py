@@ -60,7 +60,7 @@ class Journal(Protocol):
     """Receives the changes of `History`."""
 
     def began(self, record: RunRecord) -> None:
-        """A run was added."""
+        """Record that a run was added."""
 
     def ended(self, record: RunRecord) -> None:
         """A run has ended; the record is final."""

@@ -153,7 +153,7 @@ class Runtime:
             self._on_envelope(Envelope(0, [Failed(op=op, kind=refused.kind, message=refused.message)]))
 
     def add_sequence(self, seq: Sequence) -> None:
-        """Remember a fork."""
+        """Register a sequence that a fork made."""
         self._sequences[seq.id] = seq
 
     def remove_sequence(self, seq: Sequence) -> None:
@@ -169,7 +169,7 @@ class Runtime:
         self._operations[operation.op] = operation
 
     def remove_operation(self, op: int) -> None:
-        """Stop routing."""
+        """Stop routing events to an operation."""
         self._operations.pop(op, None)
 
     # ---- events

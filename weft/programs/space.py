@@ -98,7 +98,7 @@ class Space:
     # ---- queues
 
     def open_queue(self, queue: int, priority: int = 0, *, call: int = 0) -> None:
-        """Create a queue."""
+        """Create a command queue in the space."""
         self._tell(OpenQueue(space=self.id, queue=queue, op=self._begin(queue, call), priority=priority))
 
     def close_queue(self, queue: int, *, call: int = 0) -> None:
@@ -106,7 +106,7 @@ class Space:
         self._tell(CloseQueue(space=self.id, queue=queue, op=self._begin(queue, call)))
 
     def set_queue_priority(self, queue: int, priority: int, *, call: int = 0) -> None:
-        """Lower runs earlier."""
+        """Set a queue's priority; lower runs earlier."""
         self._tell(SetQueuePriority(space=self.id, queue=queue, op=self._begin(queue, call), priority=priority))
 
     def sync(self, queue: int) -> Report:
@@ -120,7 +120,7 @@ class Space:
         return self._ask(AllocPages(space=self.id, queue=queue, op=self._number(), first=first, count=count))
 
     def free_pages(self, queue: int, pages: bytes, *, call: int = 0) -> None:
-        """Give pages back."""
+        """Free pages of the space."""
         self._tell(FreePages(space=self.id, queue=queue, op=self._begin(queue, call), pages=pages))
 
     def copy_tokens(
@@ -163,7 +163,7 @@ class Space:
         return self._ask(AllocEmbeds(space=self.id, queue=queue, op=self._number(), first=first, count=count))
 
     def free_embeds(self, queue: int, embeds: bytes, *, call: int = 0) -> None:
-        """Give embeddings back."""
+        """Free embeddings of the space."""
         self._tell(FreeEmbeds(space=self.id, queue=queue, op=self._begin(queue, call), embeds=embeds))
 
     def embed_text(self, queue: int, tokens: bytes, positions: bytes, embeds: bytes, *, call: int = 0) -> None:

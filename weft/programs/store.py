@@ -55,7 +55,7 @@ class Store(Protocol):
         """Names that begin so, in the order of their code points."""
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close the store. Idempotent."""
 
 
 def check_name(name: str) -> str:
@@ -75,26 +75,26 @@ class MemoryStore:
         self._values: dict[str, dict[str, bytes]] = {}
 
     async def put(self, tenant: str, name: str, value: bytes) -> None:
-        """Keep a value."""
+        """Store a value under a name, replacing an earlier one."""
         values = self._values.setdefault(tenant, {})
         others = sum(_size(key, old) for key, old in values.items() if key != name)
         _check_quota(others + _size(check_name(name), value), self._quota)
         values[name] = value
 
     async def get(self, tenant: str, name: str) -> bytes | None:
-        """The value."""
+        """The value of a name; None where there is none."""
         return self._values.get(tenant, {}).get(name)
 
     async def delete(self, tenant: str, name: str) -> None:
-        """Forget a name."""
+        """Delete a name; unknown names are ignored."""
         self._values.get(tenant, {}).pop(name, None)
 
     async def names(self, tenant: str, prefix: str) -> list[str]:
-        """Names that begin so."""
+        """Sorted names with a prefix."""
         return sorted(name for name in self._values.get(tenant, {}) if name.startswith(prefix))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Close the store. Idempotent."""
 
 
 class SqliteStore:
@@ -117,7 +117,7 @@ class SqliteStore:
         await self._run(partial(self._put, tenant, check_name(name), value), tenant)
 
     async def get(self, tenant: str, name: str) -> bytes | None:
-        """The value."""
+        """The value of a name; None where there is none."""
         return await self._run(partial(self._get, tenant, name), tenant)
 
     async def delete(self, tenant: str, name: str) -> None:
@@ -125,7 +125,7 @@ class SqliteStore:
         await self._run(partial(self._delete, tenant, name), tenant)
 
     async def names(self, tenant: str, prefix: str) -> list[str]:
-        """Names that begin so."""
+        """Sorted names with a prefix."""
         return await self._run(partial(self._names, tenant, prefix), tenant)
 
     async def close(self) -> None:

@@ -110,7 +110,7 @@ class Scheduler:
 
     @property
     def config(self) -> SchedulerConfig:
-        """The configuration in force."""
+        """The configuration that the scheduler was built with."""
         return self._state.config
 
     @property

@@ -75,7 +75,7 @@ def pack_ints(values: Iterable[int]) -> bytes:
 
 
 def unpack_ints(data: bytes) -> list[int]:
-    """Unpack little-endian int32 values."""
+    """Unpack little-endian int32 values to a list."""
     return list(struct.unpack(f"<{len(data) // 4}i", data))
 
 
@@ -87,7 +87,7 @@ def pack_handles(numbers: list[int]) -> bytes:
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    """Unpack little-endian float32 values."""
+    """Unpack little-endian float32 values to a list."""
     return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 

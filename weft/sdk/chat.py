@@ -40,7 +40,7 @@ class Chat:
     """Further arguments of the template: documents, chat_template, template_kwargs."""
 
     def copy(self) -> Chat:
-        """An independent copy."""
+        """A copy that changes independently of this chat."""
         return Chat(
             [dict(message) for message in self.messages],
             dict(self.raw),

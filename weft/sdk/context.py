@@ -262,7 +262,7 @@ class Context(TokenBuffer):
             self.sequence.close()
 
     def drop(self) -> None:
-        """Release it. Idempotent."""
+        """Release the context and its sequence. Idempotent."""
         self.give_back()
 
     async def __aenter__(self) -> Self:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from weft.abi.errors import InvalidRequest
+from weft.abi.grammars import choice_as_lark
 from weft.abi.operations import Op
 from weft.sdk.answers import Answer, dump, pack_ints
 from weft.sdk.calls import Blobs
@@ -50,7 +51,7 @@ def choice(options: Sequence[str]) -> Grammar:
     """Exactly one of the options."""
     if not options or isinstance(options, str):
         raise InvalidRequest("a choice needs a list of at least one option", "options")
-    return Grammar("lark", "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+    return Grammar("lark", choice_as_lark(options))
 
 
 def lark(text: str) -> Grammar:
@@ -119,7 +120,7 @@ class Matcher(Resource):
         return Answer(self.channel.ask(Op.MATCHER_PUSH, self.number, pack_ints(tokens), owner=self), _allowed)
 
     def release(self) -> None:
-        """Release it. Idempotent."""
+        """Release the matcher on the host. Idempotent."""
         if self.is_open:
             self.channel.post(Op.MATCHER_CLOSE, self.number, owner=self)
             self.close()

@@ -90,7 +90,7 @@ def request(
 
 
 def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Answer[Response]:
-    """Send a GET request."""
+    """Send a GET request and return its response."""
     return request("GET", url, headers=headers, timeout_s=timeout_s)
 
 

@@ -61,7 +61,7 @@ class Subscription:
         return await self.get()
 
     def close(self) -> None:
-        """End the subscription."""
+        """End the subscription; later messages are dropped."""
         self._stream.cancel()
 
     async def __aenter__(self) -> Self:

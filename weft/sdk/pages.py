@@ -76,11 +76,11 @@ class PageQueue(Resource):
     noun = "queue"
 
     def alloc_pages(self, count: int) -> Allocation[Page]:
-        """Allocate `count` empty pages."""
+        """Allocate `count` empty pages, usable at once."""
         return self._alloc(Op.PAGES_ALLOC, Page, count)
 
     def alloc_embeds(self, count: int) -> Allocation[Embed]:
-        """Allocate `count` embeddings."""
+        """Allocate `count` embeddings, usable at once."""
         return self._alloc(Op.EMBEDS_ALLOC, Embed, count)
 
     def free_pages(self, pages: Page | Iterable[Page]) -> None:

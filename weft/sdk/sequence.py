@@ -204,7 +204,7 @@ class Sequence(Resource):
         self.close()
 
     def release(self) -> None:
-        """Release it. Idempotent."""
+        """Release the sequence on the engine. Idempotent."""
         if self.is_open:
             self.channel.post(Op.SEQ_RELEASE, self.number, owner=self)
             self.close()

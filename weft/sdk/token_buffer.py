@@ -93,7 +93,7 @@ class TokenBuffer:
             self._branch(child)
 
     def give_back(self) -> None:
-        """Release the sequence. Idempotent."""
+        """Release the sequence under the context. Idempotent."""
         if self.parent is None:
             self.sequence.release()
         else:

@@ -50,7 +50,7 @@ class Reading:
 
 
 class AnswerParser:
-    """Of one choice."""
+    """Splits the text of one choice into content, reasoning and tool calls."""
 
     def __init__(self, reading: Reading):
         dialect = reading.dialect
@@ -80,7 +80,7 @@ class AnswerParser:
         return joined([*deltas, *self._kept(self._calls.finish(cut=reason == "length"))])
 
     def finish_reason(self, reason: FinishReason) -> AnswerFinish:
-        """Why the choice ended."""
+        """The `finish_reason` of the choice, as OpenAI names it."""
         return "tool_calls" if self._num_calls and reason == "stop" else reason
 
     def _read(self, deltas: list[Delta]) -> list[Delta]:

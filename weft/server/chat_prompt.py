@@ -29,7 +29,7 @@ def chat_args(body: ChatRequest | TokenizeRequest) -> ChatArgs:
 
 
 class Rendered(NamedTuple):
-    """A prompt."""
+    """A rendered chat, tokenized."""
 
     tokens: bytes
     opens_reasoning: bool

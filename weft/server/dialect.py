@@ -33,7 +33,7 @@ CALL_ID = "[CALL_ID]"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Of one model."""
+    """How one model writes tool calls and reasoning."""
 
     tool_form: ToolForm | None = None
     named_arguments: bool = False

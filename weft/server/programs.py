@@ -50,7 +50,7 @@ SANDBOX_OVERCOMMIT = 4
 
 
 class Found(NamedTuple):
-    """What a reference means."""
+    """The program that a reference names, and its version."""
 
     program: Program
     version: Version
@@ -85,7 +85,7 @@ class Programs:
     # ---- programs
 
     async def upload(self, tenant: str, name: str, content: bytes, kind: ProgramKind | None) -> Program:
-        """Raises `InvalidRequest`, `QuotaExceeded`, `StorageFailed`."""
+        """Upload a program. Raises `InvalidRequest`, `QuotaExceeded`, `StorageFailed`."""
         self._check_on()
         if name in self._own:
             raise InvalidRequest(f"{name} is a program of this server's operator; choose another name.", "name")
@@ -96,7 +96,7 @@ class Programs:
             return await asyncio.to_thread(self._registry.upload, tenant, name, content, kind)
 
     def find(self, tenant: str, reference: str) -> Found:
-        """Raises `UnknownProgram`."""
+        """The program of a reference. Raises `UnknownProgram`."""
         own = self._own.get(reference)
         if own is not None:
             version = _version_of(own)
@@ -158,7 +158,7 @@ class Programs:
                 await host.open()
 
     def cancel_all(self, reason: str) -> None:
-        """End every run."""
+        """Cancel all runs that have not ended."""
         for run in self.history.active():
             run.cancel(reason)
 

@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
         self._signalled_s = -math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the port."""
+        """Open the port and report the address."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 

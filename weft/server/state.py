@@ -86,7 +86,7 @@ class Model:
 
 
 class Service:
-    """Everything a route needs."""
+    """The state that all routes share: configuration, models, programs and metrics."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Service:
             logger.info("model %s is ready on %s: context %d", model.names[0], info.device, info.max_context)
 
     async def close(self) -> None:
-        """Close every engine client."""
+        """Close the clients of all engines."""
         for task in list(self._starting):
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)

@@ -6,7 +6,7 @@ import asyncio
 
 
 class Timer:
-    """The event loop's clock."""
+    """The clock of the event loop; tests replace it."""
 
     def now(self) -> float:
         """Seconds since an arbitrary origin; never decreases."""

@@ -42,7 +42,7 @@ class ToolPlan(NamedTuple):
 
 
 def tool_plan(body: ChatRequest, dialect: Dialect) -> ToolPlan:
-    """Check the request's tools."""
+    """Check the tools of a request and decide how calls are made."""
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(body.tools[: MAX_TOOLS + 1])]
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(body.tools)} entries, at most {MAX_TOOLS}.", "tools")

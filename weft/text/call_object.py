@@ -34,7 +34,7 @@ class Extent:
 
     @property
     def depth(self) -> int:
-        """Brackets that are open."""
+        """Number of brackets that are open."""
         return self._depth
 
     def push(self, char: str) -> ScanState:

@@ -125,12 +125,12 @@ class Tokenizer:
         return self._backend.id_to_token(token) if 0 <= token < self.vocab_size else None
 
     def token_to_id(self, token: str) -> int | None:
-        """The inverse of `id_to_token`."""
+        """The id of a token's text; None for unknown text."""
         return self._backend.token_to_id(token)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `chat_template` gives one."""
+        """Whether the tokenizer has a chat template."""
         return bool(self._templates)
 
     def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:

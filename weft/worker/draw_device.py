@@ -25,14 +25,14 @@ MAX_SELECTED = 1024
 
 
 def argmax(logits: Tensor, rows: I64) -> Tensor:
-    """See `drawing.Argmax`."""
+    """The most probable tokens, on the device (`drawing.Argmax`)."""
     if len(rows) == logits.shape[0] and (rows == np.arange(len(rows))).all():
         return logits.argmax(-1)
     return logits.index_select(0, upload(rows, logits.device)).argmax(-1)
 
 
 def draw(logits: Tensor, rows: I64, draws: Draws) -> Tensor:
-    """See `drawing.Draw`."""
+    """Sampled tokens, on the device (`drawing.Draw`)."""
     size = max(1, MAX_ELEMENTS // logits.shape[1])
     parts = [slice(start, start + size) for start in range(0, len(rows), size)]
     return torch.cat([_draw_block(logits, rows[part], draws.part(part)) for part in parts])

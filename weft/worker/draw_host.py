@@ -35,7 +35,7 @@ class HostDrawing:
         self._pool = ThreadPoolExecutor(self._threads - 1, "weft-draw") if self._threads > 1 else None
 
     def argmax(self, logits: Tensor, rows: I64) -> Tensor:
-        """See `drawing.Argmax`."""
+        """The most probable tokens, on the host (`drawing.Argmax`)."""
         values, tokens = logits.numpy(), np.empty(len(rows), np.int64)
 
         def work(index: range) -> None:
@@ -46,7 +46,7 @@ class HostDrawing:
         return torch.from_numpy(tokens)
 
     def draw(self, logits: Tensor, rows: I64, draws: Draws) -> Tensor:
-        """See `drawing.Draw`."""
+        """Sampled tokens, on the host (`drawing.Draw`)."""
         values, tokens = logits.numpy(), np.empty(len(rows), np.int64)
 
         def work(index: range) -> None:

@@ -92,7 +92,7 @@ class TorchWorker:
 
     @property
     def spec(self) -> WorkerSpec:
-        """Sizes and shapes; constant."""
+        """Sizes and shapes of the worker; they never change."""
         return self._spec
 
     @property

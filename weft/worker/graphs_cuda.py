@@ -25,7 +25,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, body: Callable[[], None]) -> Graph:
-        """See `graphs.GraphBackend`."""
+        """Capture a CUDA graph of a step (`graphs.GraphBackend`)."""
         free, _ = torch.cuda.mem_get_info()
         if free < MIN_FREE_BYTES:
             raise WeftError(f"{free >> 20} MiB of device memory are free, {MIN_FREE_BYTES >> 20} are needed")

@@ -47,7 +47,7 @@ Fields = Mapping[str, Any]
 
 
 class Effort(NamedTuple):
-    """How much is measured."""
+    """How many shapes and repetitions are measured."""
 
     rounds: int
     most_rounds: int
@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """One batch."""
+    """One batch shape that is measured."""
 
     kind: str
     rows: tuple[Row, ...]

@@ -29,7 +29,7 @@ class FreeMemory(NamedTuple):
 
 
 class Sizing(NamedTuple):
-    """What the memory gives."""
+    """Pages and bytes that the memory allows."""
 
     num_device_pages: int
     num_host_pages: int

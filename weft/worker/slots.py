@@ -169,7 +169,7 @@ class RowPool:
 
     @property
     def width(self) -> int:
-        """Elements of a row."""
+        """Number of elements of a row."""
         return self.data.shape[1]
 
     def assign(self, slot: int, values: Tensor) -> None:

@@ -44,17 +44,17 @@ class Dists(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def ids(self) -> list[int]:
-        """Flattened from [n, k]."""
+        """Token ids, flattened from [n, k]."""
         return array("i", self.packed_ids).tolist()
 
     @property
     def logprobs(self) -> list[float]:
-        """Flattened from [n, k]."""
+        """Log-probabilities, flattened from [n, k]."""
         return array("f", self.packed_logprobs).tolist()
 
     @property
     def targets(self) -> list[float]:
-        """[n * t]"""
+        """Log-probabilities of given tokens, flattened from [n, t]."""
         return array("f", self.packed_targets).tolist()
 
 

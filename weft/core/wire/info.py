@@ -32,7 +32,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistogramPicture(msgspec.Struct, frozen=True, array_like=True):
-    """A frozen `weft.metrics.Histogram`."""
+    """Bounds, counts and total of a `weft.metrics.Histogram`, frozen."""
 
     bounds: tuple[float, ...]
     counts: list[int]

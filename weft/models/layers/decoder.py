@@ -34,15 +34,15 @@ class DecoderLayer:
         self._prepared: tuple[Mapping[str, Tensor], Block | None] | None = None
 
     def attend(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
-        """See `base.Layer`."""
+        """Attention part: x [T, H] to [T, H], residual added."""
         return self._attention(x, weights, batch, kv)
 
     def feed_forward(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """See `base.Layer`."""
+        """Feed-forward part: x [T, H] to [T, H], residual added."""
         return self._mlp(x, weights)
 
     def forward(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
-        """See `base.Layer`."""
+        """Both parts: x [T, H] to [T, H]."""
         block = self._block(weights)
         done = None if block is None else block(x, self._rope.rotation, batch, kv)
         if done is not None:
@@ -91,15 +91,15 @@ class DecoderModel:
         return KVSpec((layer,) * self._spec.num_layers, self._spec.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """See `base.Model`."""
+        """Token ids [T] to input embeddings [T, H]."""
         return F.embedding(token_ids, self._provider.shared["embedding"])
 
     def final_norm(self, x: Tensor) -> Tensor:
-        """See `base.Model`."""
+        """Norm before the head: [T, H] to [T, H]."""
         return self._kernels.rms_norm(x, self._provider.shared["final_norm"], self._spec.rms_eps)
 
     def head(self, x: Tensor) -> Tensor:
-        """See `base.Model`."""
+        """Hidden states [n, H] to logits [n, V]."""
         shared = self._provider.shared
         logits = self._kernels.linear(x, shared["embedding" if self._spec.tie_embeddings else "head"])
         return logits if logits.dtype == torch.float64 else logits.to(torch.float32)

@@ -38,7 +38,7 @@ MAX_LENGTH_PENALTY = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamArgs:
-    """What to search for."""
+    """The arguments of a beam search."""
 
     prompt: bytes
     """Packed token ids, at least one."""
@@ -72,7 +72,7 @@ class BeamArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beam:
-    """One continuation."""
+    """One continuation that the search found."""
 
     tokens: tuple[int, ...]
     """The end of sequence included, where it ended so."""

@@ -178,7 +178,7 @@ class HostClient:
             self._attach(index)
 
     def disconnect(self) -> None:
-        """Close the connection. Idempotent."""
+        """Close the connection to the host process. Idempotent."""
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None

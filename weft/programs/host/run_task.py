@@ -56,7 +56,7 @@ class RunTask:
 
     @property
     def id(self) -> str:
-        """Id of the run."""
+        """The id of the run that the task carries out."""
         return self.run.id
 
     # ---- Control

@@ -206,7 +206,7 @@ class Find(_Message, frozen=True):
 
 
 class Pong(_Message, frozen=True):
-    """Reply to `Ping`."""
+    """Reply to `Ping`: the host is alive."""
 
     num_runs: int
     state: Literal["serving"] = "serving"
@@ -220,7 +220,7 @@ _from_host = msgspec.msgpack.Decoder(FromHost)
 
 
 def encode(message: FromFront | FromHost) -> bytes:
-    """The message in msgpack."""
+    """Encode a message in msgpack."""
     return _encoder.encode(message)
 
 

@@ -28,7 +28,7 @@ _MAX_ENTRY = 300
 
 
 class Entry(NamedTuple):
-    """One entry, parsed."""
+    """One parsed entry of an allow-list."""
 
     host: str
     """Lower case, without brackets, a trailing dot, or the `*` of a wildcard."""

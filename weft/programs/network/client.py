@@ -123,7 +123,7 @@ class Network:
         raise NetworkFailed(f"more than {MAX_REDIRECTS} redirects, the last one to {hop.origin}")
 
     async def close(self) -> None:
-        """Close idle connections. Idempotent."""
+        """Close all pooled connections. Idempotent."""
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.aclose()
@@ -193,7 +193,7 @@ class TenantNetwork:
         self._network, self._tenant = network, tenant
 
     async def fetch(self, request: HttpRequest, allow: Iterable[str]) -> HttpResponse:
-        """As `Network.fetch`."""
+        """Send a request, as `Network.fetch` describes."""
         return await self._network.fetch(request, allow, self._tenant)
 
 

@@ -76,11 +76,11 @@ class MeteredStream(httpcore.AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """As the stream."""
+        """Write to the stream; only reads are metered."""
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """As the stream."""
+        """Close the stream that is measured."""
         await self._stream.aclose()
 
     async def start_tls(
@@ -93,5 +93,5 @@ class MeteredStream(httpcore.AsyncNetworkStream):
         return MeteredStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
 
     def get_extra_info(self, info: str) -> Any:
-        """As the stream."""
+        """Information about the stream that is measured."""
         return self._stream.get_extra_info(info)

@@ -90,12 +90,12 @@ class Hop:
 
     @property
     def scheme(self) -> str:
-        """http or https."""
+        """The scheme, `http` or `https`."""
         return self.url.scheme
 
     @property
     def host(self) -> str:
-        """As allow-lists write it."""
+        """The host as allow-lists write it."""
         return plain_host(self.url.raw_host.decode("ascii"))
 
     @property
@@ -110,7 +110,7 @@ class Hop:
         return f"{self.scheme}://{host}:{self.port}"
 
     def raw_url(self) -> httpcore.URL:
-        """For the HTTP library."""
+        """The URL in the form of the HTTP library."""
         # The host as it was checked: with a trailing dot it is the same name.
         return httpcore.URL(
             scheme=self.scheme.encode(), host=self.host.encode(), port=self.port, target=self.url.raw_path

@@ -294,7 +294,7 @@ class Budget:
         self._own_pages += count
 
     def give_pages(self, count: int) -> None:
-        """The inverse of `take_pages`."""
+        """Return pages that `take_pages` counted."""
         for budget in (self, *self._above):
             budget._pages -= count
         for account in self._accounts:
@@ -321,7 +321,7 @@ class Budget:
             raise
 
     def give_explicit_pages(self, count: int) -> None:
-        """The inverse of `take_explicit_pages`."""
+        """Return pages that `take_explicit_pages` counted."""
         self._set_explicit(self._explicit._replace(taken=self._explicit.taken - count))
         self.give_pages(count)
 

@@ -39,13 +39,13 @@ class CommandHost(Protocol):
         `WeftError` or `WireError`: the run must end with it."""
 
     def take_events(self) -> bytes:
-        """As `GuestHost.take_events`."""
+        """The events so far; never waits (`GuestHost.take_events`)."""
 
     async def wait_events(self, timeout_s: float | None) -> bytes:
-        """As `GuestHost.wait_events`."""
+        """Wait for the first event (`GuestHost.wait_events`)."""
 
     def on_events(self, wake: Callable[[], None]) -> None:
-        """As `GuestHost.on_events`."""
+        """Set the callback for new events (`GuestHost.on_events`)."""
 
 
 class _Message(NamedTuple):
@@ -56,7 +56,7 @@ class _Message(NamedTuple):
 
 
 class CommandQueue:
-    """Implements `weft.programs.guest.GuestHost`."""
+    """Carries out a guest's commands in portions; a `weft.programs.guest.GuestHost`."""
 
     def __init__(
         self,
@@ -105,19 +105,19 @@ class CommandQueue:
             self._share.wait(self._tenant, self._portion)
 
     def behind(self) -> Awaitable[None] | None:
-        """As `GuestHost.behind`."""
+        """An awaitable that ends when no command waits any more; None where none does (`GuestHost.behind`)."""
         return self._until_nothing_waits() if self._waiting and self._timer is None else None
 
     def take_events(self) -> bytes:
-        """As `GuestHost.take_events`."""
+        """The events so far; never waits (`GuestHost.take_events`)."""
         return self._host.take_events()
 
     async def wait_events(self, timeout_s: float | None) -> bytes:
-        """As `GuestHost.wait_events`."""
+        """Wait for the first event (`GuestHost.wait_events`)."""
         return await self._host.wait_events(timeout_s)
 
     def on_events(self, wake: Callable[[], None]) -> None:
-        """As `GuestHost.on_events`."""
+        """Set the callback for new events (`GuestHost.on_events`)."""
         self._host.on_events(wake)
 
     async def pause(self) -> None:

@@ -113,7 +113,7 @@ class Subscription:
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """(tenant, topic)."""
+        """The pair (tenant, topic)."""
         return self._key
 
 
@@ -125,7 +125,7 @@ class Hub:
 
     @property
     def num_subscriptions(self) -> int:
-        """Subscriptions of all tenants."""
+        """Number of subscriptions of all tenants."""
         return sum(map(len, self._topics.values()))
 
     def subscribe(self, tenant: str, topic: bytes, queue: MessageQueue, on_message: Callable[[], None]) -> Subscription:
@@ -144,7 +144,7 @@ class Hub:
         return len(listeners)
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove a subscription. Idempotent."""
+        """End a subscription. Idempotent."""
         listeners = self._topics.get(subscription.key)
         if listeners is not None:
             listeners.pop(subscription, None)

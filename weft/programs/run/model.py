@@ -63,7 +63,7 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the model."""
+        """The tokenizer of the model."""
         return self.runtime.tokenizer
 
     @property

@@ -114,7 +114,7 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def error(self) -> WeftError:
-        """The error again."""
+        """Rebuild the error from its record."""
         return from_kind(self.kind, self.message, param=self.param, traceback=self.traceback)
 
 
@@ -236,7 +236,7 @@ class Run:
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant that launched the run."""
         return self._record.tenant
 
     @property
@@ -246,7 +246,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether the run has ended."""
         return self._record.ended
 
     def record(self) -> RunRecord:
@@ -316,7 +316,7 @@ class Run:
     # ---- for its host
 
     def start(self) -> None:
-        """It runs."""
+        """The run has started."""
         self._advance("running", started_s=time.time())
 
     def emit(self, message: bytes) -> None:
@@ -332,7 +332,7 @@ class Run:
         self._notify_watcher(RunChange(message=message))
 
     def log(self, line: LogLine) -> None:
-        """It noted something."""
+        """Add a line to the run's log."""
         self._log.append(line)
         self._log_bytes += len(line.text) + LINE_COST_BYTES
         while self._log_bytes > KEPT_LOG_BYTES and len(self._log) > 1:
@@ -341,7 +341,7 @@ class Run:
         self._notify_watcher(RunChange(line=line))
 
     def finish(self, result: bytes) -> None:
-        """It ended well."""
+        """End the run with its result."""
         self.result = result
         self._end("finished", None)
 
@@ -351,7 +351,7 @@ class Run:
             self._end("cancelled" if isinstance(error, RunCancelled) else "failed", RunFailure.of(error))
 
     def adopt(self, record: RunRecord, result: bytes | None) -> None:
-        """It ended elsewhere, so."""
+        """Take over the record of a run that ended elsewhere."""
         if not self.ended:
             self.result = result
             self._end(record.status, record.error, record)

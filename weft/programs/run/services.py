@@ -37,17 +37,17 @@ class Child(Protocol):
 
     @property
     def id(self) -> str:
-        """Of the run."""
+        """The id of the run."""
 
     async def join(self) -> bytes:
         """JSON of what its main returned. Raises what it failed with. May be called often, and be cancelled."""
 
     def kill(self) -> None:
-        """Cancel it. Idempotent."""
+        """Cancel the run. Idempotent."""
 
 
 class Launcher(Protocol):
-    """Starts runs for programs."""
+    """Starts runs on behalf of programs."""
 
     async def launch(self, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:
         """Start a run within a budget that is already its own; the launcher closes it when the run is over, and where

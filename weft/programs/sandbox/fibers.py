@@ -67,7 +67,7 @@ class _FiberMachine:
         return self._cpu_s
 
     def close(self) -> None:
-        """See `Machine`."""
+        """Release the instance and its slot. Idempotent."""
         if self._instance is not None:
             instance, self._instance = self._instance, None
             instance.close()
@@ -108,7 +108,7 @@ class ComponentCode:
         self.exports = {name: bindings.component_export(self.component, name) for name in EXPORTS}
 
     def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> ComponentMachine:
-        """See `Code`."""
+        """A fresh machine that runs this code."""
         return ComponentMachine(self, limits, calls, check)
 
 
@@ -125,11 +125,11 @@ class ComponentMachine(_FiberMachine):
 
     @property
     def memory_bytes(self) -> int:
-        """See `Machine`: a component's memory cannot be seen."""
+        """0: the memory of a component cannot be seen."""
         return 0
 
     async def next(self) -> Request | None:
-        """See `Machine`."""
+        """The guest's next request, or None once it has ended."""
         if self._made is None:
             await self._pool.turns.next()
             await self._start()
@@ -150,21 +150,21 @@ class ComponentMachine(_FiberMachine):
         return Request(fields.function, (data, _D.unpack(_Q.pack(fields.args[0]))[0]))
 
     def answer(self, value: int | bytes) -> None:
-        """See `Machine`."""
+        """Pass the answer of a request to the guest and let it continue."""
         data = value if isinstance(value, bytes) else b""
         instance = self._running()
         bindings.shim().weft_answer_bytes(instance.fiber, data, len(data))
 
     def result(self) -> bytes:
-        """See `Machine`."""
+        """The value that the entry point returned."""
         return self._result
 
     def read(self, address: int, size: int) -> bytes:
-        """See `Machine`: a component's memory cannot be seen."""
+        """Raise `ProgramFailed`: the memory of a component cannot be read."""
         raise out_of_bounds(address, size)
 
     def write(self, address: int, data: bytes) -> None:
-        """See `Machine`: a component's memory cannot be seen."""
+        """Raise `ProgramFailed`: the memory of a component cannot be written."""
         raise out_of_bounds(address, len(data))
 
     async def _start(self) -> None:
@@ -209,7 +209,7 @@ class ModuleCode:
         self.entry = compiled.entry
 
     def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> ModuleMachine:
-        """See `Code`."""
+        """A fresh machine that runs this code."""
         return ModuleMachine(self, limits, check)
 
 
@@ -227,13 +227,13 @@ class ModuleMachine(_FiberMachine):
 
     @property
     def memory_bytes(self) -> int:
-        """See `Machine`."""
+        """Bytes of the module's memory."""
         if self._instance is not None and self._memory is not None:
             self._memory_bytes = self._instance.memory(self._memory)[1]
         return self._memory_bytes
 
     async def next(self) -> Request | None:
-        """See `Machine`."""
+        """The guest's next request, or None once it has ended."""
         if self._made is None:
             await self._pool.turns.next()
             self._made = self._running().instantiate_module(self._code.pre)
@@ -252,24 +252,24 @@ class ModuleMachine(_FiberMachine):
         return Request(fields.function, tuple(values))
 
     def answer(self, value: int | bytes) -> None:
-        """See `Machine`."""
+        """Pass the answer of a request to the guest and let it continue."""
         if isinstance(value, int):
             bindings.shim().weft_answer_i32(self._running().fiber, value)
 
     def result(self) -> bytes:
-        """See `Machine`."""
+        """The value that the entry point returned."""
         return b""
 
     def read(self, address: int, size: int) -> bytes:
-        """See `Machine`."""
+        """Read bytes of the module's memory. Raises `ProgramFailed` outside of it."""
         return ctypes.string_at(self._at(address, size), size)
 
     def write(self, address: int, data: bytes) -> None:
-        """See `Machine`."""
+        """Write bytes to the module's memory. Raises `ProgramFailed` outside of it."""
         ctypes.memmove(self._at(address, len(data)), data, len(data))
 
     def close(self) -> None:
-        """See `Machine`."""
+        """Release the instance and its slot. Idempotent."""
         if self._instance is not None:
             self._memory_bytes = self.memory_bytes
         super().close()
@@ -324,15 +324,15 @@ class FiberBackend:
         self._pools: dict[bool, Pool] = {}
 
     def component(self, compiled: Path) -> ComponentCode:
-        """See `Backend`."""
+        """Prepare a compiled component (`Backend.component`)."""
         return ComponentCode(self._pool(components=True), compiled)
 
     def module(self, compiled: CompiledModule) -> ModuleCode:
-        """See `Backend`."""
+        """Prepare a compiled core module (`Backend.module`)."""
         return ModuleCode(self._pool(components=False), compiled)
 
     def close(self) -> None:
-        """See `Backend`."""
+        """Close the pools of instances. Idempotent."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

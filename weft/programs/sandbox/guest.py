@@ -41,7 +41,7 @@ class SandboxedGuest:
         self._used = GuestUsage()
 
     async def run(self) -> bytes:
-        """See `Guest`."""
+        """Run the program to its end (`Guest.run`)."""
         if self._ended or self._task is not None:
             raise RuntimeError("a guest runs once")
         self._task = asyncio.current_task()
@@ -59,7 +59,7 @@ class SandboxedGuest:
             self._close()
 
     def kill(self, error: WeftError) -> None:
-        """See `Guest`."""
+        """End the program from outside (`Guest.kill`)."""
         if self._ended or self._killed is not None:
             return
         self._killed = error
@@ -70,7 +70,7 @@ class SandboxedGuest:
             self._task.cancel()
 
     def usage(self) -> GuestUsage:
-        """See `Guest`."""
+        """What the program has used so far (`Guest.usage`)."""
         if self._machine is None:
             return self._used
         memory_bytes = max(self._used.memory_bytes, self._machine.memory_bytes)
@@ -79,11 +79,11 @@ class SandboxedGuest:
     # ---- for the kinds
 
     def calls(self) -> Calls:
-        """Of a component."""
+        """The host functions that a component may call."""
         raise NotImplementedError
 
     def handle(self, request: Request) -> int | bytes | Awaitable[int | bytes]:
-        """Carry out a request."""
+        """Carry out one request of the guest."""
         raise NotImplementedError
 
     def outcome(self, returned: bytes) -> bytes:
@@ -236,7 +236,7 @@ class ModuleGuest(SandboxedGuest):
 
     @property
     def machine(self) -> Machine:
-        """While it runs."""
+        """The machine, while the program runs."""
         if self._machine is None:
             raise RuntimeError("the guest does not run")
         return self._machine

@@ -50,7 +50,7 @@ class Run(Protocol):
         """Commands that wait for no answer."""
 
     def exchange(self, data: bytes, timeout_s: float) -> bytes | Awaitable[bytes]:
-        """Commands out, events in."""
+        """Pass commands to the host and events back."""
 
     def count(self, size: int) -> None:
         """So many bytes cross between the guest and its host."""
@@ -73,7 +73,7 @@ class Import(NamedTuple):
 
     @property
     def signature(self) -> Signature:
-        """Its type."""
+        """The Wasm type of the import."""
         return Signature(tuple(_TYPES[kind] for kind in self.params), tuple(_TYPES[kind] for kind in self.results))
 
 
@@ -85,7 +85,7 @@ class Entropy:
         self._counter = 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """The next `size` pseudo-random bytes."""
         self._counter += 1
         return hashlib.shake_256(self._seed + self._counter.to_bytes(8, "little")).digest(size)
 

@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """An imported function."""
+    """An imported function: module, name and type."""
 
     module: str
     name: str

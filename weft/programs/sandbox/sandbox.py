@@ -76,7 +76,7 @@ class Sandbox:
 
     @property
     def backend(self) -> str:
-        """`fibers` or `threads`."""
+        """The backend in use: `fibers` or `threads`."""
         return self._backend.name
 
     def python(

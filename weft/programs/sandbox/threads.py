@@ -44,13 +44,13 @@ class Slots:
         self._free = count
 
     def take(self) -> None:
-        """One slot. Raises `Overloaded`."""
+        """Take a slot. Raises `Overloaded` where none is free."""
         if self._free < 1:
             raise Overloaded("all slots of the sandbox are taken; try again later, or raise the number of slots")
         self._free -= 1
 
     def give(self) -> None:
-        """Give it back."""
+        """Return a slot."""
         self._free += 1
 
 
@@ -86,7 +86,7 @@ class _ThreadMachine:
         return self._cpu_s
 
     async def next(self) -> Request | None:
-        """See `Machine`."""
+        """The guest's next request, or None once it has ended."""
         if self._thread.ident is None:
             self._thread.start()
         looking = self._loop.call_later(_LOOK_S, self._look)
@@ -98,15 +98,15 @@ class _ThreadMachine:
             self._news = self._loop.create_future()
 
     def answer(self, value: int | bytes) -> None:
-        """See `Machine`."""
+        """Pass the answer of a request to the guest and let it continue."""
         self._answers.put(value)
 
     def result(self) -> bytes:
-        """See `Machine`."""
+        """The value that the entry point returned."""
         return self._returned
 
     def close(self) -> None:
-        """See `Machine`. Waits for the thread, which is about to end."""
+        """Release the instance and wait for its thread, which is about to end. Idempotent."""
         if self._closed:
             return
         self._closed = self._closing = True
@@ -179,15 +179,15 @@ class ComponentMachine(_ThreadMachine):
 
     @property
     def memory_bytes(self) -> int:
-        """See `Machine`: a component's memory cannot be seen."""
+        """0: the memory of a component cannot be seen."""
         return 0
 
     def read(self, address: int, size: int) -> bytes:
-        """See `Machine`: a component's memory cannot be seen."""
+        """Raise `ProgramFailed`: the memory of a component cannot be read."""
         raise out_of_bounds(address, size)
 
     def write(self, address: int, data: bytes) -> None:
-        """See `Machine`: a component's memory cannot be seen."""
+        """Raise `ProgramFailed`: the memory of a component cannot be written."""
         raise out_of_bounds(address, len(data))
 
     def _work(self) -> None:
@@ -238,22 +238,22 @@ class ModuleMachine(_ThreadMachine):
 
     @property
     def memory_bytes(self) -> int:
-        """See `Machine`."""
+        """Bytes of the module's memory."""
         if self._memory is not None and not self._closed:
             self._memory_bytes = self._memory.data_len(self._store)
         return self._memory_bytes
 
     def close(self) -> None:
-        """See `Machine`."""
+        """Release the instance and its slot. Idempotent."""
         self._memory_bytes = self.memory_bytes
         super().close()
 
     def read(self, address: int, size: int) -> bytes:
-        """See `Machine`."""
+        """Read bytes of the module's memory. Raises `ProgramFailed` outside of it."""
         return bytes(self._checked(address, size).read(self._store, address, address + size))
 
     def write(self, address: int, data: bytes) -> None:
-        """See `Machine`."""
+        """Write bytes to the module's memory. Raises `ProgramFailed` outside of it."""
         self._checked(address, len(data)).write(self._store, data, address)
 
     def _checked(self, address: int, size: int) -> wasmtime.Memory:
@@ -323,7 +323,7 @@ class _Module:
 
 
 class ThreadBackend:
-    """See `backend.Backend`."""
+    """A `backend.Backend` with one thread per running guest."""
 
     name = "threads"
 
@@ -331,12 +331,12 @@ class ThreadBackend:
         self._slots = Slots(slots, memory_bytes)
 
     def component(self, compiled: Path) -> _Component:
-        """See `Backend`."""
+        """Prepare a compiled component (`Backend.component`)."""
         return _Component(self._slots, compiled)
 
     def module(self, compiled: CompiledModule) -> _Module:
-        """See `Backend`."""
+        """Prepare a compiled core module (`Backend.module`)."""
         return _Module(self._slots, compiled)
 
     def close(self) -> None:
-        """See `Backend`: nothing runs in the background."""
+        """Do nothing: a thread ends with its guest."""

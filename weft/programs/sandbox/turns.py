@@ -16,7 +16,7 @@ class Turns:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next(self) -> None:
-        """Wait for a turn."""
+        """Wait for the guest's next turn."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # Another loop, and the one before is gone with whoever waited there.

@@ -135,13 +135,13 @@ class SpaceParts:
     # The arrays, once all is added
 
     def embed_batch(self) -> EmbedBatch | None:
-        """For the step."""
+        """The embeddings to write, as the step carries them."""
         if not self._embed_tokens:
             return None
         return EmbedBatch(as_array(self._embed_tokens), as_array(self._embed_slots))
 
     def head_batch(self) -> HeadBatch | None:
-        """For the step."""
+        """The distributions to compute, as the step carries them."""
         return HeadBatch(as_array(self._head_slots)) if self._head_slots else None
 
     def uniforms(self) -> F64:
@@ -187,7 +187,7 @@ class SpaceParts:
         return None if (found == _ALL).all() else found
 
     def masks(self, num_rows: int) -> tuple[np.ndarray | None, I32 | None]:
-        """`mask_bits` and `mask_indptr`."""
+        """The packed masks of all rows: `mask_bits` and `mask_indptr`."""
         if not self._special:
             return None, None
         sizes = np.zeros(num_rows, np.int32)

@@ -121,14 +121,14 @@ class Space:
     """The pages listed last: a program lists the same ones from token to token."""
 
     def queue(self, number: int) -> Queue:
-        """Raises `UnknownHandle`."""
+        """The queue of a number. Raises `UnknownHandle`."""
         queue = self.queues.get(number)
         if queue is None or queue.closing:
             raise UnknownHandle(f"there is no queue {number}: it was never opened, or was closed")
         return queue
 
     def page(self, number: int) -> Page:
-        """Raises `UnknownHandle`."""
+        """The page of a number. Raises `UnknownHandle`."""
         page = self.pages.get(number)
         if page is None:
             raise UnknownHandle(f"there is no page {number}: it was never allocated, or was freed")
@@ -147,7 +147,7 @@ class Space:
         self._listed = b"", []
 
     def embed(self, number: int) -> Embed:
-        """Raises `UnknownHandle`."""
+        """The embedding of a number. Raises `UnknownHandle`."""
         embed = self.embeds.get(number)
         if embed is None:
             raise UnknownHandle(f"there is no embedding {number}: it was never allocated, or was freed")

@@ -71,7 +71,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The assistant's turn."""
+    """The assistant's message of a choice."""
 
     role: Literal["assistant"]
     content: str | None
@@ -107,7 +107,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
+    """One choice of a chat completion."""
 
     index: int
     message: ChatMessage
@@ -123,7 +123,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished chat completion."""
+    """The response to a chat completion."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -161,7 +161,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """News of one choice."""
+    """One choice's part of a stream event."""
 
     index: int
     delta: ChatDelta

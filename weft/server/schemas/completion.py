@@ -13,7 +13,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
-    """Texts to continue."""
+    """The body of a completion request."""
 
     prompt: Annotated[
         str | list[str | int | list[int]],

@@ -11,7 +11,7 @@ from weft.server.schemas.common import Json
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A served name."""
+    """One served name, as `/v1/models` lists it."""
 
     id: str
     object: Literal["model"] = "model"
@@ -24,7 +24,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All served names."""
+    """The response of `/v1/models`."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -65,7 +65,7 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Token ids to read."""
+    """The body of a detokenization request."""
 
     model: Annotated[str, Meta(description="A served name; may be left out when only one model is served.")] | None = (
         None
@@ -75,7 +75,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Their text."""
+    """The text of the token ids."""
 
     prompt: str
 
@@ -87,7 +87,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """What is running."""
+    """The release that is running."""
 
     version: str
 

@@ -41,7 +41,7 @@ class Charged(Coroutine[Any, Any, T]):
             self._charge(time.perf_counter() - began_s)
 
     def close(self) -> None:
-        """Close the coroutine."""
+        """Close the coroutine without running it."""
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, T]:

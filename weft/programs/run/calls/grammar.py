@@ -64,7 +64,7 @@ class GrammarCalls:
         self._calls.run(call, self._pushed(opening, list(unpack_tokens(tokens))), held=len(tokens))
 
     def close_matcher(self, call: int, number: int) -> None:
-        """Give it back."""
+        """Release a matcher. Raises `UnknownHandle` for a number that is not open."""
         opening = self._open.pop(number, None)
         if opening is None:
             raise UnknownHandle(f"this program has no matcher {number}: it was never opened, or closed")

@@ -81,7 +81,7 @@ class MessagingCalls:
         self._calls.run(call, self._find(number).joined(), waits=True)
 
     def kill(self, call: int, number: int) -> None:
-        """Cancel a child."""
+        """Cancel the run of a child."""
         self._find(number).kill()
 
     def close(self) -> None:

@@ -128,7 +128,7 @@ class PageCalls:
         pending.on_cancel = cancel
 
     def free_embeds(self, call: int, queue: int, embeds: bytes) -> None:
-        """Free embeddings."""
+        """Free embeddings of the run's space."""
         self._opened().free_embeds(queue, embeds, call=call)
 
     def copy_tokens(self, call: int, queue: int, source: int, at: int, dest: int, dest_at: int, count: int) -> None:

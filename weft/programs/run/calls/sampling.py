@@ -21,7 +21,7 @@ _NAMES = frozenset(SamplingParams.__struct_fields__)
 
 
 class GrammarArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As on the wire."""
+    """A grammar as programs send it."""
 
     kind: str
     text: str

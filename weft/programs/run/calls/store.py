@@ -25,7 +25,7 @@ class StoreCalls:
         self._calls.run(call, self._get(check_name(text_of(name, "name"))))
 
     def delete(self, call: int, name: bytes) -> None:
-        """Forget a name."""
+        """Delete a name of the tenant's store."""
         self._calls.run(call, self._delete(check_name(text_of(name, "name"))))
 
     def names(self, call: int, prefix: bytes) -> None:

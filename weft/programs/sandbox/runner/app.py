@@ -119,10 +119,10 @@ def _text(said):
 
 
 class WitWorld(wit_world.WitWorld):
-    """The exports."""
+    """The exports that runner.wit declares."""
 
     def compile(self, source: str, name: str) -> str:
-        """See runner.wit."""
+        """Compile a source to code, as runner.wit declares."""
         try:
             with warnings.catch_warnings(record=True) as said:
                 code = program.compiled(_text(source), _text(name))
@@ -132,7 +132,7 @@ class WitWorld(wit_world.WitWorld):
         return "" if said else marshal.dumps(code).decode("latin-1")
 
     def run(self, source: str, name: str, code: str, args: str, seed: str) -> str:
-        """See runner.wit."""
+        """Run a program, as runner.wit declares."""
         source, name = _text(source), _text(name)
         LINK.channel = Channel(lambda: None, LINK.push)
         install(LINK.channel)

@@ -15,7 +15,7 @@ class HostLoop(asyncio.BaseEventLoop):
         self._passes = 0
 
     def time(self):
-        """The host's clock."""
+        """The clock of the host, in seconds."""
         return LINK.now()
 
     def select(self, timeout):

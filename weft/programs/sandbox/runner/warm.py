@@ -84,11 +84,11 @@ class Host:
     """Answers each call at once, and the same each time."""
 
     def now(self):
-        """See runner.wit."""
+        """A constant clock, as runner.wit declares."""
         return 1e9
 
     def exchange(self, said, timeout):
-        """See runner.wit."""
+        """Answer commands at once, as runner.wit declares."""
         events = []
         for op, call, _, _ in commands(said.encode("latin-1")):
             if op is Op.SEQ_GENERATE:
