@@ -10,9 +10,9 @@ from training.weft_tiny.state import holder, running_lock
 def require() -> None:
     """End the process with an error if a trainer of this user computes on this machine.
 
-    `WEFT_BENCH_BESIDE_TRAINING=1` permits it, for tests, which measure nothing.
+    `BENCH_BESIDE_TRAINING=1` permits it, for tests, which measure nothing.
     """
-    if os.environ.get("WEFT_BENCH_BESIDE_TRAINING") == "1":
+    if os.environ.get("BENCH_BESIDE_TRAINING") == "1":
         return
     running = holder(running_lock())
     if running is not None:

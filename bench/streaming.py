@@ -55,7 +55,7 @@ def options(tokens: int) -> dict[str, Any]:
 async def one_stream(port: int, content: bytes, tokens: int) -> int:
     """Read a stream to its end; its events with text. Raises `RuntimeError` for anything but a whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(content)}\r\n"
     writer.write(head.encode() + b"content-type: application/json\r\nconnection: close\r\n\r\n" + content)
     parts = []
     while part := await reader.read(1 << 16):
@@ -110,7 +110,7 @@ async def server(model: str, flags: list[str], folder: Path) -> AsyncIterator[tu
 async def _is_ready(port: int) -> bool:
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        writer.write(b"GET /ready HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
         found = await reader.read()
         writer.close()
         return b" 200 " in found[:20]

@@ -166,7 +166,7 @@ def _lay_out(folder: Path, programs: Mapping[str, str], environment: dict[str, s
 
 
 async def _wait_ready(port: int, process: asyncio.subprocess.Process, log: Path) -> None:
-    request = b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    request = b"GET /ready HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
     for _ in range(int(START_S / 0.1)):
         if process.returncode is not None:
             raise WeftError(f"weft {__version__} ended with code {process.returncode}: {_end_of(log)}")

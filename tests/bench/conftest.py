@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def beside_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_BENCH_BESIDE_TRAINING", "1")
+    monkeypatch.setenv("BENCH_BESIDE_TRAINING", "1")

@@ -103,6 +103,10 @@ async def cancelled_at(lab: Lab, at: int, *, trusted: bool) -> bool:
     record = await asyncio.wait_for(run.wait(), WITHIN_S)
     for one in lab.host.history.runs("t"):
         await one.wait()
+    # A child whose source was being checked counts until the process that checks it has been killed.
+    async with asyncio.timeout(WITHIN_S):
+        while lab.parts.accounts.num_programs:  # noqa: ASYNC110  the pool has no event for it
+            await asyncio.sleep(0.001)
     await settle()
     await nothing_is_left(lab)
     if record.status == "cancelled":

@@ -160,6 +160,5 @@ def preload() -> None:
     """Import all modules of the library: for a runner without a file system, while it is built."""
     for module in (*_HOMES, *_MODULES, "channel", "images", "main", "tool_rounds"):
         importlib.import_module(f"{__name__}.{module}")
-    importlib.import_module("weft.text.gbnf")
     for name in __all__:
         __getattr__(name)

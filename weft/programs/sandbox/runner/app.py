@@ -44,14 +44,17 @@ for _name in PRELOADED.split():
         importlib.import_module(_name)
 install_clocks()
 
+import weft.abi
 import weft.sdk
+import weft.text
 from weft.programs.sandbox.runner import warm
 from weft.sdk import main as program
 from weft.sdk.channel import Channel, install
 from weft.abi.errors import InvalidRequest
 
-for _module in pkgutil.walk_packages(weft.sdk.__path__, "weft.sdk."):
-    importlib.import_module(_module.name)
+for _room in (weft.abi, weft.text, weft.sdk):
+    for _module in pkgutil.walk_packages(_room.__path__, f"{_room.__name__}."):
+        importlib.import_module(_module.name)
 install_stubs()
 
 
