@@ -15,10 +15,10 @@ from weft.abi.errors import InvalidRequest
 from weft.abi.parameters import SAMPLING, STOP, USAGE, Parameter
 from weft.core import wire
 from weft.core.sampling import SamplingParams, StopParams
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.schemas.completion import CompletionRequest
 from weft.llm.options import Options
 from weft.sdk.sequence import Usage as ProgramUsage
-from weft.server.schemas.chat import ChatRequest
-from weft.server.schemas.completion import CompletionRequest
 
 ROOT = Path(__file__).parents[2]
 OWN_NAMES = {"strings": "stop", "token_ids": "stop_token_ids"}

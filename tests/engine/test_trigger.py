@@ -11,10 +11,10 @@ import pytest
 from weft import LLM, Grammar
 from weft.core.grammar import Trigger
 from weft.core.ids import unpack_tokens
+from weft.endpoints.dialect import Dialect
+from weft.endpoints.grammars import Calls, Tool, triggered_grammar
 from weft.engine.grammar import Grammars
 from weft.engine.guide import Guide
-from weft.server.dialect import Dialect
-from weft.server.grammars import Calls, Tool, triggered_grammar
 from weft.tokenizers.load import load_tokenizer
 
 STRICT = Tool("weather", {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}, True)

@@ -14,11 +14,12 @@ import openai
 import pytest
 
 from weft.config import ProgramsConfig, ServerConfig
+from weft.endpoints.models import ServedModel
 from weft.programs.run_records import RunRecords
 from weft.server.app import App, create_app
 from weft.server.programs import inline_programs
 from weft.server.run import Server
-from weft.server.state import ServedModel, Service
+from weft.server.state import Service
 from weft.server.timer import Timer
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine

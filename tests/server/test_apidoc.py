@@ -17,16 +17,17 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.server.conftest import running
 from weft.config import ServerConfig
 from weft.core import sampling
+from weft.endpoints import constraints, generate, tools
+from weft.endpoints.errors import _MEANINGS
+from weft.endpoints.fields import ADVISORY, REFUSED
+from weft.endpoints.schemas.common import MAX_CHOICES
+from weft.endpoints.schemas.embedding import MAX_INPUTS
 from weft.programs.builtin import beam
 from weft.programs.quota.limits import Limits
 from weft.programs.run import runs
-from weft.server import constraints, generate, limits, metrics_http, protocol, tools
+from weft.server import limits, metrics_http, protocol
 from weft.server.apidoc import filled
-from weft.server.errors import _MEANINGS
-from weft.server.fields import ADVISORY, REFUSED
 from weft.server.openapi import OPERATIONS
-from weft.server.schemas.common import MAX_CHOICES
-from weft.server.schemas.embedding import MAX_INPUTS
 
 Parse = Callable[[str], Iterable[Metric]]
 PROMETHEUS_3 = (

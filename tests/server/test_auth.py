@@ -9,7 +9,8 @@ import pytest
 
 from tests.server.conftest import RunningServer, running
 from weft.abi.errors import ConfigError
-from weft.server.auth import OPEN_PATHS, find_tenant, namespace_of, parse_keys
+from weft.endpoints.record import namespace_of
+from weft.server.auth import OPEN_PATHS, find_tenant, parse_keys
 
 HEADERS = {"authorization": "Bearer key-of-alice"}
 

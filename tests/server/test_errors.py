@@ -168,7 +168,7 @@ def test_our_own_faults_are_logged_and_not_told(
 
 
 def test_our_own_faults_in_the_middle_of_a_stream(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.server.writers import ChatWriter
+    from weft.endpoints.writers import ChatWriter
 
     def broken(self: ChatWriter) -> bytes:
         raise RuntimeError("secret detail")

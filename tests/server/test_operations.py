@@ -27,7 +27,7 @@ from tests.server.test_disconnect import connect
 from weft.abi.errors import ConfigError
 from weft.config import ServerConfig
 from weft.core.wire import EngineStats, Envelope, HistogramPicture, TraceSpan
-from weft.server.fields import ADVISORY, REFUSED
+from weft.endpoints.fields import ADVISORY, REFUSED
 from weft.server.logs import JsonFormatter, TextFormatter
 from weft.server.openapi import OPERATIONS, openapi
 from weft.server.run import check_tls
@@ -276,7 +276,8 @@ from weft.config import ServerConfig
 from weft.server.app import create_app
 from weft.server.logs import configure_logging
 from weft.server.run import Server
-from weft.server.state import ServedModel, Service
+from weft.endpoints.models import ServedModel
+from weft.server.state import Service
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from tests.server.conftest import RunningServer, ids, running
-from weft.server.fields import ADVISORY, REFUSED
-from weft.server.schemas.chat import ChatRequest
-from weft.server.schemas.completion import CompletionRequest
+from weft.endpoints.fields import ADVISORY, REFUSED
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.schemas.completion import CompletionRequest
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 
 CHAT = "/v1/chat/completions"

@@ -12,8 +12,8 @@ import tokenizers
 from tests.server.conftest import MODEL, RunningServer, ids, running, sse
 from weft.core.grammar import Grammar
 from weft.core.wire import Generate
-from weft.server.dialect import Dialect
-from weft.server.grammars import Calls, Tool, answer_grammar, triggered_grammar
+from weft.endpoints.dialect import Dialect
+from weft.endpoints.grammars import Calls, Tool, answer_grammar, triggered_grammar
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer

@@ -13,10 +13,10 @@ from tests.server.conftest import running
 from weft.abi.errors import InvalidRequest, ModelLoadError
 from weft.core.sampling import SamplingParams
 from weft.core.wire import Generate
+from weft.endpoints.fields import request_from
+from weft.endpoints.schemas.chat import ChatRequest
 from weft.hub import find_model
 from weft.llm.options import arguments
-from weft.server.fields import request_from
-from weft.server.schemas.chat import ChatRequest
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.tokenizers.generation_config import sampling_defaults
 from weft.tokenizers.load import load_directory

@@ -4,6 +4,7 @@ WeftError
 ├── InvalidRequest            the caller's mistake; `param` names the field
 │   ├── ContextTooLong        prompt and output do not fit the model's context or the page pool
 │   ├── Unsupported           a capability that Weft or this model does not have, by name
+│   ├── UnknownModel          no model is served under that name
 │   ├── UnknownProgram        no program of this tenant has that name or hash
 │   ├── UnknownRun            no run of this tenant has that id, or its record has been dropped
 │   └── RunEnded              the run has ended and takes no more messages
@@ -75,6 +76,12 @@ class Unsupported(InvalidRequest):
     """A capability that Weft or the loaded model does not have; the message names it."""
 
     kind = "unsupported"
+
+
+class UnknownModel(InvalidRequest):
+    """No model is served under that name."""
+
+    kind = "unknown_model"
 
 
 class UnknownProgram(InvalidRequest):

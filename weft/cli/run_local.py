@@ -17,6 +17,7 @@ from weft.cli.loading import loading_progress
 from weft.cli.run_values import Screen
 from weft.client.values import LogEntry, RunError
 from weft.config import Config, ProgramsConfig, data_directory
+from weft.endpoints.dialect import dialect_of
 from weft.engine.inline import InlineEngine
 from weft.programs.host.process import guests_for, host_parts, open_store
 from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
@@ -27,7 +28,6 @@ from weft.programs.run.runs import Run, RunChange, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.checker import check_now
 from weft.programs.types import Caller
-from weft.server.dialect import dialect_of
 from weft.tokenizers.load import load_tokenizer
 
 FOREVER_S = 10.0 * 365 * 86400

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from weft.server.fields import ADVISORY, REFUSED
-from weft.server.openapi import default_text, description_of, openapi, type_text
-from weft.server.schemas.chat import ChatRequest
-from weft.server.schemas.common import GenerationRequest
-from weft.server.schemas.completion import CompletionRequest
-from weft.server.schemas.embedding import EmbeddingRequest
-from weft.server.schemas.nested import NESTED_SHAPES
+from weft.endpoints.fields import ADVISORY, REFUSED
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.schemas.common import GenerationRequest
+from weft.endpoints.schemas.completion import CompletionRequest
+from weft.endpoints.schemas.embedding import EmbeddingRequest
+from weft.endpoints.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from weft.server.openapi import SHAPES, default_text, description_of, openapi, type_text
 from weft.server.schemas.programs import MessageRequest, ProgramUpload, RunRequest, SourceRunRequest
-from weft.server.schemas.service import DetokenizeRequest, TokenizeRequest
 
 BEGIN = "<!-- fields: begin (written by python -m weft.server.apidoc docs/api.md) -->"
 END = "<!-- fields: end -->"
@@ -45,7 +44,7 @@ def tables() -> str:
         own = tuple(name for name in kind.__struct_fields__ if not generates or name not in shared)
         more = ", beside those" if generates else ""
         parts += [f"### Fields of `{path}`{more}\n", _fields(kind, own)]
-    for shape in NESTED_SHAPES[:-2]:  # the last two, of streams and limits, have tables of their own
+    for shape in SHAPES[:-2]:  # the last two, of streams and limits, have tables of their own
         parts += [f"### Fields of a `{shape.__name__}`, inside a request\n", _fields(shape, shape.__struct_fields__)]
     parts += ["### Fields that are accepted and have no effect\n", "| Field | Why |\n|---|---|"]
     parts += [f"| `{name}` | {why} |" for name, why in sorted(ADVISORY.items())]

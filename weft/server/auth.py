@@ -13,7 +13,6 @@ import re
 from typing import NamedTuple
 from urllib.parse import parse_qs
 
-import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.abi.errors import ConfigError
@@ -64,11 +63,6 @@ def find_tenant(keys: list[ApiKey], presented: bytes) -> str | None:
         if hmac.compare_digest(key.digest, digest):
             found = key.tenant
     return found
-
-
-def namespace_of(tenant: str, cache_salt: str | None) -> str:
-    """The cache namespace of a request: its tenant joined with its salt, so that no two pairs collide."""
-    return tenant if cache_salt is None else msgspec.json.encode([tenant, cache_salt]).decode()
 
 
 class AuthMiddleware:

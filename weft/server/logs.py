@@ -17,8 +17,9 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.config import ServerConfig
+from weft.endpoints.record import Record
 from weft.server.errors import ClientGone, HttpProblem, error_response, is_internal, problem_of
-from weft.server.record import Record, new_record
+from weft.server.record import new_record
 from weft.server.state import Service
 
 logger = logging.getLogger("weft.server")

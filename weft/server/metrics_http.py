@@ -17,8 +17,9 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from weft.abi.errors import WeftError
 from weft.core.wire import EngineStats, HistogramPicture
+from weft.endpoints.models import Model
 from weft.metrics import Histogram, ModelMetrics
-from weft.server.state import Model, Service
+from weft.server.state import Service
 
 OPENMETRICS = "application/openmetrics-text"
 SCRAPE_TIMEOUT_S = 2.0

@@ -12,13 +12,16 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from weft.endpoints.errors import ErrorResponse
+from weft.endpoints.fields import ADVISORY, REFUSED, Refusal, shapes_of
+from weft.endpoints.schemas.chat import ChatChunk, ChatRequest, ChatResponse
+from weft.endpoints.schemas.completion import CompletionRequest, CompletionResponse
+from weft.endpoints.schemas.embedding import EmbeddingRequest, EmbeddingResponse
+from weft.endpoints.schemas.models import ModelCard, ModelList
+from weft.endpoints.schemas.nested import NESTED_ADVISORY, NESTED_SHAPES
+from weft.endpoints.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from weft.programs.quota.limits import Limits
 from weft.server.auth import OPEN_PATHS
-from weft.server.errors import ErrorResponse
-from weft.server.fields import ADVISORY, REFUSED, Refusal
-from weft.server.schemas.chat import ChatChunk, ChatRequest, ChatResponse
-from weft.server.schemas.completion import CompletionRequest, CompletionResponse
-from weft.server.schemas.embedding import EmbeddingRequest, EmbeddingResponse
-from weft.server.schemas.nested import NESTED, NESTED_ADVISORY, NESTED_SHAPES
 from weft.server.schemas.programs import (
     RAW_KINDS,
     LogList,
@@ -35,19 +38,15 @@ from weft.server.schemas.programs import (
     SourceRunRequest,
 )
 from weft.server.schemas.service import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    ModelCard,
-    ModelList,
     Status,
-    TokenizeRequest,
-    TokenizeResponse,
     Trace,
     Version,
 )
 from weft.version import __version__
 
 Struct = type[msgspec.Struct]
+SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits)
+"""All structs inside requests, those of runs among them."""
 _PARAMETER = re.compile(r"{(\w+)}")
 
 
@@ -191,24 +190,26 @@ def _schemas() -> dict[str, Any]:
     """Of every struct that the document names, with all that the check of fields knows beside the structs."""
     structs = [struct for op in OPERATIONS for struct in (op.request, op.response, op.event) if struct is not None]
     _, components = msgspec.json.schema_components(
-        [*NESTED_SHAPES, *dict.fromkeys(structs), ErrorResponse], ref_template="#/components/schemas/{name}"
+        [*SHAPES, *dict.fromkeys(structs), ErrorResponse], ref_template="#/components/schemas/{name}"
     )
-    for kind, shapes in NESTED.items():
-        fields = components[kind.__name__]["properties"]
-        for name, shape in shapes.items():
+    for op in OPERATIONS:
+        if op.request is None:
+            continue
+        fields = components[op.request.__name__]["properties"]
+        for name, shape in shapes_of(op.request).items():
             fields[name] = _schema_of(shape) | {"description": description_of(fields[name])}
     for op in OPERATIONS:
         if op.request is not None:
             refused = REFUSED.get(op.request, {})
             _close(components[op.request.__name__], ADVISORY)
             components[op.request.__name__]["properties"] |= {name: _refused(refused[name]) for name in refused}
-    for shape in NESTED_SHAPES:
+    for shape in SHAPES:
         _close(components[shape.__name__], NESTED_ADVISORY.get(shape, {}))
     return components
 
 
 def _schema_of(shape: Any) -> dict[str, Any]:
-    """Of a shape of `NESTED`: lists and unions of structs, which msgspec would have to be told apart by a tag."""
+    """Of a shape inside a request: lists and unions of structs, which msgspec would have to be told apart by a tag."""
     origin, options = get_origin(shape), get_args(shape)
     if origin is list:
         return {"type": "array", "items": _schema_of(options[0])}

@@ -6,8 +6,7 @@ import functools
 import html
 import re
 
-from weft.server.openapi import OPERATIONS, Struct, default_text, description_of, openapi, type_text
-from weft.server.schemas.nested import NESTED_SHAPES
+from weft.server.openapi import OPERATIONS, SHAPES, Struct, default_text, description_of, openapi, type_text
 from weft.version import __version__
 
 _STYLE = (
@@ -32,7 +31,7 @@ def docs_page(*, needs_key: bool) -> bytes:
             parts.append("<h3>Request</h3>" + _table(op.request))
         if op.response is not None:
             parts.append("<h3>Answer</h3>" + _table(op.response))
-    shapes = "".join(f"<h3>{shape.__name__}</h3>{_table(shape)}" for shape in NESTED_SHAPES)
+    shapes = "".join(f"<h3>{shape.__name__}</h3>{_table(shape)}" for shape in SHAPES)
     return _page("Weft API", "".join(parts) + "<h2>Objects inside requests</h2>" + shapes)
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest, UnknownProgram, Unsupported
 from weft.config import EngineConfig, ProgramsConfig, data_directory
+from weft.endpoints.models import Model
 from weft.engine.supervisor import ProcessEngine
 from weft.programs.blob_store import FolderBlobStore
 from weft.programs.history import History
@@ -39,7 +40,7 @@ from weft.programs.types import Caller
 from weft.server.auth import parse_keys
 
 if TYPE_CHECKING:
-    from weft.server.state import Model, Service
+    from weft.server.state import Service
 
 logger = logging.getLogger("weft.server")
 

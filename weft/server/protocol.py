@@ -15,7 +15,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from weft.server.errors import ErrorBody, ErrorResponse
+from weft.endpoints.errors import ErrorBody, ErrorResponse
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request line with all headers."""

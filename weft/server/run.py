@@ -19,12 +19,13 @@ import uvicorn
 
 from weft.abi.errors import ConfigError
 from weft.config import Config, ServerConfig
+from weft.endpoints.models import ServedModel
 from weft.engine.supervisor import ProcessEngine, Progress
 from weft.server.app import App, create_app
 from weft.server.logs import configure_logging
 from weft.server.programs import process_programs
 from weft.server.protocol import BoundedHttpProtocol, BoundedWebSocketProtocol
-from weft.server.state import ServedModel, Service
+from weft.server.state import Service
 from weft.tokenizers.load import load_tokenizer
 
 ProgressOf = Callable[[str], Progress | None]

@@ -18,10 +18,10 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from weft.endpoints.observe import Observer
 from weft.programs.types import Chunk
 from weft.server.errors import ClientGone, error_json, is_internal, problem_of
 from weft.server.guard import Guard
-from weft.server.observe import Observer
 from weft.server.record import record_of
 from weft.server.state import Service
 from weft.tokenizers.tokenizer import off_loop
@@ -161,7 +161,7 @@ class EventStream(Stream):
             await self._send(send, self._writer.last_events() + DONE)
 
     def _close(self, failure: BaseException | None) -> None:
-        self._observer.close(failure)
+        self._observer.close(asyncio.CancelledError() if isinstance(failure, ClientGone) else failure)
 
     async def _events(self, chunk: Chunk) -> bytes:
         # A long prompt's log-probabilities come at once, and are the one thing that takes long to write.

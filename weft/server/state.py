@@ -1,88 +1,28 @@
-"""What the front serves: models by name, and whether the server takes work.
+"""What the server shares between requests: models, programs, metrics, and whether it takes work.
 
-Owns the names, the start and the end of each model's engine client, and the set of running requests. It does not know
-HTTP. `weft.server.run` and the tests build it; routes read it.
+Owns the start and the end of each model's engine client, and the set of running requests. It does not know HTTP.
+`weft.server.run` and the tests build it; routes read it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from weft.abi.errors import Draining, EngineDead, WeftError
+from weft.abi.errors import Draining, WeftError
 from weft.config import ServerConfig
-from weft.engine.client import EngineClient
-from weft.metrics import FrontMetrics, ModelMetrics
-from weft.programs.runtime import Runtime
+from weft.endpoints.dialect import dialect_of
+from weft.endpoints.models import Model, Models, ServedModel
+from weft.metrics import FrontMetrics
 from weft.server.auth import parse_keys
 from weft.server.bodies import BodyBudget
-from weft.server.dialect import Dialect, dialect_of
-from weft.server.errors import HttpProblem
 from weft.server.programs import Programs, inline_programs
 from weft.server.timer import Timer
 from weft.server.traces import Traces
-from weft.tokenizers.tokenizer import Tokenizer
 
 logger = logging.getLogger("weft.server")
-
-MAX_LISTED_NAMES = 20
-_SHRINKING = 4
-"""Unicode normalisation may make a text shorter, by less than this factor."""
-
-
-class ServedModel:
-    """One engine and the names that clients may call it. The first name is the one in metrics."""
-
-    def __init__(self, names: list[str], engine: EngineClient, tokenizer: Tokenizer, *, root: str = ""):
-        if not names:
-            raise ValueError("a served model needs a name")
-        self.names = names
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.root = root.rstrip("/").rpartition("/")[2] or names[0]
-        """The name of the model without its folder, which clients are not told."""
-        self.created = int(time.time())
-
-
-class Model:
-    """A served model in use: its runtime and its metrics. Used from one event loop."""
-
-    def __init__(
-        self, served: ServedModel, traces: Traces, metrics: ModelMetrics, dialect: Dialect, *, config: ServerConfig
-    ):
-        self.names = served.names
-        self.engine = served.engine
-        self.tokenizer = served.tokenizer
-        self.root = served.root
-        self.created = served.created
-        self.metrics = metrics
-        self.dialect = dialect
-        self.longest_token = max(map(len, served.tokenizer.token_bytes), default=1)
-        """In bytes: no token stands for more characters."""
-        self.was_ready = False
-        """Whether the engine has answered since the server started."""
-        self._max_text_chars = config.max_text_chars
-        self.runtime = Runtime(
-            served.engine, served.tokenizer, on_event=traces.on_event, engine_wait_s=config.engine_wait_s
-        )
-
-    @property
-    def max_context(self) -> int:
-        """Tokens of the longest sequence. Raises `EngineDead` while the engine starts."""
-        return self.engine.info.max_context
-
-    @property
-    def longest_prompt(self) -> int:
-        """Characters that no prompt of the context's size exceeds. Raises `EngineDead` while the engine starts."""
-        return _SHRINKING * self.max_context * self.longest_token
-
-    @property
-    def max_text_chars(self) -> int:
-        """Characters of the longest text that is tokenized. Raises `EngineDead` while the engine starts."""
-        return self.longest_prompt if self._max_text_chars is None else self._max_text_chars
 
 
 class Service:
@@ -99,19 +39,16 @@ class Service:
         self.timer = timer or Timer()
         self.metrics = FrontMetrics()
         self.traces = Traces(config.trace)
-        self.models = [
+        self.models = Models(
             Model(
                 model,
-                self.traces,
-                self.metrics.model(model.names[0]),
+                config,
                 dialect_of(model.tokenizer, config),
-                config=config,
+                self.metrics.model(model.names[0]),
+                self.traces.on_event,
             )
             for model in models
-        ]
-        self.by_name = {name: model for model in self.models for name in model.names}
-        if len(self.by_name) != sum(len(model.names) for model in self.models):
-            raise ValueError("two models are served under the same name")
+        )
         self.programs = programs(self)
         self.bodies = BodyBudget(config.max_bodies_bytes, len({key.tenant for key in parse_keys(config.api_keys)}))
         """Bytes of request bodies being received."""
@@ -165,48 +102,10 @@ class Service:
         for model in self.models:
             await model.engine.close()
 
-    # ---- names
-
     @property
     def ready(self) -> bool:
         """Whether every engine answers and new work is taken."""
-        return not self.draining and all(model.engine.ready for model in self.models)
-
-    def find(self, name: str | None) -> Model:
-        """The model of a served name; of no name, where there is only one. Raises `HttpProblem` 404 or 400."""
-        if name is None:
-            if len(self.models) == 1:
-                return self.models[0]
-            raise HttpProblem(400, f"model is required; {self._served()}.", param="model")
-        model = self.by_name.get(name)
-        if model is None:
-            message = f"The model {name[:200]!r} is not served here; {self._served()}."
-            raise HttpProblem(404, message, code="model_not_found", param="model")
-        return model
-
-    def sampling_defaults(self, name: object) -> Mapping[str, float]:
-        """Sampling parameters that the model of a served name recommends; none for a name that is not served."""
-        if name is None and len(self.models) == 1:
-            return self.models[0].tokenizer.sampling_defaults
-        model = self.by_name.get(name) if isinstance(name, str) else None
-        return {} if model is None else model.tokenizer.sampling_defaults
-
-    def usable(self, name: str | None) -> Model:
-        """Like `find`, for a model whose engine answers. Raises `EngineDead` too."""
-        model = self.find(name)
-        if not model.engine.ready:
-            raise EngineDead("the engine is starting or restarting; try again shortly")
-        return model
-
-    def recoverable(self, name: str | None) -> Model:
-        """Like `usable`, and also for a model whose engine is being restarted, where requests wait for that."""
-        model = self.find(name)
-        return model if model.was_ready and self.config.engine_wait_s else self.usable(name)
-
-    def _served(self) -> str:
-        names = sorted(self.by_name)
-        more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
-        return "served: " + ", ".join(names[:MAX_LISTED_NAMES]) + more
+        return not self.draining and self.models.ready
 
     # ---- running requests
 

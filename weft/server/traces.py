@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from weft.core.wire import Event, TraceSpan
-from weft.server.record import Record
+from weft.endpoints.record import Record, trace_id
 from weft.server.schemas.service import Span, Trace
 
 MAX_TRACES = 1024
@@ -52,8 +52,3 @@ class Traces:
         front = [Span(what=what, at_s=at_s, source="front") for what, at_s in kept.front]
         engine = [Span(what=span.what, at_s=span.at_s, source="engine", detail=span.detail) for span in kept.engine]
         return Trace(request_id=request_id, spans=front + engine)
-
-
-def trace_id(tenant: str, request_id: str) -> str:
-    """What engines call a request. Tenants may send the same request id; names of tenants have no slash."""
-    return f"{tenant}/{request_id}" if tenant else request_id

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.abi.errors import InvalidRequest
-from weft.server.fields import request_from
+from weft.endpoints.fields import request_from
 from weft.server.limits import read_request
 from weft.server.record import record_of
 from weft.server.sse import INLINE_TOKENS
@@ -52,7 +52,7 @@ def route(service: Service, method: str, path: str, handler: Handler) -> Route:
 async def read(service: Service, request: Request, kind: type[T]) -> T:
     """The request's body, checked. Raises `InvalidRequest`, `HttpProblem` and `ClientGone`."""
     body = await read_request(
-        request, service, functools.partial(request_from, kind, defaults_of=service.sampling_defaults)
+        request, service, functools.partial(request_from, kind, defaults_of=service.models.sampling_defaults)
     )
     record_of(request).mark("read")
     return body

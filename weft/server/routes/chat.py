@@ -13,25 +13,27 @@ from starlette.types import ASGIApp
 
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
-from weft.server.answers import AnswerParser, FirstCall, Reading, message_of
-from weft.server.arguments import completion_args
-from weft.server.beams import beam_args, check_beams
-from weft.server.chat_prompt import chat_args, render
-from weft.server.constraints import Constraint, constraint_of, named
-from weft.server.dialect import Dialect
-from weft.server.generate import Args, Gathered, GatheredChoice, gather
-from weft.server.grammars import answer_grammar, triggered_grammar
-from weft.server.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
-from weft.server.observe import Observer
-from weft.server.prompts import Fit
+from weft.endpoints.answers import AnswerParser, FirstCall, Reading, message_of
+from weft.endpoints.arguments import completion_args
+from weft.endpoints.beams import beam_args, check_beams
+from weft.endpoints.chat_prompt import chat_args, render
+from weft.endpoints.constraints import Constraint, constraint_of, named
+from weft.endpoints.dialect import Dialect
+from weft.endpoints.generate import Args, Gathered, GatheredChoice, gather
+from weft.endpoints.grammars import answer_grammar, triggered_grammar
+from weft.endpoints.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
+from weft.endpoints.models import Model
+from weft.endpoints.observe import Observer
+from weft.endpoints.prompts import Fit
+from weft.endpoints.schemas.chat import ChatChoice, ChatRequest, ChatResponse
+from weft.endpoints.tools import ToolPlan, tool_plan
+from weft.endpoints.writers import ChatWriter, Head
+from weft.server.guard import Guard
 from weft.server.record import record_of
 from weft.server.routes.base import answer_from, read, require, route
 from weft.server.routes.generation import begin
-from weft.server.schemas.chat import ChatChoice, ChatRequest, ChatResponse
 from weft.server.sse import EventStream
-from weft.server.state import Model, Service
-from weft.server.tools import ToolPlan, tool_plan
-from weft.server.writers import ChatWriter, Head
+from weft.server.state import Service
 
 UNSET = msgspec.UNSET
 
@@ -45,7 +47,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     """The assistant's next turn, `n` times."""
     body = await read(service, request, ChatRequest)
     _check(body)
-    model = service.recoverable(body.model)
+    model = service.models.recoverable(body.model)
     check_beams(body)
     constraint = constraint_of(body)
     plan = tool_plan(body, model.dialect)
@@ -81,7 +83,8 @@ async def create(service: Service, request: Request) -> ASGIApp:
             new_parser=functools.partial(AnswerParser, reading) if reading.is_needed else None,
         )
         return EventStream(request, service, chunks, writer, observer)
-    gathered = await gather(request, service, chunks, observer, num_prompts=1, n=body.n)
+    async with Guard(request, service):
+        gathered = await gather(chunks, observer, num_prompts=1, n=body.n)
     build = functools.partial(_response, body, model, head, observer, gathered, prompt_ids, reading)
     return await answer_from(build, record.completion_tokens + len(prompt_ids), record.tenant)
 

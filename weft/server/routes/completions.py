@@ -13,21 +13,28 @@ from starlette.types import ASGIApp
 
 from weft.core.ids import unpack_tokens
 from weft.core.wire import TokenLogprobs
-from weft.server.arguments import completion_args
-from weft.server.beams import beam_args, check_beams, num_beams
-from weft.server.constraints import Constraint, constraint_of, named
-from weft.server.generate import Args, Gathered, GatheredChoice, gather
-from weft.server.logprobs import CompletionLogprobsWriter, finite, prompt_logprobs
-from weft.server.observe import Observer
-from weft.server.prompts import Fit, as_prompts, tokenize
+from weft.endpoints.arguments import completion_args
+from weft.endpoints.beams import beam_args, check_beams, num_beams
+from weft.endpoints.constraints import Constraint, constraint_of, named
+from weft.endpoints.generate import Args, Gathered, GatheredChoice, gather
+from weft.endpoints.logprobs import CompletionLogprobsWriter, finite, prompt_logprobs
+from weft.endpoints.models import Model
+from weft.endpoints.observe import Observer
+from weft.endpoints.prompts import Fit, as_prompts, tokenize
+from weft.endpoints.schemas.common import MAX_CHOICES, PromptLogprobs
+from weft.endpoints.schemas.completion import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+)
+from weft.endpoints.writers import CompletionWriter, Echo, Head
+from weft.server.guard import Guard
 from weft.server.record import record_of
 from weft.server.routes.base import answer_from, read, require, route
 from weft.server.routes.generation import begin
-from weft.server.schemas.common import MAX_CHOICES, PromptLogprobs
-from weft.server.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 from weft.server.sse import INLINE_TOKENS, EventStream
-from weft.server.state import Model, Service
-from weft.server.writers import CompletionWriter, Echo, Head
+from weft.server.state import Service
 from weft.tokenizers.tokenizer import off_loop
 
 UNSET = msgspec.UNSET
@@ -44,7 +51,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     _check(body)
     check_beams(body)
     constraint = constraint_of(body)
-    model = service.recoverable(body.model)
+    model = service.models.recoverable(body.model)
     record = record_of(request)
     record.model, record.stream = model.names[0], body.stream
     fit = Fit(model, max_tokens=body.max_tokens, keep_last=body.truncate_prompt_tokens, param="prompt")
@@ -60,7 +67,8 @@ async def create(service: Service, request: Request) -> ASGIApp:
         # An echo reads the whole prompt back into text.
         writer = make() if record.prompt_tokens <= INLINE_TOKENS else await off_loop(make, tenant=record.tenant)
         return EventStream(request, service, chunks, writer, observer)
-    gathered = await gather(request, service, chunks, observer, num_prompts=len(args), n=body.n)
+    async with Guard(request, service):
+        gathered = await gather(chunks, observer, num_prompts=len(args), n=body.n)
     build = functools.partial(_response, body, model, args, head, observer, gathered)
     return await answer_from(build, record.completion_tokens + record.prompt_tokens, record.tenant)
 

@@ -12,22 +12,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.core.ids import TOKEN_BYTES
-from weft.programs.builtin import embedding
-from weft.programs.types import EmbeddingArgs, EmbeddingResult
-from weft.server.arguments import caller_of
-from weft.server.generate import PROMPTS_AT_ONCE
-from weft.server.guard import Guard
-from weft.server.prompts import Fit, as_prompts, tokenize
-from weft.server.record import record_of
-from weft.server.routes.base import answer, read, require, route
-from weft.server.schemas.embedding import (
+from weft.endpoints.generate import PROMPTS_AT_ONCE
+from weft.endpoints.models import Model
+from weft.endpoints.prompts import Fit, as_prompts, tokenize
+from weft.endpoints.schemas.embedding import (
     MAX_INPUTS,
     EmbeddingItem,
     EmbeddingRequest,
     EmbeddingResponse,
     EmbeddingUsage,
 )
-from weft.server.state import Model, Service
+from weft.programs.builtin import embedding
+from weft.programs.types import EmbeddingArgs, EmbeddingResult
+from weft.server.guard import Guard
+from weft.server.record import record_of
+from weft.server.routes.base import answer, read, require, route
+from weft.server.state import Service
 
 
 def routes(service: Service) -> list[Route]:
@@ -38,7 +38,7 @@ def routes(service: Service) -> list[Route]:
 async def create(service: Service, request: Request) -> ASGIApp:
     """One vector per input, in their order."""
     body = await read(service, request, EmbeddingRequest)
-    model = service.recoverable(body.model)
+    model = service.models.recoverable(body.model)
     record = record_of(request)
     record.model = model.names[0]
     hidden_size = model.engine.info.hidden_size
@@ -64,7 +64,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
 async def _embed(
     service: Service, request: Request, body: EmbeddingRequest, model: Model, packed: list[bytes]
 ) -> list[EmbeddingResult]:
-    caller = caller_of(record_of(request), priority=body.priority)
+    caller = record_of(request).caller(priority=body.priority)
     results: list[EmbeddingResult | None] = [None] * len(packed)
     waiting = list(enumerate(packed))[::-1]
 

@@ -9,14 +9,13 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from weft.core.ids import TOKEN_BYTES
+from weft.endpoints.generate import Args, chunks_of
+from weft.endpoints.models import Model
+from weft.endpoints.observe import Observer
+from weft.endpoints.schemas.common import GenerationRequest
+from weft.endpoints.writers import Head
 from weft.programs.types import Chunk
-from weft.server.arguments import caller_of
-from weft.server.generate import Args, chunks_of
-from weft.server.observe import Observer
 from weft.server.record import record_of
-from weft.server.schemas.common import GenerationRequest
-from weft.server.state import Model
-from weft.server.writers import Head
 
 
 class Run(NamedTuple):
@@ -31,7 +30,7 @@ def begin(request: Request, body: GenerationRequest, model: Model, args: Sequenc
     """Run a program for each of `args`; the answer's id begins with `kind`."""
     record = record_of(request)
     prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
-    caller = caller_of(record, cache_salt=body.cache_salt, priority=body.priority)
+    caller = record.caller(cache_salt=body.cache_salt, priority=body.priority)
     return Run(
         Head(id=f"{kind}-{record.request_id}", created=int(time.time()), model=body.model or model.names[0]),
         Observer(record, model.metrics, num_prompts=len(args), n=body.n, prompt_tokens=prompt_tokens),

@@ -6,9 +6,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from weft.endpoints.models import Model
+from weft.endpoints.schemas.models import ModelCard, ModelList
 from weft.server.routes.base import answer, route
-from weft.server.schemas.service import ModelCard, ModelList
-from weft.server.state import Model, Service
+from weft.server.state import Service
 
 
 def routes(service: Service) -> list[Route]:
@@ -21,13 +22,13 @@ def routes(service: Service) -> list[Route]:
 
 async def list_models(service: Service, request: Request) -> ASGIApp:
     """One card per served name, in the order of configuration."""
-    return answer(ModelList(data=[_card(name, model) for name, model in service.by_name.items()]))
+    return answer(ModelList(data=[_card(name, model) for name, model in service.models.by_name.items()]))
 
 
 async def get_model(service: Service, request: Request) -> ASGIApp:
-    """The card of one served name. Raises `HttpProblem` 404 for a name that is not served."""
+    """The card of one served name. Raises `UnknownModel` for a name that is not served."""
     name = request.path_params["model"]
-    return answer(_card(name, service.find(name)))
+    return answer(_card(name, service.models.find(name)))
 
 
 def _card(name: str, model: Model) -> ModelCard:

@@ -10,7 +10,6 @@ from starlette.types import ASGIApp
 from weft.abi.errors import WeftError
 from weft.programs.registry import Code
 from weft.programs.run.runs import Run, RunSpec
-from weft.server.arguments import caller_of
 from weft.server.errors import ClientGone
 from weft.server.guard import Guard
 from weft.server.record import record_of
@@ -69,7 +68,7 @@ async def run_source(service: Service, request: Request) -> ASGIApp:
 async def _run(service: Service, request: Request, body: RunRequest, code: Code) -> ASGIApp:
     require(not (body.stream and body.background), "stream and background exclude each other.", "background")
     record = record_of(request)
-    model = service.usable(body.model)
+    model = service.models.usable(body.model)
     record.model, record.stream = model.names[0], body.stream
     spec = RunSpec(
         code=code,
@@ -79,7 +78,7 @@ async def _run(service: Service, request: Request, body: RunRequest, code: Code)
         model=model.names[0],
         reserve_pages=body.reserve_pages,
     )
-    caller = caller_of(record, cache_salt=body.cache_salt, priority=body.priority)
+    caller = record.caller(cache_salt=body.cache_salt, priority=body.priority)
     run = await service.programs.launch(spec, caller)
     try:
         for message in body.messages:

@@ -8,13 +8,15 @@ from starlette.types import ASGIApp
 
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import unpack_tokens
+from weft.endpoints.chat_prompt import chat_args
+from weft.endpoints.models import Model
+from weft.endpoints.prompts import check_text
+from weft.endpoints.record import Record
+from weft.endpoints.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from weft.programs.builtin import chat
-from weft.server.chat_prompt import chat_args
-from weft.server.prompts import check_text
-from weft.server.record import Record, record_of
+from weft.server.record import record_of
 from weft.server.routes.base import answer, read, require, route
-from weft.server.schemas.service import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from weft.server.state import Model, Service
+from weft.server.state import Service
 from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
 
 
@@ -31,7 +33,7 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
     body = await read(service, request, TokenizeRequest)
     require((body.prompt is None) != (body.messages is None), "Give either prompt or messages.", "prompt")
     require(body.messages is not None or not body.tools, "tools need messages.", "tools")
-    model = service.usable(body.model)
+    model = service.models.usable(body.model)
     record = record_of(request)
     record.model = model.names[0]
     ids = unpack_tokens(await _encode(body, model, record)).tolist()
@@ -60,7 +62,7 @@ async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:
 async def detokenize(service: Service, request: Request) -> ASGIApp:
     """The text of token ids. Raises `InvalidRequest` for ids that the tokenizer does not have."""
     body = await read(service, request, DetokenizeRequest)
-    model = service.usable(body.model)
+    model = service.models.usable(body.model)
     record = record_of(request)
     record.model = model.names[0]
     tokenizer = model.tokenizer

@@ -1,1 +1,1 @@
-"""Requests and responses as msgspec structs: what is checked, documented and sent, in one place each."""
+"""Requests and responses that only the server has: programs, runs, health and traces."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from weft.endpoints.schemas.common import MAX_SALT_CHARS, Json
 from weft.programs.quota.limits import Limits
 from weft.programs.run.runs import RunUsage
-from weft.server.schemas.common import MAX_SALT_CHARS, Json
 
 MAX_FIRST_MESSAGES = 100
 RAW_KINDS: dict[str, Literal["python", "wasm"]] = {"application/wasm": "wasm", "text/x-python": "python"}
@@ -68,6 +69,8 @@ class ProgramDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunRequest(msgspec.Struct, kw_only=True, frozen=True):
     """How to run a program."""
+
+    shapes: ClassVar[Mapping[str, Any]] = {"limits": Limits}
 
     args: Annotated[Any, Meta(description="JSON that `main` receives.")] = None
     limits: Annotated[Json, Meta(description="Instead of the defaults: see the table of limits.")] = msgspec.field(

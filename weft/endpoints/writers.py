@@ -11,13 +11,13 @@ from collections.abc import Callable
 import msgspec
 
 from weft.core.wire import TokenLogprobs
+from weft.endpoints.answers import AnswerParser, chat_delta
+from weft.endpoints.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs, finite
+from weft.endpoints.observe import Observer
+from weft.endpoints.schemas.chat import AnswerFinish, ChatChunk, ChatChunkChoice, ChatDelta
+from weft.endpoints.schemas.common import StreamOptions, UsageInfo
+from weft.endpoints.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionResponse
 from weft.programs.types import Chunk
-from weft.server.answers import AnswerParser, chat_delta
-from weft.server.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs, finite
-from weft.server.observe import Observer
-from weft.server.schemas.chat import AnswerFinish, ChatChunk, ChatChunkChoice, ChatDelta
-from weft.server.schemas.common import StreamOptions, UsageInfo
-from weft.server.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionResponse
 from weft.text.deltas import Content, Delta, joined
 
 UNSET = msgspec.UNSET

@@ -10,9 +10,9 @@ import codecs
 from collections.abc import Callable, Sequence
 
 from weft.core.wire import TokenLogprobs
-from weft.server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
-from weft.server.schemas.common import PromptLogprob, PromptLogprobs
-from weft.server.schemas.completion import CompletionLogprobs
+from weft.endpoints.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from weft.endpoints.schemas.common import PromptLogprob, PromptLogprobs
+from weft.endpoints.schemas.completion import CompletionLogprobs
 
 TokenBytes = Callable[[int], bytes]
 

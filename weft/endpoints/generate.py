@@ -11,16 +11,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from starlette.requests import Request
-
 from weft.core.wire import FinishReason, TokenLogprobs
+from weft.endpoints.observe import Observer
 from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
 from weft.programs.types import BeamScore, Caller, Chunk, CompletionArgs
-from weft.server.guard import Guard
-from weft.server.observe import Observer
-from weft.server.state import Service
 
 PROMPTS_AT_ONCE = 64
 """Of one request: the rest waits here, so that one caller does not fill the engine's queue."""
@@ -99,20 +95,18 @@ class Gathered:
 
 
 async def gather(
-    request: Request,
-    service: Service,
     chunks: AsyncGenerator[Chunk, None],
     observer: Observer,
     *,
     num_prompts: int,
     n: int,
 ) -> Gathered:
-    """Read the programs of a request to their end. Raises what they raise, and `ClientGone`."""
+    """Read the programs of a request to their end. Raises what they raise."""
     texts: list[list[str]] = [[] for _ in range(num_prompts * n)]
     gathered = Gathered([GatheredChoice() for _ in texts], {})
     failure: BaseException | None = None
     try:
-        async with Guard(request, service), aclosing(chunks):
+        async with aclosing(chunks):
             async for chunk in chunks:
                 observer.see(chunk)
                 choice = gathered.choices[chunk.index]

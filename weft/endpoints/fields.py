@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, 
 import msgspec
 
 from weft.abi.errors import InvalidRequest, Unsupported
-from weft.server.schemas.chat import ChatRequest
-from weft.server.schemas.common import GenerationRequest
-from weft.server.schemas.completion import CompletionRequest
-from weft.server.schemas.embedding import EmbeddingRequest
-from weft.server.schemas.nested import NESTED, NESTED_ADVISORY
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.schemas.common import GenerationRequest
+from weft.endpoints.schemas.completion import CompletionRequest
+from weft.endpoints.schemas.embedding import EmbeddingRequest
+from weft.endpoints.schemas.nested import NESTED_ADVISORY
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -126,13 +126,18 @@ def request_from(kind: type[T], raw: Any, defaults_of: Callable[[Any], Mapping[s
     if issubclass(kind, GenerationRequest) and not kept.get("use_beam_search"):
         # A search takes the model's own probabilities, so there is nothing to have a default for.
         kept = {**defaults_of(kept.get("model")), **kept}
-    for name, shape in NESTED.get(kind, {}).items():
+    for name, shape in shapes_of(kind).items():
         _check_inside(kept.get(name), shape, name)
     try:
         return msgspec.convert(kept, kind, str_keys=True)
     except msgspec.ValidationError as error:
         message, param = _located(error)
         raise InvalidRequest(_with_key(message, param, kept, kind), param) from None
+
+
+def shapes_of(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """By field of a request: the shape of its value, where the objects inside have fixed fields too."""
+    return getattr(kind, "shapes", {})
 
 
 @functools.cache

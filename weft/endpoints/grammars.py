@@ -1,7 +1,7 @@
 """Grammars of whole answers: reasoning, where the model writes it, then calls of tools or what the request asks for.
 
-Written in llguidance's dialect of Lark. Calls have the white space that chat templates give them. `weft.server.tools`
-and `weft.server.constraints` say what may be called and what the text must be.
+Written in llguidance's dialect of Lark. Calls have the white space that chat templates give them. What may be called
+is from `weft.endpoints.tools`, what the text must be from `weft.endpoints.constraints`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.core.grammar import Grammar, Trigger
-from weft.server.constraints import OPTIONS, Constraint
-from weft.server.dialect import CALL_ID, NAMED_ARGUMENTS, Dialect, ToolForm
+from weft.endpoints.constraints import OPTIONS, Constraint
+from weft.endpoints.dialect import CALL_ID, NAMED_ARGUMENTS, Dialect, ToolForm
 from weft.text import reasoning
 from weft.text.tool_calls import PARSERS
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from weft.endpoints.prompts import Fit
+from weft.endpoints.record import Record
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.schemas.tokens import TokenizeRequest
 from weft.programs.builtin import chat
 from weft.programs.types import ChatArgs
-from weft.server.prompts import Fit
-from weft.server.record import Record
-from weft.server.schemas.chat import ChatRequest
-from weft.server.schemas.service import TokenizeRequest
 from weft.text import reasoning
 from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
 

@@ -1,6 +1,6 @@
 """What several API families share: sampling fields, usage, stream options.
 
-A request struct holds exactly the fields that have an effect; `weft.server.fields` decides on all others.
+A request struct holds exactly the fields that have an effect; `weft.endpoints.fields` decides on all others.
 """
 
 from __future__ import annotations

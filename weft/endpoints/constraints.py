@@ -16,8 +16,8 @@ import msgspec
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.abi.errors import InvalidRequest as SdkInvalidRequest
 from weft.core.grammar import Grammar
+from weft.endpoints.schemas.common import GenerationRequest
 from weft.programs.types import Chunk
-from weft.server.schemas.common import GenerationRequest
 from weft.text import gbnf
 
 MAX_GRAMMAR_BYTES = 64 << 10

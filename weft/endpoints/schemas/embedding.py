@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.server.schemas.common import PROMPT_SCHEMA
+from weft.endpoints.schemas.common import PROMPT_SCHEMA
 
 MAX_INPUTS = 2048
 

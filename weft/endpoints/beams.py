@@ -11,10 +11,10 @@ from typing import Any
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.abi.parameters import SAMPLING
 from weft.core.ids import TOKEN_BYTES
+from weft.endpoints.models import Model
+from weft.endpoints.schemas.common import GenerationRequest
 from weft.programs.builtin import beam
 from weft.programs.builtin.beam import BeamArgs
-from weft.server.schemas.common import GenerationRequest
-from weft.server.state import Model
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{p.name: p.neutral or (p.default,) for p in SAMPLING.values() if p.name not in ("seed", "logprobs")},

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from weft.abi.errors import InvalidRequest, Unsupported
-from weft.server.constraints import check_size
-from weft.server.dialect import Dialect
-from weft.server.grammars import Calls, Tool
-from weft.server.schemas.chat import ChatRequest
+from weft.endpoints.constraints import check_size
+from weft.endpoints.dialect import Dialect
+from weft.endpoints.grammars import Calls, Tool
+from weft.endpoints.schemas.chat import ChatRequest
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

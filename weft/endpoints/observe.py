@@ -7,11 +7,10 @@ import time
 import msgspec
 
 from weft.core.wire import Usage
+from weft.endpoints.record import Record
+from weft.endpoints.schemas.common import PromptTokensDetails, UsageInfo
 from weft.metrics import ModelMetrics
 from weft.programs.types import Chunk
-from weft.server.errors import ClientGone
-from weft.server.record import Record
-from weft.server.schemas.common import PromptTokensDetails, UsageInfo
 
 
 class Observer:
@@ -86,5 +85,5 @@ class Observer:
             return
         unfinished = self._num_choices - len(self._ended)
         if unfinished:
-            aborted = isinstance(error, ClientGone) or not isinstance(error, Exception)
+            aborted = not isinstance(error, Exception)
             metrics.finished.add("abort" if aborted else "error", amount=unfinished)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from weft.core.wire import FinishReason
-from weft.server.dialect import Dialect
-from weft.server.schemas.chat import (
+from weft.endpoints.dialect import Dialect
+from weft.endpoints.schemas.chat import (
     AnswerFinish,
     ChatDelta,
     ChatMessage,

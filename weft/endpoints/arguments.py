@@ -8,26 +8,13 @@ from weft.abi.errors import InvalidRequest
 from weft.abi.parameters import SAMPLING
 from weft.core.ids import unpack_tokens
 from weft.core.sampling import MAX_BAD_WORDS, MAX_STOP_BYTES, SamplingParams, StopParams
-from weft.programs.types import Caller, CompletionArgs
-from weft.server.auth import namespace_of
-from weft.server.record import Record
-from weft.server.schemas.common import GenerationRequest
-from weft.server.state import Model
-from weft.server.traces import trace_id
+from weft.endpoints.models import Model
+from weft.endpoints.schemas.common import GenerationRequest
+from weft.programs.types import CompletionArgs
 from weft.tokenizers.tokenizer import Tokenizer
 
 SEED_BITS = 62
 """Of seeds drawn here: adding the number of a choice never leaves 64 bits."""
-
-
-def caller_of(record: Record, *, cache_salt: str | None = None, priority: int = 0) -> Caller:
-    """On whose behalf a request runs."""
-    return Caller(
-        request_id=trace_id(record.tenant, record.request_id),
-        tenant=record.tenant,
-        namespace=namespace_of(record.tenant, cache_salt),
-        priority=priority,
-    )
 
 
 def completion_args(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from weft.server.schemas.common import GenerationRequest, Json, PromptLogprobs, UsageInfo
+from weft.endpoints.schemas.common import GenerationRequest, Json, PromptLogprobs, UsageInfo
+from weft.endpoints.schemas.nested import CHAT_SHAPES, TEXT_SHAPES, TOOL_CHOICE_SHAPE
 
 
 class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     """A conversation to continue with the assistant's next turn."""
+
+    shapes: ClassVar[Mapping[str, Any]] = TEXT_SHAPES | CHAT_SHAPES | {"tool_choice": TOOL_CHOICE_SHAPE}
 
     messages: Annotated[list[Json], Meta(min_length=1, description="Turns: role and content, oldest first.")]
     max_tokens: (

@@ -11,12 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.programs.quota.limits import Limits
-from weft.server.schemas.chat import ChatRequest
-from weft.server.schemas.common import Json, StreamOptions
-from weft.server.schemas.completion import CompletionRequest
-from weft.server.schemas.programs import RunRequest, SourceRunRequest
-from weft.server.schemas.service import TokenizeRequest
+from weft.endpoints.schemas.common import Json, StreamOptions
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -154,21 +149,18 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     disable_any_whitespace: Annotated[bool | None, Meta(description="Nothing stands between them.")] = None
 
 
-_FORMATS: dict[str, Any] = {"response_format": ResponseFormat, "structured_outputs": StructuredOutputs}
-_OF_TEXT: dict[str, Any] = _FORMATS | {"stream_options": StreamOptions}
-_OF_CHAT: dict[str, Any] = {
+TEXT_SHAPES: dict[str, Any] = {
+    "response_format": ResponseFormat,
+    "structured_outputs": StructuredOutputs,
+    "stream_options": StreamOptions,
+}
+"""Of fields of every request that generates."""
+CHAT_SHAPES: dict[str, Any] = {
     "messages": list[SpokenMessage | AssistantMessage | ToolMessage],
     "tools": list[ToolDefinition],
 }
-
-NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
-    ChatRequest: _OF_TEXT | _OF_CHAT | {"tool_choice": Literal["auto", "none", "required"] | ToolChoice | None},
-    CompletionRequest: _OF_TEXT,
-    TokenizeRequest: _OF_CHAT,
-    RunRequest: {"limits": Limits},
-    SourceRunRequest: {"limits": Limits},
-}
-"""By request and field: the shape of its value."""
+"""Of fields that a chat template reads."""
+TOOL_CHOICE_SHAPE: Any = Literal["auto", "none", "required"] | ToolChoice | None
 
 NESTED_SHAPES: tuple[type[msgspec.Struct], ...] = (
     SpokenMessage,
@@ -187,7 +179,6 @@ NESTED_SHAPES: tuple[type[msgspec.Struct], ...] = (
     JsonSchemaFormat,
     StructuredOutputs,
     StreamOptions,
-    Limits,
 )
 """All structs that shapes are made of."""
 

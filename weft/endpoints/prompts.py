@@ -13,7 +13,7 @@ from typing import cast
 
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
-from weft.server.state import Model
+from weft.endpoints.models import Model
 from weft.tokenizers.tokenizer import Tokenizer
 
 PromptField = str | list[str | int | list[int]]

@@ -1,6 +1,6 @@
 """How a model writes calls of tools and reasoning, found in its chat template or set in the configuration.
 
-Owns the signs by which a form is recognised. `weft.sdk` reads the forms; `weft.server.grammars` writes them.
+Owns the signs by which a form is recognised. `weft.sdk` reads the forms; `weft.endpoints.grammars` writes them.
 """
 
 from __future__ import annotations

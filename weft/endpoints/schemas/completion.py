@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from weft.server.schemas.common import PROMPT_SCHEMA, GenerationRequest, PromptLogprobs, UsageInfo
+from weft.endpoints.schemas.common import PROMPT_SCHEMA, GenerationRequest, PromptLogprobs, UsageInfo
+from weft.endpoints.schemas.nested import TEXT_SHAPES
 
 DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
     """The body of a completion request."""
+
+    shapes: ClassVar[Mapping[str, Any]] = TEXT_SHAPES
 
     prompt: Annotated[
         str | list[str | int | list[int]],

@@ -10,10 +10,10 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from weft.config import ServerConfig
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
+from weft.endpoints.constraints import Constraint
+from weft.endpoints.dialect import Dialect, dialect_of
+from weft.endpoints.grammars import Calls, Tool, answer_grammar, triggered_grammar
 from weft.engine.grammar_text import translated
-from weft.server.constraints import Constraint
-from weft.server.dialect import Dialect, dialect_of
-from weft.server.grammars import Calls, Tool, answer_grammar, triggered_grammar
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
 

@@ -1,0 +1,144 @@
+"""The served models by name: each has an engine, a tokenizer and a runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from weft.abi.errors import EngineDead, InvalidRequest, UnknownModel
+from weft.config import ServerConfig
+from weft.core.wire import Event
+from weft.endpoints.dialect import Dialect
+from weft.engine.client import EngineClient
+from weft.metrics import ModelMetrics
+from weft.programs.runtime import Runtime
+from weft.tokenizers.tokenizer import Tokenizer
+
+MAX_LISTED_NAMES = 20
+_SHRINKING = 4
+"""Unicode normalisation may make a text shorter, by less than this factor."""
+
+
+class ServedModel:
+    """One engine and the names that clients may call it. The first name is the one in metrics."""
+
+    def __init__(self, names: list[str], engine: EngineClient, tokenizer: Tokenizer, *, root: str = ""):
+        if not names:
+            raise ValueError("a served model needs a name")
+        self.names = names
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.root = root.rstrip("/").rpartition("/")[2] or names[0]
+        """The name of the model without its folder, which clients are not told."""
+        self.created = int(time.time())
+
+
+class Model:
+    """A served model in use: its runtime and its metrics. Used from one event loop."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        config: ServerConfig,
+        dialect: Dialect,
+        metrics: ModelMetrics,
+        on_event: Callable[[Event], None],
+    ):
+        """`on_event` gets the engine's events that belong to no operation."""
+        self.names = served.names
+        self.engine = served.engine
+        self.tokenizer = served.tokenizer
+        self.root = served.root
+        self.created = served.created
+        self.metrics = metrics
+        self.dialect = dialect
+        self.longest_token = max(map(len, served.tokenizer.token_bytes), default=1)
+        """In bytes: no token stands for more characters."""
+        self.was_ready = False
+        """Whether the engine has answered since the server started."""
+        self._max_text_chars = config.max_text_chars
+        self._waits_for_engine = config.engine_wait_s > 0
+        self.runtime = Runtime(served.engine, served.tokenizer, on_event=on_event, engine_wait_s=config.engine_wait_s)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether requests wait for the engine while it is being restarted."""
+        return self.was_ready and self._waits_for_engine
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest sequence. Raises `EngineDead` while the engine starts."""
+        return self.engine.info.max_context
+
+    @property
+    def longest_prompt(self) -> int:
+        """Characters that no prompt of the context's size exceeds. Raises `EngineDead` while the engine starts."""
+        return _SHRINKING * self.max_context * self.longest_token
+
+    @property
+    def max_text_chars(self) -> int:
+        """Characters of the longest text that is tokenized. Raises `EngineDead` while the engine starts."""
+        return self.longest_prompt if self._max_text_chars is None else self._max_text_chars
+
+
+class Models:
+    """All served models, in the order of configuration."""
+
+    def __init__(self, models: Iterable[Model]):
+        """Raises `ValueError` for two models of one name."""
+        self._models = list(models)
+        self.by_name = {name: model for model in self._models for name in model.names}
+        if len(self.by_name) != sum(len(model.names) for model in self._models):
+            raise ValueError("two models are served under the same name")
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __getitem__(self, number: int) -> Model:
+        return self._models[number]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every engine answers."""
+        return all(model.engine.ready for model in self._models)
+
+    def find(self, name: str | None) -> Model:
+        """The model of a served name; of no name, where there is only one.
+
+        Raises `UnknownModel`, and `InvalidRequest` for no name where there are several.
+        """
+        if name is None:
+            if len(self._models) == 1:
+                return self._models[0]
+            raise InvalidRequest(f"model is required; {self._served()}.", "model")
+        model = self.by_name.get(name)
+        if model is None:
+            raise UnknownModel(f"The model {name[:200]!r} is not served here; {self._served()}.", "model")
+        return model
+
+    def sampling_defaults(self, name: object) -> Mapping[str, float]:
+        """Sampling parameters that the model of a served name recommends; none for a name that is not served."""
+        if name is None and len(self._models) == 1:
+            return self._models[0].tokenizer.sampling_defaults
+        model = self.by_name.get(name) if isinstance(name, str) else None
+        return {} if model is None else model.tokenizer.sampling_defaults
+
+    def usable(self, name: str | None) -> Model:
+        """Like `find`, for a model whose engine answers. Raises `EngineDead` too."""
+        model = self.find(name)
+        if not model.engine.ready:
+            raise EngineDead("the engine is starting or restarting; try again shortly")
+        return model
+
+    def recoverable(self, name: str | None) -> Model:
+        """Like `usable`, and also for a model whose engine is being restarted, where requests wait for that."""
+        model = self.find(name)
+        return model if model.recovers else self.usable(name)
+
+    def _served(self) -> str:
+        names = sorted(self.by_name)
+        more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+        return "served: " + ", ".join(names[:MAX_LISTED_NAMES]) + more
