@@ -122,6 +122,43 @@ def test_strings_without_a_length_come_to_an_end() -> None:
         assert [len(found[key]) for key in "abc"] == [20, 40, 24]
 
 
+def test_names_and_untyped_strings_come_to_an_end() -> None:
+    options = {"dtype": "float32", "device": "cpu", "num_pages": 100, "max_context": 512, "threads": 2}
+    with LLM("weft-tiny", json_string_chars=20, **options) as llm:
+        # No token with which `null`, `true` or `false` begins.
+        letters = [t for t, data in enumerate(llm.tokenizer.token_bytes) if data.isalpha() and data[0] not in b"ntf"]
+        quotes = [t for t, data in enumerate(llm.tokenizer.token_bytes) if data == b'"']
+        # A string is begun where one may be, and never closed where it may go on.
+        biases = dict.fromkeys(letters[:1000], 40.0) | dict.fromkeys(quotes, 20.0)
+
+        def longest(schema: dict, pattern: str = r'"([^"]*)"?') -> int:
+            never_closed = {"logit_bias": biases, "temperature": 0.0, "max_tokens": 200}
+            text = llm.generate("x", grammar=Grammar.json_schema(schema), **never_closed)[0].text
+            found = re.findall(pattern, text)
+            assert found, text
+            return max(map(len, found))
+
+        closed = {"required": ["a"], "additionalProperties": False}
+        for schema in (
+            {"type": "object"},
+            {"type": "object", "additionalProperties": {"type": "string"}},
+            {"type": "object", "properties": {"a": {}}, **closed},
+            {"type": "object", "properties": {"a": True}, **closed},
+            {"type": "array", "minItems": 1},
+        ):
+            assert 8 <= longest(schema) <= 20, schema
+        beside_listed = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 7}}}
+        assert 8 <= longest(beside_listed, r'"([^"]*)":') <= 20
+        assert longest({"type": "object", "x-guidance": {"max_string_chars": None}}) > 100
+
+
+def test_schemas_that_limits_of_untyped_values_would_break_compile_without_them(llm: LLM) -> None:
+    parts = [{"type": "object", "required": [name]} for name in "ab"]
+    grammar = Grammar.json_schema({"allOf": parts, "maxProperties": 2})
+    tokens = llm.generate("x", grammar=grammar, max_tokens=8, seed=1)[0].text
+    assert tokens.startswith('{"a":')
+
+
 def test_numbers_beyond_the_library_s_range_keep_their_bounds(llm: LLM) -> None:
     for low, high in ((-(2**63), 2**63 - 1), (2**62 + 1, 2**64), (-(2**70), -(2**53) - 1)):
         grammar = Grammar.json_schema({"type": "integer", "minimum": low, "maximum": high})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -194,6 +195,24 @@ def test_a_second_signal_does_not_wait() -> None:
         server.on_loop(server.server.begin_drain)
         server.join()
         connection.close()
+
+
+def test_a_third_signal_cuts_connections(caplog: pytest.LogCaptureFixture) -> None:
+    with running(auto=False, drain_s=3600.0) as server:
+        connection = connect(server, PATH, STREAM | {"n": 64, "logprobs": True, "top_logprobs": 20, "max_tokens": 4000})
+        server.wait_until(lambda: bool(server.engine.sequences))
+        [protocol] = server.server.server_state.connections
+        while not server.on_loop(lambda: protocol.flow.write_paused):
+            server.on_loop(lambda: server.engine.step(50))
+        for _ in range(2):
+            server.on_loop(server.server.begin_drain)
+        server.wait_until(lambda: not server.server.servers[0].is_serving())
+        server.on_loop(server.server.begin_drain)
+        server.join()
+        assert server.engine.closed
+        assert not server.service.num_active
+        connection.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_texts_are_bounded_before_they_are_tokenized() -> None:

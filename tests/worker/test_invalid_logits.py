@@ -64,12 +64,18 @@ def test_a_finite_row_may_hold_tokens_of_no_probability() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_model_whose_first_pass_is_invalid_does_not_start(tmp_path: Path, value: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("mlp.down_proj", slice(1)), ("embed_tokens", slice(1)), ("embed_tokens", slice(20, 30)), ("embed_tokens", -1)],
+)
+def test_a_model_whose_first_pass_is_invalid_does_not_start(
+    tmp_path: Path, value: float, name: str, rows: slice | int
+) -> None:
     path = write_tiny(tmp_path / "poisoned", "llama")
     [file] = Path(path).glob("*.safetensors")
     weights = load_file(file)
-    name = next(name for name in weights if "mlp.down_proj" in name)
-    weights[name][0, 0] = value
+    assert any("lm_head" in weight for weight in weights), "tied embeddings would show in every logit"
+    weights[next(weight for weight in weights if name in weight)][rows] = value
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"poisoned.*NaN or infinite"):
         build_worker(EngineConfig(model=str(path), num_pages=16, max_running=2, device="cpu", threads=1))

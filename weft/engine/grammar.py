@@ -140,16 +140,20 @@ class Grammars:
             raise InvalidRequest(
                 f"the grammar is longer than {MAX_GRAMMAR_BYTES >> 10} KiB; make it smaller", "grammar"
             )
-        try:
-            matcher = LLMatcher(self._vocabulary(), translated(grammar, self._max_string_chars), log_level=0)
-            message = matcher.get_error() if matcher.is_error() else ""
-        except WeftError:
-            raise
-        except Exception as error:  # whatever the library makes of a caller's text is the caller's
-            message = str(error) or type(error).__name__
-        if message:
-            raise InvalidRequest(explained(grammar, message, self._error_of), "grammar")
-        return matcher
+        message = ""
+        # Schemas that the library cannot intersect once untyped values are limited compile without those limits.
+        for limits_untyped in (True, False):
+            try:
+                text = translated(grammar, self._max_string_chars, limits_untyped=limits_untyped)
+                matcher = LLMatcher(self._vocabulary(), text, log_level=0)
+                message = matcher.get_error() if matcher.is_error() else ""
+            except WeftError:
+                raise
+            except Exception as error:  # whatever the library makes of a caller's text is the caller's
+                message = str(error) or type(error).__name__
+            if not message:
+                return matcher
+        raise InvalidRequest(explained(grammar, message, self._error_of), "grammar")
 
     def _error_of(self, text: str) -> str:
         """Why a grammar in llguidance's form does not compile; empty where it does."""

@@ -43,15 +43,18 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-def translated(grammar: Grammar, max_string_chars: int | None) -> str:
-    """The grammar in llguidance's form. Raises `InvalidRequest` for what cannot be kept, naming the place."""
+def translated(grammar: Grammar, max_string_chars: int | None, *, limits_untyped: bool = True) -> str:
+    """The grammar in llguidance's form; the limits as in `json_schema.prepared`. Raises `InvalidRequest` for what
+    cannot be kept, naming the place."""
     match grammar.kind:
         case "json_schema":
-            return _of_schema(json_schema.prepared(_decoded(grammar.text), max_string_chars))
+            schema = _decoded(grammar.text)
+            return _of_schema(json_schema.prepared(schema, max_string_chars, limits_untyped=limits_untyped))
         case "regex":
             return str(LLMatcher.grammar_from_regex(grammar.text))
         case "lark":
-            return str(LLMatcher.grammar_from_lark(json_schema.prepared_lark(grammar.text, max_string_chars)))
+            text = json_schema.prepared_lark(grammar.text, max_string_chars, limits_untyped=limits_untyped)
+            return str(LLMatcher.grammar_from_lark(text))
 
 
 def explained(grammar: Grammar, message: str, compile_error: CompileError) -> str:

@@ -1,7 +1,7 @@
 """JSON schemas as llguidance compiles them, from JSON schemas as callers write them.
 
 Owns what differs: numbers that the library would round or that end its process, `format` as an annotation, the length
-of strings, white space, and how an error names the place in the schema. A schema may have options of its own under
+of strings and of names, white space, and how an error names the place in the schema. A schema may have options of its own under
 `x-guidance`, the library's key, at its top: those of the library, `max_string_chars` (null: no limit) and `path`, the
 name of the schema in errors.
 """
@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from weft.abi.errors import InvalidRequest
 
@@ -35,8 +35,9 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains")
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_FIXES_TEXT = ("maxLength", "pattern", "format", "enum", "const", "$ref", "anyOf", "oneOf", "allOf")
-"""Keywords beside which a string gets no limit: they have one, or their parts get it."""
+_FIXES_VALUE = ("enum", "const", "$ref", "anyOf", "oneOf", "allOf")
+"""Keywords beside which a schema gets no limits: they say the value, or their parts get the limits."""
+_FIXES_TEXT = ("maxLength", "pattern", "format")
 _LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b\s*', re.S)
 
 
@@ -48,26 +49,31 @@ class Block(NamedTuple):
     """What errors call it; empty where there is only one."""
 
 
-def prepared(schema: Any, max_string_chars: int | None) -> Any:
+def prepared(schema: Any, max_string_chars: int | None, *, limits_untyped: bool = True) -> Any:
     """The schema for llguidance. Raises `InvalidRequest` for what cannot be kept, naming the place in the schema.
 
-    `max_string_chars` limits strings whose schema does not, unless the schema's options say otherwise.
+    `max_string_chars` limits strings whose schema does not, unless the schema's options say otherwise; with
+    `limits_untyped` also values of any type and the names of properties that are not listed (beside listed ones, not
+    their values). The library cannot intersect some such schemas (`allOf`): then it reports an error.
     """
     if not isinstance(schema, dict):
-        return schema if schema is False else {OPTIONS: COMPACT}
+        if schema is False:
+            return schema
+        schema = {}
     given = schema.get(OPTIONS)
     options = dict(given) if isinstance(given, dict) else {}
     limit = options.pop("max_string_chars", max_string_chars)
     path = options.pop("path", "")
     body = {key: value for key, value in schema.items() if key != OPTIONS}
-    return {OPTIONS: options or COMPACT, **_Walk(limit, path).schema(body, (), 0)}
+    return {OPTIONS: options or COMPACT, **_Walk(limit, path, limits_untyped).root(body)}
 
 
-def prepared_lark(text: str, max_string_chars: int | None) -> str:
+def prepared_lark(text: str, max_string_chars: int | None, *, limits_untyped: bool = True) -> str:
     """A grammar in Lark with its `%json` schemas prepared."""
     parts, end = [], 0
     for start, stop, schema in _blocks(text):
-        parts += [text[end:start], json.dumps(prepared(schema, max_string_chars), ensure_ascii=False)]
+        block = prepared(schema, max_string_chars, limits_untyped=limits_untyped)
+        parts += [text[end:start], json.dumps(block, ensure_ascii=False)]
         end = stop
     return "".join([*parts, text[end:]])
 
@@ -108,12 +114,32 @@ def dotted(steps: list[str] | tuple[str, ...]) -> str:
 class _Walk:
     """One schema on its way to llguidance."""
 
-    def __init__(self, max_string_chars: int | None, path: str):
+    def __init__(self, max_string_chars: int | None, path: str, limits_untyped: bool):
         self._limit = max_string_chars
         self._path = path
+        self._limits_untyped = limits_untyped and bool(max_string_chars)
+        self._any_value: Any = True
+        """A value of any type. With limits on untyped values, a reference to a definition that `root` adds."""
+
+    def root(self, value: dict[str, Any]) -> dict[str, Any]:
+        """The outermost schema."""
+        if not self._limits_untyped:
+            return cast(dict[str, Any], self.schema(value, (), 0))
+        given = value.get("$defs")
+        definitions = given if isinstance(given, dict) else {}
+        name = "any"
+        while name in definitions:
+            name += "_"
+        self._any_value = {"$ref": f"#/$defs/{name}"}
+        result = self.schema(value, (), 0)
+        if isinstance(given, dict) or given is None:
+            result["$defs"] = {**result.get("$defs", {}), name: self.schema({}, (), 0)}
+        return cast(dict[str, Any], result)
 
     def schema(self, value: Any, at: tuple[str, ...], depth: int) -> Any:
         """The value in the place of a schema."""
+        if value is True or (value == {} and at):
+            return self._any_value
         if not isinstance(value, dict):
             return value
         if depth > MAX_DEPTH:
@@ -127,9 +153,30 @@ class _Walk:
         if value.get("format") not in FORMATS:
             result.pop("format", None)
         self._bound_numbers(result, at)
-        if self._limit and _is_open_string(result):
-            result["maxLength"] = max(self._limit, _least_length(result))
+        if self._limit and not any(key in result for key in _FIXES_VALUE):
+            self._bound_texts(result, self._limit)
         return result
+
+    def _bound_texts(self, schema: dict[str, Any], limit: int) -> None:
+        """Lengths of strings and of names that the schema leaves open, here and in values of any type below."""
+        given = schema.get("type", list(TYPES) if self._limits_untyped else [])
+        kinds = given if isinstance(given, list) else [given]
+        if "string" in kinds and not any(key in schema for key in _FIXES_TEXT):
+            schema["maxLength"] = max(limit, _least_length(schema))
+        if not self._limits_untyped:
+            return
+        if "array" in kinds and schema.get("items", True) is True:
+            schema["items"] = self._any_value
+        further = schema.get("additionalProperties", True)
+        if "object" not in kinds or further is False or schema.get("patternProperties"):
+            return
+        # A pattern holds for listed names too, so beside them it can limit names alone, and no value.
+        if not schema.get("properties"):
+            further = self._any_value if further is True else further
+        elif further is not True:
+            return
+        schema["patternProperties"] = {f"^(?s:.{{0,{limit}}})$": further}
+        schema["additionalProperties"] = False
 
     def _check_type(self, value: dict[str, Any], at: tuple[str, ...]) -> None:
         kinds = value.get("type", [])
@@ -173,13 +220,6 @@ def _float_at_least(value: float) -> float:
     if found < value:
         found = math.nextafter(found, math.inf)
     return int(found) if found.is_integer() else found
-
-
-def _is_open_string(schema: dict[str, Any]) -> bool:
-    kinds = schema.get("type")
-    return (kinds == "string" or (isinstance(kinds, list) and "string" in kinds)) and not any(
-        key in schema for key in _FIXES_TEXT
-    )
 
 
 def _least_length(schema: dict[str, Any]) -> int:

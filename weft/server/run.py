@@ -2,7 +2,7 @@
 
 Owns signals and the order of stopping: SIGTERM or SIGINT turn `/ready` and new requests to 503 while the port stays
 open, running requests finish within `drain_s` and are then interrupted, engines are closed. A second signal skips the
-waiting; a third one leaves at once.
+waiting; a third one closes connections without their last bytes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second interrupts what still runs, the third leaves everything as it is."""
+        """The first signal drains, the second interrupts what still runs, the third cuts connections."""
         if self._loop is None:
             self.should_exit = True
         else:
@@ -124,7 +124,19 @@ class Server(uvicorn.Server):
             self._service.interrupt_all()
             self.should_exit = True
         else:
-            self.force_exit = True
+            self._cut_connections()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close connections, which have `CLOSE_S` to take their last bytes, then engines."""
+        deadline = asyncio.get_running_loop().call_later(CLOSE_S, self._cut_connections)
+        await super().shutdown(sockets)
+        deadline.cancel()
+
+    def _cut_connections(self) -> None:
+        """Drop what connections have not taken. Their requests end as those of clients that went away."""
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     async def _drain_and_exit(self) -> None:
         await self._service.drain(self._drain_s)
@@ -151,7 +163,7 @@ def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=CLOSE_S,
+        timeout_graceful_shutdown=2 * CLOSE_S,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
     )

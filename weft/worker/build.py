@@ -98,7 +98,7 @@ def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
     if sizing.notice is not None:
         _log.warning("%s", sizing.notice)
     worker = _start(loaded, config, sizing, device, threads, graphs)
-    result = warm_up(worker, num_tokens if gpu else WARM_UP_TOKENS_ON_CPU)
+    result = warm_up(worker, num_tokens if gpu else WARM_UP_TOKENS_ON_CPU, spread=True)
     if (result.tokens < 0).any():
         worker.close()
         raise ModelLoadError(
@@ -126,14 +126,19 @@ def free_memory(device: torch.device, working_bytes: int = 0) -> FreeMemory:
     return FreeMemory(max(0, torch.cuda.mem_get_info(device)[0] - working_bytes), host)
 
 
-def warm_up(worker: TorchWorker, num_tokens: int) -> StepResult:
-    """Run one step of about `num_tokens`, greedy and random, on pages and slots that no sequence owns yet."""
+def warm_up(worker: TorchWorker, num_tokens: int, *, spread: bool = False) -> StepResult:
+    """Run one step of about `num_tokens`, greedy and random, on pages and slots that no sequence owns yet.
+
+    `spread`: over tokens of the whole vocabulary, so that more weights (rows of embeddings, experts) are tried. Else
+    all are token 0, which one set of experts gets: what needs most memory.
+    """
     spec = worker.spec
     count = max(1, min(num_tokens, spec.num_device_pages * spec.page_size, spec.max_context))
     num_pages = -(-count // spec.page_size)
     samplers = min(2, spec.num_slots)
+    tokens = np.linspace(0, spec.vocab_size - 1 if spread else 0, count)
     forward = ForwardBatch(
-        token_ids=np.zeros(count, np.int32),
+        token_ids=tokens.astype(np.int32),
         positions=np.arange(count, dtype=np.int32),
         write_slots=np.arange(count, dtype=np.int32),
         q_indptr=np.array([0, count], np.int32),
