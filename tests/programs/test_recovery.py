@@ -250,6 +250,89 @@ def test_a_client_that_does_not_read_holds_up_nobody_in_its_trial() -> None:
     run(engine, test)
 
 
+def test_a_client_that_vanishes_in_its_trial_ends_the_trial() -> None:
+    async def test(rt: Runtime) -> None:
+        args = CompletionArgs(prompt=PROMPT, max_tokens=99)
+        leaving = asyncio.create_task(collect(completion.main(args, CALLER, rt)))
+        other = asyncio.create_task(collect(request("other", b"other", rt)))
+        for _ in range(MAX_CONTINUATIONS):
+            await settle()
+            engine.step(2)
+            await settle()
+            engine.die()
+            engine.restart()
+        await settle()
+        # One of the two is on trial; it leaves before the trial's last item.
+        [on_trial] = engine.sequences.values()
+        assert on_trial.request_id == CALLER.request_id
+        engine.step(TRIAL_ITEMS // 2)
+        await settle()
+        assert not leaving.done()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert leaving.cancelled()
+        await settle()
+        [on_trial] = engine.sequences.values()
+        assert on_trial.request_id == "other"
+        while not other.done():
+            engine.step()
+            await settle()
+        assert told(other.result()) == expected
+
+    expected = run(FakeEngine(), lambda rt: _told(request("other", b"other", rt)))
+    engine = FakeEngine(auto=False)
+    run(engine, test)
+
+
+async def _told(chunks: AsyncGenerator[Chunk, None]) -> list[tuple[object, ...]]:
+    return told(await collect(chunks))
+
+
+def test_two_engines_that_die_at_once_are_recovered_apart() -> None:
+    async def test() -> None:
+        engines = [KilledEngine(), MortalEngine(3, 9)]
+        runtimes = [Runtime(engine, byte_tokenizer(), engine_wait_s=WAIT_S) for engine in engines]
+        bad = collect(request("the killer", KILLER, runtimes[0]))
+        beside = collect(request("beside", b"beside", runtimes[0]))
+        elsewhere = collect(request("elsewhere", b"elsewhere", runtimes[1]))
+        failure, *rest = await asyncio.gather(bad, beside, elsewhere, return_exceptions=True)
+        assert isinstance(failure, EngineCrashed)
+        assert [told(chunks) for chunks in rest if isinstance(chunks, list)] == expected
+        await settle()
+        assert all(not engine.sequences for engine in engines)
+
+    expected = [
+        run(FakeEngine(), lambda rt: _told(request("beside", b"beside", rt))),
+        run(FakeEngine(), lambda rt: _told(request("elsewhere", b"elsewhere", rt))),
+    ]
+    asyncio.run(test())
+
+
+def test_an_engine_that_dies_again_while_it_restarts_costs_one_continuation() -> None:
+    async def test(rt: Runtime) -> None:
+        waiting = asyncio.create_task(collect(completion.main(COMPLETIONS["one"], CALLER, rt)))
+        await settle()
+        engine.step(2)
+        # Two deaths in one turn of the loop, then one more before the restart: the request was on board at one.
+        engine.die()
+        engine.restart()
+        engine.die()
+        await settle()
+        engine.die()
+        engine.restart()
+        await settle()
+        assert len(engine.sequences) == 1
+        while not waiting.done():
+            engine.step()
+            await settle()
+        assert told(waiting.result())[0][4] != []
+
+    engine = FakeEngine(auto=False)
+    run(engine, test)
+    generates = [command for command in engine.sent if isinstance(command, Generate)]
+    assert [command.num_generated for command in generates] == [0, 2]
+
+
 def test_requests_wait_for_a_restart_as_long_as_they_may() -> None:
     async def test() -> None:
         engine = FakeEngine()

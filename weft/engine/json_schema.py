@@ -1,9 +1,9 @@
 """JSON schemas as llguidance compiles them, from JSON schemas as callers write them.
 
 Owns what differs: numbers that the library would round or that end its process, `format` as an annotation, the length
-of strings and of names, white space, and how an error names the place in the schema. A schema may have options of its own under
-`x-guidance`, the library's key, at its top: those of the library, `max_string_chars` (null: no limit) and `path`, the
-name of the schema in errors.
+of strings and of names, white space, and how an error names the place in the schema. A schema may have options of its
+own under `x-guidance`, the library's key, at its top: those of the library, `max_string_chars` (null: no limit) and
+`path`, the name of the schema in errors.
 """
 
 from __future__ import annotations

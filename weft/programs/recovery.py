@@ -9,6 +9,11 @@ A request that was on board at two deaths is a suspect: it may end every engine,
 needs. Suspects are tried one after another, each alone on the engine for its first items, while all other requests
 wait. A suspect whose trial ends the engine fails, and no other request is affected. Suspects that pass continue when
 the last trial is over, and fail with a third death: no request is continued more than twice.
+
+Programs of users are not held back. They use the engine from the process of the program host, as a client of its own:
+to stop them, every call of every run would have to ask this process first, and a suspect could then stop the runs of
+all tenants for the length of its trial. So a program that ends the engine during a trial makes the suspect fail in its
+place; `EngineCrashed` says with what the suspect was alone, and no request beside that one is affected.
 """
 
 from __future__ import annotations
