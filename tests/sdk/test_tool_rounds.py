@@ -10,7 +10,7 @@ from tests.sdk import fake_model as model
 from tests.sdk.fake_host import FakeHost
 from weft.abi.operations import Op
 from weft.sdk import Context, InvalidRequest, LimitExceeded, ToolCall, Unsupported, http, tool
-from weft.sdk.tool_rounds import AnswerParser
+from weft.sdk.tool_rounds import AnswerCalls
 from weft.sdk.toolbox import execute, schemas
 
 
@@ -220,7 +220,7 @@ def test_arguments_as_attributes() -> None:
 
 
 def test_a_call_keeps_the_id_that_the_model_gave_it() -> None:
-    parser = AnswerParser("mistral", reasoning=False)
+    parser = AnswerCalls("mistral", reasoning=False)
     parser.push('[TOOL_CALLS]weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}[TOOL_CALLS]now[ARGS]{}')
     parser.finish()
     assert [call.id for call in parser.calls] == ["a1B2c3D4e", "call00001"]

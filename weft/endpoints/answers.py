@@ -1,7 +1,6 @@
-"""Answers of a chat as their parts: what was thought, what was said, and which tools are called.
+"""Answers of a chat in the API's form: how the text of a choice is read, and the messages and deltas it becomes.
 
-Owns the ids of calls that the model gave none. `AnswerParser` takes one choice's text as it comes; writers and
-responses put it into the API's form.
+Owns the ids of calls that the model gave none.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from weft.endpoints.schemas.chat import (
     ToolCall,
     ToolCallDelta,
 )
-from weft.text.deltas import CallArguments, CallStart, Content, Delta, Reasoning, joined
-from weft.text.reasoning import ReasoningParser
-from weft.text.tool_calls import PARSERS, ToolCallParser
+from weft.text.answers import AnswerParser
+from weft.text.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,75 +38,41 @@ class Reading:
     names: frozenset[str] = frozenset()
     """Of the tools: a call of another is content."""
     hold: bool = True
-    """Calls are told once they are complete. Not needed where a grammar holds them and nothing but the length can cut
-    them."""
+    """Calls are returned once they are complete. Not needed where a grammar holds them and nothing but the length can
+    cut them."""
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether an answer may be anything but content."""
-        return self.calls or self.dialect.reasoning
-
-
-class AnswerParser:
-    """Splits the text of one choice into content, reasoning and tool calls."""
-
-    def __init__(self, reading: Reading):
-        dialect = reading.dialect
-        self._only_one = reading.only_one
-        self._reasoning = ReasoningParser(opened=reading.reasoning_opened) if dialect.reasoning else None
-        self._calls: ToolCallParser | None = None
-        if reading.calls and dialect.tool_form is not None:
-            self._calls = PARSERS[dialect.tool_form](reading.names, hold=reading.hold)
-        self._num_calls = 0
-
-    @property
-    def num_complete_calls(self) -> int:
-        """Calls to which nothing is added any more, whatever comes."""
-        return 0 if self._calls is None else self._calls.num_complete
-
-    def push(self, text: str) -> list[Delta]:
-        """What is certain after the next piece of text."""
-        deltas: list[Delta] = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
-        return self._read(deltas)
-
-    def finish(self, reason: FinishReason) -> list[Delta]:
-        """What was held back, once the text has ended. A call that the length cuts is told as far as it came; one that
-        ends otherwise before it is complete is content."""
-        deltas = self._read([] if self._reasoning is None else self._reasoning.finish())
-        if self._calls is None:
-            return deltas
-        return joined([*deltas, *self._kept(self._calls.finish(cut=reason == "length"))])
-
-    def finish_reason(self, reason: FinishReason) -> AnswerFinish:
-        """The `finish_reason` of the choice, as OpenAI names it."""
-        return "tool_calls" if self._num_calls and reason == "stop" else reason
-
-    def _read(self, deltas: list[Delta]) -> list[Delta]:
-        result: list[Delta] = []
-        for delta in deltas:
-            if isinstance(delta, Content) and self._calls is not None:
-                result += self._kept(self._calls.push(delta.text))
-            else:
-                result.append(delta)
-        return joined(result)
-
-    def _kept(self, deltas: list[Delta]) -> list[Delta]:
-        self._num_calls += sum(isinstance(delta, CallStart) for delta in deltas)
-        if not self._only_one:
-            return deltas
-        return [delta for delta in deltas if not isinstance(delta, CallStart | CallArguments) or delta.index == 0]
+    def parser(self) -> AnswerParser:
+        """Reads one choice."""
+        return AnswerParser(
+            self.dialect.tool_form if self.calls else None,
+            reasoning=self.dialect.reasoning,
+            opened=self.reasoning_opened,
+            names=self.names,
+            hold=self.hold,
+            only_one=self.only_one,
+        )
 
 
 class FirstCall:
     """Reads one choice along, for a generation that ends with its first call."""
 
     def __init__(self, reading: Reading):
-        self._parser = AnswerParser(reading)
+        self._parser = reading.parser()
 
     def __call__(self, text: str) -> bool:
         """Whether the first call is complete after the next piece of text."""
         self._parser.push(text)
         return self._parser.num_complete_calls > 0
+
+
+def ended(parser: AnswerParser, reason: FinishReason) -> list[Delta]:
+    """What the parser held back, once its choice has ended."""
+    return parser.finish(cut=reason == "length")
+
+
+def finish_of(parser: AnswerParser, reason: FinishReason) -> AnswerFinish:
+    """The `finish_reason` of a choice, as OpenAI names it."""
+    return "tool_calls" if parser.num_calls and reason == "stop" else reason
 
 
 def new_call_id() -> str:

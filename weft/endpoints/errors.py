@@ -125,6 +125,12 @@ def is_internal(error: BaseException) -> bool:
     return not (isinstance(error, WeftError) and error.kind in _MEANINGS)
 
 
+def require(condition: bool, message: str, param: str) -> None:
+    """Raise `InvalidRequest` about `param` unless the condition holds."""
+    if not condition:
+        raise InvalidRequest(message, param)
+
+
 def type_of(status: int) -> str:
     """The `type` of errors with this status, as OpenAI names it."""
     if status == 401:

@@ -7,17 +7,29 @@ the form in which an API sends them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
-from weft.core.wire import FinishReason, TokenLogprobs
+import msgspec
+
+from weft.core.ids import TOKEN_BYTES
+from weft.core.wire import FinishReason, TokenLogprobs, Usage
+from weft.endpoints.models import Model
 from weft.endpoints.observe import Observer
+from weft.endpoints.record import Record
+from weft.endpoints.schemas.common import GenerationRequest
 from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
 from weft.programs.types import BeamScore, Caller, Chunk, CompletionArgs
+from weft.tokenizers.tokenizer import off_loop
 
+T = TypeVar("T")
+INLINE_DETAILS = 1024
+"""Details of more tokens are written and encoded on a thread."""
 PROMPTS_AT_ONCE = 64
 """Of one request: the rest waits here, so that one caller does not fill the engine's queue."""
 Args = CompletionArgs | BeamArgs
@@ -73,6 +85,34 @@ async def _merged(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What all events of a stream, or the one response, begin with."""
+
+    id: str
+    created: int
+    model: str
+
+
+class StartedRequest(NamedTuple):
+    """The programs of a request. The reader of `chunks` closes them; the observer has seen each chunk it gets."""
+
+    head: Head
+    observer: Observer
+    chunks: AsyncGenerator[Chunk, None]
+
+
+def begin(record: Record, body: GenerationRequest, model: Model, args: Sequence[Args], kind: str) -> StartedRequest:
+    """Run a program for each of `args`; the answer's id begins with `kind`."""
+    prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
+    caller = record.caller(cache_salt=body.cache_salt, priority=body.priority)
+    observer = Observer(record, model.metrics, num_prompts=len(args), n=body.n, prompt_tokens=prompt_tokens)
+    return StartedRequest(
+        Head(id=f"{kind}-{record.request_id}", created=int(time.time()), model=body.model or model.names[0]),
+        observer,
+        observer.watch(chunks_of(args, body.n, caller, model.runtime)),
+    )
+
+
 @dataclass(slots=True)
 class GatheredChoice:
     """All chunks of one choice, joined."""
@@ -82,6 +122,7 @@ class GatheredChoice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "length"
     stop: str | int | None = None
+    usage: Usage = field(default_factory=Usage)
     score: BeamScore | None = None
 
 
@@ -94,35 +135,27 @@ class Gathered:
     """By prompt."""
 
 
-async def gather(
-    chunks: AsyncGenerator[Chunk, None],
-    observer: Observer,
-    *,
-    num_prompts: int,
-    n: int,
-) -> Gathered:
-    """Read the programs of a request to their end. Raises what they raise."""
+async def gather(chunks: AsyncGenerator[Chunk, None], *, num_prompts: int, n: int) -> Gathered:
+    """Read the programs of a request to their end, and close them. Raises what they raise."""
     texts: list[list[str]] = [[] for _ in range(num_prompts * n)]
     gathered = Gathered([GatheredChoice() for _ in texts], {})
-    failure: BaseException | None = None
-    try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                observer.see(chunk)
-                choice = gathered.choices[chunk.index]
-                texts[chunk.index].append(chunk.text)
-                choice.tokens += chunk.tokens
-                choice.logprobs += chunk.logprobs
-                if chunk.prompt_logprobs is not None:
-                    gathered.prompt_logprobs[chunk.index // n] = chunk.prompt_logprobs
-                if chunk.finish_reason is not None:
-                    choice.finish_reason, choice.stop = chunk.finish_reason, chunk.stop
-                    choice.score = chunk.score
-    except BaseException as error:
-        failure = error
-        raise
-    finally:
-        observer.close(failure)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            choice = gathered.choices[chunk.index]
+            texts[chunk.index].append(chunk.text)
+            choice.tokens += chunk.tokens
+            choice.logprobs += chunk.logprobs
+            if chunk.prompt_logprobs is not None:
+                gathered.prompt_logprobs[chunk.index // n] = chunk.prompt_logprobs
+            if chunk.finish_reason is not None:
+                choice.finish_reason, choice.stop = chunk.finish_reason, chunk.stop
+                choice.usage, choice.score = chunk.usage or Usage(), chunk.score
     for choice, parts in zip(gathered.choices, texts, strict=True):
         choice.text = "".join(parts)
     return gathered
+
+
+async def built(build: Callable[[], T], record: Record, *, num_told: int) -> T:
+    """What `build` makes, on a thread where it says details of many tokens: those of the answer and `num_told` more."""
+    record.num_details = record.completion_tokens + num_told
+    return build() if record.num_details <= INLINE_DETAILS else await off_loop(build, tenant=record.tenant)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 
@@ -14,7 +16,7 @@ from weft.programs.types import Chunk
 
 
 class Observer:
-    """Sees every chunk once, in order, then `close`s with the request."""
+    """Sees every chunk once, in order, and then the end of the request."""
 
     def __init__(self, record: Record, metrics: ModelMetrics, *, num_prompts: int, n: int, prompt_tokens: int):
         self._record = record
@@ -27,6 +29,20 @@ class Observer:
         self._ended: set[int] = set()
         self._queued_s: float | None = None
         record.prompt_tokens = prompt_tokens
+
+    async def watch(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+        """Pass the chunks on and see each before. The end of the chunks is that of the request; closes them."""
+        failure: BaseException | None = None
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    self.see(chunk)
+                    yield chunk
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self.close(failure)
 
     def see(self, chunk: Chunk) -> None:
         """Count a chunk's tokens and times."""

@@ -27,6 +27,8 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    num_details: int = 0
+    """Tokens of which the response says something each: with many, its encoding takes long."""
     first_token_s: float | None = None
     """Seconds after the start."""
     outcome: str = "ok"

@@ -1,36 +1,62 @@
-"""Chunks as events of the chat and completion APIs.
-
-What a stream repeats in every event (id, model, time) is encoded once; a plain text chunk is that prefix, the text as
-JSON, and a suffix. Chunks that carry more (log-probabilities, token ids, running usage) go through the structs.
-"""
+"""Chunks of programs as events of the chat and completion APIs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from weft.core.wire import TokenLogprobs
-from weft.endpoints.answers import AnswerParser, chat_delta
+from weft.endpoints.answers import chat_delta, ended, finish_of
+from weft.endpoints.generate import INLINE_DETAILS, Head
 from weft.endpoints.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs, finite
 from weft.endpoints.observe import Observer
-from weft.endpoints.schemas.chat import AnswerFinish, ChatChunk, ChatChunkChoice, ChatDelta
+from weft.endpoints.schemas.chat import ChatChunk, ChatChunkChoice, ChatDelta
 from weft.endpoints.schemas.common import StreamOptions, UsageInfo
 from weft.endpoints.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionResponse
 from weft.programs.types import Chunk
-from weft.text.deltas import Content, Delta, joined
+from weft.text.answers import AnswerParser
+from weft.text.deltas import joined
+from weft.tokenizers.tokenizer import off_loop
 
 UNSET = msgspec.UNSET
-_encoder = msgspec.json.Encoder()
-_encode = _encoder.encode
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What all events of a stream, or the one response, begin with."""
+class StreamEvents(NamedTuple):
+    """StreamEvents of a stream that became known at once, to be sent at once."""
 
-    id: str
-    created: int
-    model: str
+    values: list[ChatChunk] | list[CompletionResponse]
+    is_long: bool
+    """Whether they say so much that they are to be encoded on a thread."""
+
+
+class Writer(Protocol):
+    """Turns the chunks of one request into events of its API."""
+
+    def events(self, chunk: Chunk) -> list[ChatChunk] | list[CompletionResponse]:
+        """The events of a chunk; none where it adds nothing."""
+        ...
+
+    def last_events(self) -> list[ChatChunk] | list[CompletionResponse]:
+        """What follows the last chunk."""
+        ...
+
+
+async def streamed(
+    chunks: AsyncGenerator[Chunk, None], writer: Writer, tenant: str
+) -> AsyncGenerator[StreamEvents, None]:
+    """The events of a request's chunks as they come. Closes the programs, however it ends; raises what they raise."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            # A long prompt's log-probabilities come at once, and are the one thing that takes long to write.
+            if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_DETAILS:
+                yield StreamEvents(writer.events(chunk), False)
+            else:
+                yield StreamEvents(await off_loop(partial(writer.events, chunk), tenant=tenant), True)
+        yield StreamEvents(writer.last_events(), False)
 
 
 class _Usage:
@@ -49,7 +75,7 @@ class _Usage:
 
 
 class ChatWriter:
-    """Events of `/v1/chat/completions`. `new_parser` makes what reads a choice's text, or is None: all is content."""
+    """StreamEvents of `/v1/chat/completions`. `new_parser` makes what reads a choice's text."""
 
     def __init__(
         self,
@@ -60,7 +86,7 @@ class ChatWriter:
         *,
         logprobs: bool,
         prompt_token_ids: list[int] | None,
-        new_parser: Callable[[], AnswerParser] | None = None,
+        new_parser: Callable[[], AnswerParser],
     ):
         self._head = head
         self._usage = _Usage(options, observer)
@@ -71,83 +97,68 @@ class ChatWriter:
         self._logprobs = logprobs
         self._token_ids = prompt_token_ids is not None
         self._prompt_token_ids = prompt_token_ids
-        self._plain = not (logprobs or self._token_ids or self._usage.always)
-        self._prefixes: dict[int, bytes] = {}
-        template = self._event(ChatChunkChoice(index=0, delta=ChatDelta(content="")))
-        self._common, rest = template.split(b'"index":0,"delta":{"content":""', 1)
-        self._suffix = rest
+        self._tells_tokens = logprobs or self._token_ids or self._usage.always
 
-    def events(self, chunk: Chunk) -> bytes:
+    def events(self, chunk: Chunk) -> list[ChatChunk]:
         """The role with a choice's first chunk, its text, and its end."""
-        parts = []
-        prefix = self._prefixes.get(chunk.index)
-        if prefix is None:
-            prefix = self._prefixes[chunk.index] = self._common + b'"index":%d,"delta":{"content":' % chunk.index
-            prompt = self._prompt_token_ids if self._token_ids else UNSET
+        events = []
+        parser = self._parsers.get(chunk.index)
+        if parser is None:
+            parser = self._parsers[chunk.index] = self._new_parser()
             # The role comes with the first chunk and not before: until then an error still has a status of its own.
             delta = ChatDelta(role="assistant", content="")
             role = ChatChunkChoice(index=chunk.index, delta=delta)
-            parts.append(self._event(role, prompt or UNSET, unsaid_tokens=len(chunk.tokens)))
-        finish: AnswerFinish | None = chunk.finish_reason
-        if self._new_parser is not None:
-            parser = self._parsers.get(chunk.index)
-            if parser is None:
-                parser = self._parsers[chunk.index] = self._new_parser()
-            parts += self._parsed(parser, chunk, prefix)
-            finish = None if chunk.finish_reason is None else parser.finish_reason(chunk.finish_reason)
-        elif self._plain:
-            if chunk.text:
-                parts.append(prefix + _encode(chunk.text) + self._suffix)
-        elif chunk.text or chunk.tokens:
-            parts.append(self._detailed(chunk, ChatDelta(content=chunk.text)))
-        if finish is not None:
+            events.append(self._event(role, self._prompt_token_ids or UNSET, unsaid_tokens=len(chunk.tokens)))
+        events += [self._event(choice) for choice in self._parts(parser, chunk)]
+        if chunk.finish_reason is not None:
             choice = ChatChunkChoice(
                 index=chunk.index,
                 delta=ChatDelta(),
-                finish_reason=finish,
+                finish_reason=finish_of(parser, chunk.finish_reason),
                 stop_reason=chunk.stop,
                 cumulative_logprob=UNSET if chunk.score is None else finite(chunk.score.logprob),
                 score=UNSET if chunk.score is None else finite(chunk.score.score),
             )
-            parts.append(self._event(choice))
-        return b"".join(parts)
+            events.append(self._event(choice))
+        return events
 
-    def last_events(self) -> bytes:
+    def last_events(self) -> list[ChatChunk]:
         """The usage, where asked for."""
-        if not self._usage.at_end:
-            return b""
-        return _event(_chat_chunk(self._head, [], self._observer.usage()))
+        return [self._chunk([], self._observer.usage())] if self._usage.at_end else []
 
-    def _parsed(self, parser: AnswerParser, chunk: Chunk, prefix: bytes) -> list[bytes]:
-        """An event per delta. What is told of the chunk's tokens comes with the first."""
+    def _parts(self, parser: AnswerParser, chunk: Chunk) -> list[ChatChunkChoice]:
+        """A part per delta. The details of the chunk's tokens come with the first."""
         found = parser.push(chunk.text)
         if chunk.finish_reason is not None:
-            found = joined([*found, *parser.finish(chunk.finish_reason)])
-        if self._plain or not (found or chunk.tokens):
-            return [self._delta(chunk.index, delta, prefix) for delta in found]
-        first = chat_delta(found[0]) if found else ChatDelta(content="")
-        return [self._detailed(chunk, first), *(self._delta(chunk.index, delta, prefix) for delta in found[1:])]
-
-    def _delta(self, index: int, delta: Delta, prefix: bytes) -> bytes:
-        if self._plain and isinstance(delta, Content):
-            return prefix + _encode(delta.text) + self._suffix
-        return self._event(ChatChunkChoice(index=index, delta=chat_delta(delta)))
-
-    def _detailed(self, chunk: Chunk, delta: ChatDelta) -> bytes:
-        logprobs = chat_logprobs(chunk.tokens, chunk.logprobs, self._token_bytes) if self._logprobs else None
-        return self._event(
-            ChatChunkChoice(
-                index=chunk.index,
-                delta=delta,
-                logprobs=logprobs,
-                token_ids=list(chunk.tokens) if self._token_ids else UNSET,
-            )
+            found = joined([*found, *ended(parser, chunk.finish_reason)])
+        deltas = [chat_delta(delta) for delta in found]
+        if not deltas and chunk.tokens and self._tells_tokens:
+            deltas = [ChatDelta(content="")]
+        if not deltas:
+            return []
+        first = ChatChunkChoice(
+            index=chunk.index,
+            delta=deltas[0],
+            logprobs=chat_logprobs(chunk.tokens, chunk.logprobs, self._token_bytes) if self._logprobs else None,
+            token_ids=list(chunk.tokens) if self._token_ids else UNSET,
         )
+        return [first, *(ChatChunkChoice(index=chunk.index, delta=delta) for delta in deltas[1:])]
 
     def _event(
         self, choice: ChatChunkChoice, prompt: list[int] | msgspec.UnsetType = UNSET, *, unsaid_tokens: int = 0
-    ) -> bytes:
-        return _event(_chat_chunk(self._head, [choice], self._usage.of_event(unsaid_tokens), prompt))
+    ) -> ChatChunk:
+        return self._chunk([choice], self._usage.of_event(unsaid_tokens), prompt)
+
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: UsageInfo | msgspec.UnsetType | None,
+        prompt: list[int] | msgspec.UnsetType = UNSET,
+    ) -> ChatChunk:
+        head = self._head
+        return ChatChunk(
+            id=head.id, created=head.created, model=head.model, choices=choices, usage=usage, prompt_token_ids=prompt
+        )
 
 
 class Echo(msgspec.Struct, frozen=True):
@@ -158,7 +169,7 @@ class Echo(msgspec.Struct, frozen=True):
 
 
 class CompletionWriter:
-    """Events of `/v1/completions`. `logprobs` makes a writer of log-probabilities per choice, or is None."""
+    """StreamEvents of `/v1/completions`. `logprobs` makes a writer of log-probabilities per choice, or is None."""
 
     def __init__(
         self,
@@ -178,48 +189,40 @@ class CompletionWriter:
         self._echoes = echoes
         self._logprobs = logprobs
         self._prompt_token_ids = prompt_token_ids
-        self._plain = not (logprobs or prompt_token_ids or self._usage.always)
+        self._tells_tokens = bool(logprobs or prompt_token_ids or self._usage.always)
+        self._begun: set[int] = set()
+        """Choices of which something was told."""
         self._logprob_writers: dict[int, CompletionLogprobsWriter] = {}
         self._reported: dict[int, tuple[TokenLogprobs | None, ...]] = {}
         """Of the prompt's own tokens, by prompt."""
-        self._prefixes: dict[int, bytes] = {}
-        template = self._event(CompletionChoice(index=0, text=""))
-        self._common, self._suffix = template.split(b'"index":0,"text":""', 1)
 
-    def events(self, chunk: Chunk) -> bytes:
+    def events(self, chunk: Chunk) -> list[CompletionResponse]:
         """A chunk's text, after the echo where it is a choice's first; and its end."""
-        prefix = self._prefixes.get(chunk.index)
-        first = prefix is None
-        if prefix is None:
-            prefix = self._prefixes[chunk.index] = self._common + b'"index":%d,"text":' % chunk.index
+        first = chunk.index not in self._begun
+        self._begun.add(chunk.index)
         text = chunk.text
         if first and self._echoes is not None:
             text = self._echoes[chunk.index // self._n].text + text
-        if not self._plain or chunk.finish_reason is not None:
-            # Token ids and log-probabilities may come ahead of their text.
-            return self._detailed(chunk, text, first) if text or chunk.tokens or chunk.finish_reason or first else b""
-        return prefix + _encode(text) + self._suffix if text else b""
+        # Token ids and log-probabilities may come ahead of their text.
+        tells = text or chunk.finish_reason or (self._tells_tokens and (chunk.tokens or first))
+        return [self._event(self._choice(chunk, text, first))] if tells else []
 
-    def last_events(self) -> bytes:
+    def last_events(self) -> list[CompletionResponse]:
         """The usage, where asked for."""
-        if not self._usage.at_end:
-            return b""
-        return _event(_completion(self._head, [], self._observer.usage()))
+        return [self._response([], self._observer.usage())] if self._usage.at_end else []
 
-    def _detailed(self, chunk: Chunk, text: str, first: bool) -> bytes:
+    def _choice(self, chunk: Chunk, text: str, first: bool) -> CompletionChoice:
         prompts = self._prompt_token_ids
-        return self._event(
-            CompletionChoice(
-                index=chunk.index,
-                text=text,
-                logprobs=self._chunk_logprobs(chunk, first),
-                finish_reason=chunk.finish_reason,
-                stop_reason=chunk.stop,
-                token_ids=list(chunk.tokens) if prompts is not None else UNSET,
-                prompt_token_ids=prompts[chunk.index // self._n] if prompts is not None and first else UNSET,
-                cumulative_logprob=UNSET if chunk.score is None else finite(chunk.score.logprob),
-                score=UNSET if chunk.score is None else finite(chunk.score.score),
-            )
+        return CompletionChoice(
+            index=chunk.index,
+            text=text,
+            logprobs=self._chunk_logprobs(chunk, first),
+            finish_reason=chunk.finish_reason,
+            stop_reason=chunk.stop,
+            token_ids=list(chunk.tokens) if prompts is not None else UNSET,
+            prompt_token_ids=prompts[chunk.index // self._n] if prompts is not None and first else UNSET,
+            cumulative_logprob=UNSET if chunk.score is None else finite(chunk.score.logprob),
+            score=UNSET if chunk.score is None else finite(chunk.score.score),
         )
 
     def _chunk_logprobs(self, chunk: Chunk, first: bool) -> CompletionLogprobs | None:
@@ -239,26 +242,11 @@ class CompletionWriter:
         writer = self._logprob_writers[chunk.index]
         return writer.write(tokens, entries)
 
-    def _event(self, choice: CompletionChoice) -> bytes:
-        return _event(_completion(self._head, [choice], self._usage.of_event(0)))
+    def _event(self, choice: CompletionChoice) -> CompletionResponse:
+        return self._response([choice], self._usage.of_event(0))
 
-
-def _chat_chunk(
-    head: Head,
-    choices: list[ChatChunkChoice],
-    usage: UsageInfo | msgspec.UnsetType | None,
-    prompt: list[int] | msgspec.UnsetType = UNSET,
-) -> ChatChunk:
-    return ChatChunk(
-        id=head.id, created=head.created, model=head.model, choices=choices, usage=usage, prompt_token_ids=prompt
-    )
-
-
-def _completion(
-    head: Head, choices: list[CompletionChoice], usage: UsageInfo | msgspec.UnsetType | None
-) -> CompletionResponse:
-    return CompletionResponse(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
-
-
-def _event(value: msgspec.Struct) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
+    def _response(
+        self, choices: list[CompletionChoice], usage: UsageInfo | msgspec.UnsetType | None
+    ) -> CompletionResponse:
+        head = self._head
+        return CompletionResponse(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)

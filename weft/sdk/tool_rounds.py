@@ -16,16 +16,16 @@ from weft.sdk.generation import thinks
 from weft.sdk.model import own_model
 from weft.sdk.sampling import Sampler
 from weft.sdk.toolbox import ToolCall, execute
-from weft.text.deltas import CallArguments, CallStart, Content, Delta, Reasoning
-from weft.text.reasoning import ReasoningParser
+from weft.text.answers import AnswerParser
+from weft.text.deltas import CallArguments, CallStart, Content, Delta
 from weft.text.tool_calls import PARSERS
 
 if TYPE_CHECKING:
     from weft.sdk.context import Context
 
 
-class AnswerParser:
-    """Splits one answer, as it arrives, into reasoning, content, and tool calls."""
+class AnswerCalls:
+    """One answer, as it arrives: its content, its reasoning, and its calls, each as soon as it is complete."""
 
     def __init__(self, form: str, *, reasoning: bool, opened: bool = False, first_id: int = 0):
         if form not in PARSERS:
@@ -34,8 +34,7 @@ class AnswerParser:
         self.reasoning = ""
         self.calls: list[ToolCall] = []
         """Complete calls so far."""
-        self._reasoning = ReasoningParser(opened=opened) if reasoning or opened else None
-        self._parser = PARSERS[form]()
+        self._parser = AnswerParser(form, reasoning=reasoning or opened, opened=opened)
         self._first_id = first_id
         self._id = ""
         self._name: str | None = None
@@ -43,13 +42,11 @@ class AnswerParser:
 
     def push(self, text: str) -> list[ToolCall]:
         """Take in the next piece of text. Returns the calls that it completes."""
-        return self._take(self._answers([Content(text)] if self._reasoning is None else self._reasoning.push(text)))
+        return self._take(self._parser.push(text))
 
     def finish(self) -> list[ToolCall]:
         """The text has ended. Returns the remaining calls, one that was cut off among them."""
-        rest = [] if self._reasoning is None else self._reasoning.finish()
-        calls = self._take([*self._answers(rest), *self._parser.finish()])
-        return [*calls, *self._complete()]
+        return [*self._take(self._parser.finish()), *self._complete()]
 
     def message(self) -> dict[str, Any]:
         """The answer as a message of the chat."""
@@ -61,16 +58,6 @@ class AnswerParser:
         else:
             message["content"] = self.content
         return message
-
-    def _answers(self, deltas: Iterable[Delta]) -> list[Delta]:
-        """Pass the text after the reasoning through the parser of calls."""
-        found: list[Delta] = []
-        for delta in deltas:
-            if isinstance(delta, Reasoning):
-                self.reasoning += delta.text
-            elif isinstance(delta, Content):
-                found += self._parser.push(delta.text)
-        return found
 
     def _take(self, deltas: Iterable[Delta]) -> list[ToolCall]:
         calls: list[ToolCall] = []
@@ -84,6 +71,8 @@ class AnswerParser:
                     calls += self._complete()
             elif isinstance(delta, Content):
                 self.content += delta.text
+            else:
+                self.reasoning += delta.text
         return calls
 
     def _complete(self) -> list[ToolCall]:
@@ -148,7 +137,7 @@ async def _one_round(
     if not ctx.chat.messages:
         raise InvalidRequest("calls of tools need a chat; add a message with user or system first", "messages")
     opened = thinks(ctx.chat.text)
-    answer = AnswerParser(form, reasoning=model.reasoning, opened=opened, first_id=ctx.num_calls)
+    answer = AnswerCalls(form, reasoning=model.reasoning, opened=opened, first_id=ctx.num_calls)
     async for piece in ctx.generate(sampler, max_tokens=max_tokens, special=True):
         for call in answer.push(piece):
             ctx.unanswered[call.id] = call
@@ -159,7 +148,7 @@ async def _one_round(
     _note(ctx, answer)
 
 
-def _note(ctx: Context, answer: AnswerParser) -> None:
+def _note(ctx: Context, answer: AnswerCalls) -> None:
     """Replace the model's last message, which the context holds as text, by one with its calls."""
     ctx.num_calls += len(answer.calls)
     if not answer.calls:

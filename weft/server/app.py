@@ -22,15 +22,12 @@ from weft.server.limits import AdmissionMiddleware
 from weft.server.logs import RequestMiddleware
 from weft.server.origins import HostMiddleware
 from weft.server.routes import (
-    chat,
-    completions,
     documentation,
-    embeddings,
+    endpoints,
     models,
     operations,
     programs,
     runs,
-    tokens,
 )
 from weft.server.state import Service
 
@@ -43,11 +40,8 @@ class Family(Protocol):
 
 
 FAMILIES: tuple[Family, ...] = (
-    chat,
-    completions,
-    embeddings,
+    endpoints,
     models,
-    tokens,
     programs,
     runs,
     operations,

@@ -1,4 +1,4 @@
-"""Server-sent events: a program's chunks on their way to one client.
+"""Server-sent events: what is told of a request on its way to one client.
 
 The head is sent with the first chunk, so that whatever fails before it is answered with a status of its own; or with
 the first comment, which tells proxies that a stream which has nothing to say for long is not dead. Chunks are pulled:
@@ -13,13 +13,12 @@ import functools
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from weft.endpoints.observe import Observer
-from weft.programs.types import Chunk
+from weft.endpoints.writers import StreamEvents
 from weft.server.errors import ClientGone, error_json, is_internal, problem_of
 from weft.server.guard import Guard
 from weft.server.record import record_of
@@ -34,22 +33,9 @@ HEADERS = [
     # Proxies that gather a response before passing it on would undo the stream.
     (b"x-accel-buffering", b"no"),
 ]
-INLINE_TOKENS = 1024
-"""Details of more prompt tokens are written on a thread."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
-
-
-class Writer(Protocol):
-    """Turns the chunks of one request into events of its API."""
-
-    def events(self, chunk: Chunk) -> bytes:
-        """The events that tell a chunk; empty where it has nothing to tell."""
-        ...
-
-    def last_events(self) -> bytes:
-        """What follows the last chunk, before `[DONE]`."""
-        ...
+_encode = msgspec.json.Encoder().encode
 
 
 class Stream:
@@ -138,33 +124,23 @@ class Stream:
 
 
 class EventStream(Stream):
-    """A program's chunks as they come. Closes the program however it ends."""
+    """The events of a request as they come. Closes their source however it ends."""
 
-    def __init__(
-        self,
-        request: Request,
-        service: Service,
-        chunks: AsyncGenerator[Chunk, None],
-        writer: Writer,
-        observer: Observer,
-    ):
+    def __init__(self, request: Request, service: Service, events: AsyncGenerator[StreamEvents, None]):
         super().__init__(request, service)
-        self._chunks = chunks
-        self._writer = writer
-        self._observer = observer
+        self._events = events
 
     async def _produce(self, send: Send) -> None:
-        async with aclosing(self._chunks):
-            async for chunk in self._chunks:
-                self._observer.see(chunk)
-                await self._send(send, await self._events(chunk))
-            await self._send(send, self._writer.last_events() + DONE)
+        async with aclosing(self._events):
+            async for events in self._events:
+                await self._send(send, await self._encoded(events))
+            await self._send(send, DONE)
 
-    def _close(self, failure: BaseException | None) -> None:
-        self._observer.close(asyncio.CancelledError() if isinstance(failure, ClientGone) else failure)
+    async def _encoded(self, events: StreamEvents) -> bytes:
+        if not events.is_long:
+            return _lines(events)
+        return await off_loop(functools.partial(_lines, events), tenant=record_of(self._request).tenant)
 
-    async def _events(self, chunk: Chunk) -> bytes:
-        # A long prompt's log-probabilities come at once, and are the one thing that takes long to write.
-        if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_TOKENS:
-            return self._writer.events(chunk)
-        return await off_loop(functools.partial(self._writer.events, chunk), tenant=record_of(self._request).tenant)
+
+def _lines(events: StreamEvents) -> bytes:
+    return b"".join(b"data: " + _encode(value) + b"\n\n" for value in events.values)

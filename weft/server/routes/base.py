@@ -12,13 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.abi.errors import InvalidRequest
 from weft.endpoints.fields import request_from
 from weft.server.limits import read_request
 from weft.server.record import record_of
-from weft.server.sse import INLINE_TOKENS
 from weft.server.state import Service
-from weft.tokenizers.tokenizer import off_loop
 
 T = TypeVar("T", bound=msgspec.Struct)
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
@@ -26,7 +23,7 @@ Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 _encoder = msgspec.json.Encoder()
 
 
-class Endpoint:
+class RouteApp:
     """A handler as the ASGI application of a route."""
 
     def __init__(self, service: Service, path: str, handler: Handler):
@@ -46,14 +43,12 @@ class Endpoint:
 
 def route(service: Service, method: str, path: str, handler: Handler) -> Route:
     """A route whose handler gets the service, and whose pattern is what logs and metrics say."""
-    return Route(path, Endpoint(service, path, handler), methods=[method], name=f"{method} {path}")
+    return Route(path, RouteApp(service, path, handler), methods=[method], name=f"{method} {path}")
 
 
 async def read(service: Service, request: Request, kind: type[T]) -> T:
     """The request's body, checked. Raises `InvalidRequest`, `HttpProblem` and `ClientGone`."""
-    body = await read_request(
-        request, service, functools.partial(request_from, kind, defaults_of=service.models.sampling_defaults)
-    )
+    body = await read_request(request, service, functools.partial(request_from, kind))
     record_of(request).mark("read")
     return body
 
@@ -61,16 +56,3 @@ async def read(service: Service, request: Request, kind: type[T]) -> T:
 def answer(value: msgspec.Struct, status: int = 200) -> Response:
     """A struct as a JSON response."""
     return Response(_encoder.encode(value), status, media_type="application/json")
-
-
-async def answer_from(build: Callable[[], msgspec.Struct], num_tokens: int, tenant: str) -> Response:
-    """The answer that `build` makes, on a thread where it tells details of many tokens."""
-    if num_tokens <= INLINE_TOKENS:
-        return answer(build())
-    return await off_loop(lambda: answer(build()), tenant=tenant)
-
-
-def require(condition: bool, message: str, param: str) -> None:
-    """Raise `InvalidRequest` about `param` unless the condition holds."""
-    if not condition:
-        raise InvalidRequest(message, param)

@@ -6,12 +6,13 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from weft.endpoints.errors import require
 from weft.programs.registry import Version
 from weft.server.guard import Guard
 from weft.server.limits import body_of, content_type_of
 from weft.server.programs import Found
 from weft.server.record import record_of
-from weft.server.routes.base import answer, read, require, route
+from weft.server.routes.base import answer, read, route
 from weft.server.schemas.programs import RAW_KINDS, ProgramCard, ProgramDeleted, ProgramList, ProgramUpload, VersionCard
 from weft.server.state import Service
 

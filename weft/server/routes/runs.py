@@ -8,12 +8,13 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from weft.abi.errors import WeftError
+from weft.endpoints.errors import require
 from weft.programs.registry import Code
 from weft.programs.run.runs import Run, RunSpec
 from weft.server.errors import ClientGone
 from weft.server.guard import Guard
 from weft.server.record import record_of
-from weft.server.routes.base import answer, read, require, route
+from weft.server.routes.base import answer, read, route
 from weft.server.run_events import GONE, RunStream, card_of
 from weft.server.run_socket import RunSocket
 from weft.server.schemas.programs import (

@@ -7,14 +7,12 @@ import base64
 import struct
 from typing import Literal
 
-from starlette.requests import Request
-from starlette.routing import Route
-from starlette.types import ASGIApp
-
 from weft.core.ids import TOKEN_BYTES
+from weft.endpoints.errors import require
 from weft.endpoints.generate import PROMPTS_AT_ONCE
-from weft.endpoints.models import Model
+from weft.endpoints.models import Model, Models
 from weft.endpoints.prompts import Fit, as_prompts, tokenize
+from weft.endpoints.record import Record
 from weft.endpoints.schemas.embedding import (
     MAX_INPUTS,
     EmbeddingItem,
@@ -23,23 +21,12 @@ from weft.endpoints.schemas.embedding import (
     EmbeddingUsage,
 )
 from weft.programs.builtin import embedding
-from weft.programs.types import EmbeddingArgs, EmbeddingResult
-from weft.server.guard import Guard
-from weft.server.record import record_of
-from weft.server.routes.base import answer, read, require, route
-from weft.server.state import Service
+from weft.programs.types import Caller, EmbeddingArgs, EmbeddingResult
 
 
-def routes(service: Service) -> list[Route]:
-    """The routes of this family."""
-    return [route(service, "POST", "/v1/embeddings", create)]
-
-
-async def create(service: Service, request: Request) -> ASGIApp:
+async def create(body: EmbeddingRequest, record: Record, models: Models) -> EmbeddingResponse:
     """One vector per input, in their order."""
-    body = await read(service, request, EmbeddingRequest)
-    model = service.models.recoverable(body.model)
-    record = record_of(request)
+    model = models.recoverable(body.model)
     record.model = model.names[0]
     hidden_size = model.engine.info.hidden_size
     require(
@@ -51,20 +38,16 @@ async def create(service: Service, request: Request) -> ASGIApp:
     inputs = as_prompts(body.input, "input", MAX_INPUTS)
     packed = await tokenize(inputs, model.tokenizer, fit, add_special=body.add_special_tokens, tenant=record.tenant)
     record.prompt_tokens = sum(len(prompt) // TOKEN_BYTES for prompt in packed)
-    async with Guard(request, service):
-        results = await _embed(service, request, body, model, packed)
+    results = await _embed(body, record.caller(priority=body.priority), model, packed)
     data = [
         EmbeddingItem(index=index, embedding=_written(result.embedding, body.encoding_format))
         for index, result in enumerate(results)
     ]
     usage = EmbeddingUsage(record.prompt_tokens, record.prompt_tokens)
-    return answer(EmbeddingResponse(data=data, model=body.model or model.names[0], usage=usage))
+    return EmbeddingResponse(data=data, model=body.model or model.names[0], usage=usage)
 
 
-async def _embed(
-    service: Service, request: Request, body: EmbeddingRequest, model: Model, packed: list[bytes]
-) -> list[EmbeddingResult]:
-    caller = record_of(request).caller(priority=body.priority)
+async def _embed(body: EmbeddingRequest, caller: Caller, model: Model, packed: list[bytes]) -> list[EmbeddingResult]:
     results: list[EmbeddingResult | None] = [None] * len(packed)
     waiting = list(enumerate(packed))[::-1]
 

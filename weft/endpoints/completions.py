@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 import msgspec
-from starlette.requests import Request
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from weft.core.ids import unpack_tokens
 from weft.core.wire import TokenLogprobs
 from weft.endpoints.arguments import completion_args
 from weft.endpoints.beams import beam_args, check_beams, num_beams
 from weft.endpoints.constraints import Constraint, constraint_of, named
-from weft.endpoints.generate import Args, Gathered, GatheredChoice, gather
+from weft.endpoints.errors import require
+from weft.endpoints.generate import INLINE_DETAILS, Args, Gathered, GatheredChoice, Head, begin, built, gather
 from weft.endpoints.logprobs import CompletionLogprobsWriter, finite, prompt_logprobs
-from weft.endpoints.models import Model
+from weft.endpoints.models import Model, Models
 from weft.endpoints.observe import Observer
 from weft.endpoints.prompts import Fit, as_prompts, tokenize
+from weft.endpoints.record import Record
 from weft.endpoints.schemas.common import MAX_CHOICES, PromptLogprobs
 from weft.endpoints.schemas.completion import (
     CompletionChoice,
@@ -28,49 +27,37 @@ from weft.endpoints.schemas.completion import (
     CompletionRequest,
     CompletionResponse,
 )
-from weft.endpoints.writers import CompletionWriter, Echo, Head
-from weft.server.guard import Guard
-from weft.server.record import record_of
-from weft.server.routes.base import answer_from, read, require, route
-from weft.server.routes.generation import begin
-from weft.server.sse import INLINE_TOKENS, EventStream
-from weft.server.state import Service
+from weft.endpoints.writers import CompletionWriter, Echo, StreamEvents, streamed
 from weft.tokenizers.tokenizer import off_loop
 
 UNSET = msgspec.UNSET
 
 
-def routes(service: Service) -> list[Route]:
-    """The routes of this family."""
-    return [route(service, "POST", "/v1/completions", create)]
-
-
-async def create(service: Service, request: Request) -> ASGIApp:
+async def create(
+    body: CompletionRequest, record: Record, models: Models
+) -> CompletionResponse | AsyncGenerator[StreamEvents, None]:
     """Continue every prompt, `n` times each."""
-    body = await read(service, request, CompletionRequest)
     _check(body)
     check_beams(body)
     constraint = constraint_of(body)
-    model = service.models.recoverable(body.model)
-    record = record_of(request)
+    model = models.recoverable(body.model)
     record.model, record.stream = model.names[0], body.stream
     fit = Fit(model, max_tokens=body.max_tokens, keep_last=body.truncate_prompt_tokens, param="prompt")
     prompts = as_prompts(body.prompt, "prompt", MAX_CHOICES // num_beams(body))
     packed = await tokenize(prompts, model.tokenizer, fit, add_special=body.add_special_tokens, tenant=record.tenant)
     record.mark("tokenized")
     args = _args(body, model, packed, constraint)
-    head, observer, chunks = begin(request, body, model, args, "cmpl")
+    head, observer, chunks = begin(record, body, model, args, "cmpl")
     if constraint is not None:
         chunks = named(chunks, constraint.param)
     if body.stream:
         make = functools.partial(_writer, body, model, args, head, observer)
         # An echo reads the whole prompt back into text.
-        writer = make() if record.prompt_tokens <= INLINE_TOKENS else await off_loop(make, tenant=record.tenant)
-        return EventStream(request, service, chunks, writer, observer)
-    async with Guard(request, service):
-        gathered = await gather(chunks, observer, num_prompts=len(args), n=body.n)
+        is_short = record.prompt_tokens <= INLINE_DETAILS
+        return streamed(chunks, make() if is_short else await off_loop(make, tenant=record.tenant), record.tenant)
+    gathered = await gather(chunks, num_prompts=len(args), n=body.n)
     build = functools.partial(_response, body, model, args, head, observer, gathered)
-    return await answer_from(build, record.completion_tokens + record.prompt_tokens, record.tenant)
+    return await built(build, record, num_told=record.prompt_tokens)
 
 
 def _check(body: CompletionRequest) -> None:

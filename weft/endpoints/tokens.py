@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.routing import Route
-from starlette.types import ASGIApp
-
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import unpack_tokens
 from weft.endpoints.chat_prompt import chat_args
-from weft.endpoints.models import Model
+from weft.endpoints.errors import require
+from weft.endpoints.models import Model, Models
 from weft.endpoints.prompts import check_text
 from weft.endpoints.record import Record
 from weft.endpoints.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from weft.programs.builtin import chat
-from weft.server.record import record_of
-from weft.server.routes.base import answer, read, require, route
-from weft.server.state import Service
 from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
 
 
-def routes(service: Service) -> list[Route]:
-    """The routes of this family."""
-    return [
-        route(service, "POST", "/tokenize", tokenize),
-        route(service, "POST", "/detokenize", detokenize),
-    ]
-
-
-async def tokenize(service: Service, request: Request) -> ASGIApp:
+async def tokenize(body: TokenizeRequest, record: Record, models: Models) -> TokenizeResponse:
     """Token ids of a text or a conversation. Longer ones than the context are told all the same."""
-    body = await read(service, request, TokenizeRequest)
     require((body.prompt is None) != (body.messages is None), "Give either prompt or messages.", "prompt")
     require(body.messages is not None or not body.tools, "tools need messages.", "tools")
-    model = service.models.usable(body.model)
-    record = record_of(request)
+    model = models.usable(body.model)
     record.model = model.names[0]
     ids = unpack_tokens(await _encode(body, model, record)).tolist()
     record.prompt_tokens = len(ids)
     strings = None
     if body.return_token_strs:
         strings = [model.tokenizer.id_to_token(token) or "" for token in ids]
-    response = TokenizeResponse(count=len(ids), max_model_len=model.max_context, tokens=ids, token_strs=strings)
-    return answer(response)
+    return TokenizeResponse(count=len(ids), max_model_len=model.max_context, tokens=ids, token_strs=strings)
 
 
 async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:
@@ -59,11 +42,9 @@ async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:
     return work() if record.body_bytes <= INLINE_CHARS else await off_loop(work, tenant=record.tenant)
 
 
-async def detokenize(service: Service, request: Request) -> ASGIApp:
+async def detokenize(body: DetokenizeRequest, record: Record, models: Models) -> DetokenizeResponse:
     """The text of token ids. Raises `InvalidRequest` for ids that the tokenizer does not have."""
-    body = await read(service, request, DetokenizeRequest)
-    model = service.models.usable(body.model)
-    record = record_of(request)
+    model = models.usable(body.model)
     record.model = model.names[0]
     tokenizer = model.tokenizer
 
@@ -74,4 +55,4 @@ async def detokenize(service: Service, request: Request) -> ASGIApp:
         return tokenizer.decode(body.tokens, skip_special=body.skip_special_tokens)
 
     text = work() if len(body.tokens) <= INLINE_CHARS else await off_loop(work, tenant=record.tenant)
-    return answer(DetokenizeResponse(prompt=text))
+    return DetokenizeResponse(prompt=text)

@@ -1,0 +1,92 @@
+"""What the answers of a chat must look like and how they are read: tools, formats and reasoning of a request, together.
+
+The server's chat endpoint and the offline API both plan so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from weft.abi.errors import InvalidRequest
+from weft.core.grammar import Grammar
+from weft.endpoints.answers import FirstCall, Reading
+from weft.endpoints.constraints import Constraint, constraint_of
+from weft.endpoints.dialect import Dialect
+from weft.endpoints.grammars import answer_grammar, triggered_grammar
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.tools import ToolPlan, tool_plan
+
+
+class AnswerForm(NamedTuple):
+    """How the answers to one prompt are generated and read."""
+
+    reading: Reading
+    grammar: Grammar | None
+    until: Callable[[], Callable[[str], bool]] | None
+    """As `CompletionArgs.until`."""
+    shows_special: bool
+    """Whether the text must keep special tokens, by which reasoning or calls are recognised."""
+
+
+class AnswerPlan(NamedTuple):
+    """What a request asks of its answers, before its prompt is known."""
+
+    body: ChatRequest
+    dialect: Dialect
+    tools: ToolPlan
+    constraint: Constraint | None
+
+    @property
+    def param(self) -> str:
+        """The field that errors about the grammar are about."""
+        return "tools" if self.constraint is None else self.constraint.param
+
+    def form(self, *, opened: bool) -> AnswerForm:
+        """`opened`: the prompt ends inside the model's reasoning."""
+        reading = self._reading(opened)
+        return AnswerForm(
+            reading,
+            self._grammar(opened),
+            functools.partial(FirstCall, reading) if self.tools.ends_with_a_call else None,
+            self.dialect.hides(calls=reading.calls),
+        )
+
+    def _grammar(self, opened: bool) -> Grammar | None:
+        calls = self.tools.calls
+        if calls is not None and self.tools.choice == "auto" and self.constraint is None:
+            return triggered_grammar(self.dialect, calls, reasoning_opened=opened)
+        return answer_grammar(self.dialect, calls, self.constraint, reasoning_opened=opened)
+
+    def _reading(self, opened: bool) -> Reading:
+        body, calls = self.body, self.tools.calls
+        if calls is None:
+            return Reading(self.dialect, False, False, opened)
+        # Llama's calls may begin without the marker that would trigger a grammar; a search follows none.
+        is_held = self.tools.choice == "required" or not (
+            self.dialect.tool_form == "llama3_json" or body.use_beam_search
+        )
+        return Reading(
+            self.dialect,
+            True,
+            calls.only_one,
+            opened,
+            names=frozenset(tool.name for tool in calls.tools),
+            hold=bool(body.stop or body.stop_token_ids) or not is_held,
+        )
+
+
+def answer_plan(body: ChatRequest, dialect: Dialect) -> AnswerPlan:
+    """Check what a request asks of its answers. Raises `InvalidRequest` and `Unsupported`, naming the field."""
+    constraint = constraint_of(body)
+    tools = tool_plan(body, dialect)
+    if tools.choice == "required":
+        # The form is that of an answer, and this answer is a call.
+        constraint = None
+        if body.use_beam_search:
+            raise InvalidRequest(
+                "tool_choice asks for a call, which use_beam_search does not hold its texts to; leave one of them out.",
+                "tool_choice",
+            )
+    return AnswerPlan(body, dialect, tools, constraint)

@@ -1,0 +1,138 @@
+"""`/v1/chat/completions`: a conversation to continue."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from weft.core.ids import unpack_tokens
+from weft.endpoints.answer_plan import AnswerForm, answer_plan
+from weft.endpoints.answers import Reading, ended, finish_of, message_of
+from weft.endpoints.arguments import completion_args
+from weft.endpoints.beams import beam_args, check_beams
+from weft.endpoints.chat_prompt import chat_args, render
+from weft.endpoints.constraints import named
+from weft.endpoints.errors import require
+from weft.endpoints.generate import Args, Gathered, GatheredChoice, Head, begin, built, gather
+from weft.endpoints.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
+from weft.endpoints.models import Model, Models
+from weft.endpoints.observe import Observer
+from weft.endpoints.prompts import Fit
+from weft.endpoints.record import Record
+from weft.endpoints.schemas.chat import ChatChoice, ChatRequest, ChatResponse
+from weft.endpoints.writers import ChatWriter, StreamEvents, streamed
+
+UNSET = msgspec.UNSET
+
+
+async def create(
+    body: ChatRequest, record: Record, models: Models
+) -> ChatResponse | AsyncGenerator[StreamEvents, None]:
+    """The assistant's next turn, `n` times."""
+    _check(body)
+    model = models.recoverable(body.model)
+    check_beams(body)
+    plan = answer_plan(body, model.dialect)
+    record.model, record.stream = model.names[0], body.stream
+    fit = Fit(model, max_tokens=_max_tokens(body), keep_last=body.truncate_prompt_tokens, param="messages")
+    prompt = await render(chat_args(body), model.tokenizer, fit, record, add_special=body.add_special_tokens)
+    record.mark("tokenized")
+    form = plan.form(opened=prompt.opens_reasoning)
+    args = _args(body, model, prompt.tokens, form)
+    head, observer, chunks = begin(record, body, model, args, "chatcmpl")
+    if form.grammar is not None:
+        chunks = named(chunks, plan.param)
+    told = body.return_token_ids or body.prompt_logprobs is not None
+    prompt_ids = unpack_tokens(prompt.tokens).tolist() if told else []
+    if body.stream:
+        writer = ChatWriter(
+            head,
+            body.stream_options,
+            observer,
+            model.tokenizer.bytes_of,
+            logprobs=body.logprobs,
+            prompt_token_ids=prompt_ids if body.return_token_ids else None,
+            new_parser=form.reading.parser,
+        )
+        return streamed(chunks, writer, record.tenant)
+    gathered = await gather(chunks, num_prompts=1, n=body.n)
+    build = functools.partial(_response, body, model, head, observer, gathered, prompt_ids, form.reading)
+    return await built(build, record, num_told=len(prompt_ids))
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _args(body: ChatRequest, model: Model, prompt: bytes, form: AnswerForm) -> Sequence[Args]:
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    skip_special = body.skip_special_tokens and not form.shows_special
+    if body.use_beam_search:
+        return beam_args(
+            body, model, [prompt], max_tokens=_max_tokens(body), logprobs=logprobs, skip_special_tokens=skip_special
+        )
+    (args,) = completion_args(
+        body,
+        model,
+        [prompt],
+        max_tokens=_max_tokens(body),
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    return [replace(args, grammar=form.grammar, skip_special_tokens=skip_special, until=form.until)]
+
+
+def _check(body: ChatRequest) -> None:
+    require(body.logprobs or body.top_logprobs is None, "top_logprobs needs logprobs to be true.", "top_logprobs")
+    require(
+        not (body.stream and body.prompt_logprobs is not None),
+        "prompt_logprobs cannot be streamed; leave out stream.",
+        "prompt_logprobs",
+    )
+    require(body.stream or body.stream_options is None, "stream_options needs stream.", "stream_options")
+
+
+def _response(
+    body: ChatRequest,
+    model: Model,
+    head: Head,
+    observer: Observer,
+    gathered: Gathered,
+    prompt_ids: list[int],
+    reading: Reading,
+) -> ChatResponse:
+    token_bytes = model.tokenizer.bytes_of
+    reported = gathered.prompt_logprobs.get(0, ())
+    return ChatResponse(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=[_choice(index, choice, body, token_bytes, reading) for index, choice in enumerate(gathered.choices)],
+        usage=observer.usage(),
+        prompt_token_ids=prompt_ids if body.return_token_ids else UNSET,
+        prompt_logprobs=(
+            UNSET
+            if body.prompt_logprobs is None
+            else prompt_logprobs(prompt_ids, reported, token_bytes, body.prompt_logprobs)
+        ),
+    )
+
+
+def _choice(
+    index: int, choice: GatheredChoice, body: ChatRequest, token_bytes: TokenBytes, reading: Reading
+) -> ChatChoice:
+    parser = reading.parser()
+    message = message_of([*parser.push(choice.text), *ended(parser, choice.finish_reason)])
+    return ChatChoice(
+        index=index,
+        message=message,
+        logprobs=chat_logprobs(choice.tokens, choice.logprobs, token_bytes) if body.logprobs else None,
+        finish_reason=finish_of(parser, choice.finish_reason),
+        stop_reason=choice.stop,
+        token_ids=choice.tokens if body.return_token_ids else UNSET,
+        cumulative_logprob=UNSET if choice.score is None else finite(choice.score.logprob),
+        score=UNSET if choice.score is None else finite(choice.score.score),
+    )

@@ -1,0 +1,48 @@
+"""The table of endpoints: by path, what each takes and the function that answers it.
+
+HTTP routes and whatever else carries requests (a line of a batch) call the same functions. A caller decodes a JSON
+body with `Endpoint.decode`, makes a `Record`, and awaits `Endpoint.create`; cancelling its task gives all pages back.
+Every error that reaches it has an answer: `weft.endpoints.errors.answer_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.endpoints import chat, completions, embeddings, tokens
+from weft.endpoints.fields import request_from
+from weft.endpoints.models import Models
+from weft.endpoints.record import Record
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.schemas.completion import CompletionRequest
+from weft.endpoints.schemas.embedding import EmbeddingRequest
+from weft.endpoints.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from weft.endpoints.writers import StreamEvents
+
+Reply = msgspec.Struct | AsyncGenerator[StreamEvents, None]
+"""A response, or the events of a stream, where the request asks for one; its reader closes it."""
+
+
+class Endpoint(NamedTuple):
+    """One endpoint."""
+
+    request: type[msgspec.Struct]
+    create: Callable[[Any, Record, Models], Awaitable[Reply]]
+    """Answers a decoded request. Raises `WeftError`."""
+
+    def decode(self, body: Any, models: Models) -> msgspec.Struct:
+        """Check a JSON value and convert it. Raises `InvalidRequest` or `Unsupported`, naming the field."""
+        return request_from(self.request, body, models.sampling_defaults)
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": Endpoint(ChatRequest, chat.create),
+    "/v1/completions": Endpoint(CompletionRequest, completions.create),
+    "/v1/embeddings": Endpoint(EmbeddingRequest, embeddings.create),
+    "/tokenize": Endpoint(TokenizeRequest, tokens.tokenize),
+    "/detokenize": Endpoint(DetokenizeRequest, tokens.detokenize),
+}
+"""By path; all are reached by POST."""

@@ -1,0 +1,73 @@
+"""Answers of a chat as their parts: reasoning, content and calls of tools, told apart while the text arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from weft.text.deltas import CallArguments, CallStart, Content, Delta, joined
+from weft.text.reasoning import ReasoningParser
+from weft.text.tool_calls import PARSERS, ToolCallParser
+
+
+class AnswerParser:
+    """Splits one answer into deltas.
+
+    `form` is how the model writes calls, a key of `PARSERS`, or None: calls are content. `reasoning`: the answer may
+    begin with reasoning; `opened`: the prompt already ends with its opening tag. `names` and `hold` are those of
+    `ToolCallParser`. With `only_one`, calls after the first are dropped.
+    """
+
+    def __init__(
+        self,
+        form: str | None,
+        *,
+        reasoning: bool,
+        opened: bool = False,
+        names: Collection[str] | None = None,
+        hold: bool = False,
+        only_one: bool = False,
+    ):
+        self._reasoning = ReasoningParser(opened=opened) if reasoning else None
+        self._calls: ToolCallParser | None = None if form is None else PARSERS[form](names, hold=hold)
+        self._only_one = only_one
+        self.num_calls = 0
+        """Calls so far, the one that is arriving and those that are dropped among them."""
+
+    @property
+    def num_complete_calls(self) -> int:
+        """Calls to which nothing is added any more, whatever comes."""
+        return 0 if self._calls is None else self._calls.num_complete
+
+    def push(self, text: str) -> list[Delta]:
+        """Take in the next piece of text. Returns the deltas that are final."""
+        deltas: list[Delta] = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
+        return joined(self._read(deltas))
+
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """The text has ended. Returns what was held back.
+
+        A call that is not complete is content where calls are held back, unless `cut` says that the length cut it: then
+        it is returned as far as it came.
+        """
+        deltas = self._read([] if self._reasoning is None else self._reasoning.finish())
+        if self._calls is not None:
+            deltas += self._kept(self._calls.finish(cut=cut))
+        return joined(deltas)
+
+    def _read(self, deltas: list[Delta]) -> list[Delta]:
+        """Pass content through the parser of calls."""
+        if self._calls is None:
+            return deltas
+        result: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, Content):
+                result += self._kept(self._calls.push(delta.text))
+            else:
+                result.append(delta)
+        return result
+
+    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+        self.num_calls += sum(isinstance(delta, CallStart) for delta in deltas)
+        if not self._only_one:
+            return deltas
+        return [delta for delta in deltas if not isinstance(delta, CallStart | CallArguments) or delta.index == 0]
