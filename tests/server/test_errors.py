@@ -158,7 +158,7 @@ def test_our_own_faults_are_logged_and_not_told(
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("secret detail at /srv/weft/x.py")
 
-    monkeypatch.setattr("weft.endpoints.chat.chat_args", broken)
+    monkeypatch.setattr("weft.endpoints.chat.chat_prompt_of", broken)
     with caplog.at_level(logging.ERROR, logger="weft.server"):
         response = server.post("/v1/chat/completions", CHAT, headers={"x-request-id": "req-1"})
     error = error_of(response, 500)

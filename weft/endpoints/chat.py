@@ -13,17 +13,17 @@ from weft.endpoints.answer_plan import AnswerForm, answer_plan
 from weft.endpoints.answers import Reading, ended, finish_of, message_of
 from weft.endpoints.arguments import completion_args
 from weft.endpoints.beams import beam_args, check_beams
-from weft.endpoints.chat_prompt import chat_args, render
 from weft.endpoints.constraints import named
 from weft.endpoints.errors import require
 from weft.endpoints.generate import Args, Gathered, GatheredChoice, Head, begin, built, gather
 from weft.endpoints.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
 from weft.endpoints.models import Model, Models
 from weft.endpoints.observe import Observer
-from weft.endpoints.prompts import Fit
+from weft.endpoints.prompts import Fit, chat_prompt_of
 from weft.endpoints.record import Record
 from weft.endpoints.schemas.chat import ChatChoice, ChatRequest, ChatResponse
 from weft.endpoints.writers import ChatWriter, StreamEvents, streamed
+from weft.tokenizers import chats
 
 UNSET = msgspec.UNSET
 
@@ -38,15 +38,23 @@ async def create(
     plan = answer_plan(body, model.dialect)
     record.model, record.stream = model.names[0], body.stream
     fit = Fit(model, max_tokens=_max_tokens(body), keep_last=body.truncate_prompt_tokens, param="messages")
-    prompt = await render(chat_args(body), model.tokenizer, fit, record, add_special=body.add_special_tokens)
+    prompt = await chats.encode(
+        chat_prompt_of(body),
+        model.tokenizer,
+        num_chars=record.body_bytes,
+        check=fit.check_text,
+        add_special_tokens=body.add_special_tokens,
+        tenant=record.tenant,
+    )
+    tokens = fit.packed(prompt.tokens)
     record.mark("tokenized")
     form = plan.form(opened=prompt.opens_reasoning)
-    args = _args(body, model, prompt.tokens, form)
+    args = _args(body, model, tokens, form)
     head, observer, chunks = begin(record, body, model, args, "chatcmpl")
     if form.grammar is not None:
         chunks = named(chunks, plan.param)
     told = body.return_token_ids or body.prompt_logprobs is not None
-    prompt_ids = unpack_tokens(prompt.tokens).tolist() if told else []
+    prompt_ids = unpack_tokens(tokens).tolist() if told else []
     if body.stream:
         writer = ChatWriter(
             head,

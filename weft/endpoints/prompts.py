@@ -14,6 +14,9 @@ from typing import cast
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
 from weft.endpoints.models import Model
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.schemas.tokens import TokenizeRequest
+from weft.tokenizers.chats import ChatPrompt
 from weft.tokenizers.tokenizer import Tokenizer
 
 PromptField = str | list[str | int | list[int]]
@@ -130,6 +133,20 @@ def as_prompts(field: PromptField, param: str, max_prompts: int) -> list[str | l
 
 def _mixture(param: str) -> InvalidRequest:
     return InvalidRequest(f"{param} must be one text, texts, token ids, or token id lists, not a mixture.", param)
+
+
+def chat_prompt_of(body: ChatRequest | TokenizeRequest) -> ChatPrompt:
+    """What the chat template sees. A message that is continued opens no new turn unless the request says so."""
+    named = {name: getattr(body, name, None) for name in ("reasoning_effort", "verbosity")}
+    opens = body.add_generation_prompt
+    return ChatPrompt(
+        messages=body.messages or [],
+        tools=body.tools or None,
+        documents=body.documents or None,
+        add_generation_prompt=not body.continue_final_message if opens is None else opens,
+        continue_final_message=body.continue_final_message,
+        template_kwargs={name: value for name, value in named.items() if value is not None} | body.chat_template_kwargs,
+    )
 
 
 async def tokenize(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import unpack_tokens
-from weft.endpoints.chat_prompt import chat_args
 from weft.endpoints.errors import require
 from weft.endpoints.models import Model, Models
-from weft.endpoints.prompts import check_text
+from weft.endpoints.prompts import chat_prompt_of, check_text
 from weft.endpoints.record import Record
 from weft.endpoints.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from weft.programs.builtin import chat
+from weft.tokenizers import chats
 from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
 
 
@@ -34,12 +33,15 @@ async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:
         special = body.add_special_tokens is not False
         return await model.tokenizer.encode_async(body.prompt, add_special_tokens=special, tenant=record.tenant)
 
-    def work() -> bytes:
-        text = chat.render_text(chat_args(body), model.tokenizer)
-        check_text(text, model.max_text_chars, "messages")
-        return model.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-
-    return work() if record.body_bytes <= INLINE_CHARS else await off_loop(work, tenant=record.tenant)
+    encoded = await chats.encode(
+        chat_prompt_of(body),
+        model.tokenizer,
+        num_chars=record.body_bytes,
+        check=lambda text: check_text(text, model.max_text_chars, "messages"),
+        add_special_tokens=bool(body.add_special_tokens),
+        tenant=record.tenant,
+    )
+    return encoded.tokens
 
 
 async def detokenize(body: DetokenizeRequest, record: Record, models: Models) -> DetokenizeResponse:

@@ -33,17 +33,18 @@ from weft.llm.options import (
     arguments,
     as_conversations,
     as_prompts,
-    chat_args,
+    chat_prompt,
     engine_config,
     least,
     packed_tokens,
 )
 from weft.llm.results import Result, gather, of_prompt, search
 from weft.llm.threads import LoopThread, streamed, windowed
-from weft.programs.builtin import beam, chat, completion
+from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller, Chunk, CompletionArgs
+from weft.tokenizers import chats
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
 
@@ -177,7 +178,7 @@ class LLM:
         self._check(args)
 
         async def work(messages: Conversation) -> tuple[bytes, CompletionArgs]:
-            packed = await chat.render(chat_args(messages, template), self.tokenizer)
+            packed = (await chats.encode(chat_prompt(messages, template), self.tokenizer)).tokens
             return packed, replace(args, prompt=packed)
 
         return self._each(as_conversations(conversations), work, args.n, extras, return_errors)
@@ -251,7 +252,8 @@ class LLM:
         self._check(args)
 
         async def work() -> CompletionArgs:
-            return replace(args, prompt=await chat.render(chat_args(messages, template), self.tokenizer))
+            encoded = await chats.encode(chat_prompt(messages, template), self.tokenizer)
+            return replace(args, prompt=encoded.tokens)
 
         return self._stream(work, extras)
 

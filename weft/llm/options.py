@@ -13,7 +13,8 @@ from weft.config import EngineConfig
 from weft.core.grammar import Grammar
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
-from weft.programs.types import Caller, ChatArgs, CompletionArgs
+from weft.programs.types import Caller, CompletionArgs
+from weft.tokenizers.chats import ChatPrompt
 
 P = TypeVar("P", SamplingParams, StopParams)
 Prompt = str | Sequence[int]
@@ -136,9 +137,9 @@ def least(stop: StopParams) -> StopParams:
     return msgspec.structs.replace(stop, max_tokens=max(1, stop.min_tokens))
 
 
-def chat_args(messages: Conversation, options: ChatOptions | None) -> ChatArgs:
-    """What the chat program renders."""
-    return ChatArgs(messages=messages, **(options or {}))
+def chat_prompt(messages: Conversation, options: ChatOptions | None) -> ChatPrompt:
+    """What the chat template sees."""
+    return ChatPrompt(messages=messages, **(options or {}))
 
 
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:

@@ -1,1 +1,1 @@
-"""Programs: user code that decides what sequences do next. Chat and completion are programs too, in `builtin/`."""
+"""Programs: user code that decides what sequences do next. Completion and embedding are programs too, in `builtin/`."""

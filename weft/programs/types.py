@@ -1,10 +1,10 @@
-"""Arguments and results of the built-in programs: what a server route or the offline API hands in and gets back."""
+"""Arguments and results of the built-in programs: what an endpoint or the offline API passes in and gets back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
@@ -24,7 +24,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionArgs:
-    """What the built-in completion program needs. Chat renders its messages to `prompt` first."""
+    """What the built-in completion program needs."""
 
     prompt: bytes
     """Packed token ids, at least one."""
@@ -77,28 +77,6 @@ class Chunk:
     """On the first chunk of choice 0, where asked for."""
     score: BeamScore | None = None
     """Of a choice that a beam search found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatArgs:
-    """What the built-in chat program needs: what the chat template sees, and how to complete what it renders."""
-
-    messages: Sequence[Mapping[str, Any]]
-    """As in OpenAI's chat API; at least one."""
-    tools: Sequence[Mapping[str, Any]] | None = None
-    """As in OpenAI's chat API: `{"type": "function", "function": {...}}`."""
-    documents: Sequence[Mapping[str, Any]] | None = None
-    chat_template: str | None = None
-    """Instead of the model's."""
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    """Leave the last message open, so that the model continues it. Excludes `add_generation_prompt`."""
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further variables of the template."""
-    truncate_prompt_tokens: int | None = None
-    """Keep only so many of the last prompt tokens."""
-    completion: CompletionArgs = field(default_factory=lambda: CompletionArgs(prompt=b""))
-    """Everything else; its `prompt` is ignored, the rendered messages take its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

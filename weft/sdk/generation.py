@@ -20,7 +20,7 @@ from weft.sdk.grammar import Grammar
 from weft.sdk.sampling import Sampler, Stop
 from weft.sdk.sequence import Generating, Logprob, Part, Usage
 from weft.text.deltas import Content, Delta, Reasoning
-from weft.text.reasoning import OPEN, ReasoningParser
+from weft.text.reasoning import ReasoningParser
 
 
 class GenerationHost(Protocol):
@@ -176,8 +176,3 @@ class Generation:
     def _split(self) -> list[Delta]:
         parser = ReasoningParser(opened=self.prompt_thinks)
         return [*parser.push(self._text), *parser.finish()]
-
-
-def thinks(prompt: str | None) -> bool:
-    """Whether a prompt ends inside the model's reasoning."""
-    return prompt is not None and prompt.rstrip().endswith(OPEN)

@@ -13,10 +13,11 @@ from typing import Any
 from weft.abi.errors import EngineDead, InvalidRequest
 from weft.sdk.channel import current
 from weft.sdk.chat import Chat, common_prefix
-from weft.sdk.generation import Generation, thinks
+from weft.sdk.generation import Generation
 from weft.sdk.model import own_model
 from weft.sdk.sequence import Generating, Part, Sequence, Usage
 from weft.sdk.tokens import detokenize, tokenize
+from weft.text.reasoning import is_open
 
 Ranges = tuple[tuple[int, int], ...]
 Masks = list[tuple[int, Ranges]]
@@ -148,7 +149,7 @@ class TokenBuffer:
         if not self.tokens:
             raise InvalidRequest("the context is empty; fill it, or add a message, before it generates", "prompt")
         if self.chat.messages:
-            generation.prompt_thinks = thinks(self.chat.text)
+            generation.prompt_thinks = is_open(self.chat.text or "")
         self.last = generation
         return self.sequence.generate(
             generation.sampler,

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, Unsupported
-from weft.sdk.generation import thinks
 from weft.sdk.model import own_model
 from weft.sdk.sampling import Sampler
 from weft.sdk.toolbox import ToolCall, execute
 from weft.text.answers import AnswerParser
 from weft.text.deltas import CallArguments, CallStart, Content, Delta
+from weft.text.reasoning import is_open
 from weft.text.tool_calls import PARSERS
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ async def _one_round(
     await ctx.flush(add_generation_prompt=True)
     if not ctx.chat.messages:
         raise InvalidRequest("calls of tools need a chat; add a message with user or system first", "messages")
-    opened = thinks(ctx.chat.text)
+    opened = is_open(ctx.chat.text or "")
     answer = AnswerCalls(form, reasoning=model.reasoning, opened=opened, first_id=ctx.num_calls)
     async for piece in ctx.generate(sampler, max_tokens=max_tokens, special=True):
         for call in answer.push(piece):

@@ -11,6 +11,11 @@ from weft.text.markers import num_held
 OPEN, CLOSE = "<think>", "</think>"
 
 
+def is_open(prompt: str) -> bool:
+    """Whether a prompt ends inside the model's reasoning."""
+    return prompt.rstrip().endswith(OPEN)
+
+
 class ReasoningParser:
     """Splits one answer into reasoning and content. `opened`: the prompt already ends with the opening tag."""
 

@@ -23,9 +23,10 @@ from weft.programs.run.command_queue import CommandQueue
 from weft.programs.run.model import Model
 from weft.programs.runtime import Runtime
 from weft.programs.store import MemoryStore
-from weft.programs.types import Caller, ChatArgs
+from weft.programs.types import Caller
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
+from weft.tokenizers.chats import ChatPrompt
 from weft.tokenizers.tokenizer import Tokenizer
 
 MESSAGES = obj([{"role": "user", "content": "hi"}])
@@ -39,13 +40,13 @@ OWN = obj({"chat_template": "{% for i in range(1000) %}{{ i }}{% endfor %}"})
 
 def test_a_template_of_the_programs_own_is_rendered_off_the_loop_and_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
-    render_text = module.render_text
+    render = module.render
 
-    def rendered(args: ChatArgs, tokenizer: Tokenizer) -> str:
+    def rendered(args: ChatPrompt, tokenizer: Tokenizer) -> str:
         threads.append(threading.current_thread() is threading.main_thread())
-        return render_text(args, tokenizer)
+        return render(args, tokenizer)
 
-    monkeypatch.setattr(module, "render_text", rendered)
+    monkeypatch.setattr(module, "render", rendered)
 
     async def test(host: Host) -> None:
         program = host.program()

@@ -13,9 +13,8 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
-from weft.programs.builtin.chat import render_text
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
-from weft.programs.types import ChatArgs
+from weft.tokenizers.chats import ChatPrompt, render
 from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
 
 MAX_TEXT_BYTES = 4 << 20
@@ -69,10 +68,10 @@ class TokenizeCalls:
         check_size(options, MAX_TEXT_BYTES, "options")
         held = len(messages) + len(options)
 
-        def read() -> ChatArgs:
+        def read() -> ChatPrompt:
             try:
                 chat = _messages.decode(messages)
-                return _chat_args(chat, _render_args.decode(options or b"{}"), bool(generation_prompt))
+                return _chat_prompt(chat, _render_args.decode(options or b"{}"), bool(generation_prompt))
             except UNREADABLE as error:
                 raise InvalidRequest(f"the messages cannot be rendered: {error}", "messages") from error
 
@@ -83,8 +82,8 @@ class TokenizeCalls:
         # A template of the program's own may take as long as a template may; that of the model does not with so little.
         self._answer(call, lambda: self._rendered(args), held, inline=args.chat_template is None)
 
-    def _rendered(self, args: ChatArgs) -> tuple[bytes, ...]:
-        return (render_text(args, self._model.tokenizer).encode(),)
+    def _rendered(self, args: ChatPrompt) -> tuple[bytes, ...]:
+        return (render(args, self._model.tokenizer).encode(),)
 
     def _answer(self, call: int, work: Callable[[], tuple[bytes, ...]], held: int, *, inline: bool) -> None:
         if inline:
@@ -102,8 +101,8 @@ def check_tokens(tokens: bytes) -> int:
     return count
 
 
-def _chat_args(chat: list[dict[str, Any]], args: _RenderArgs, generation_prompt: bool) -> ChatArgs:
-    return ChatArgs(
+def _chat_prompt(chat: list[dict[str, Any]], args: _RenderArgs, generation_prompt: bool) -> ChatPrompt:
+    return ChatPrompt(
         messages=chat,
         tools=args.tools,
         documents=args.documents,

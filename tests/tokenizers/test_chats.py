@@ -1,0 +1,71 @@
+"""Chats as prompts: rendered by a template, then tokenized."""
+
+import asyncio
+
+import pytest
+
+from tests.programs.help import tokenizer_with
+from tests.tokenizers.templates import HEADERS
+from weft.abi.errors import InvalidRequest, Unsupported
+from weft.core.ids import TOKEN_BYTES, unpack_tokens
+from weft.testing.byte_tokenizer import byte_tokenizer
+from weft.tokenizers.chats import ChatPrompt, encode, render
+
+TALK = [{"role": "user", "content": "hi"}]
+
+
+def test_a_chat() -> None:
+    assert render(ChatPrompt(messages=TALK), byte_tokenizer()) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_special_tokens_of_the_template_are_tokens() -> None:
+    tokens = unpack_tokens(asyncio.run(encode(ChatPrompt(messages=TALK), byte_tokenizer())).tokens)
+    assert (tokens[0], tokens.count(257), tokens.count(258)) == (257, 2, 1)
+
+
+def test_no_doubled_beginning_of_sequence() -> None:
+    tokenizer = tokenizer_with(HEADERS)
+    tokens = unpack_tokens(asyncio.run(encode(ChatPrompt(messages=TALK), tokenizer)).tokens)
+    assert tokens[0] == tokenizer.bos_token_id
+    assert tokens.count(tokenizer.bos_token_id) == 1
+
+
+def test_long_chats_leave_the_loop_free() -> None:
+    long = [{"role": "user", "content": "some words of a long message " * 20_000}]
+
+    async def test() -> None:
+        task = asyncio.create_task(encode(ChatPrompt(messages=long), byte_tokenizer()))
+        turns = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len(task.result().tokens) > TOKEN_BYTES * 500_000
+        assert turns > 10
+
+    asyncio.run(test())
+
+
+def test_a_text_is_checked_before_it_is_tokenized() -> None:
+    def refuse(text: str) -> None:
+        raise InvalidRequest(f"{len(text)} characters", "messages")
+
+    with pytest.raises(InvalidRequest, match="52 characters"):
+        asyncio.run(encode(ChatPrompt(messages=TALK), byte_tokenizer(), check=refuse))
+
+
+@pytest.mark.parametrize(("end", "opens"), [("<think>\n", True), ("<think></think>", False), ("", False)])
+def test_a_prompt_may_open_the_reasoning(end: str, opens: bool) -> None:
+    chat = ChatPrompt(messages=TALK, chat_template="{{ messages[0].content }}" + end)
+    assert asyncio.run(encode(chat, byte_tokenizer(None))).opens_reasoning is opens
+
+
+def test_a_template_of_the_request() -> None:
+    chat = ChatPrompt(messages=TALK, chat_template="{{ messages[0].content }}{{ x }}", template_kwargs={"x": 3})
+    assert render(chat, byte_tokenizer(None)) == "hi3"
+
+
+def test_a_model_without_template() -> None:
+    with pytest.raises(Unsupported, match="/v1/completions"):
+        render(ChatPrompt(messages=TALK), byte_tokenizer(None))

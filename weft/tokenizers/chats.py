@@ -1,0 +1,90 @@
+"""A chat as the prompt of a model: the one rendering, for the server, the offline API and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from weft.text import reasoning
+from weft.tokenizers.chat_template import ChatTemplate
+from weft.tokenizers.messages import normalize, normalize_tools, num_characters
+from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """What a chat template sees."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """As in OpenAI's chat API; at least one."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """As in OpenAI's chat API: `{"type": "function", "function": {...}}`."""
+    documents: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    """Instead of the model's."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Leave the last message open, so that the model continues it. Excludes `add_generation_prompt`."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template."""
+
+
+class EncodedChat(NamedTuple):
+    """A rendered chat, tokenized."""
+
+    tokens: bytes
+    """Packed token ids."""
+    opens_reasoning: bool
+    """Whether the answer begins inside the model's reasoning."""
+
+
+def render(chat: ChatPrompt, tokenizer: Tokenizer) -> str:
+    """The prompt as text.
+
+    Raises `InvalidRequest` for messages or a template that cannot be used, `Unsupported` for a model without a
+    template.
+    """
+    template = (
+        tokenizer.chat_template(with_tools=bool(chat.tools))
+        if chat.chat_template is None
+        else ChatTemplate(chat.chat_template)
+    )
+    return template.render(
+        normalize(chat.messages, keep_developer=template.knows_role("developer")),
+        tools=None if chat.tools is None else normalize_tools(chat.tools),
+        documents=chat.documents,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        special_tokens=tokenizer.special_tokens,
+        variables=chat.template_kwargs,
+    )
+
+
+async def encode(
+    chat: ChatPrompt,
+    tokenizer: Tokenizer,
+    *,
+    num_chars: int | None = None,
+    check: Callable[[str], None] | None = None,
+    add_special_tokens: bool = False,
+    tenant: str = "",
+) -> EncodedChat:
+    """The prompt as token ids. Raises as `render` does, and what `check` raises of the text before it is tokenized.
+
+    Long chats, and those with a template of their own, are rendered and tokenized on a thread. `num_chars` bounds the
+    characters of the chat, where the caller knows such a number; otherwise they are counted.
+    """
+
+    def work() -> EncodedChat:
+        text = render(chat, tokenizer)
+        if check is not None:
+            check(text)
+        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return EncodedChat(tokens, reasoning.is_open(text))
+
+    if num_chars is None:
+        num_chars = num_characters([chat.messages, chat.tools or (), chat.documents or ()])
+    if chat.chat_template is None and num_chars <= INLINE_CHARS:
+        return work()
+    return await off_loop(work, tenant=tenant)
