@@ -192,8 +192,8 @@ class Fuzz:
                 self.handles[client].add(command.seq if isinstance(command, wire.Open) else command.child)
             if isinstance(command, wire.OpenSpace):
                 self.spaces[client].add(command.space)
-            if wire.is_answered(command):
-                self.open_ops[command.op] = client  # type: ignore[union-attr]
+            if (op := wire.answered_op(command)) is not None:
+                self.open_ops[op] = client
         self.engine.submit(client, wire.decode_commands(wire.encode_commands(commands)))
 
     def step(self) -> None:

@@ -13,7 +13,8 @@ from weft import LLM
 from weft.abi.errors import ContextTooLong, EngineDead, InvalidRequest
 from weft.core.ids import pack_tokens
 from weft.programs.builtin import beam
-from weft.programs.runtime import Runtime, Sequence
+from weft.programs.runtime import Runtime
+from weft.programs.sequence import SequenceHandle
 from weft.testing.fake_engine import FakeEngine
 
 ASSET = "weft/assets/weft-tiny"
@@ -85,15 +86,15 @@ def test_what_cannot_be_searched_is_refused(llm: LLM, options: dict[str, int], s
 @pytest.mark.parametrize("count", range(7))
 def test_an_engine_that_is_lost_between_two_steps_leaves_nothing(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Some beams are forked already when the next fork fails."""
-    forks, fork = [], Sequence.fork
+    forks, fork = [], SequenceHandle.fork
 
-    def failing(self: Sequence, **fields: str) -> Sequence:
+    def failing(self: SequenceHandle, **fields: str) -> SequenceHandle:
         if len(forks) == count:
             raise EngineDead("gone")
         forks.append(fork(self, **fields))
         return forks[-1]
 
-    monkeypatch.setattr(Sequence, "fork", failing)
+    monkeypatch.setattr(SequenceHandle, "fork", failing)
 
     async def test(engine: FakeEngine, rt: Runtime) -> None:
         with pytest.raises(EngineDead):

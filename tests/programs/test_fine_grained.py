@@ -15,7 +15,8 @@ from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import MAX_DIST, Dists, PromptOutputs
 from weft.engine.inline import InlineEngine
-from weft.programs.runtime import Runtime, Sequence
+from weft.programs.runtime import Runtime
+from weft.programs.sequence import SequenceHandle
 from weft.programs.types import Caller
 from weft.tokenizers.load import load_tokenizer
 
@@ -69,12 +70,12 @@ def test_a_loop_computes_each_token_once(run: Run, prompt: list[int]) -> None:
     run(program)
 
 
-async def generated(seq: Sequence, count: int) -> list[int]:
+async def generated(seq: SequenceHandle, count: int) -> list[int]:
     generation = seq.generate(SamplingParams(temperature=0), StopParams(max_tokens=count, ignore_eos=True))
     return [token.token async for tokens in generation for token in tokens]
 
 
-async def next_dist(seq: Sequence, k: int = 256, tokens: tuple[int, ...] = ()) -> Dists:
+async def next_dist(seq: SequenceHandle, k: int = 256, tokens: tuple[int, ...] = ()) -> Dists:
     dist = (await seq.append(pack_tokens(tokens), PromptOutputs(dist=k))).dists
     assert dist is not None
     return dist
@@ -168,7 +169,7 @@ def test_beam_search_finds_the_beams_of_transformers(run: Run, prompt: list[int]
     async def program(rt: Runtime) -> None:
         root = rt.open(Caller())
         root.append(pack_tokens(prompt))
-        beams: list[tuple[float, list[int], Sequence]] = [(0.0, [], root)]
+        beams: list[tuple[float, list[int], SequenceHandle]] = [(0.0, [], root)]
         for _ in range(steps):
             dists = await asyncio.gather(
                 *(next_dist(seq, 2 * width + 1, tuple(tokens[-1:])) for _, tokens, seq in beams)

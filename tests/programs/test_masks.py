@@ -16,7 +16,8 @@ from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import PromptOutputs
 from weft.engine.inline import InlineEngine
-from weft.programs.runtime import Runtime, Sequence
+from weft.programs.runtime import Runtime
+from weft.programs.sequence import SequenceHandle
 from weft.programs.types import Caller
 from weft.tokenizers.load import load_tokenizer
 
@@ -77,7 +78,7 @@ def pack(*ranges: tuple[int, int]) -> bytes:
     return b"".join(struct.pack("<2i", *pair) for pair in ranges)
 
 
-async def generated(seq: Sequence, count: int) -> list[int]:
+async def generated(seq: SequenceHandle, count: int) -> list[int]:
     generation = seq.generate(GREEDY, StopParams(max_tokens=count, ignore_eos=True))
     return [token.token async for part in generation for token in part]
 

@@ -402,7 +402,7 @@ def test_a_command_that_cannot_travel_fails_alone() -> None:
             wrong = bad.generate(SamplingParams(seed=2**70), stop(2))
             right = good.generate(SamplingParams(seed=1), stop(2))
             assert len(await tokens_of(right)) == 2
-            with pytest.raises(InvalidRequest, match="cannot be told"):
+            with pytest.raises(InvalidRequest, match="cannot be encoded"):
                 await tokens_of(wrong)
 
     run(test)

@@ -39,7 +39,7 @@ _POSTED = False
 
 
 class Op(IntEnum):
-    """Operations, by trait: number, trait, method of the host's trait, numbers, blobs, whether it answers.
+    """Operations, by trait: number, trait, method of the host's trait, numbers, blobs, whether it answers, command.
 
     Numbers are codes of `struct`: I uint32, i int32, B uint8, d float64. The docstring of each names its numbers and,
     after a semicolon, its blobs; `-> ...` are the blobs of the result.
@@ -53,11 +53,18 @@ class Op(IntEnum):
     num_blobs: int
     answers: bool
 
-    def __new__(cls, number: int, trait: Trait, method: str, numbers: str, num_blobs: int, answers: bool) -> Op:
+    command: str
+    """The command of the engine that it becomes (`weft.core.wire.spaces`), where it is one: its numbers and blobs are
+    the fields of that command, in their order."""
+
+    def __new__(
+        cls, number: int, trait: Trait, method: str, numbers: str, num_blobs: int, answers: bool, command: str = ""
+    ) -> Op:
         """A row of the table."""
         op = int.__new__(cls, number)
         op._value_ = number
-        op.trait, op.method, op.numbers, op.num_blobs, op.answers = trait, method, numbers, num_blobs, answers
+        op.trait, op.method, op.command = trait, method, command
+        op.numbers, op.num_blobs, op.answers = numbers, num_blobs, answers
         return op
 
     # Core
@@ -147,45 +154,45 @@ class Op(IntEnum):
     """prefix -> JSON [name]"""
 
     # Allocate
-    QUEUE_OPEN = 50, Trait.ALLOCATE, "open_queue", "Ii", 0, _POSTED
+    QUEUE_OPEN = 50, Trait.ALLOCATE, "put", "Ii", 0, _POSTED, "OpenQueue"
     """queue, priority"""
-    QUEUE_CLOSE = 51, Trait.ALLOCATE, "close_queue", "I", 0, _POSTED
+    QUEUE_CLOSE = 51, Trait.ALLOCATE, "put", "I", 0, _POSTED, "CloseQueue"
     """queue"""
-    QUEUE_PRIORITY = 52, Trait.ALLOCATE, "set_priority", "Ii", 0, _POSTED
+    QUEUE_PRIORITY = 52, Trait.ALLOCATE, "put", "Ii", 0, _POSTED, "SetQueuePriority"
     """queue, priority"""
-    QUEUE_SYNC = 53, Trait.ALLOCATE, "sync", "I", 0, _ASKED
+    QUEUE_SYNC = 53, Trait.ALLOCATE, "put", "I", 0, _ASKED, "Sync"
     """queue -> (when all before it is done)"""
-    PAGES_ALLOC = 54, Trait.ALLOCATE, "alloc_pages", "III", 0, _ASKED
+    PAGES_ALLOC = 54, Trait.ALLOCATE, "take_pages", "III", 0, _ASKED, "AllocPages"
     """queue, first, count: pages first to first + count - 1 ->"""
-    PAGES_FREE = 55, Trait.ALLOCATE, "free_pages", "I", 1, _POSTED
+    PAGES_FREE = 55, Trait.ALLOCATE, "give_pages", "I", 1, _POSTED, "FreePages"
     """queue; pages"""
-    EMBEDS_ALLOC = 56, Trait.ALLOCATE, "alloc_embeds", "III", 0, _ASKED
+    EMBEDS_ALLOC = 56, Trait.ALLOCATE, "take_embeds", "III", 0, _ASKED, "AllocEmbeds"
     """queue, first, count ->"""
-    EMBEDS_FREE = 57, Trait.ALLOCATE, "free_embeds", "I", 1, _POSTED
+    EMBEDS_FREE = 57, Trait.ALLOCATE, "put", "I", 1, _POSTED, "FreeEmbeds"
     """queue; embeddings"""
-    TOKENS_COPY = 58, Trait.ALLOCATE, "copy_tokens", "IIIIII", 0, _POSTED
+    TOKENS_COPY = 58, Trait.ALLOCATE, "put", "IIIIII", 0, _POSTED, "CopyTokens"
     """queue, source page, offset, destination page, offset, count"""
-    PAGES_EXPORT = 59, Trait.ALLOCATE, "export", "I", 2, _ASKED
+    PAGES_EXPORT = 59, Trait.ALLOCATE, "put", "I", 2, _ASKED, "ExportPages"
     """queue; pages; name ->"""
-    PAGES_IMPORT = 60, Trait.ALLOCATE, "import_", "II", 1, _ASKED
+    PAGES_IMPORT = 60, Trait.ALLOCATE, "take_named_pages", "II", 1, _ASKED, "ImportPages"
     """queue, first; name -> u32 count: pages first to first + count - 1"""
-    PAGES_RELEASE = 61, Trait.ALLOCATE, "release_export", "I", 1, _ASKED
+    PAGES_RELEASE = 61, Trait.ALLOCATE, "put", "I", 1, _ASKED, "ReleaseExport"
     """queue; name: forget an export ->"""
 
     # Forward, InputText, OutputText
-    PAGE_MASK = 62, Trait.FORWARD, "mask", "III", 0, _POSTED
+    PAGE_MASK = 62, Trait.FORWARD, "put", "III", 0, _POSTED, "MaskPage"
     """queue, page, bits: token s of the page is hidden where bit s is set"""
-    EMBED_TEXT = 63, Trait.INPUT_TEXT, "embed_text", "I", 3, _POSTED
+    EMBED_TEXT = 63, Trait.INPUT_TEXT, "put", "I", 3, _POSTED, "EmbedText"
     """queue; token ids [n]; positions int32 [n]; embeddings [n]"""
-    FORWARD = 64, Trait.FORWARD, "forward", "I", 5, _POSTED
+    FORWARD = 64, Trait.FORWARD, "compute", "I", 5, _POSTED, "Forward"
     """queue; pages to read; input embeddings [n]; pages to write (none: KV is not kept); output embeddings (m <= n, of
     the last m inputs); mask: packed bits [n, all tokens seen], each row padded to whole bytes, or nothing. Bit i of a
     row is in byte i // 8 with the value 1 << i % 8; set: the input sees the token. All tokens seen: those of the pages
     to read in their order, then the inputs"""
-    FORWARD_SAMPLE = 65, Trait.FORWARD, "forward_sample", "I", 6, _ASKED
+    FORWARD_SAMPLE = 65, Trait.FORWARD, "compute_sampled", "I", 6, _ASKED, "ForwardSample"
     """queue; pages to read; token ids [n]; positions int32 [n]; pages to write; mask; JSON {sampling, index} -> token
     ids [1]: the one sampled after the last input"""
-    NEXT_DIST = 66, Trait.OUTPUT_TEXT, "next_dist", "II", 2, _ASKED
+    NEXT_DIST = 66, Trait.OUTPUT_TEXT, "put", "II", 2, _ASKED, "NextDist"
     """queue, k; embeddings [n]; token ids [n * t] -> ids [n, k]; log-probabilities [n, k]; log-probabilities [n, t] of
     the given tokens"""
 

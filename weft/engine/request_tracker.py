@@ -26,7 +26,7 @@ from weft.core.wire import (
     Finished,
     Ping,
     Stats,
-    is_answered,
+    answered_op,
 )
 from weft.engine.client import OnEnvelope
 
@@ -88,8 +88,9 @@ class RequestTracker:
         if self._dead is not None:
             raise EngineDead(self._dead.message)
         for command in commands:
-            if is_answered(command):
-                self._open.add(command.op)  # type: ignore[union-attr]
+            op = answered_op(command)
+            if op is not None:
+                self._open.add(op)
         self._deliver(list(commands))
 
     def receive(self, envelope: Envelope) -> None:

@@ -49,14 +49,14 @@ class Waiter:
 _NO_USAGE = Usage()
 
 
-class Operation:
+class EngineOperation:
     """What is common: a number, and exactly one ending."""
 
-    __slots__ = ("_mailbox", "cancelled_by_program", "ended", "error", "finished", "op", "seq_id", "usage")
+    __slots__ = ("_mailbox", "cancelled_by_program", "ended", "error", "finished", "handle", "op", "usage")
 
-    def __init__(self, op: int, seq_id: int):
+    def __init__(self, op: int, handle: int):
         self.op = op
-        self.seq_id = seq_id
+        self.handle = handle
         self.ended = False
         self.finished: Finished | None = None
         """How it ended, where it ended well."""
@@ -106,13 +106,13 @@ class Operation:
         return self._mailbox
 
 
-class SilentAppend(Operation):
+class SilentAppend(EngineOperation):
     """An append that reports nothing unless it fails."""
 
     __slots__ = ()
 
 
-class Report(Operation):
+class Report(EngineOperation):
     """An append with outputs. Awaiting it gives its `Finished`; raises what it failed with."""
 
     __slots__ = ()
@@ -127,7 +127,7 @@ class Report(Operation):
         return self.finished
 
 
-class Generation(Operation):
+class TokenStream(EngineOperation):
     """Tokens as they come. Iterating gives lists of `Token`, each all that arrived since the last one.
 
     Ends when the operation finished, or when its own program cancelled it; otherwise raises what it failed with.
@@ -135,8 +135,8 @@ class Generation(Operation):
 
     __slots__ = ("_tokens",)
 
-    def __init__(self, op: int, seq_id: int):
-        super().__init__(op, seq_id)
+    def __init__(self, op: int, handle: int):
+        super().__init__(op, handle)
         self._tokens: list[Token] = []
 
     def put(self, token: Token) -> bool:
@@ -178,7 +178,7 @@ class GenerationUpdate(NamedTuple):
     """Nothing more will come of it."""
 
 
-async def merge(generations: Sequence[Generation]) -> AsyncGenerator[GenerationUpdate, None]:
+async def merge(generations: Sequence[TokenStream]) -> AsyncGenerator[GenerationUpdate, None]:
     """The updates of all generations as they come, in turns: none is looked at twice before every other was once.
 
     One wake-up per envelope, however many generations it has news of. Raises what the first failing one failed with,

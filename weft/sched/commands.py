@@ -16,18 +16,16 @@ from weft.core.wire import (
     Append,
     Cancel,
     Command,
-    Drain,
     Failed,
     Fork,
     Generate,
-    Hello,
     Hold,
     MaskTokens,
     Open,
-    Ping,
     Release,
     ResetPrefixCache,
     SetPriority,
+    SpaceCommand,
     Truncate,
 )
 from weft.sched import sequence as ops
@@ -104,10 +102,10 @@ class CommandHandler:
             case ResetPrefixCache():
                 self._state.spaces.drop_exports(now)
                 self._state.cache.reset()
-            case Hello() | Ping() | Drain():
-                raise InvalidRequest(f"a scheduler does not handle {type(command).__name__}")
-            case _:
+            case SpaceCommand():
                 self._state.spaces.apply(client, command, now)
+            case _:
+                raise InvalidRequest(f"a scheduler does not handle {type(command).__name__}")
 
     def _get(self, client: int, handle: int) -> Sequence:
         sequence = self._state.sequences.open.get((client, handle))

@@ -39,7 +39,7 @@ from weft.core.wire import (
     TokenLogprobs,
     Truncate,
     Usage,
-    is_answered,
+    answered_op,
 )
 from weft.engine.client import OnEnvelope
 
@@ -196,8 +196,9 @@ class FakeEngine:
         events: list[Event] = []
         for command in commands:
             self.sent.append(command)
-            if is_answered(command):
-                self._open.add(command.op)  # type: ignore[union-attr]
+            op = answered_op(command)
+            if op is not None:
+                self._open.add(op)
             self._accept(command, events)
         if events:
             asyncio.get_running_loop().call_soon(self._publish, events, 0)

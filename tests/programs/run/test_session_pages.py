@@ -13,7 +13,29 @@ from weft.abi.frames import EventKind
 from weft.abi.operations import Op
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams
-from weft.core.wire import Dists, Finished
+from weft.core.wire import (
+    AllocEmbeds,
+    AllocPages,
+    AnsweredCommand,
+    CloseQueue,
+    CopyTokens,
+    Dists,
+    EmbedText,
+    ExportPages,
+    Finished,
+    Forward,
+    ForwardSample,
+    FreeEmbeds,
+    FreePages,
+    ImportPages,
+    MaskPage,
+    NextDist,
+    OpenQueue,
+    QueueCommand,
+    ReleaseExport,
+    SetQueuePriority,
+    Sync,
+)
 from weft.programs.operations import Report
 from weft.programs.quota.limits import Limits
 from weft.programs.types import Caller
@@ -34,18 +56,17 @@ class FakeSpace:
         self.error: WeftError | None = None
         self.on_failure = lambda call, error: None
 
-    def __getattr__(self, name: str) -> Any:
-        def tell(*args: Any, call: int = 0) -> Report | None:
-            if self.error is not None:
-                raise self.error
-            self.told.append((name, *args))
-            self.calls.append(call)
-            if name in SILENT:
-                return None
-            self.reports.append(Report(len(self.reports), 0))
-            return self.reports[-1]
+    def post(self, command: type[QueueCommand], queue: int, *values: Any, call: int = 0) -> None:
+        if self.error is not None:
+            raise self.error
+        self.told.append((command, queue, *values))
+        self.calls.append(call)
+        command(0, queue, 0, *values)  # has these fields
 
-        return tell
+    def ask(self, command: type[AnsweredCommand], queue: int, *values: Any) -> Report:
+        self.post(command, queue, *values)
+        self.reports.append(Report(len(self.reports), 0))
+        return self.reports[-1]
 
     def end(self, index: int = -1, error: WeftError | None = None, **finished: Any) -> None:
         report = self.reports[index]
@@ -57,19 +78,6 @@ class FakeSpace:
 
     def release(self) -> None:
         self.released += 1
-
-
-SILENT = {
-    "open_queue",
-    "close_queue",
-    "set_queue_priority",
-    "free_pages",
-    "free_embeds",
-    "copy_tokens",
-    "mask_page",
-    "embed_text",
-    "forward",
-}
 
 
 def with_spaces(test: Any) -> None:
@@ -113,7 +121,7 @@ def test_a_space_is_opened_when_it_is_needed() -> None:
         program.say(Op.QUEUE_PRIORITY, 1, 3)
         program.say(Op.QUEUE_CLOSE, 1)
         # Nobody's queue runs earlier than its caller's.
-        assert space.told == [("open_queue", 1, 0), ("set_queue_priority", 1, 3), ("close_queue", 1)]
+        assert space.told == [(OpenQueue, 1, 0), (SetQueuePriority, 1, 3), (CloseQueue, 1)]
         assert len(host.spaces) == 1
 
     with_spaces(test)
@@ -147,11 +155,11 @@ def test_what_does_not_answer_goes_through_as_it_is() -> None:
         program.say(Op.EMBED_TEXT, 1, b"tokens..", b"position", b"embeds..")
         program.say(Op.FORWARD, 1, b"read", b"inputs..", b"writ", b"outp", b"m")
         assert space.told == [
-            ("free_embeds", 1, u32(4)),
-            ("copy_tokens", 1, (2, 3), (4, 5), 6),
-            ("mask_page", 1, 2, 0xF0),
-            ("embed_text", 1, b"tokens..", b"position", b"embeds.."),
-            ("forward", 1, b"read", b"inputs..", b"writ", b"outp", b"m"),
+            (FreeEmbeds, 1, u32(4)),
+            (CopyTokens, 1, 2, 3, 4, 5, 6),
+            (MaskPage, 1, 2, 0xF0),
+            (EmbedText, 1, b"tokens..", b"position", b"embeds.."),
+            (Forward, 1, b"read", b"inputs..", b"writ", b"outp", b"m"),
         ]
         assert program.session.usage().forward_tokens == 2
         space.on_failure(33, UnknownHandle("no page 9"))
@@ -165,12 +173,12 @@ def test_what_answers_answers_when_it_ends() -> None:
         program, space = started(host)
         space.told.clear()
         asked = [
-            (Op.QUEUE_SYNC, (1,), ("sync", 1), {}, []),
-            (Op.PAGES_ALLOC, (1, 10, 4), ("alloc_pages", 1, 10, 4), {}, []),
-            (Op.EMBEDS_ALLOC, (1, 0, 4), ("alloc_embeds", 1, 0, 4), {}, []),
-            (Op.PAGES_EXPORT, (1, u32(10), b"n"), ("export_pages", 1, u32(10), "n"), {}, []),
-            (Op.PAGES_IMPORT, (1, 50, b"n"), ("import_pages", 1, 50, "n"), {"count": 2}, [u32(2)]),
-            (Op.PAGES_RELEASE, (1, b"n"), ("release_export", 1, "n"), {}, []),
+            (Op.QUEUE_SYNC, (1,), (Sync, 1), {}, []),
+            (Op.PAGES_ALLOC, (1, 10, 4), (AllocPages, 1, 10, 4), {}, []),
+            (Op.EMBEDS_ALLOC, (1, 0, 4), (AllocEmbeds, 1, 0, 4), {}, []),
+            (Op.PAGES_EXPORT, (1, u32(10), b"n"), (ExportPages, 1, u32(10), "n"), {}, []),
+            (Op.PAGES_IMPORT, (1, 50, b"n"), (ImportPages, 1, 50, "n"), {"count": 2}, [u32(2)]),
+            (Op.PAGES_RELEASE, (1, b"n"), (ReleaseExport, 1, "n"), {}, []),
             (
                 Op.FORWARD_SAMPLE,
                 (
@@ -183,7 +191,7 @@ def test_what_answers_answers_when_it_ends() -> None:
                     obj({"sampling": {"seed": 4}, "index": 2}),
                 ),
                 (
-                    "forward_sample",
+                    ForwardSample,
                     1,
                     b"read",
                     pack_tokens([5, 6]),
@@ -199,7 +207,7 @@ def test_what_answers_answers_when_it_ends() -> None:
             (
                 Op.NEXT_DIST,
                 (1, 5, u32(0), b""),
-                ("next_dist", 1, 5, u32(0), b""),
+                (NextDist, 1, 5, u32(0), b""),
                 {"dists": Dists(b"ids.", b"logp", b"targ")},
                 [b"ids.", b"logp", b"targ"],
             ),
@@ -237,7 +245,7 @@ def test_pages_count_until_they_are_freed_or_there_were_none() -> None:
         call = program.ask(Op.PAGES_IMPORT, 1, 100, b"big")
         space.end(count=4)
         assert program.error_in(await program.end_of(call)) == ("limit_exceeded", "pages")
-        assert space.told[-1] == ("free_pages", 1, u32(100, 101, 102, 103))
+        assert space.told[-1] == (FreePages, 1, u32(100, 101, 102, 103))
         assert program.budget.used.pages == 2
         program.close()
         assert program.budget.used.pages == 0
@@ -268,7 +276,7 @@ def test_an_allocation_that_is_given_up_is_given_back() -> None:
         call = program.ask(Op.PAGES_ALLOC, 1, 7, 2)
         program.say(Op.CANCEL, call)
         assert program.error_in(await program.end_of(call))[0] == "cancelled"
-        assert space.told[-1] == ("free_pages", 1, u32(7, 8))
+        assert space.told[-1] == (FreePages, 1, u32(7, 8))
         # There may have been none to free, which is nobody's business.
         space.on_failure(space.calls[-1], UnknownHandle("no page 7"))
         assert program.kinds(call) == [EventKind.ERROR]
@@ -284,11 +292,11 @@ def test_an_allocation_that_is_given_up_is_given_back() -> None:
         call = program.ask(Op.PAGES_IMPORT, 1, 20, b"n")
         program.say(Op.CANCEL, call)
         space.end(count=3)
-        assert space.told[-1] == ("free_pages", 1, u32(20, 21, 22))
+        assert space.told[-1] == (FreePages, 1, u32(20, 21, 22))
         assert program.budget.used.pages == 2
         call = program.ask(Op.EMBEDS_ALLOC, 1, 0, 1)
         program.say(Op.CANCEL, call)
-        assert space.told[-1] == ("free_embeds", 1, u32(0))
+        assert space.told[-1] == (FreeEmbeds, 1, u32(0))
 
     with_spaces(test)
 

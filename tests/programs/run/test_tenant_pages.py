@@ -5,6 +5,7 @@ from tests.programs.sessions import Host
 from weft.abi.errors import EngineDead, OutOfPages
 from weft.abi.frames import EventKind
 from weft.abi.operations import Op
+from weft.core.wire import FreePages
 from weft.programs.quota.accounts import Accounts, Caps
 from weft.programs.quota.limits import Limits
 from weft.programs.types import Caller
@@ -30,7 +31,7 @@ def test_of_all_ways_to_hold_pages_a_tenant_has_its_share() -> None:
         imported = second.ask(Op.PAGES_IMPORT, 1, 50, b"name")
         other_space.end(count=1)
         assert second.error_in(await second.end_of(imported)) == REFUSED
-        assert other_space.told[-1] == ("free_pages", 1, u32(50))
+        assert other_space.told[-1] == (FreePages, 1, u32(50))
         stranger, _ = started(host, caller=OTHER, reserve_pages=25)
         stranger.ask(Op.PAGES_ALLOC, 1, 0, 25)
         # An allocation that fails, pages that are freed, an engine that dies: each makes room.

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
 
-from weft.core.wire.control import Drain, Hello, Ping, ResetPrefixCache
+from weft.core.wire import control, sequences, spaces
+from weft.core.wire.base import CommandBase
 from weft.core.wire.events import Event
-from weft.core.wire.sequences import (
-    Append,
-    Cancel,
-    Fork,
-    Generate,
-    Hold,
-    MaskTokens,
-    Open,
-    Release,
-    SetPriority,
-    Truncate,
-)
-from weft.core.wire.spaces import Answered, SpaceCommand
 
-SequenceCommand = Open | Append | Generate | Fork | Truncate | Hold | Release | Cancel | SetPriority | MaskTokens
-Command = SequenceCommand | SpaceCommand | Hello | Ping | Drain | ResetPrefixCache
+Command = CommandBase
+COMMAND_MODULES = (control, sequences, spaces)
+"""Where commands are defined: each class there below `CommandBase` that nothing is derived from is one."""
 
 
-def is_answered(command: Command) -> bool:
-    """Whether a command is an operation that ends in exactly one event."""
-    if isinstance(command, Append):
-        return command.outputs is not None
-    return isinstance(command, Generate | Answered)
+def answered_op(command: Command) -> int | None:
+    """The operation that a command begins, which ends in exactly one event; None of a command that is silent."""
+    if isinstance(command, sequences.Append):
+        return command.op if command.outputs is not None else None
+    return command.op if isinstance(command, sequences.Generate | spaces.AnsweredCommand) else None
+
+
+def concrete(base: type[CommandBase]) -> Iterator[type[CommandBase]]:
+    """The commands of `COMMAND_MODULES` that are derived from a base."""
+    modules = {module.__name__ for module in COMMAND_MODULES}
+    for cls in base.__subclasses__():
+        if cls.__subclasses__():
+            yield from concrete(cls)
+        elif cls.__module__ in modules:
+            yield cls
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +43,8 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(list[Command])
+_every_command: Any = functools.reduce(operator.or_, concrete(CommandBase))
+_commands: msgspec.msgpack.Decoder[list[Command]] = msgspec.msgpack.Decoder(list[_every_command])
 _envelope = msgspec.msgpack.Decoder(Envelope)
 
 

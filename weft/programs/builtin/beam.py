@@ -28,7 +28,7 @@ from weft.core.wire import (
 )
 from weft.programs.builtin.choice import ChoiceText
 from weft.programs.runtime import Runtime
-from weft.programs.runtime import Sequence as Branch
+from weft.programs.sequence import SequenceHandle as Branch
 from weft.programs.types import BeamScore, Caller, Chunk
 
 MAX_WIDTH = 64

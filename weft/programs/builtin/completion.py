@@ -20,8 +20,9 @@ from weft.core.ids import TOKEN_BYTES
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import EngineInfo, Finished, PromptOutputs, TokenLogprobs, Usage
 from weft.programs.builtin.choice import ChoiceText
-from weft.programs.operations import Generation, GenerationUpdate, merge
-from weft.programs.runtime import Runtime, Sequence
+from weft.programs.operations import GenerationUpdate, TokenStream, merge
+from weft.programs.runtime import Runtime
+from weft.programs.sequence import SequenceHandle
 from weft.programs.types import Caller, Chunk, CompletionArgs
 from weft.programs.wire_sizes import check_sizes
 
@@ -89,7 +90,7 @@ class Completion:
                 if told is not None:
                     yield told
 
-    def _generate(self, sequence: Sequence, choice: ChoiceText) -> Generation:
+    def _generate(self, sequence: SequenceHandle, choice: ChoiceText) -> TokenStream:
         """Generate behind the tokens that have been told."""
         if choice.tokens:
             sequence.append(choice.tokens.tobytes())
@@ -98,7 +99,7 @@ class Completion:
         )
 
     def _chunk(
-        self, choice: ChoiceText, news: GenerationUpdate, generation: Generation, sequence: Sequence
+        self, choice: ChoiceText, news: GenerationUpdate, generation: TokenStream, sequence: SequenceHandle
     ) -> Chunk | None:
         """What the news of a choice add; None where the choice had enough before. The sequence is released with the
         choice's end, since its pages serve others while the other choices go on."""

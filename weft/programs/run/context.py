@@ -12,6 +12,7 @@ that are no commands, and a limit that is used up.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +23,13 @@ from weft.abi.errors import LimitExceeded, WeftError
 from weft.abi.frames import CommandFrame, commands
 from weft.abi.operations import Op, Trait
 from weft.children.progress import made_progress
+from weft.core.wire import spaces
 from weft.programs.quota.limits import REFUSED, Budget
 from weft.programs.quota.loop_share import GoesOn
 from weft.programs.run.calls.core import CoreCalls
 from weft.programs.run.calls.grammar import GrammarCalls
 from weft.programs.run.calls.messaging import MessagingCalls
-from weft.programs.run.calls.pages import PageCalls
+from weft.programs.run.calls.pages import CommandForm, PageCalls
 from weft.programs.run.calls.pending_calls import PendingCalls
 from weft.programs.run.calls.sequence import SequenceCalls
 from weft.programs.run.calls.store import StoreCalls
@@ -53,8 +55,18 @@ _CARRIED_OUT_BY: dict[Trait, type] = {
     Trait.OUTPUT_TEXT: PageCalls,
     Trait.GRAMMAR: GrammarCalls,
 }
+
+
+def _method(op: Op) -> Callable[..., None]:
+    """What carries an operation out: called with its trait, the number of the call, its numbers and its blobs."""
+    method: Callable[..., None] = getattr(_CARRIED_OUT_BY[op.trait], op.method)
+    if not op.command:
+        return method
+    return functools.partial(method, form=CommandForm(getattr(spaces, op.command)))
+
+
 DISPATCH: dict[Op, tuple[int, Callable[..., None]]] = {
-    op: (_TRAITS.index(cls), getattr(cls, op.method)) for op in Op for cls in (_CARRIED_OUT_BY[op.trait],)
+    op: (_TRAITS.index(_CARRIED_OUT_BY[op.trait]), _method(op)) for op in Op
 }
 """Operation -> (place of its trait in a session, method): built once, since a session is made for every run."""
 

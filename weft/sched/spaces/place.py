@@ -6,12 +6,12 @@ the first change, so a command that fails has done nothing. `spaces.py` calls it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from weft.abi.errors import InvalidRequest, Unsupported
-from weft.core.wire import MAX_DIST, CopyTokens, EmbedText, Forward, ForwardSample, NextDist
+from weft.core.wire import MAX_DIST, CopyTokens, EmbedText, Forward, ForwardSample, NextDist, QueueCommand
 from weft.sched.batch import StepBuilder
 from weft.sched.spaces.conflicts import Conflicts, Stage
 from weft.sched.spaces.parts import SpaceRow
@@ -86,24 +86,13 @@ class Placer:
 
     def place(self, builder: StepBuilder, space: Space, pending: PendingCommand, now: float) -> Placement:
         """Put the command into the step as far as possible. Raises what is wrong with it."""
-        command = pending.command
-        match command:
-            case EmbedText():
-                return self._embed(builder, space, command)
-            case Forward():
-                return self._forward(builder, space, pending, command, now)
-            case NextDist():
-                return self._next_dist(builder, space, command)
-            case ForwardSample():
-                return self._forward_sample(builder, space, pending, command, now)
-            case CopyTokens():
-                return self._copy_tokens(builder, space, command, now)
-            case _:
-                raise InvalidRequest(f"a step does not carry {type(command).__name__}")
+        return _PLACED_BY[type(pending.command)](self, builder, space, pending.command, pending, now)
 
     # Copies and embeddings
 
-    def _copy_tokens(self, builder: StepBuilder, space: Space, command: CopyTokens, now: float) -> Placement:
+    def _copy_tokens(
+        self, builder: StepBuilder, space: Space, command: CopyTokens, pending: PendingCommand, now: float
+    ) -> Placement:
         source, target = space.page(command.source), space.page(command.target)
         size = self.page_size
         for offset in (command.source_offset, command.target_offset):
@@ -127,7 +116,9 @@ class Placer:
             target.fill(command.target_offset + place, source.positions[command.source_offset + place])
         return Placement.DONE
 
-    def _embed(self, builder: StepBuilder, space: Space, command: EmbedText) -> Placement:
+    def _embed(
+        self, builder: StepBuilder, space: Space, command: EmbedText, pending: PendingCommand, now: float
+    ) -> Placement:
         tokens, positions = self._tokens(command.tokens), self._positions(command.positions)
         embeds = [space.embed(number) for number in handles(command.embeds, "embeds")]
         if not len(tokens) == len(positions) == len(embeds):
@@ -146,7 +137,7 @@ class Placer:
     # Forwards
 
     def _forward(
-        self, builder: StepBuilder, space: Space, pending: PendingCommand, command: Forward, now: float
+        self, builder: StepBuilder, space: Space, command: Forward, pending: PendingCommand, now: float
     ) -> Placement:
         inputs = [space.written_embed(number) for number in handles(command.inputs, "inputs")]
         outputs = [space.embed(number) for number in handles(command.outputs, "outputs")]
@@ -173,7 +164,7 @@ class Placer:
         return Placement.DONE
 
     def _forward_sample(
-        self, builder: StepBuilder, space: Space, pending: PendingCommand, command: ForwardSample, now: float
+        self, builder: StepBuilder, space: Space, command: ForwardSample, pending: PendingCommand, now: float
     ) -> Placement:
         if not 0 <= command.index < 2**62:
             raise InvalidRequest(f"the number of a draw must be between 0 and 2**62, got {command.index}", "index")
@@ -316,7 +307,9 @@ class Placer:
 
     # Distributions
 
-    def _next_dist(self, builder: StepBuilder, space: Space, command: NextDist) -> Placement:
+    def _next_dist(
+        self, builder: StepBuilder, space: Space, command: NextDist, pending: PendingCommand, now: float
+    ) -> Placement:
         embeds: list[Embed] = [space.written_embed(number) for number in handles(command.embeds, "embeds")]
         targets = self._tokens(command.targets)
         most = min(self._sizes.vocab_size, MAX_DIST)
@@ -354,6 +347,24 @@ class Placer:
         if positions and not (min(positions) >= 0 and max(positions) <= last):
             raise InvalidRequest(f"positions must be between 0 and {last}, the end of the context", "positions")
         return positions
+
+
+_PLACED_BY: dict[type[QueueCommand], Callable[..., Placement]] = {
+    CopyTokens: Placer._copy_tokens,
+    EmbedText: Placer._embed,
+    Forward: Placer._forward,
+    ForwardSample: Placer._forward_sample,
+    NextDist: Placer._next_dist,
+}
+NEEDS_STEP = frozenset(_PLACED_BY)
+"""The commands that a step carries."""
+
+
+def outputs_of(command: QueueCommand) -> bytes:
+    """The embeddings that a command was to write, packed."""
+    if isinstance(command, Forward):
+        return command.outputs
+    return command.embeds if isinstance(command, EmbedText) else b""
 
 
 def _slots(embeds: Sequence[Embed]) -> list[int]:

@@ -3,7 +3,8 @@
 Owns the spaces of all clients and the order of commands: within a queue they run one after the other, across queues by
 rank (priority and arrival). Commands that only concern handles are carried out as soon as they are first in their
 queue; the others wait for `fill`, which puts as many into the step being built as do not conflict (Pie, section 5.2:
-*horizontal* batching across queues, *vertical* within one). What each does to a step is in `place.py`.
+*horizontal* batching across queues, *vertical* within one). What each does to a step is in `place.py`, what the
+others do to handles in `immediate.py`.
 
 Called by the step planner (`fill`), by `update` (`take_in`) and by the command handler (`apply`). Knows no clock
 and no device.
@@ -12,7 +13,7 @@ and no device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -28,46 +29,31 @@ from weft.abi.errors import (
 )
 from weft.core.step import INVALID_NUMBERS, StepResult
 from weft.core.wire import (
-    AllocEmbeds,
-    AllocPages,
+    AnsweredCommand,
     Cancelled,
     CloseQueue,
     CloseSpace,
-    CopyTokens,
     Dists,
-    EmbedText,
-    ExportPages,
     Failed,
     Finished,
-    Forward,
-    ForwardSample,
-    FreeEmbeds,
-    FreePages,
-    ImportPages,
-    MaskPage,
-    NextDist,
     OpenQueue,
     OpenSpace,
     QueueCommand,
-    ReleaseExport,
     SetQueuePriority,
     SpaceCommand,
     Sync,
-    is_answered,
 )
 from weft.sched.batch import InFlight, StepBuilder
 from weft.sched.event_log import EventLog
 from weft.sched.spaces.conflicts import Conflicts
-from weft.sched.spaces.place import Placement, Placer
+from weft.sched.spaces.immediate import ImmediateCommands
+from weft.sched.spaces.place import NEEDS_STEP, Placement, Placer, outputs_of
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import Embed, Page, PendingCommand, Queue, Space, handles, known_handles
+from weft.sched.spaces.resources import PendingCommand, Queue, Space, known_handles
 
-MAX_NAME = 256
 MAX_QUEUES = 1024
 MAX_PENDING = 65536
 """Commands of one space that wait."""
-
-_ON_DEVICE = frozenset({CopyTokens, EmbedText, Forward, ForwardSample, NextDist})
 
 
 class Spaces:
@@ -86,6 +72,7 @@ class Spaces:
         """`refusal` says why this model has no explicit pages; empty where it has."""
         self._pool = pool
         self._placer = placer
+        self._immediate = ImmediateCommands(pool, placer.page_size)
         self._log = log
         self._aging_s = aging_s
         self._alloc_wait_s = alloc_wait_s
@@ -112,7 +99,7 @@ class Spaces:
     def has_work(self) -> bool:
         """Whether a step could carry a command now."""
         return any(
-            not queue.is_blocked and type(queue.commands[0].command) in _ON_DEVICE for _, queue in self._ready.values()
+            not queue.is_blocked and type(queue.commands[0].command) in NEEDS_STEP for _, queue in self._ready.values()
         )
 
     @property
@@ -141,25 +128,8 @@ class Spaces:
             self._open(client, command, now)
         elif isinstance(command, CloseSpace):
             self._close(client, command.space, now)
-        else:
-            space = self._get(client, command.space)
-            if isinstance(command, OpenQueue):
-                if command.queue in space.queues:
-                    raise InvalidRequest(f"queue {command.queue} is open already: numbers may be used once", "queue")
-                if len(space.queues) >= MAX_QUEUES:
-                    raise Overloaded(f"a program may have {MAX_QUEUES} queues open; close some")
-                space.queues[command.queue] = Queue(command.queue, command.priority)
-            elif isinstance(command, SetQueuePriority):
-                space.queue(command.queue).priority = command.priority
-            else:
-                queue = space.queue(command.queue)
-                if space.num_pending >= MAX_PENDING:
-                    raise Overloaded(f"{MAX_PENDING} commands of this program wait already; wait for some of them")
-                queue.commands.append(PendingCommand(command, now))
-                space.num_pending += 1
-                if len(queue.commands) == 1 or queue.is_blocked:
-                    self._ready[client, space.number, queue.number] = space, queue
-                    self._pump(space, queue, now)
+        elif isinstance(command, QueueCommand):
+            self._apply(self._get(client, command.space), command, now)
 
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: give up all its spaces."""
@@ -267,12 +237,12 @@ class Spaces:
         self._empty(space, lambda command: self._end(client, Cancelled(op=command.op)), now)
         self._retry(now)
 
-    def _empty(self, space: Space, end: object, now: float) -> None:
+    def _empty(self, space: Space, end: Callable[[QueueCommand], None], now: float) -> None:
         for queue in space.queues.values():
             self._ready.pop((space.client, space.number, queue.number), None)
             for pending in queue.commands:
-                if is_answered(pending.command):
-                    end(pending.command)  # type: ignore[operator]
+                if isinstance(pending.command, AnsweredCommand):
+                    end(pending.command)
             queue.commands.clear()
         self._pool.drop([page.page for page in space.pages.values()] + self._pool.reserved(space), now)
         self._pool.give_back_embeds([embed.slot for embed in space.embeds.values()])
@@ -280,6 +250,26 @@ class Spaces:
         space.embeds, space.reserved, space.reservation, space.num_pending = {}, [], 0, 0
 
     # Inside: queues
+
+    def _apply(self, space: Space, command: QueueCommand, now: float) -> None:
+        if isinstance(command, OpenQueue):
+            if command.queue in space.queues:
+                raise InvalidRequest(f"queue {command.queue} is open already: numbers may be used once", "queue")
+            if len(space.queues) >= MAX_QUEUES:
+                raise Overloaded(f"a program may have {MAX_QUEUES} queues open; close some")
+            space.queues[command.queue] = Queue(command.queue, command.priority)
+            return
+        queue = space.queue(command.queue)
+        if isinstance(command, SetQueuePriority):
+            queue.priority = command.priority
+            return
+        if space.num_pending >= MAX_PENDING:
+            raise Overloaded(f"{MAX_PENDING} commands of this program wait already; wait for some of them")
+        queue.commands.append(PendingCommand(command, now))
+        space.num_pending += 1
+        if len(queue.commands) == 1 or queue.is_blocked:
+            self._ready[space.client, space.number, queue.number] = space, queue
+            self._pump(space, queue, now)
 
     def _rank(self, item: tuple[Space, Queue]) -> tuple[float, int, int]:
         space, queue = item
@@ -294,7 +284,7 @@ class Spaces:
     def _pump(self, space: Space, queue: Queue, now: float) -> None:
         """Carry out the commands at the head of a queue that need no step; try again what found no room."""
         queue.is_blocked = False
-        while queue.commands and type(queue.commands[0].command) not in _ON_DEVICE:
+        while queue.commands and type(queue.commands[0].command) not in NEEDS_STEP:
             pending = queue.commands[0]
             try:
                 done = self._carry_out(space, queue, pending.command, now)
@@ -331,86 +321,28 @@ class Spaces:
 
     def _carry_out(self, space: Space, queue: Queue, command: QueueCommand, now: float) -> bool:
         """A command that needs no step. False: it has to wait for room."""
-        match command:
-            case AllocPages():
-                return self._alloc_pages(space, command, now)
-            case AllocEmbeds():
-                return self._alloc_embeds(space, command)
-            case FreePages():
-                numbers = handles(command.pages, "pages")
-                pages = [space.page(number).page for number in numbers]
-                space.forget(numbers)
-                self._pool.give_back(space, pages, now)
-            case FreeEmbeds():
-                numbers = handles(command.embeds, "embeds")
-                slots = [space.embed(number).slot for number in numbers]
-                for number in numbers:
-                    del space.embeds[number]
-                self._pool.give_back_embeds(slots)
-            case MaskPage():
-                space.page(command.page).hidden = command.hidden
-            case ExportPages():
-                if not command.pages or not 0 < len(command.name) <= MAX_NAME:
-                    raise InvalidRequest(f"an export needs pages, and a name of 1 to {MAX_NAME} characters", "name")
-                exported = [space.page(number) for number in handles(command.pages, "pages")]
-                self._pool.export(space.namespace, command.name, exported, now)
-            case ImportPages():
-                return self._import_pages(space, command, now)
-            case ReleaseExport():
-                self._pool.release_export(space.namespace, command.name, now)
-            case CloseQueue():
-                queue.closing = True
-            case Sync():
-                if queue.last_step > self._placer.completed:
-                    self._syncs.setdefault(queue.last_step, []).append((space.client, command.op))
-                    return True
-            case _:
-                raise InvalidRequest(f"a queue does not take {type(command).__name__}")
-        if is_answered(command):
-            self._end(space.client, Finished(op=command.op))
-        return True
-
-    def _alloc_pages(self, space: Space, command: AllocPages, now: float) -> bool:
-        numbers = space.claim(command.first, command.count, space.pages, "page")
-        if command.count > self._pool.max_pages:
-            raise OutOfPages(f"{command.count} pages are more than programs may hold, {self._pool.max_pages}")
-        pages = self._pool.take(space, command.count, now)
-        if pages is None:
+        count: int | None = 0
+        if isinstance(command, CloseQueue):
+            queue.closing = True
+        elif isinstance(command, Sync):
+            if queue.last_step > self._placer.completed:
+                self._syncs.setdefault(queue.last_step, []).append((space.client, command.op))
+                return True
+        else:
+            count = self._immediate.carry_out(space, command, now)
+        if count is None:
             return False
-        size = self._placer.page_size
-        space.pages.update((number, Page.empty(page, size)) for number, page in zip(numbers, pages, strict=True))
-        self._end(space.client, Finished(op=command.op))
-        return True
-
-    def _alloc_embeds(self, space: Space, command: AllocEmbeds) -> bool:
-        numbers = space.claim(command.first, command.count, space.embeds, "embedding")
-        if command.count > self._pool.num_embeds:
-            raise OutOfPages(f"{command.count} embeddings are more than this engine has, {self._pool.num_embeds}")
-        slots = self._pool.take_embeds(command.count)
-        if slots is None:
-            return False
-        space.embeds.update((number, Embed(slot)) for number, slot in zip(numbers, slots, strict=True))
-        self._end(space.client, Finished(op=command.op))
-        return True
-
-    def _import_pages(self, space: Space, command: ImportPages, now: float) -> bool:
-        pages = self._pool.find_export(space.namespace, command.name)
-        numbers = space.claim(command.first, len(pages), space.pages, "page")
-        if not self._pool.share(space.namespace, [page.page for page in pages], now):
-            return False
-        space.pages.update(zip(numbers, pages, strict=True))
-        self._end(space.client, Finished(op=command.op, count=len(pages)))
+        if isinstance(command, AnsweredCommand):
+            self._end(space.client, Finished(op=command.op, count=count))
         return True
 
     # Inside: endings
 
     def _fail(self, space: Space, command: QueueCommand, error: WeftError) -> None:
-        if isinstance(command, Forward | EmbedText):
-            # Whoever reads what it was to write must not take something older for it.
-            numbers = command.outputs if isinstance(command, Forward) else command.embeds
-            for number in known_handles(numbers):
-                if number in space.embeds:
-                    space.embeds[number].failure = error
+        # A reader of what it was to write must not take something older for it.
+        for number in known_handles(outputs_of(command)):
+            if number in space.embeds:
+                space.embeds[number].failure = error
         self._end(space.client, Failed(op=command.op, kind=error.kind, message=error.message, param=error.param))
 
     def _end(self, client: int, event: Finished | Failed | Cancelled) -> None:

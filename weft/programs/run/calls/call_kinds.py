@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from weft.programs.operations import Operation
+from weft.programs.operations import EngineOperation
 
 if TYPE_CHECKING:
     from weft.programs.run.calls.pending_calls import PendingCalls
@@ -89,7 +89,9 @@ class OperationCall:
 
     __slots__ = ("_call", "_calls", "_ended", "on_cancel", "on_end", "operation")
 
-    def __init__(self, calls: PendingCalls, call: int, operation: Operation, ended: Callable[[], tuple[bytes, ...]]):
+    def __init__(
+        self, calls: PendingCalls, call: int, operation: EngineOperation, ended: Callable[[], tuple[bytes, ...]]
+    ):
         self._calls, self._call, self._ended = calls, call, ended
         self.operation = operation
         self.on_cancel: Callable[[], None] | None = None

@@ -16,7 +16,7 @@ from weft.abi.errors import LimitExceeded, WeftError
 from weft.core.ids import pack_tokens
 from weft.core.wire import Finished, Token
 from weft.programs.builtin.choice import ChoiceText
-from weft.programs.operations import Generation
+from weft.programs.operations import TokenStream
 from weft.programs.quota.limits import REFUSED
 from weft.programs.run.calls.view import RunView
 from weft.programs.types import CompletionArgs
@@ -37,7 +37,7 @@ class GenerationCall:
         self,
         view: RunView,
         call: int,
-        generation: Generation,
+        generation: TokenStream,
         spec: GenerateSpec,
         known: OpenSequence,
         owner: SequenceCalls,

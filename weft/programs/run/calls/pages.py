@@ -1,7 +1,8 @@
 """The traits Allocate, Forward, InputText and OutputText: pages and embeddings that the program names and fills itself.
 
 Owns the run's space on the engine (opened at first use, and again after the engine came back) and the count of its
-pages. What the numbers of pages, embeddings and queues mean is the space's. `weft.programs.run.context` calls it.
+pages. What the numbers of pages, embeddings and queues mean is the space's. An operation becomes the command that the
+table of operations names (`Op.command`), by the method that it names. `weft.programs.run.context` calls it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import msgspec
 
 from weft.abi.errors import EngineDead, InvalidRequest, OutOfPages, UnknownHandle, Unsupported, WeftError
 from weft.core.sampling import SamplingParams
-from weft.core.wire import Finished
+from weft.core.wire import AnsweredCommand, Finished, QueueCommand
 from weft.programs.operations import Report
 from weft.programs.run.calls.call_kinds import OperationCall
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
-from weft.programs.space import Space
+from weft.programs.space import SpaceHandle
 
 MAX_NUMBER = 1 << 32
 MAX_INDEX = 1 << 31
@@ -35,6 +36,51 @@ _COUNT = struct.Struct("<I")
 
 Pack = Callable[[Finished], tuple[bytes, ...]]
 """What a result carries of how an operation ended."""
+
+
+class CommandForm:
+    """How the numbers and blobs of an operation become the fields of its command, and its end the operation's result.
+
+    Made from the command's own definition, once for each operation.
+    """
+
+    def __init__(self, command: type[QueueCommand]):
+        self.command = command
+        self.answers = issubclass(command, AnsweredCommand)
+        fields = msgspec.structs.fields(command)[len(QueueCommand.__struct_fields__) :]
+        self._readers: list[tuple[int, Callable[[Any], Any]]] = []
+        for at, field in enumerate(fields):
+            if field.type is str:
+                self._readers.append((at, _name))
+            elif field.name == "priority":
+                self._readers.append((at, _priority))
+
+    @property
+    def answered(self) -> type[AnsweredCommand]:
+        """The command, of an operation that answers."""
+        if not issubclass(self.command, AnsweredCommand):
+            raise TypeError(f"{self.command.__name__} does not answer")
+        return self.command
+
+    def fields(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Numbers and blobs as fields. Raises `InvalidRequest` for a name that cannot be."""
+        if not self._readers:
+            return values
+        read = list(values)
+        for at, reader in self._readers:
+            read[at] = reader(read[at])
+        return tuple(read)
+
+    def pack(self, finished: Finished) -> tuple[bytes, ...]:
+        """What the result of the operation carries."""
+        return _PACKED[self.answered.answer](finished)
+
+    def give_back(self, space: SpaceHandle, queue: int, numbers: Iterable[int]) -> None:
+        """Free what the command has taken: nobody is told where that fails, because it had taken nothing."""
+        returned_by = self.answered.returned_by
+        if returned_by is None:
+            raise TypeError(f"{self.command.__name__} takes nothing")
+        space.post(returned_by, queue, _packed(numbers), call=UNHEARD)
 
 
 class _SampleArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,34 +96,23 @@ class PageCalls:
         self._calls = view.calls
         self._budget = view.budget
         self._reserve_pages = reserve_pages
-        self._space: Space | None = None
+        self._space: SpaceHandle | None = None
         self._pages: dict[int, int] = {}
         """Numbers of the pages that are allocated, or are about to be, with the call that asked for them."""
         self.forward_tokens = 0
         """Put through forwards so far."""
 
-    # ---- queues
+    # ---- operations
 
-    def open_queue(self, call: int, queue: int, priority: int) -> None:
-        """A queue of commands. Negative priorities count as 0."""
-        self._opened().open_queue(queue, max(0, priority), call=call)
-
-    def close_queue(self, call: int, queue: int) -> None:
-        """Once what is on it has run."""
-        self._opened().close_queue(queue, call=call)
-
-    def set_priority(self, call: int, queue: int, priority: int) -> None:
-        """Run it later, or as early as its caller may."""
-        self._opened().set_queue_priority(queue, max(0, priority), call=call)
-
-    def sync(self, call: int, queue: int) -> None:
-        """When all before it is done."""
+    def put(self, call: int, queue: int, *values: Any, form: CommandForm) -> None:
+        """Put a command on a queue as it is. Raises `InvalidRequest` for a name that cannot be."""
+        if not form.answers:
+            self._opened().post(form.command, queue, *form.fields(values), call=call)
+            return
         self._calls.check_free(call)
-        self._listen(call, self._opened().sync(queue))
+        self._listen(call, self._opened().ask(form.answered, queue, *form.fields(values)), form.pack)
 
-    # ---- Allocate
-
-    def alloc_pages(self, call: int, queue: int, first: int, count: int) -> None:
+    def take_pages(self, call: int, queue: int, first: int, count: int, *, form: CommandForm) -> None:
         """Take pages; they count from now on, until they are freed or it turns out that there are none."""
         self._calls.check_free(call)
         numbers = self._new_numbers(first, count)
@@ -96,55 +131,42 @@ class PageCalls:
             given_up = True
             self._calls.cancelled(call)
             self._forget(numbers)
-            space.free_pages(queue, _packed(numbers), call=UNHEARD)
+            form.give_back(space, queue, numbers)
 
         try:
-            self._listen(call, space.alloc_pages(queue, first, count), over=over).on_cancel = cancel
+            self._listen(call, space.ask(form.answered, queue, first, count), over=over).on_cancel = cancel
         except WeftError:
             self._forget(numbers)
             raise
 
-    def free_pages(self, call: int, queue: int, pages: bytes) -> None:
+    def give_pages(self, call: int, queue: int, pages: bytes, *, form: CommandForm) -> None:
         """Free pages. Raises `UnknownHandle` for one that is not allocated, having freed none."""
         numbers = _unpacked(pages)
         missing = next((number for number in numbers if number not in self._pages), None)
         if missing is not None or len(set(numbers)) != len(numbers):
             what = "a page is named twice" if missing is None else f"this program has no page {missing}"
             raise UnknownHandle(f"{what}; nothing was freed")
-        self._opened().free_pages(queue, pages, call=call)
+        self._opened().post(form.command, queue, pages, call=call)
         self._forget(numbers)
 
-    def alloc_embeds(self, call: int, queue: int, first: int, count: int) -> None:
+    def take_embeds(self, call: int, queue: int, first: int, count: int, *, form: CommandForm) -> None:
         """Allocate embeddings, numbered `first` and on. Raises `OutOfPages` for more than the engine has."""
         self._calls.check_free(call)
         self._check_range(first, count, "embeddings", self._view.model.info.num_embeds)
         space = self._opened()
-        pending = self._listen(call, space.alloc_embeds(queue, first, count))
+        pending = self._listen(call, space.ask(form.answered, queue, first, count))
 
         def cancel() -> None:
             self._calls.cancelled(call)
-            space.free_embeds(queue, _packed(range(first, first + count)), call=UNHEARD)
+            form.give_back(space, queue, range(first, first + count))
 
         pending.on_cancel = cancel
 
-    def free_embeds(self, call: int, queue: int, embeds: bytes) -> None:
-        """Free embeddings of the run's space."""
-        self._opened().free_embeds(queue, embeds, call=call)
-
-    def copy_tokens(self, call: int, queue: int, source: int, at: int, dest: int, dest_at: int, count: int) -> None:
-        """Copy KV from page to page."""
-        self._opened().copy_tokens(queue, (source, at), (dest, dest_at), count, call=call)
-
-    def export(self, call: int, queue: int, pages: bytes, name: bytes) -> None:
-        """Keep pages for other programs of the tenant."""
-        self._calls.check_free(call)
-        self._listen(call, self._opened().export_pages(queue, pages, _name(name)))
-
-    def import_(self, call: int, queue: int, first: int, name: bytes) -> None:
-        """Pages that were exported; how many there are is known at the end."""
+    def take_named_pages(self, call: int, queue: int, first: int, name: bytes, *, form: CommandForm) -> None:
+        """Take the pages that are kept under a name; how many there are is known at the end, and counted then."""
         self._calls.check_free(call)
         space = self._opened()
-        report = space.import_pages(queue, first, _name(name))
+        report = space.ask(form.answered, queue, *form.fields((first, name)))
         given_up = False
 
         def ended(finished: Finished) -> tuple[bytes, ...]:
@@ -152,14 +174,14 @@ class PageCalls:
             try:
                 self._budget.take_explicit_pages(len(numbers), *self._share())
             except WeftError:
-                space.free_pages(queue, _packed(numbers), call=UNHEARD)
+                form.give_back(space, queue, numbers)
                 raise
             self._pages.update(dict.fromkeys(numbers, call))
-            return (_COUNT.pack(len(numbers)),)
+            return form.pack(finished)
 
         def over(well: bool) -> None:
             if well and given_up and report.finished is not None:
-                space.free_pages(queue, _packed(range(first, first + report.finished.count)), call=UNHEARD)
+                form.give_back(space, queue, range(first, first + report.finished.count))
 
         def cancel() -> None:
             nonlocal given_up
@@ -168,51 +190,22 @@ class PageCalls:
 
         self._listen(call, report, ended, over).on_cancel = cancel
 
-    def release_export(self, call: int, queue: int, name: bytes) -> None:
-        """Give the pages up that are exported under a name."""
-        self._calls.check_free(call)
-        self._listen(call, self._opened().release_export(queue, _name(name)))
-
-    # ---- Forward, InputText, OutputText
-
-    def mask(self, call: int, queue: int, page: int, bits: int) -> None:
-        """Hide tokens of a page."""
-        self._opened().mask_page(queue, page, bits, call=call)
-
-    def embed_text(self, call: int, queue: int, tokens: bytes, positions: bytes, embeds: bytes) -> None:
-        """Write the input embeddings of tokens at positions."""
-        self._opened().embed_text(queue, tokens, positions, embeds, call=call)
-
-    def forward(
-        self, call: int, queue: int, read: bytes, inputs: bytes, write: bytes, outputs: bytes, mask: bytes
-    ) -> None:
-        """Put input embeddings through the model. Raises `LimitExceeded` for `tokens`."""
+    def compute(self, call: int, queue: int, read: bytes, inputs: bytes, *rest: bytes, form: CommandForm) -> None:
+        """Put inputs through the model. Raises `LimitExceeded` for `tokens`."""
         self._spend(check_tokens(inputs))
-        (self._space or self._opened()).forward(queue, read, inputs, write, outputs, mask, call=call)
+        (self._space or self._opened()).post(form.command, queue, read, inputs, *rest, call=call)
 
-    def forward_sample(
-        self,
-        call: int,
-        queue: int,
-        read: bytes,
-        tokens: bytes,
-        positions: bytes,
-        write: bytes,
-        mask: bytes,
-        about: bytes,
+    def compute_sampled(
+        self, call: int, queue: int, read: bytes, tokens: bytes, *rest: bytes, form: CommandForm
     ) -> None:
-        """Tokens through the model, and the one sampled after them."""
+        """Put tokens through the model, and sample as the last blob says. Raises `LimitExceeded` for `tokens`."""
         self._calls.check_free(call)
+        *values, about = rest
         check_size(about, MAX_SPEC_BYTES, "sampling")
-        sampling, index = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _sampling(about)
+        sampling = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _sampling(about)
         self._spend(check_tokens(tokens) + 1)
-        report = self._opened().forward_sample(queue, read, tokens, positions, write, mask, sampling, index)
-        self._listen(call, report, lambda finished: (finished.tokens,))
-
-    def next_dist(self, call: int, queue: int, k: int, embeds: bytes, targets: bytes) -> None:
-        """What is likely after hidden states."""
-        self._calls.check_free(call)
-        self._listen(call, self._opened().next_dist(queue, k, embeds, targets), _packed_dists)
+        report = self._opened().ask(form.answered, queue, read, tokens, *values, *sampling)
+        self._listen(call, report, form.pack)
 
     def close(self) -> None:
         """Release the space and everything in it, exports excepted."""
@@ -223,7 +216,7 @@ class PageCalls:
 
     # ---- inside
 
-    def _opened(self) -> Space:
+    def _opened(self) -> SpaceHandle:
         if self._space is None:
             runtime = self._view.model.runtime
             if not runtime.engine.info.explicit_pages:
@@ -238,14 +231,14 @@ class PageCalls:
             self._space.on_failure = self._failed
         return self._space
 
-    def lost(self, error: WeftError, space: Space | None = None) -> None:
+    def lost(self, error: WeftError, space: SpaceHandle | None = None) -> None:
         """A call of this trait failed; where it failed because the engine is gone, the space is too."""
         space = space or self._space
         if isinstance(error, EngineDead) and space is not None:
             # Not now: the engine is telling everybody who waits, one by one.
             self._calls.loop.call_soon(self._drop, space)
 
-    def _drop(self, space: Space) -> None:
+    def _drop(self, space: SpaceHandle) -> None:
         """A new one is opened when the program asks for something, which fails until the engine is back."""
         if self._space is space:
             self.close()
@@ -325,11 +318,25 @@ def _unpacked(pages: bytes) -> array[int]:
     return numbers
 
 
+def _priority(priority: int) -> int:
+    """No queue runs earlier than its program's caller."""
+    return max(0, priority)
+
+
 def _packed_dists(finished: Finished) -> tuple[bytes, ...]:
     if finished.dists is None:
         raise RuntimeError("the engine sent no distributions")
     dists = finished.dists
     return dists.packed_ids, dists.packed_logprobs, dists.packed_targets
+
+
+_PACKED: dict[str, Pack] = {
+    "": lambda finished: (),
+    "count": lambda finished: (_COUNT.pack(finished.count),),
+    "tokens": lambda finished: (finished.tokens,),
+    "dists": _packed_dists,
+}
+"""By the field of `Finished` that holds the answer of a command."""
 
 
 def _sampling(about: bytes) -> tuple[SamplingParams, int]:

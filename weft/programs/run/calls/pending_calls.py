@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from weft.abi.errors import Cancelled, InvalidRequest, LimitExceeded, Overloaded, WeftError
 from weft.abi.frames import EventKind, pack_event
-from weft.programs.operations import Operation
+from weft.programs.operations import EngineOperation
 from weft.programs.run.calls.call_kinds import OperationCall, TaskCall
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class PendingCalls:
         """A call that held so many bytes is over, though it may have been given up long before."""
         self._held -= held
 
-    def listen(self, call: int, operation: Operation, ended: Callable[[], tuple[bytes, ...]]) -> OperationCall:
+    def listen(self, call: int, operation: EngineOperation, ended: Callable[[], tuple[bytes, ...]]) -> OperationCall:
         """Have an operation of the engine answer the call; `ended` makes its result once it ended well."""
         pending = OperationCall(self, call, operation, ended)
         self.begin(call, pending)

@@ -23,7 +23,7 @@ from weft.programs.run.calls.generation import GenerationCall
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
-from weft.programs.runtime import Sequence
+from weft.programs.sequence import SequenceHandle
 from weft.programs.wire_sizes import check_sizes
 
 MAX_RANGES_BYTES = 8 << 10
@@ -59,7 +59,7 @@ class OpenSequence:
 
     __slots__ = ("cached_tokens", "quota", "sequence")
 
-    def __init__(self, sequence: Sequence, quota: PageQuota):
+    def __init__(self, sequence: SequenceHandle, quota: PageQuota):
         self.sequence = sequence
         self.quota = quota
         self.cached_tokens = 0

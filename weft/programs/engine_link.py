@@ -1,0 +1,160 @@
+"""`EngineLink`: the way of commands to one engine, and of its events to the operations that wait for them.
+
+Owns the numbers of sequences, spaces and operations, the queue of commands of the current event-loop turn (one `send` a
+turn), and one dictionary lookup for each event. It does not know what a sequence or a space is: both are a `Handle`.
+`weft.programs.runtime` is built on it. Used from one event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from weft.abi.errors import EngineDead, InvalidRequest, WeftError, from_kind
+from weft.core.wire import Cancelled, Command, Envelope, Event, Failed, Finished, Token, Usage
+from weft.engine.client import EngineClient
+from weft.programs.operations import EngineOperation
+
+logger = logging.getLogger(__name__)
+
+OnEvent = Callable[[Event], None]
+
+
+class Handle(Protocol):
+    """A resource on the engine, whose operations end in events."""
+
+    @property
+    def id(self) -> int:
+        """The number of the resource; its operations carry it."""
+
+    def fail(self, operation: EngineOperation, error: WeftError, usage: Usage) -> None:
+        """An operation has failed: end it with this error, or with what the error means here."""
+
+    def ended(self, operation: EngineOperation) -> None:
+        """Forget an operation that has ended, and the silent ones that were to run before it."""
+
+    def lose(self, error: WeftError, *, engine_died: bool = False) -> None:
+        """The resource is gone: fail everything that waits for it."""
+
+
+class EngineLink:
+    """The only subscriber of an `EngineClient`. `on_event` receives events of no operation (trace spans)."""
+
+    def __init__(self, engine: EngineClient, on_event: OnEvent | None = None):
+        self.engine = engine
+        self._on_event = on_event
+        # Sequences, spaces and operations share one counter: a number in a log is unambiguous.
+        self._numbers = itertools.count(1)
+        self._operations: dict[int, EngineOperation] = {}
+        self._handles: dict[int, Handle] = {}
+        self._queue: list[Command] = []
+        engine.subscribe(self._on_envelope)
+
+    @property
+    def num_operations(self) -> int:
+        """Operations that have not ended."""
+        return len(self._operations)
+
+    # ---- for handles
+
+    def number(self) -> int:
+        """A number for a handle or an operation; never the same again."""
+        return next(self._numbers)
+
+    def post(self, command: Command) -> None:
+        """Queue a command. All commands of one turn of the event loop leave as one message."""
+        if not self._queue:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._queue.append(command)
+
+    def flush(self) -> None:
+        """Send what is queued now, instead of at the end of this turn."""
+        if not self._queue:
+            return
+        commands, self._queue = self._queue, []
+        try:
+            self.engine.send(commands)
+        except EngineDead as error:
+            self._lose_all(error)
+        except Exception:
+            # One of them cannot be encoded: it fails alone, since the others may be of other programs.
+            for command in commands:
+                self._send_alone(command)
+
+    def add_handle(self, handle: Handle) -> None:
+        """Register a sequence or a space."""
+        self._handles[handle.id] = handle
+
+    def remove_handle(self, handle: Handle) -> None:
+        """Forget a sequence or a space that was given up. Its later events are dropped."""
+        self._handles.pop(handle.id, None)
+
+    def add_operation(self, operation: EngineOperation) -> None:
+        """Route events of this number to the operation."""
+        self._operations[operation.op] = operation
+
+    def remove_operation(self, op: int) -> None:
+        """Stop routing events to an operation."""
+        self._operations.pop(op, None)
+
+    # ---- inside
+
+    def _send_alone(self, command: Command) -> None:
+        try:
+            self.engine.send([command])
+        except EngineDead as error:
+            self._lose_all(error)
+        except Exception as error:
+            logger.exception("a command cannot be sent: %s", type(command).__name__)
+            op = getattr(command, "op", 0)
+            refused = InvalidRequest(f"the command cannot be encoded for the engine: {error}")
+            self._on_envelope(Envelope(0, [Failed(op=op, kind=refused.kind, message=refused.message)]))
+
+    def _on_envelope(self, envelope: Envelope) -> None:
+        """Hand each event to its operation; wake each waiting task once, after the last of them."""
+        operations = self._operations
+        touched: list[EngineOperation] = []
+        for event in envelope.events:
+            # By far the most frequent, hence first and with nothing in its way.
+            if type(event) is Token:
+                operation = operations.get(event.op)
+                if operation is not None and operation.put(event):
+                    touched.append(operation)
+            elif isinstance(event, Finished | Failed | Cancelled):
+                operation = operations.pop(event.op, None)
+                if operation is not None:
+                    self._end(operation, event)
+                    touched.append(operation)
+                elif isinstance(event, Failed) and event.op > 0:
+                    # A late event of an operation that was given up: its program no longer waits for it.
+                    logger.debug("operation %d failed after its end: %s: %s", event.op, event.kind, event.message)
+            elif self._on_event is not None:
+                self._on_event(event)
+        for operation in touched:
+            operation.wake()
+
+    def _end(self, operation: EngineOperation, event: Finished | Failed | Cancelled) -> None:
+        handle = self._handles.get(operation.handle)
+        if isinstance(event, Failed):
+            error = from_kind(event.kind, event.message, param=event.param, retry_after_s=event.retry_after_s)
+            if handle is None:
+                operation.fail(error, event.usage)
+            else:
+                handle.fail(operation, error, event.usage)
+            # Handles without an operation under way are gone too, and no event says so.
+            if event.kind == EngineDead.kind:
+                self._lose_all(error)
+        elif isinstance(event, Finished):
+            operation.finish(event)
+        else:
+            operation.cancel(event.usage)
+        if handle is not None:
+            handle.ended(operation)
+
+    def _lose_all(self, error: WeftError) -> None:
+        """The engine has died, and everything that it held with it."""
+        for handle in list(self._handles.values()):
+            handle.lose(error, engine_died=True)
