@@ -6,8 +6,7 @@ import pytest
 
 from weft.abi import errors
 from weft.abi.errors import WeftError, from_kind
-from weft.programs.host.wire import ErrorTold
-from weft.programs.run.runs import RunFailure
+from weft.core.wire import ErrorRecord
 from weft.sdk.calls import error_of
 from weft.server.errors import problem_of
 
@@ -23,7 +22,7 @@ def test_an_error_is_rebuilt_as_it_was(cls: type[WeftError]) -> None:
     error = cls("pages ran out", "pages", retry_after_s=2.0, traceback="line 1")
     for again in (
         from_kind(error.kind, error.message, param="pages", retry_after_s=2.0, traceback="line 1"),
-        ErrorTold.of(error).error(),
+        ErrorRecord.of(error).error(),
     ):
         assert type(again) is cls
         assert (again.message, again.param, again.retry_after_s, again.traceback) == (
@@ -34,8 +33,6 @@ def test_an_error_is_rebuilt_as_it_was(cls: type[WeftError]) -> None:
         )
     in_program = error_of([error.kind.encode(), error.message.encode(), b"pages"])
     assert (type(in_program), in_program.message, in_program.param) == (cls, "pages ran out", "pages")
-    recorded = RunFailure.of(error).error()
-    assert (type(recorded), recorded.param, recorded.traceback) == (cls, "pages", "line 1")
 
 
 def test_kinds_are_unique() -> None:

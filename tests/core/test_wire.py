@@ -80,8 +80,8 @@ EVENTS: list[wire.Event] = [
     wire.Finished(op=1, stop="x", cut_bytes=1, prompt_logprobs=[None, _SCORES], hidden=[0.5]),
     wire.Finished(op=1, reason="length", stop=17, usage=wire.Usage(1, 2, 3, 4, 0.5, 0.25, 1.0)),
     wire.Finished(op=1, tokens=b"\x01\0\0\0", dists=wire.Dists(b"\x02\0\0\0", bytes(4), bytes(8)), count=3),
-    wire.Failed(op=2, kind="overloaded", message="m", param="p"),
-    wire.Failed(op=2, kind="overloaded", message="m", retry_after_s=2.5),
+    wire.Failed(op=2, error=wire.ErrorRecord("overloaded", "m", "p")),
+    wire.Failed(op=2, error=wire.ErrorRecord("overloaded", "m", retry_after_s=2.5)),
     wire.Cancelled(op=3),
     wire.Welcome(info=_INFO),
     wire.Loading(1, 2),
@@ -93,7 +93,8 @@ EVENTS: list[wire.Event] = [
 
 def test_commands_travel() -> None:
     assert wire.decode_commands(wire.encode_commands(COMMANDS)) == COMMANDS
-    assert {type(command) for command in COMMANDS} == set(wire.concrete(wire.Command)), "a command is not tried"
+    every = set(wire.concrete(wire.Command, wire.COMMAND_MODULES))
+    assert {type(command) for command in COMMANDS} == every, "a command is not tried"
 
 
 def test_events_travel() -> None:

@@ -48,7 +48,7 @@ def test_it_is_served_and_survives_the_engine() -> None:
         other.detach(EngineDead("gone"))
         failed = await listener.until(ending(20))
         assert isinstance(failed, wire.Failed)
-        assert failed.kind == "engine_dead"
+        assert failed.error.kind == "engine_dead"
         assert not other.ready
         await restarted(engine)
         assert engine.address is not None

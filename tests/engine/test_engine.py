@@ -168,13 +168,13 @@ def test_bad_commands_fail_alone() -> None:
     driver.send(wire.Open(seq=54))
     driver.send(wire.Truncate(seq=54, num_tokens=9))
     by_op = {failure.op: failure for failure in failures(driver)}
-    assert by_op[1000].kind == "unknown_handle"
-    assert "no tokens" in by_op[1001].message
-    assert "5000" in by_op[1002].message
-    assert by_op[1003].message == by_op[1002].message
-    assert by_op[1004].kind == "invalid_request"
-    assert by_op[1005].kind == by_op[1006].kind == "context_too_long"
-    assert by_op[1008].param == "temperature"
+    assert by_op[1000].error.kind == "unknown_handle"
+    assert "no tokens" in by_op[1001].error.message
+    assert "5000" in by_op[1002].error.message
+    assert by_op[1003].error.message == by_op[1002].error.message
+    assert by_op[1004].error.kind == "invalid_request"
+    assert by_op[1005].error.kind == by_op[1006].error.kind == "context_too_long"
+    assert by_op[1008].error.param == "temperature"
     driver.run()
     assert isinstance(driver.operations[good].ending, wire.Finished)
     driver.send(*[wire.Release(seq=seq) for seq in (50, 51, 52, 53, 54)])
@@ -187,8 +187,8 @@ def test_a_full_queue_refuses_with_a_reason() -> None:
     driver.send(wire.Open(seq=70), wire.Append(seq=70, op=1_000_000, tokens=pack_tokens([1, 2])))
     driver.send(wire.Generate(seq=70, op=1_000_001))
     [failure] = failures(driver)
-    assert failure.kind == "overloaded"
-    assert failure.retry_after_s == 1.0
+    assert failure.error.kind == "overloaded"
+    assert failure.error.retry_after_s == 1.0
     driver.run()
     assert all(isinstance(driver.operations[op].ending, wire.Finished) for op in ops)
     driver.send(wire.Release(seq=70))
@@ -252,7 +252,7 @@ def test_a_command_that_nobody_foresaw_fails_alone() -> None:
     driver.generate(other, 5)
     driver.send(wire.Append(seq=number, op=10**9, tokens=7))  # type: ignore[arg-type]
     [failed] = failures(driver)
-    assert (failed.op, failed.kind) == (10**9, "internal")
-    assert "could not carry this out" in failed.message
+    assert (failed.op, failed.error.kind) == (10**9, "internal")
+    assert "could not carry this out" in failed.error.message
     driver.run()
     assert all(operation.ending is not None for operation in driver.operations.values())

@@ -91,7 +91,7 @@ class Client:
     def kind(self, op: int) -> str:
         event = self.end(op)
         assert isinstance(event, wire.Failed), event
-        return event.kind
+        return event.error.kind
 
     def waits(self, op: int) -> bool:
         self.driver.run()
@@ -279,7 +279,7 @@ def test_who_reads_what_was_not_written_hears_why(client: Client) -> None:
     client.say(wire.Forward, 1, read=u32(9), inputs=u32(1), outputs=u32(2))
     told = client.end(client.say(wire.NextDist, 1, k=1, embeds=u32(2)))
     assert isinstance(told, wire.Failed)
-    assert (told.kind, "no page 9" in told.message) == ("unknown_handle", True)
+    assert (told.error.kind, "no page 9" in told.error.message) == ("unknown_handle", True)
 
 
 def test_scores_and_distributions_go_to_who_asked(client: Client) -> None:

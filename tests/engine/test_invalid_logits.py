@@ -21,9 +21,9 @@ def test_a_sampler_without_numbers_fails_its_request_alone(caplog: pytest.LogCap
     driver.worker.invalid_slots = {slot}
     driver.run()
     [failed] = [event for event in driver.others if isinstance(event, wire.Failed)]
-    assert (failed.op, failed.kind) == (ops[1], "invalid_logits")
-    assert isinstance(from_kind(failed.kind, failed.message), InvalidLogits)
-    assert "NaN" in failed.message
+    assert (failed.op, failed.error.kind) == (ops[1], "invalid_logits")
+    assert isinstance(from_kind(failed.error.kind, failed.error.message), InvalidLogits)
+    assert "NaN" in failed.error.message
     assert failed.usage.num_output_tokens >= len(broken.tokens) > 0
     assert all(isinstance(operation.ending, wire.Finished) for operation in driver.operations.values())
     assert "NaN or infinite" in caplog.text
@@ -48,7 +48,7 @@ def test_a_report_without_numbers_fails(outputs: wire.PromptOutputs) -> None:
     driver.run()
     ends = [event for event in driver.others if isinstance(event, wire.Finished | wire.Failed)]
     assert [(type(end), end.op) for end in ends] == [(wire.Failed, 501)]
-    assert ends[0].kind == "invalid_logits"
+    assert ends[0].error.kind == "invalid_logits"
     assert isinstance(driver.operations[other].ending, wire.Finished)
     driver.send(wire.Release(seq=500))
     driver.finish()

@@ -72,7 +72,7 @@ def test_what_the_step_reads_and_writes_already_stays_as_it_is(writes: bool) -> 
     driver.send(wire.Sync(**common, op=late))
     [lost] = answers(driver, late)
     assert isinstance(lost, wire.Failed)
-    assert (lost.kind, "the youngest" in lost.message) == ("out_of_pages", True)
+    assert (lost.error.kind, "the youngest" in lost.error.message) == ("out_of_pages", True)
     driver.send(wire.CloseSpace(space=1))
     driver.finish()
 

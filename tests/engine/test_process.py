@@ -96,7 +96,7 @@ def test_serves_and_closes_cleanly(engine: ProcessEngine) -> None:
         assert (await engine.stats()).num_sequences == 0
         await engine.drain()
         engine.send(request(2, 2, 5))
-        refused = await listener.until(lambda e: isinstance(e, wire.Failed) and e.kind == "draining")
+        refused = await listener.until(lambda e: isinstance(e, wire.Failed) and e.error.kind == "draining")
         assert refused
         process = engine.child.process
         await engine.close()
@@ -117,8 +117,8 @@ def test_a_dead_engine_fails_its_requests_and_comes_back(engine: ProcessEngine, 
         os.kill(first.pid, how)
         failed = await listener.until(ending(1))
         assert isinstance(failed, wire.Failed)
-        assert failed.kind == "engine_dead"
-        assert "SIGKILL" in failed.message if how is signal.SIGKILL else "did not answer" in failed.message
+        assert failed.error.kind == "engine_dead"
+        assert "SIGKILL" in failed.error.message if how is signal.SIGKILL else "did not answer" in failed.error.message
         assert not engine.ready
         with pytest.raises(EngineDead, match="restarted"):
             engine.send(request(2, 2, 1))
@@ -178,7 +178,7 @@ def test_several_clients_have_handles_of_their_own_and_lose_them_with_their_leas
             connection.send([wire.Generate(seq=1, op=9)])
             foreign = await theirs.until(ending(9))
             assert isinstance(foreign, wire.Failed)
-            assert foreign.kind == "unknown_handle"
+            assert foreign.error.kind == "unknown_handle"
             connection.send(request(1, 1, 3))
             assert isinstance(await theirs.until(ending(1)), wire.Finished)
             assert (await engine.stats()).num_sequences == 2

@@ -132,7 +132,7 @@ class Clients:
                     continue
                 loop.waiting = None
                 if isinstance(event, wire.Failed):
-                    assert event.kind in ("out_of_pages", "unknown_handle", "invalid_request"), event
+                    assert event.error.kind in ("out_of_pages", "unknown_handle", "invalid_request"), event
                     loop.tokens = []
                     loop.pages = []
                 elif event.dists is not None:

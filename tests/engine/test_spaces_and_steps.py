@@ -86,7 +86,7 @@ def test_a_request_that_cannot_go_on_otherwise_takes_the_youngest_program_s_page
     kept, lost = answers(driver, old, young)
     assert isinstance(kept, wire.Finished)
     assert isinstance(lost, wire.Failed)
-    assert lost.kind == "out_of_pages"
+    assert lost.error.kind == "out_of_pages"
     assert all(operation.ending is not None for operation in driver.operations.values())
     driver.send(wire.CloseSpace(space=1), wire.CloseSpace(space=2))
     driver.finish()

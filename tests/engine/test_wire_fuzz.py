@@ -67,7 +67,7 @@ class Fuzz:
 
     def receive(self, client: int, envelope: wire.Envelope) -> None:
         for event in envelope.events:
-            assert not isinstance(event, wire.Failed) or event.kind != "internal", event.message
+            assert not isinstance(event, wire.Failed) or event.error.kind != "internal", event
             if isinstance(event, wire.Finished | wire.Failed | wire.Cancelled) and event.op in self.open_ops:
                 self.ended[event.op] += 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from weft.abi.errors import EngineDead, WeftError, from_kind
+from weft.abi.errors import EngineDead, WeftError
 from weft.core.wire import Command, EngineInfo, Envelope, Failed, Hello, Welcome
 from weft.engine.connection import Connection
 from weft.engine.request_tracker import TrackingClient
@@ -86,7 +86,7 @@ class AttachedEngine(TrackingClient):
                 self._ready.set()
                 self._pinging = asyncio.create_task(self._ping(), name="weft-lease")
             elif isinstance(event, Failed) and event.op == 0:
-                self._refused = from_kind(event.kind, event.message)
+                self._refused = event.error.error()
                 self._ready.set()
 
     async def _ping(self) -> None:

@@ -245,7 +245,7 @@ class Engine:
         except Exception as error:  # a bug of ours fails one command of one client, and the engine goes on
             _log.exception("%s of client %d could not be carried out", type(command).__name__, client)
             message = f"the engine could not carry this out: {type(error).__name__}: {error}"
-            self._messages.append((client, Failed(op=getattr(command, "op", 0), kind=WeftError.kind, message=message)))
+            self._messages.append((client, Failed.of(getattr(command, "op", 0), WeftError(message))))
 
     def _note(self, events: Events) -> None:
         """Keep events for the next message to their clients."""

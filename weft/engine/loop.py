@@ -82,7 +82,7 @@ class EngineLoop:
     def _welcome(self, hello: Hello) -> Event:
         if hello.version != VERSION:
             message = f"the client speaks version {hello.version}, this engine {VERSION}: run the same release of both"
-            return Failed(op=0, kind=WeftError.kind, message=message)
+            return Failed.of(0, WeftError(message))
         return Welcome(info=self._engine.info)
 
     def _reply(self, client: int, event: Event) -> None:

@@ -175,7 +175,7 @@ def main(address: str) -> int:
             _log.exception("the engine could not start")
             known = EngineDead(f"the engine could not start: {error}")
         startup.early += mailbox.receive(0.1)
-        startup.tell(Failed(op=0, kind=known.kind, message=known.message))
+        startup.tell(Failed.of(0, known))
         mailbox.close()
         return EXIT_LOAD_FAILED
     try:

@@ -116,7 +116,7 @@ class RequestTracker:
     def fail(self, error: WeftError) -> None:
         """The engine is gone: every open operation, ping and drain fails with the error."""
         self._dead = error
-        failed = [Failed(op=op, kind=error.kind, message=error.message) for op in sorted(self._open)]
+        failed = [Failed.of(op, error) for op in sorted(self._open)]
         self._open.clear()
         waiting: list[asyncio.Future[Any]] = [*self._pings, *self._drains]
         for future in waiting:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from weft.abi.errors import EngineDead, WeftError, from_kind
+from weft.abi.errors import EngineDead, WeftError
 from weft.children.supervisor import ChildSettings, ChildSupervisor
 from weft.config import EngineConfig
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Failed, Hello, Loading, Welcome
@@ -144,7 +144,7 @@ class ProcessEngine(TrackingClient):
             elif isinstance(event, Welcome):
                 self._begin(event.info)
             elif isinstance(event, Failed):
-                self._refusal = from_kind(event.kind, event.message)
+                self._refusal = event.error.error()
 
     def _begin(self, info: EngineInfo) -> None:
         self.child.is_ready = True

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from weft.abi.errors import EngineDead, InvalidRequest, WeftError, from_kind
+from weft.abi.errors import EngineDead, InvalidRequest, WeftError
 from weft.core.wire import Cancelled, Command, Envelope, Event, Failed, Finished, Token, Usage
 from weft.engine.client import EngineClient
 from weft.programs.operations import EngineOperation
@@ -111,7 +111,7 @@ class EngineLink:
             logger.exception("a command cannot be sent: %s", type(command).__name__)
             op = getattr(command, "op", 0)
             refused = InvalidRequest(f"the command cannot be encoded for the engine: {error}")
-            self._on_envelope(Envelope(0, [Failed(op=op, kind=refused.kind, message=refused.message)]))
+            self._on_envelope(Envelope(0, [Failed.of(op, refused)]))
 
     def _on_envelope(self, envelope: Envelope) -> None:
         """Hand each event to its operation; wake each waiting task once, after the last of them."""
@@ -130,7 +130,7 @@ class EngineLink:
                     touched.append(operation)
                 elif isinstance(event, Failed) and event.op > 0:
                     # A late event of an operation that was given up: its program no longer waits for it.
-                    logger.debug("operation %d failed after its end: %s: %s", event.op, event.kind, event.message)
+                    logger.debug("operation %d failed after its end: %s", event.op, event.error)
             elif self._on_event is not None:
                 self._on_event(event)
         for operation in touched:
@@ -139,13 +139,13 @@ class EngineLink:
     def _end(self, operation: EngineOperation, event: Finished | Failed | Cancelled) -> None:
         handle = self._handles.get(operation.handle)
         if isinstance(event, Failed):
-            error = from_kind(event.kind, event.message, param=event.param, retry_after_s=event.retry_after_s)
+            error = event.error.error()
             if handle is None:
                 operation.fail(error, event.usage)
             else:
                 handle.fail(operation, error, event.usage)
             # Handles without an operation under way are gone too, and no event says so.
-            if event.kind == EngineDead.kind:
+            if event.error.kind == EngineDead.kind:
                 self._lose_all(error)
         elif isinstance(event, Finished):
             operation.finish(event)

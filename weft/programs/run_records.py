@@ -32,8 +32,9 @@ from typing import Protocol
 import msgspec
 
 from weft.abi.errors import HostDead
+from weft.core.wire import ErrorRecord
 from weft.programs.database import open_database, writing
-from weft.programs.run.runs import RunFailure, RunRecord
+from weft.programs.run.runs import RunRecord
 
 MAX_UNWRITTEN = 20_000
 """Changes that wait for a disk that takes none; the oldest go first."""
@@ -230,7 +231,7 @@ class RunRecords:
             record = self._decoded(data) if owner in gone else None
             if record is not None:
                 lost = msgspec.structs.replace(
-                    record, status="failed", error=RunFailure.of(LOST), finished_s=time.time()
+                    record, status="failed", error=ErrorRecord.of(LOST), finished_s=time.time()
                 )
                 self._put_one(database, lost)
         for path in self._path.parent.glob(f"{self._path.name}.*.lock"):

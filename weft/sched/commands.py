@@ -16,6 +16,7 @@ from weft.core.wire import (
     Append,
     Cancel,
     Command,
+    ErrorRecord,
     Failed,
     Fork,
     Generate,
@@ -56,10 +57,7 @@ class CommandHandler:
             self._apply(client, command, now)
         except WeftError as error:
             op = getattr(command, "op", 0)
-            event = Failed(
-                op=op, kind=error.kind, message=error.message, param=error.param, retry_after_s=error.retry_after_s
-            )
-            self._state.log.send(client, event)
+            self._state.log.send(client, Failed.of(op, error))
             self._state.log.counters.count_end("failed")
 
     def drop_client(self, client: int, now: float) -> None:
@@ -196,8 +194,7 @@ class CommandHandler:
         """The sequence, unless an earlier failure has made it useless: then `op` fails likewise."""
         sequence = self._get(client, handle)
         if sequence.failure is not None:
-            kind, message = sequence.failure
-            emit_end(self._state, sequence, Failed(op=op, kind=kind, message=message))
+            emit_end(self._state, sequence, Failed(op=op, error=ErrorRecord(*sequence.failure)))
             return None
         return sequence
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from weft.abi.errors import ContextTooLong, InvalidRequest
-from weft.core.wire import Cancelled, Failed, Finished, OpEvent, TokenLogprobs, Usage
+from weft.core.wire import Cancelled, ErrorRecord, Failed, Finished, OpEvent, TokenLogprobs, Usage
 from weft.sched.masks import Mask, add_mask, unpack_ranges
 from weft.sched.sequence import AppendOp, ForkInto, GenerateOp, Op, Sequence, SequenceState, SetMask
 from weft.sched.state import SchedulerState
@@ -160,7 +160,7 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
 def fail_sequence(state: SchedulerState, sequence: Sequence, op: int, kind: str, message: str) -> None:
     """`op` could not be carried out: it fails, and so does everything put on the sequence from now on."""
     sequence.failure = (kind, message)
-    emit_end(state, sequence, Failed(op=op, kind=kind, message=message))
+    emit_end(state, sequence, Failed(op=op, error=ErrorRecord(kind, message)))
     end_all(state, sequence, _failed(kind, message))
 
 
@@ -259,7 +259,7 @@ def usage_of(sequence: Sequence, op: Op, now: float) -> Usage:
 
 
 def _failed(kind: str, message: str) -> Callable[[int], OpEvent]:
-    return lambda op: Failed(op=op, kind=kind, message=message)
+    return lambda op: Failed(op=op, error=ErrorRecord(kind, message))
 
 
 def _number(op: Op) -> int:

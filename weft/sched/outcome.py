@@ -118,7 +118,7 @@ def _take_watched(
         # The token was drawn although the grammar left none, so it is not told.
         error = InvalidRequest(op.guide.error, "grammar")
         usage = usage_of(sequence, op, now)
-        failed = Failed(op=op.op, kind=error.kind, message=error.message, param=error.param, usage=usage)
+        failed = Failed.of(op.op, error, usage)
         end_operation(state, sequence, failed, now)
         return
     past_minimum = op.num_output >= op.stop.min_tokens
@@ -154,7 +154,7 @@ def _fail(state: SchedulerState, sequence: Sequence, op: AppendOp | GenerateOp, 
     if sequence.head is not op:
         return
     error = InvalidLogits(INVALID_NUMBERS)
-    failed = Failed(op=op.op, kind=error.kind, message=error.message, usage=usage_of(sequence, op, now))
+    failed = Failed.of(op.op, error, usage_of(sequence, op, now))
     end_operation(state, sequence, failed, now)
 
 

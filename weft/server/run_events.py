@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from weft.abi.errors import WeftError
-from weft.programs.run.runs import Run, RunFailure, RunRecord
+from weft.core.wire import ErrorRecord
+from weft.programs.run.runs import Run, RunRecord
 from weft.server.errors import ClientGone
 from weft.server.schemas.programs import RunCard, RunError, RunEvent
 from weft.server.sse import DONE, Stream
@@ -42,7 +43,7 @@ def card_of(record: RunRecord, result: bytes | None = None, *, forgotten: bool =
 
 def error_event(error: WeftError) -> RunEvent:
     """Something that was sent could not be taken."""
-    return RunEvent(type="error", error=_told(RunFailure.of(error)))
+    return RunEvent(type="error", error=_told(ErrorRecord.of(error)))
 
 
 def message_event(message: bytes) -> RunEvent:
@@ -90,5 +91,5 @@ def _line(event: RunEvent) -> bytes:
     return b"data: " + encode_event(event) + b"\n\n"
 
 
-def _told(error: RunFailure) -> RunError:
+def _told(error: ErrorRecord) -> RunError:
     return RunError(kind=error.kind, message=error.message, param=error.param, traceback=error.traceback)

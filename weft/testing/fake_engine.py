@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from weft.abi.errors import EngineDead
+from weft.abi.errors import ContextTooLong, EngineDead, UnknownHandle
 from weft.core.ids import TOKEN_BYTES, pack_tokens, unpack_tokens
 from weft.core.wire import (
     Append,
@@ -25,6 +25,7 @@ from weft.core.wire import (
     EngineInfo,
     EngineStats,
     Envelope,
+    ErrorRecord,
     Event,
     Failed,
     Finished,
@@ -122,7 +123,7 @@ class FakeEngine:
         self._open: set[int] = set()
         """Operations whose end has not been published."""
         self._scripts: deque[deque[int]] = deque()
-        self._failures: deque[tuple[str, str, str | None, float | None]] = deque()
+        self._failures: deque[ErrorRecord] = deque()
         self._ready = asyncio.Event()
         self._ready.set()
         self._emptied = asyncio.Event()
@@ -140,14 +141,14 @@ class FakeEngine:
         self, kind: str, message: str = "made to fail", param: str | None = None, retry_after_s: float | None = None
     ) -> None:
         """Make the next operation that starts fail with an error of this kind."""
-        self._failures.append((kind, message, param, retry_after_s))
+        self._failures.append(ErrorRecord(kind, message, param, retry_after_s=retry_after_s))
 
     def die(self, message: str = "the engine process crashed; it is being restarted") -> None:
         """Crash: open operations fail with `engine_dead`, sequences are gone, `send` raises until `restart`."""
         self._ready.clear()
         self.sequences.clear()
         self._emptied.set()
-        self._publish([Failed(op=op, kind=EngineDead.kind, message=message) for op in sorted(self._open)], step_id=0)
+        self._publish([Failed.of(op, EngineDead(message)) for op in sorted(self._open)], step_id=0)
 
     def restart(self) -> None:
         """Restart the engine without any sequences."""
@@ -249,7 +250,7 @@ class FakeEngine:
             self._claim(-command.op)
             if seq is None:
                 message = f"sequence {command.seq} is not open"
-                events.append(Failed(op=command.op, kind="unknown_handle", message=message))
+                events.append(Failed.of(command.op, UnknownHandle(message)))
                 return
         if seq is None:
             return
@@ -336,7 +337,7 @@ class FakeEngine:
             return True
         if first + len(tokens) > self._info.max_context:
             message = f"{first + len(tokens)} tokens exceed the context of {self._info.max_context}"
-            events.append(Failed(op=op.op, kind="context_too_long", message=message))
+            events.append(Failed.of(op.op, ContextTooLong(message)))
             self._count("failed")
             return True
         seq.tokens += tokens
@@ -420,8 +421,7 @@ class FakeEngine:
     def _fail(self, op: int, events: list[Event]) -> bool:
         if not self._failures:
             return False
-        kind, message, param, retry_after_s = self._failures.popleft()
-        events.append(Failed(op=op, kind=kind, message=message, param=param, retry_after_s=retry_after_s))
+        events.append(Failed(op=op, error=self._failures.popleft()))
         self._count("failed")
         return True
 

@@ -12,10 +12,11 @@ import wasmtime
 from tests.programs.help import settle
 from tests.programs.host.help import TENANT, Bench, spec, with_host
 from weft.abi.errors import InvalidRequest
+from weft.core.wire.errors import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, shortened
 from weft.programs.host import wire
 from weft.programs.quota.limits import MAX_NETWORK, MAX_NETWORK_CHARS, Limits
 from weft.programs.registry import Quota, checked_code
-from weft.programs.run.runs import MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, Run, RunChange, RunRecord, RunSpec, shortened
+from weft.programs.run.runs import Run, RunChange, RunRecord, RunSpec
 
 ENDINGS = {
     "a lone surrogate": "raise ValueError('\\ud800')",
@@ -61,8 +62,8 @@ def source_of(body: str) -> str:
 
 def checked(record: RunRecord, result: bytes | None) -> None:
     """It can be sent to the front, written down, and read again."""
-    sent = wire.decode_from_host(wire.encode(wire.Ended(record, result)))
-    assert isinstance(sent, wire.Ended)
+    sent = wire.decode_from_host(wire.encode(wire.RunOver(record, result)))
+    assert isinstance(sent, wire.RunOver)
     assert msgspec.json.decode(msgspec.json.encode(record), type=RunRecord) == sent.record
     assert len(msgspec.json.encode(record)) < 128 << 10
 
@@ -166,7 +167,7 @@ def test_texts_of_errors_are_kept_in_part_and_say_so(trusted: bool) -> None:
         assert error.message.startswith("ValueError: begin")
         assert error.message.endswith("end")
         assert "characters are left out" in error.message
-        assert len(error.message) < MAX_ERROR_CHARS + 100
+        assert len(error.message) < MAX_MESSAGE_CHARS + 100
         assert len(error.traceback) < MAX_TRACEBACK_CHARS + 100
 
     with_host(test)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from weft.core.wire.base import *
 from weft.core.wire.codec import *
 from weft.core.wire.control import *
+from weft.core.wire.errors import *
 from weft.core.wire.events import *
 from weft.core.wire.info import *
 from weft.core.wire.sequences import *

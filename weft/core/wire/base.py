@@ -6,9 +6,14 @@ default, so that what does not know it can still be read; any other change of a 
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Collection, Iterator
+from typing import Any, TypeVar
+
 import msgspec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -17,3 +22,20 @@ class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class EventBase(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """What a client hears back."""
+
+
+M = TypeVar("M")
+
+
+def concrete(base: type[M], modules: Collection[str]) -> Iterator[type[M]]:
+    """The messages of some modules, by name, that are derived from a base: classes that nothing is derived from."""
+    for cls in base.__subclasses__():
+        if cls.__subclasses__():
+            yield from concrete(cls, modules)
+        elif cls.__module__ in modules:
+            yield cls
+
+
+def any_of(base: type[object], modules: Collection[str]) -> Any:
+    """The type of those messages for a decoder, which takes no others."""
+    return functools.reduce(operator.or_, concrete(base, modules))

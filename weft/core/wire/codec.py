@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterator
-from typing import Any
-
 import msgspec
 
 from weft.core.wire import control, sequences, spaces
-from weft.core.wire.base import CommandBase
+from weft.core.wire.base import CommandBase, any_of
 from weft.core.wire.events import Event
 
 Command = CommandBase
-COMMAND_MODULES = (control, sequences, spaces)
-"""Where commands are defined: each class there below `CommandBase` that nothing is derived from is one."""
+COMMAND_MODULES = frozenset(module.__name__ for module in (control, sequences, spaces))
+"""Where commands are defined."""
 
 
 def answered_op(command: Command) -> int | None:
@@ -23,16 +18,6 @@ def answered_op(command: Command) -> int | None:
     if isinstance(command, sequences.Append):
         return command.op if command.outputs is not None else None
     return command.op if isinstance(command, sequences.Generate | spaces.AnsweredCommand) else None
-
-
-def concrete(base: type[CommandBase]) -> Iterator[type[CommandBase]]:
-    """The commands of `COMMAND_MODULES` that are derived from a base."""
-    modules = {module.__name__ for module in COMMAND_MODULES}
-    for cls in base.__subclasses__():
-        if cls.__subclasses__():
-            yield from concrete(cls)
-        elif cls.__module__ in modules:
-            yield cls
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -43,8 +28,9 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_every_command: Any = functools.reduce(operator.or_, concrete(CommandBase))
-_commands: msgspec.msgpack.Decoder[list[Command]] = msgspec.msgpack.Decoder(list[_every_command])
+_commands: msgspec.msgpack.Decoder[list[Command]] = msgspec.msgpack.Decoder(
+    list[any_of(CommandBase, COMMAND_MODULES)]  # type: ignore[misc]
+)
 _envelope = msgspec.msgpack.Decoder(Envelope)
 
 

@@ -7,7 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from weft.abi.errors import WeftError
 from weft.core.wire.base import PROTOCOL_VERSION, EventBase
+from weft.core.wire.errors import ErrorRecord
 from weft.core.wire.info import EngineInfo, EngineStats
 
 FinishReason = Literal["stop", "length"]
@@ -98,15 +100,16 @@ class Finished(EventBase, frozen=True, kw_only=True):
 
 
 class Failed(EventBase, frozen=True, kw_only=True):
-    """An operation ended badly, or a command could not be carried out. `kind` is one of `weft.abi.errors`."""
+    """An operation ended with an error, or a command could not be carried out (`op` 0 where it has no number)."""
 
     op: int
-    kind: str
-    message: str
-    param: str | None = None
+    error: ErrorRecord
     usage: Usage = Usage()
-    retry_after_s: float | None = None
-    """When it may be tried again, where the engine knows."""
+
+    @classmethod
+    def of(cls, op: int, error: WeftError, usage: Usage | None = None) -> Failed:
+        """The event of an error."""
+        return cls(op=op, error=ErrorRecord.of(error), usage=usage or Usage())
 
 
 class Cancelled(EventBase, frozen=True, kw_only=True):

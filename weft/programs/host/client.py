@@ -17,6 +17,7 @@ import msgspec
 
 from weft.abi.errors import Draining, HostDead, LimitExceeded, WeftError
 from weft.children.supervisor import ChildSettings, ChildSupervisor
+from weft.core.wire import ErrorRecord
 from weft.programs.history import History
 from weft.programs.host import wire
 from weft.programs.host.pipe import Pipe
@@ -70,7 +71,7 @@ class HostClient:
         self._unusable: WeftError | None = None
         self._runs: dict[str, Run] = {}
         self._calls = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[wire.Answer]] = {}
+        self._asked: dict[int, asyncio.Future[wire.CallAnswered]] = {}
         self._finding: set[asyncio.Task[None]] = set()
         self._closing = False
 
@@ -114,17 +115,8 @@ class HostClient:
         run.control = _Remote(self, run)
         self._runs[run.id] = run
         self.history.add(run)
-        launch = wire.Launch(
-            next(self._calls),
-            run.id,
-            spec,
-            caller.tenant,
-            caller.namespace,
-            caller.request_id,
-            caller.priority,
-        )
         try:
-            await self._ask(launch)
+            await self._ask(wire.LaunchRun(next(self._calls), run.id, spec, caller))
         except BaseException as error:
             known = error if isinstance(error, WeftError) else HostDead("its launch was given up")
             if not isinstance(error, WeftError):
@@ -151,13 +143,13 @@ class HostClient:
 
     async def confirm(self, run: Run) -> RunUsage | None:
         """Ask the host whether all that was delivered has arrived. Returns the usage of the run. Raises `HostDead`."""
-        answer = await self._ask(wire.Confirm(next(self._calls), run.id))
+        answer = await self._ask(wire.QueryRun(next(self._calls), run.id))
         return answer.usage
 
-    async def _ask(self, question: wire.Launch | wire.Confirm) -> wire.Answer:
+    async def _ask(self, question: wire.LaunchRun | wire.QueryRun) -> wire.CallAnswered:
         if self._pipe is None:
             raise HostDead("the program host is down; it is being restarted, try again shortly")
-        waiting: asyncio.Future[wire.Answer] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[wire.CallAnswered] = asyncio.get_running_loop().create_future()
         self._asked[question.call] = waiting
         self.tell(question)
         try:
@@ -185,7 +177,7 @@ class HostClient:
 
     def ping(self) -> None:
         """Have the host's loop turn."""
-        self.tell(wire.Ping())
+        self.tell(wire.PingHost())
 
     def lost(self, reason: str) -> bool:
         """Fail all runs. A host that said why it cannot start is started again by the next `open` only."""
@@ -199,9 +191,9 @@ class HostClient:
     def _attach(self, index: int) -> None:
         address = self._engines[index].address
         if address is None:
-            self.tell(wire.Detach(index, "the engine is down; it is being restarted, try again in a moment"))
+            self.tell(wire.DetachEngine(index, "the engine is down; it is being restarted, try again in a moment"))
         else:
-            self.tell(wire.Attach(index, address))
+            self.tell(wire.AttachEngine(index, address))
 
     def _lose_all(self, error: HostDead) -> None:
         for waiting in self._asked.values():
@@ -221,30 +213,30 @@ class HostClient:
             _log.error("the program host sent a message that cannot be read: %s", error)
             return
         match message:
-            case wire.Ready():
+            case wire.HostReady():
                 self.child.is_ready = True
                 self._ready.set()
-            case wire.Unusable(why):
+            case wire.HostFailed(why):
                 self._unusable = why.error()
-            case wire.Answer(call):
+            case wire.CallAnswered(call):
                 waiting = self._asked.get(call)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
-            case wire.Find(call, tenant, reference):
+            case wire.FindProgram(call, tenant, reference):
                 task = asyncio.create_task(self._find(call, tenant, reference))
                 self._finding.add(task)
                 task.add_done_callback(self._finding.discard)
-            case wire.Began(record):
+            case wire.RunCreated(record):
                 self._began(record)
-            case wire.Running(run_id):
+            case wire.RunStarted(run_id):
                 if (run := self._runs.get(run_id)) is not None:
                     run.start()
-            case wire.Said(run_id, body):
+            case wire.MessageSent(run_id, body):
                 self._said(run_id, body)
-            case wire.Logged(run_id, line):
+            case wire.LineLogged(run_id, line):
                 if (run := self._runs.get(run_id)) is not None:
                     run.log(line)
-            case wire.Ended(record, result):
+            case wire.RunOver(record, result):
                 if (run := self._runs.get(record.id)) is not None:
                     self._end(run, lambda: run.adopt(record, result))
 
@@ -271,9 +263,9 @@ class HostClient:
 
     async def _find(self, call: int, tenant: str, reference: str) -> None:
         try:
-            self.tell(wire.Found(call, await self._resolve(tenant, reference)))
+            self.tell(wire.ProgramFound(call, await self._resolve(tenant, reference)))
         except WeftError as error:
-            self.tell(wire.Found(call, None, wire.ErrorTold.of(error)))
+            self.tell(wire.ProgramFound(call, None, ErrorRecord.of(error)))
 
 
 class _Remote:
@@ -287,10 +279,10 @@ class _Remote:
     def deliver(self, message: bytes) -> None:
         if len(message) > self._run.spec.limits.message_bytes:
             raise LimitExceeded(f"A message of {len(message)} bytes exceeds the run's message_bytes.", "message_bytes")
-        self._client.tell(wire.Deliver(self._run.id, message))
+        self._client.tell(wire.DeliverMessage(self._run.id, message))
 
     def cancel(self, error: WeftError) -> None:
-        self._client.tell(wire.CancelRun(self._run.id, wire.ErrorTold.of(error)))
+        self._client.tell(wire.CancelRun(self._run.id, ErrorRecord.of(error)))
 
     def usage(self) -> RunUsage:
         return self._usage
@@ -302,5 +294,5 @@ class _Remote:
         """The front has taken a message."""
         self._taken += num_bytes
         if self._taken >= wire.READ_EVERY_BYTES:
-            self._client.tell(wire.Read(self._run.id, self._taken))
+            self._client.tell(wire.MessagesTaken(self._run.id, self._taken))
             self._taken = 0

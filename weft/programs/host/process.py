@@ -22,6 +22,7 @@ from weft.abi.errors import EngineDead, HostDead, InvalidRequest, RunCancelled, 
 from weft.children.entry import call_when_stdin_closes
 from weft.config import ProgramsConfig
 from weft.core.clock import Clock
+from weft.core.wire import ErrorRecord
 from weft.engine.attached import AttachedEngine
 from weft.programs.host import wire
 from weft.programs.host.guest_factory import GuestFactory
@@ -35,7 +36,6 @@ from weft.programs.run.runs import Run, RunChange
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.sandbox import SandboxConfig
 from weft.programs.store import MemoryStore, SqliteStore, Store
-from weft.programs.types import Caller
 from weft.tokenizers.load import load_tokenizer
 
 EXIT_UNUSABLE = 3
@@ -110,7 +110,7 @@ class HostServer:
         """Take runs from now on."""
         self._host = host
         host.on_run = self._watch
-        self.tell(wire.Ready())
+        self.tell(wire.HostReady())
 
     def close(self) -> None:
         """Send what is queued, then close."""
@@ -120,7 +120,7 @@ class HostServer:
         """Ask the front for a program. Raises `UnknownProgram`."""
         call = next(self._calls)
         self._finding[call] = asyncio.get_running_loop().create_future()
-        self.tell(wire.Find(call, tenant, reference))
+        self.tell(wire.FindProgram(call, tenant, reference))
         try:
             return await self._finding[call]
         finally:
@@ -136,41 +136,35 @@ class HostServer:
             return
         self.heard.set()
         match message:
-            case wire.Ping():
-                self.tell(wire.Pong(len(self._runs)))
-            case wire.Attach(model, address):
+            case wire.PingHost():
+                self.tell(wire.HostAlive(len(self._runs)))
+            case wire.AttachEngine(model, address):
                 self._engines[model].attach(address)
-            case wire.Detach(model, text):
+            case wire.DetachEngine(model, text):
                 self._engines[model].detach(EngineDead(text))
-            case wire.Launch():
+            case wire.LaunchRun():
                 task = asyncio.create_task(self._launch(message), name=message.run)
                 self._launching.add(task)
                 task.add_done_callback(self._launching.discard)
-            case wire.Found(call, found, refusal):
+            case wire.ProgramFound(call, found, refusal):
                 self._found(call, found, refusal)
-            case wire.Deliver(run_id, body):
+            case wire.DeliverMessage(run_id, body):
                 self._deliver(run_id, body)
-            case wire.Confirm(call, run_id):
+            case wire.QueryRun(call, run_id):
                 self._confirm(call, run_id)
             case wire.CancelRun(run_id, why):
                 self._cancel(run_id, why.error())
-            case wire.Read(run_id, num_bytes):
+            case wire.MessagesTaken(run_id, num_bytes):
                 if run_id in self._unread:
                     self._unread[run_id] -= num_bytes
 
-    async def _launch(self, message: wire.Launch) -> None:
+    async def _launch(self, message: wire.LaunchRun) -> None:
         # An engine that was named a moment ago has yet to answer; a program should not hear that it is down.
         with contextlib.suppress(TimeoutError, WeftError):
             async with asyncio.timeout(ENGINE_PATIENCE_S):
                 for engine in self._engines:
                     if engine.attached:
                         await engine.wait_ready()
-        caller = Caller(
-            request_id=message.request_id,
-            tenant=message.tenant,
-            namespace=message.namespace,
-            priority=message.priority,
-        )
         error: WeftError | None = None
         try:
             if self._host is None:
@@ -178,12 +172,12 @@ class HostServer:
             if message.run in self._given_up:
                 self._given_up.discard(message.run)
                 raise RunCancelled("the run was cancelled before it was launched")
-            self._host.launch(message.spec, caller, id=message.run)
+            self._host.launch(message.spec, message.caller, id=message.run)
         except WeftError as refused:
             error = refused
         except ValueError as wrong:
             error = InvalidRequest(str(wrong))
-        self.tell(wire.Answer(message.call, wire.ErrorTold.of(error) if error is not None else None))
+        self.tell(wire.CallAnswered(message.call, ErrorRecord.of(error) if error is not None else None))
 
     def _cancel(self, run_id: str, error: WeftError) -> None:
         run = self._runs.get(run_id)
@@ -205,9 +199,9 @@ class HostServer:
         refused = self._refused.pop(run_id, None)
         run = self._runs.get(run_id)
         usage = run.record().usage if run is not None else None
-        self.tell(wire.Answer(call, wire.ErrorTold.of(refused) if refused is not None else None, usage))
+        self.tell(wire.CallAnswered(call, ErrorRecord.of(refused) if refused is not None else None, usage))
 
-    def _found(self, call: int, found: Code | None, error: wire.ErrorTold | None) -> None:
+    def _found(self, call: int, found: Code | None, error: ErrorRecord | None) -> None:
         waiting = self._finding.get(call)
         if waiting is None or waiting.done():
             return
@@ -224,21 +218,21 @@ class HostServer:
         run.watcher = self._on_change
         run.has_room = lambda: self._unread.get(run.id, 0) < wire.WINDOW_BYTES
         if run.record().parent is not None:
-            self.tell(wire.Began(run.record()))
+            self.tell(wire.RunCreated(run.record()))
 
     def _on_change(self, run: Run, change: RunChange) -> None:
         if change.message is not None:
             self._unread[run.id] += len(change.message)
-            self.tell(wire.Said(run.id, change.message))
+            self.tell(wire.MessageSent(run.id, change.message))
         elif change.line is not None:
-            self.tell(wire.Logged(run.id, change.line))
+            self.tell(wire.LineLogged(run.id, change.line))
         elif change.status == "running":
-            self.tell(wire.Running(run.id))
+            self.tell(wire.RunStarted(run.id))
         elif run.ended:
             self._runs.pop(run.id, None)
             self._unread.pop(run.id, None)
             self._refused.pop(run.id, None)
-            self.tell(wire.Ended(run.record(), run.result))
+            self.tell(wire.RunOver(run.record(), run.result))
 
 
 def calm_collector() -> None:
@@ -273,7 +267,7 @@ async def serve(args: wire.HostArgs, address: str, stopping: asyncio.Event) -> i
         parts = host_parts(models, args.config, store, guests_for(args.config))
     except (WeftError, OSError) as error:
         known = error if isinstance(error, WeftError) else WeftError(str(error))
-        server.tell(wire.Unusable(wire.ErrorTold.of(known)))
+        server.tell(wire.HostFailed(ErrorRecord.of(known)))
         server.close()
         return EXIT_UNUSABLE
     parts = dataclasses.replace(parts, resolve=server.resolve)

@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from weft.abi.errors import RunCancelled, RunEnded, WeftError, from_kind
+from weft.abi.errors import RunCancelled, RunEnded, WeftError
+from weft.core.wire import ErrorRecord
 from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, ProgramKind
 from weft.programs.run.listeners import Listener
@@ -41,8 +42,6 @@ KEPT_LOG_BYTES = 256 << 10
 """Of each run's log; the oldest lines go first."""
 LINE_COST_BYTES = 64
 """What a line of a log costs beside its text, so that empty ones are bounded too."""
-MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, MAX_PARAM_CHARS = 4096, 16384, 256
-"""Of a failure, as it is kept and sent."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -86,38 +85,6 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     messages_received: int = 0
 
 
-def shortened(text: str, most: int) -> str:
-    """Text that a program may have written, as it is kept and sent: valid Unicode of about `most` characters."""
-    if len(text) > most:
-        text = f"{text[: most // 2]} … ({len(text) - most} characters are left out) … {text[-(most // 2) :]}"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run did not finish."""
-
-    kind: str
-    message: str
-    param: str | None = None
-    """The limit that it broke, or the argument that is to blame."""
-    traceback: str = ""
-    """Of the program's own lines."""
-
-    @classmethod
-    def of(cls, error: WeftError) -> RunFailure:
-        """An error as it is kept: whatever a program has put into it, it can be sent, and is of bounded size."""
-        return cls(
-            kind=error.kind,
-            message=shortened(error.message, MAX_ERROR_CHARS),
-            param=None if error.param is None else shortened(error.param, MAX_PARAM_CHARS),
-            traceback=shortened(error.traceback, MAX_TRACEBACK_CHARS),
-        )
-
-    def error(self) -> WeftError:
-        """Rebuild the error from its record."""
-        return from_kind(self.kind, self.message, param=self.param, traceback=self.traceback)
-
-
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of a run. Holds neither arguments nor messages."""
 
@@ -130,7 +97,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     model: str
     status: Status
-    error: RunFailure | None = None
+    error: ErrorRecord | None = None
     created_s: float
     """Seconds since 1970, as the others."""
     started_s: float | None = None
@@ -348,7 +315,7 @@ class Run:
     def fail(self, error: WeftError) -> None:
         """It ended with an error; was cancelled, if it is `RunCancelled`. Does nothing where it is over."""
         if not self.ended:
-            self._end("cancelled" if isinstance(error, RunCancelled) else "failed", RunFailure.of(error))
+            self._end("cancelled" if isinstance(error, RunCancelled) else "failed", ErrorRecord.of(error))
 
     def adopt(self, record: RunRecord, result: bytes | None) -> None:
         """Take over the record of a run that ended elsewhere."""
@@ -377,7 +344,7 @@ class Run:
         self._record = msgspec.structs.replace(self._record, status=status, **changes)
         self._notify_watcher(RunChange(status=status))
 
-    def _end(self, status: Status, error: RunFailure | None, told: RunRecord | None = None) -> None:
+    def _end(self, status: Status, error: ErrorRecord | None, told: RunRecord | None = None) -> None:
         usage = told.usage if told is not None else self._usage()
         started_s = told.started_s if told is not None else self._record.started_s
         # The usage first, then the end: a watcher that hears of the end reads a record that is complete.

@@ -343,7 +343,7 @@ class Spaces:
         for number in known_handles(outputs_of(command)):
             if number in space.embeds:
                 space.embeds[number].failure = error
-        self._end(space.client, Failed(op=command.op, kind=error.kind, message=error.message, param=error.param))
+        self._end(space.client, Failed.of(command.op, error))
 
     def _end(self, client: int, event: Finished | Failed | Cancelled) -> None:
         self._log.send(client, event)
@@ -368,8 +368,7 @@ def _block(queue: Queue, now: float) -> None:
 
 
 def _failed(op: int) -> Failed:
-    error = InvalidLogits(INVALID_NUMBERS)
-    return Failed(op=op, kind=error.kind, message=error.message)
+    return Failed.of(op, InvalidLogits(INVALID_NUMBERS))
 
 
 def _dists(result: StepResult, first: int, count: int, k: int, first_score: int, num_targets: int) -> Dists | None:

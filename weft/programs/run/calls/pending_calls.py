@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from weft.abi.errors import Cancelled, InvalidRequest, LimitExceeded, Overloaded, WeftError
 from weft.abi.frames import EventKind, pack_event
+from weft.core.wire import ErrorRecord
 from weft.programs.operations import EngineOperation
 from weft.programs.run.calls.call_kinds import OperationCall, TaskCall
 
@@ -112,10 +113,8 @@ class PendingCalls:
     def refuse(self, call: int, error: WeftError) -> None:
         """A command could not be carried out, or one that does not answer failed. Should a call of the same number be
         under way, then that one goes on: each command ends for itself."""
-        param = error.param or ""
-        # A text of somebody else's may be no Unicode; the event is sent all the same.
-        texts = (error.kind, error.message, param)
-        self._put(EventKind.ERROR, call, *(text.encode(errors="replace") for text in texts))
+        record = ErrorRecord.of(error)
+        self._put(EventKind.ERROR, call, record.kind.encode(), record.message.encode(), (record.param or "").encode())
 
     def cancelled(self, call: int) -> None:
         """The program gave it up."""
