@@ -26,7 +26,7 @@ from weft.programs.builtin import beam
 from weft.programs.quota.limits import Limits
 from weft.programs.run import runs
 from weft.server import limits, metrics_http, protocol
-from weft.server.apidoc import filled
+from weft.server.apidoc import filled, tables
 from weft.server.openapi import OPERATIONS
 
 Parse = Callable[[str], Iterable[Metric]]
@@ -40,8 +40,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8
 
 def test_the_tables_are_those_of_the_code() -> None:
     assert filled(PAGE) == PAGE, "run: python -m weft.server.apidoc docs/api.md"
-    with pytest.raises(ValueError, match="fields: begin"):
+    with pytest.raises(ValueError, match="needs one `<!-- table: NAME -->`"):
         filled("no markers")
+    with pytest.raises(ValueError, match="advisory"):
+        filled(PAGE.replace("table: advisory", "table: other"))
 
 
 def test_a_field_is_one_thing() -> None:
@@ -61,7 +63,7 @@ def test_every_operation_and_code_is_told() -> None:
 
 def test_limits_of_runs_are_those_of_the_code() -> None:
     rows = re.findall(
-        r"^\| `(\w+)` \| (\S+|not set) \| .+ \|$", PAGE.split("**Limits** of a run")[1].split("\n## ")[0], re.M
+        r"^\| `(\w+)` \| (\S+|not set) \| .+ \|$", PAGE.split("### Limits of a run")[1].split("\n### ")[0], re.M
     )
     defaults = {name: getattr(Limits(), name) for name in Limits.__struct_fields__}
     told = {name: "not set" if value is None else f"`{json.dumps(value)}`" for name, value in defaults.items()}
@@ -114,20 +116,20 @@ def test_the_metrics_are_those_of_the_code(accept: str, content_type: str, parse
         suffixes = ("_bucket", "_count", "_sum") if family.type == "histogram" else ("",)
         assert {sample.name for sample in family.samples} <= {name + suffix for suffix in suffixes}
     assert any(sample.name == "weft:request_success_total" for family in families for sample in family.samples)
-    assert f"within\n{metrics_http.SCRAPE_TIMEOUT_S:g} seconds" in PAGE
+    assert f"within {metrics_http.SCRAPE_TIMEOUT_S:g} seconds" in " ".join(PAGE.split())
 
 
 def test_limits_are_those_of_the_code() -> None:
     defaults = ServerConfig()
     rows = [
-        ("body", f"`max_body_bytes`, {defaults.max_body_bytes // 2**20} MiB; counted as it comes, also when chunked"),
+        ("body", f"`max_body_bytes`, {defaults.max_body_bytes // 2**20} MiB; counted while it arrives"),
         (
             "bodies of all requests at once",
-            f"`max_bodies_bytes`, {defaults.max_bodies_bytes // 2**20} MiB; of one tenant, half where keys name "
+            f"`max_bodies_bytes`, {defaults.max_bodies_bytes // 2**20} MiB; half of it per tenant if keys name "
             "several; then 429",
         ),
         ("request line and headers", f"{protocol.MAX_HEAD_BYTES // 1024} KiB; {protocol.HEAD_TIMEOUT_S:g} seconds"),
-        ("requests at once", f"`max_concurrent_requests`, {defaults.max_concurrent_requests}; then 429"),
+        ("concurrent requests", f"`max_concurrent_requests`, {defaults.max_concurrent_requests}; then 429"),
         ("`n`; prompts times `n`", str(MAX_CHOICES)),
         ("beams of a search; prompts times beams", f"{beam.MAX_WIDTH}; {MAX_CHOICES}"),
         ("inputs of one embedding request", str(MAX_INPUTS)),
@@ -145,7 +147,7 @@ def test_limits_are_those_of_the_code() -> None:
 
 
 def test_every_field_has_a_meaning() -> None:
-    rows = [line for line in PAGE.split("\n## Fields\n")[1].splitlines() if line.startswith("| `")]
+    rows = [line for table in tables().values() for line in table.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]

@@ -45,27 +45,43 @@ def _table(*parameters: Parameter) -> dict[str, Parameter]:
 
 
 SAMPLING = _table(
-    Parameter("temperature", 1.0, "0 to 10; 0 takes the most probable token.", 0, 10, neutral=(0.0, 1.0)),
-    Parameter("top_p", 1.0, "Above 0, up to 1.", 0, 1, low_open=True),
-    Parameter("top_k", 0, "Sample among the k most probable tokens; 0 or -1: all.", -1, MAX_TOKENS, neutral=(0, -1)),
-    Parameter("min_p", 0.0, "Least probability relative to the most probable token, 0 to 1.", 0, 1),
-    Parameter("presence_penalty", 0.0, "-2 to 2.", -2, 2),
-    Parameter("frequency_penalty", 0.0, "-2 to 2.", -2, 2),
-    Parameter("repetition_penalty", 1.0, "Above 0, up to 10; 1: none. Counts prompt and output.", 0, 10, low_open=True),
-    Parameter("seed", None, "64 bits. Fixes the request's random numbers; absent: drawn.", -(2**63), 2**63 - 1),
-    Parameter("logit_bias", {}, "Token id to bias, -100 to 100.", -100, 100),
+    Parameter("temperature", 1.0, "Sampling temperature, 0 to 10; 0 is greedy decoding.", 0, 10, neutral=(0.0, 1.0)),
+    Parameter(
+        "top_p",
+        1.0,
+        "Nucleus sampling: keep the most probable tokens with this total probability; above 0, at most 1.",
+        0,
+        1,
+        low_open=True,
+    ),
+    Parameter("top_k", 0, "Keep the k most probable tokens; 0 or -1: all.", -1, MAX_TOKENS, neutral=(0, -1)),
+    Parameter("min_p", 0.0, "Drop tokens less probable than this share of the most probable one, 0 to 1.", 0, 1),
+    Parameter("presence_penalty", 0.0, "Subtracted from the logit of each token in the output, -2 to 2.", -2, 2),
+    Parameter("frequency_penalty", 0.0, "The same, times the token's count in the output, -2 to 2.", -2, 2),
+    Parameter(
+        "repetition_penalty",
+        1.0,
+        "Penalty on tokens of prompt and output, above 0, at most 10; 1: none.",
+        0,
+        10,
+        low_open=True,
+    ),
+    Parameter("seed", None, "Seed of the request's random numbers, 64 bits; absent: random.", -(2**63), 2**63 - 1),
+    Parameter("logit_bias", {}, "Token id to an addend of its logit, -100 to 100.", -100, 100),
     Parameter("allowed_token_ids", None, "Only these tokens may be sampled."),
-    Parameter("bad_words", [], "Strings whose token sequences are never completed."),
+    Parameter("bad_words", [], "Strings that are never generated, by their token sequences."),
     Parameter("logprobs", None, "Log-probabilities of the chosen and the k most probable tokens.", 0, MAX_LOGPROBS),
 )
 """How the next token is drawn from the logits. Ranges of `logit_bias` are those of its values."""
 
 STOP = _table(
-    Parameter("max_tokens", None, "Most tokens of the output; absent: as many as the context leaves.", 1, MAX_TOKENS),
-    Parameter("min_tokens", 0, "No end before so many tokens.", 0, MAX_TOKENS),
-    Parameter("stop", [], "Strings that end the text; not part of it."),
+    Parameter(
+        "max_tokens", None, "Maximum number of output tokens; absent: as many as the context leaves.", 1, MAX_TOKENS
+    ),
+    Parameter("min_tokens", 0, "Minimum number of tokens before generation may stop.", 0, MAX_TOKENS),
+    Parameter("stop", [], "Strings that end the text; not part of the text."),
     Parameter("stop_token_ids", [], "Tokens that end the text."),
-    Parameter("ignore_eos", False, "Go on after end-of-sequence."),
+    Parameter("ignore_eos", False, "Continue after end-of-sequence."),
 )
 """When generation ends; the first condition that holds ends it."""
 

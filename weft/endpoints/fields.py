@@ -39,60 +39,62 @@ class Refusal(NamedTuple):
 
 ADVISORY: dict[str, str] = {
     "metadata": "not stored",
-    "prediction": "predicted output may only change speed",
-    "prompt_cache_key": "prefixes are found by their tokens",
-    "prompt_cache_options": "prefixes are found by their tokens",
-    "prompt_cache_retention": "prefixes stay until their pages are needed",
+    "prediction": "could only change speed",
+    "prompt_cache_key": "the prefix index matches tokens",
+    "prompt_cache_options": "the prefix index matches tokens",
+    "prompt_cache_retention": "prefixes stay until they are evicted",
     "safety_identifier": "not stored",
-    "service_tier": "there is one tier; `priority` has an effect",
-    "session_id": "prefixes are found by their tokens",
-    "store": "nothing is stored",
+    "service_tier": "there is one tier; use `priority`",
+    "session_id": "the prefix index matches tokens",
+    "store": "responses are not stored",
     "user": "not stored",
 }
 """Accepted in every request; nothing in the answer depends on them."""
 
-_COMPILER = "There is one compiler of grammars; leave it out."
+_COMPILER = "There is only one grammar backend; omit the field."
 
 _GENERATION: dict[str, Refusal] = {
     "backend": Refusal(NEVER, _COMPILER),
     "guided_decoding_backend": Refusal(NEVER, _COMPILER),
-    "kv_hints": Refusal(NEVER, "Cache hints are not in this release; prefixes are kept and found without them."),
+    "kv_hints": Refusal(NEVER, "Cache hints are not in this release; prefixes are cached without them."),
     "kv_transfer_params": Refusal(NEVER, "KV transfer between servers is not in this release."),
-    "logits_processors": Refusal(([],), "Code in requests is not run; use logit_bias, allowed_token_ids or bad_words."),
+    "logits_processors": Refusal(
+        ([],), "Requests cannot contain code; use logit_bias, allowed_token_ids or bad_words."
+    ),
     "lora_request": Refusal(NEVER, "Adapters are not in this release."),
-    "repetition_detection": Refusal(NEVER, "Use stop, or a penalty, against repetition."),
+    "repetition_detection": Refusal(NEVER, "Use stop or a penalty."),
     "request_id": Refusal(NEVER, "Send it as the X-Request-Id header."),
-    "return_tokens_as_token_ids": Refusal((False,), "Set return_token_ids to get the ids."),
-    "spaces_between_special_tokens": Refusal((True,), "Special tokens are written as the tokenizer has them."),
+    "return_tokens_as_token_ids": Refusal((False,), "Use return_token_ids."),
+    "spaces_between_special_tokens": Refusal((True,), "Special tokens are written as the tokenizer defines them."),
     "truncation_side": Refusal(("left",), "truncate_prompt_tokens keeps the end of a prompt."),
-    "vllm_xargs": Refusal(({},), "There are no plug-ins that take arguments."),
+    "vllm_xargs": Refusal(({},), "There are no plug-ins."),
 }
 
 _CHAT: dict[str, Refusal] = _GENERATION | {
     "audio": Refusal(NEVER, "This server generates text only."),
-    "chat_template": Refusal(NEVER, "A template of the caller's would be code in a request; the model's own is used."),
-    "echo": Refusal((False,), "Use /v1/completions to have the prompt repeated."),
-    "function_call": Refusal(("none",), "Use tool_choice, the newer name."),
-    "include_reasoning": Refusal((True,), "Reasoning comes in a field of its own; leave that unread."),
-    "functions": Refusal(([],), "Use tools, the newer name."),
+    "chat_template": Refusal(NEVER, "Requests cannot contain code; the model's own template is used."),
+    "echo": Refusal((False,), "Use /v1/completions to get the prompt in the response."),
+    "function_call": Refusal(("none",), "Use tool_choice."),
+    "include_reasoning": Refusal((True,), "Reasoning is in a separate field, which you can ignore."),
+    "functions": Refusal(([],), "Use tools."),
     "mm_processor_kwargs": Refusal(({},), "This server reads text only."),
     "modalities": Refusal((["text"],), "This server generates text only."),
-    "moderation": Refusal(NEVER, "This server does not moderate."),
-    "thinking_token_budget": Refusal(NEVER, "Reasoning has no limit of its own; max_tokens counts it too."),
+    "moderation": Refusal(NEVER, "This server has no moderation."),
+    "thinking_token_budget": Refusal(NEVER, "Use max_tokens, which counts reasoning too."),
     "web_search_options": Refusal(NEVER, "This server does not search the web."),
 }
 
 _COMPLETION: dict[str, Refusal] = _GENERATION | {
-    "messages": Refusal(NEVER, "Messages belong to /v1/chat/completions; this endpoint takes prompt."),
+    "messages": Refusal(NEVER, "Use /v1/chat/completions, or prompt."),
     "prompt_embeds": Refusal(NEVER, "Prompts are text or token ids."),
-    "suffix": Refusal(("",), "Filling in the middle is not in this release; write the model's own markers in prompt."),
-    "parallel_tool_calls": Refusal((True,), "Tools belong to /v1/chat/completions."),
-    "tools": Refusal(([],), "Tools belong to /v1/chat/completions."),
+    "suffix": Refusal(("",), "Fill-in-the-middle is not in this release; write the model's markers in prompt."),
+    "parallel_tool_calls": Refusal((True,), "Use /v1/chat/completions."),
+    "tools": Refusal(([],), "Use /v1/chat/completions."),
 }
 
 _EMBEDDING: dict[str, Refusal] = {
-    "messages": Refusal(NEVER, "This endpoint takes input."),
-    "task": Refusal(NEVER, "Write the instruction into input, as the model's card says."),
+    "messages": Refusal(NEVER, "Use input."),
+    "task": Refusal(NEVER, "Write the instruction into input, as the model card describes."),
 }
 
 REFUSED: dict[type[msgspec.Struct], dict[str, Refusal]] = {

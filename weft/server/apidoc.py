@@ -1,11 +1,14 @@
-"""The field tables of `docs/api.md`, from the code that checks the fields.
+"""The field tables of `docs/api.md`, generated from the structs that check requests.
 
-`python -m weft.server.apidoc docs/api.md` writes them between the page's markers; a test holds the page against them.
+`python -m weft.server.apidoc docs/api.md` fills each `<!-- table: NAME -->` of the page; a test compares the page with
+the result.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import msgspec
@@ -15,69 +18,85 @@ from weft.endpoints.schemas.chat import ChatRequest
 from weft.endpoints.schemas.common import GenerationRequest
 from weft.endpoints.schemas.completion import CompletionRequest
 from weft.endpoints.schemas.embedding import EmbeddingRequest
+from weft.endpoints.schemas.nested import NESTED_SHAPES, JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from weft.endpoints.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from weft.server.openapi import SHAPES, default_text, description_of, openapi, type_text
+from weft.server.openapi import default_text, description_of, openapi, type_text
 from weft.server.schemas.programs import MessageRequest, ProgramUpload, RunRequest, SourceRunRequest
 
-BEGIN = "<!-- fields: begin (written by python -m weft.server.apidoc docs/api.md) -->"
-END = "<!-- fields: end -->"
-
-_PAGES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
-    ("/v1/chat/completions", ChatRequest),
-    ("/v1/completions", CompletionRequest),
-    ("/v1/embeddings", EmbeddingRequest),
-    ("/v1/programs", ProgramUpload),
-    ("/v1/programs/{program}/runs", RunRequest),
-    ("/v1/runs", SourceRunRequest),
-    ("/v1/runs/{run}/messages", MessageRequest),
-    ("/tokenize", TokenizeRequest),
-    ("/detokenize", DetokenizeRequest),
-)
-
-
-def tables() -> str:
-    """The field tables of every request, of advisory and of refused fields, as Markdown."""
-    shared = GenerationRequest.__struct_fields__
-    parts = ["### Fields of every request that generates\n", _fields(ChatRequest, shared)]
-    for path, kind in _PAGES:
-        generates = issubclass(kind, GenerationRequest)
-        own = tuple(name for name in kind.__struct_fields__ if not generates or name not in shared)
-        more = ", beside those" if generates else ""
-        parts += [f"### Fields of `{path}`{more}\n", _fields(kind, own)]
-    for shape in SHAPES[:-2]:  # the last two, of streams and limits, have tables of their own
-        parts += [f"### Fields of a `{shape.__name__}`, inside a request\n", _fields(shape, shape.__struct_fields__)]
-    parts += ["### Fields that are accepted and have no effect\n", "| Field | Why |\n|---|---|"]
-    parts += [f"| `{name}` | {why} |" for name, why in sorted(ADVISORY.items())]
-    for kind, refused in REFUSED.items():
-        path = next(path for path, other in _PAGES if other is kind)
-        parts += [
-            f"\n### Fields that `{path}` refuses\n",
-            "| Field | Values that ask for nothing | Instead |\n|---|---|---|",
-        ]
-        for name, refusal in sorted(refused.items()):
-            harmless = ["null", *(msgspec.json.encode(value).decode() for value in refusal.harmless)]
-            parts.append(f"| `{name}` | {', '.join(f'`{value}`' for value in harmless)} | {refusal.advice} |")
-    return "\n".join(parts) + "\n"
+Struct = type[msgspec.Struct]
+_TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_REQUESTS: dict[str, Struct] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/programs": ProgramUpload,
+    "/v1/programs/{program}/runs": RunRequest,
+    "/v1/runs": SourceRunRequest,
+    "/v1/runs/{run}/messages": MessageRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+_FORMATS = (ResponseFormat, JsonSchemaFormat, StructuredOutputs)
 
 
-def _fields(kind: type[msgspec.Struct], names: tuple[str, ...]) -> str:
+def tables() -> dict[str, str]:
+    """Every table of the page in Markdown, by name. Requests are named by their path."""
+    # The last shape, the options of streams, is described in the text of the page.
+    chat_shapes = [shape for shape in NESTED_SHAPES[:-1] if shape not in _FORMATS]
+    head = "| Field | Type | Default | Meaning |\n|---|---|---|---|\n"
+    return {
+        "generation": head + _rows(ChatRequest, GenerationRequest.__struct_fields__),
+        **{path: head + _rows(kind, _own_fields(kind)) for path, kind in _REQUESTS.items()},
+        "messages and tools": head + "".join(_rows(s, s.__struct_fields__, f"{s.__name__}.") for s in chat_shapes),
+        "formats": head + "".join(_rows(s, s.__struct_fields__, f"{s.__name__}.") for s in _FORMATS),
+        "advisory": "| Field | Reason |\n|---|---|\n"
+        + "".join(f"| `{n}` | {ADVISORY[n]} |\n" for n in sorted(ADVISORY)),
+        "refused": _refused(),
+    }
+
+
+def _own_fields(kind: Struct) -> tuple[str, ...]:
+    """Fields of a request that the table of its base does not have."""
+    bases = [base for base in (GenerationRequest, RunRequest) if issubclass(kind, base) and kind is not base]
+    shared = {name for base in bases for name in base.__struct_fields__}
+    return tuple(name for name in kind.__struct_fields__ if name not in shared)
+
+
+def _rows(kind: Struct, names: tuple[str, ...], prefix: str = "") -> str:
     schema = openapi()["components"]["schemas"][kind.__name__]
-    rows = ["| Field | Type | Default | Meaning |", "|---|---|---|---|"]
+    rows = []
     for name in names:
         field = schema["properties"][name]
         text = default_text(field)
         default = "required" if name in schema.get("required", ()) else f"`{text}`" if text else "absent"
-        rows.append(f"| `{name}` | {type_text(field)} | {default} | {description_of(field)} |")
-    return "\n".join(rows) + "\n"
+        rows.append(f"| `{prefix}{name}` | {type_text(field)} | {default} | {description_of(field)} |\n")
+    return "".join(rows)
+
+
+def _refused() -> str:
+    path_of = {kind: path.removeprefix("/v1/") for path, kind in _REQUESTS.items()}
+    endpoints: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for kind, refused in REFUSED.items():
+        for name, refusal in refused.items():
+            harmless = ["null", *(msgspec.json.encode(value).decode() for value in refusal.harmless)]
+            values = ", ".join(f"`{value}`" for value in harmless)
+            endpoints[name, values, refusal.advice].append(path_of[kind])
+    rows = [
+        f"| `{name}` | {', '.join(paths)} | {values} | {advice} |\n"
+        for (name, values, advice), paths in sorted(endpoints.items())
+    ]
+    return "| Field | Endpoints | Accepted values | Instead |\n|---|---|---|---|\n" + "".join(rows)
 
 
 def filled(page: str) -> str:
-    """The page with its tables as they should be. Raises `ValueError` for a page without markers."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the lines {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+    """The page with its tables filled. Raises `ValueError` for a table that is missing, unknown or there twice."""
+    found = tables()
+    names = [match[2] for match in _TABLE.finditer(page)]
+    if sorted(names) != sorted(found):
+        raise ValueError(
+            f"the page needs one `<!-- table: NAME -->` for each of {sorted(found)}, and has {sorted(names)}"
+        )
+    return _TABLE.sub(lambda match: f"{match[1]}{found[match[2]]}{match[3]}", page)
 
 
 if __name__ == "__main__":

@@ -17,41 +17,51 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
 
     shapes: ClassVar[Mapping[str, Any]] = TEXT_SHAPES | CHAT_SHAPES | {"tool_choice": TOOL_CHOICE_SHAPE}
 
-    messages: Annotated[list[Json], Meta(min_length=1, description="Turns: role and content, oldest first.")]
+    messages: Annotated[list[Json], Meta(min_length=1, description="The conversation, oldest message first.")]
     max_tokens: (
-        Annotated[int, Meta(ge=1, description="Most tokens per choice; absent: what the context leaves.")] | None
+        Annotated[
+            int, Meta(ge=1, description="Maximum number of tokens per choice; absent: as many as the context leaves.")
+        ]
+        | None
     ) = None
     max_completion_tokens: (
-        Annotated[int, Meta(ge=1, description="The newer name of `max_tokens`; wins over it.")] | None
+        Annotated[int, Meta(ge=1, description="Newer name of `max_tokens`; takes precedence.")] | None
     ) = None
-    logprobs: Annotated[bool, Meta(description="Report each token's log-probability.")] = False
+    logprobs: Annotated[bool, Meta(description="Return each token's log-probability.")] = False
     top_logprobs: (
         Annotated[int, Meta(description="With `logprobs`: also the k most probable tokens, up to 256.")] | None
     ) = None
-    tools: Annotated[
-        list[Json], Meta(description="Functions that the model may call: `type`, and `function` with its schema.")
-    ] = msgspec.field(default_factory=list)
-    documents: Annotated[list[Json], Meta(description="For chat templates that take documents.")] = msgspec.field(
+    tools: Annotated[list[Json], Meta(description="Functions that the model may call.")] = msgspec.field(
         default_factory=list
     )
-    tool_choice: Annotated[
-        Any, Meta(description='"auto" (as if absent), "none", "required", or the function that must be called.')
-    ] = None
-    parallel_tool_calls: Annotated[bool, Meta(description="Whether there may be several calls in one answer.")] = True
+    documents: Annotated[list[Json], Meta(description="Documents, for chat templates that use them.")] = msgspec.field(
+        default_factory=list
+    )
+    tool_choice: Annotated[Any, Meta(description='Which tools may or must be called; absent: "auto".')] = None
+    parallel_tool_calls: Annotated[bool, Meta(description="Whether one answer may have several calls.")] = True
     add_generation_prompt: (
-        Annotated[bool, Meta(description="Open the assistant's turn; absent: unless `continue_final_message`.")] | None
-    ) = None
-    continue_final_message: Annotated[bool, Meta(description="Go on inside the last message instead.")] = False
-    add_special_tokens: Annotated[
-        bool, Meta(description="Add the tokenizer's own special tokens to those of the template.")
-    ] = False
-    reasoning_effort: (
-        Annotated[str, Meta(description="Given to the chat template, under this name; no effect where it reads none.")]
+        Annotated[
+            bool,
+            Meta(description="Open the assistant's turn at the end; absent: unless `continue_final_message`."),
+        ]
         | None
     ) = None
-    verbosity: Annotated[str, Meta(description="The same.")] | None = None
-    chat_template_kwargs: Annotated[Json, Meta(description="Variables for the model's chat template.")] = msgspec.field(
-        default_factory=dict
+    continue_final_message: Annotated[
+        bool, Meta(description="Continue the last message instead of starting a new one.")
+    ] = False
+    add_special_tokens: Annotated[
+        bool, Meta(description="Add the tokenizer's special tokens to those of the template.")
+    ] = False
+    reasoning_effort: (
+        Annotated[str, Meta(description="Passed to the chat template; no effect if the template does not read it.")]
+        | None
+    ) = None
+    verbosity: (
+        Annotated[str, Meta(description="Passed to the chat template; no effect if the template does not read it.")]
+        | None
+    ) = None
+    chat_template_kwargs: Annotated[Json, Meta(description="Additional variables for the chat template.")] = (
+        msgspec.field(default_factory=dict)
     )
 
 

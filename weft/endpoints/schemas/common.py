@@ -79,10 +79,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     bad_words: Annotated[list[str], _about("bad_words")] = []
     stop: Annotated[str | list[str], _about("stop")] = []
     stop_token_ids: Annotated[list[int], _about("stop_token_ids")] = []
-    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string in the text.")] = False
+    include_stop_str_in_output: Annotated[bool, Meta(description="Include the stop string in the text.")] = False
     ignore_eos: Annotated[bool, _about("ignore_eos")] = False
     min_tokens: Annotated[int, _about("min_tokens")] = 0
-    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    skip_special_tokens: Annotated[bool, Meta(description="Omit special tokens from the text.")] = True
     prompt_logprobs: (
         Annotated[
             int,
@@ -100,12 +100,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
             Meta(
                 ge=-1,
                 extra_json_schema={"not": {"const": 0}},
-                description="Keep only the last k prompt tokens; -1: as many as leave room for `max_tokens`.",
+                description="Keep only the last k prompt tokens; -1: as many as fit beside `max_tokens`.",
             ),
         ]
         | None
     ) = None
-    priority: Annotated[int, Meta(ge=-1000, le=1000, description="Lower runs earlier; waiting improves it.")] = 0
+    priority: Annotated[
+        int, Meta(ge=-1000, le=1000, description="Lower runs earlier; a waiting request gains priority over time.")
+    ] = 0
     cache_salt: (
         Annotated[
             str,
@@ -125,25 +127,28 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         Annotated[
             Json,
             Meta(
-                description="What the text must be: one of `json`, `json_object`, `regex`, `choice`, `grammar`; "
-                "for JSON also `whitespace_pattern` or `disable_any_whitespace`."
+                description="Form of the text: one of `json`, `json_object`, `regex`, `choice`, `grammar`; "
+                "with JSON also `whitespace_pattern` or `disable_any_whitespace`."
             ),
         ]
         | None
     ) = None
-    guided_json: Annotated[Any, Meta(description="The text is JSON that this schema (or its text) allows.")] = None
-    guided_regex: Annotated[str, Meta(description="The expression matches the whole text.")] | None = None
-    guided_choice: Annotated[list[str], Meta(description="The text is one of these.")] | None = None
+    guided_json: Annotated[Any, Meta(description="A JSON schema, as an object or a string, that the text follows.")] = (
+        None
+    )
+    guided_regex: Annotated[str, Meta(description="A regular expression that matches the whole text.")] | None = None
+    guided_choice: Annotated[list[str], Meta(description="The strings that the text may be.")] | None = None
     guided_whitespace_pattern: (
         Annotated[
-            str, Meta(description="What may stand between the tokens of JSON; absent: a space behind `,` and `:`.")
+            str,
+            Meta(description="Regular expression for white space in JSON; absent: at most a space after `,` and `:`."),
         ]
         | None
     ) = None
-    guided_grammar: Annotated[str, Meta(description="The text belongs to this grammar, in Lark or GBNF.")] | None = None
+    guided_grammar: Annotated[str, Meta(description="A grammar that the text follows, in Lark or GBNF.")] | None = None
     use_beam_search: Annotated[
         bool,
-        Meta(description="Search for the likeliest texts instead of drawing: the `n` best of `best_of` beams."),
+        Meta(description="Beam search instead of sampling: return the `n` best of `best_of` beams."),
     ] = False
     best_of: (
         Annotated[
@@ -151,8 +156,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
             Meta(
                 ge=1,
                 le=MAX_CHOICES,
-                description="With `use_beam_search`: beams that are followed, `n` or more; absent: `n`. "
-                "Without it: the same as `n`.",
+                description="With `use_beam_search`: number of beams, at least `n`; absent: `n`. "
+                "Otherwise it must equal `n`.",
             ),
         ]
         | None
@@ -160,18 +165,18 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     length_penalty: Annotated[
         float,
         Meta(
-            description="-10 to 10. Beams are ranked by the sum of their log-probabilities over their length to this "
+            description="-10 to 10. A beam's score is the sum of its log-probabilities divided by its length to this "
             "power."
         ),
     ] = 1.0
     early_stopping: Annotated[
         bool | Literal["never"],
         Meta(
-            description="When a search with `best_of` complete beams ends. true: at once; false: when no other would "
-            'be better at its present length; "never": when no other can become better at any length.'
+            description="When a search that has `best_of` complete beams ends. true: at once; false: when no other "
+            'beam is better at its present length; "never": when no other beam can become better.'
         ),
     ] = False
-    stream: Annotated[bool, Meta(description="Answer as server-sent events that end with `data: [DONE]`.")] = False
+    stream: Annotated[bool, Meta(description="Respond with server-sent events.")] = False
     stream_options: Annotated[
         StreamOptions | None, Meta(description="With `stream`: `include_usage`, and `continuous_usage_stats` with it.")
     ] = None

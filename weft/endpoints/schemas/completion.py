@@ -30,14 +30,17 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
         int,
         Meta(
             ge=0,
-            description="Most tokens per choice. 0, with `echo` or `prompt_logprobs`: only the prompt is computed.",
+            description="Maximum number of tokens per choice; 0 with `echo` or `prompt_logprobs`: only the prompt.",
         ),
     ] = DEFAULT_MAX_TOKENS
     logprobs: (
-        Annotated[int, Meta(description="Each token's log-probability and those of the k most probable, up to 256.")]
+        Annotated[
+            int,
+            Meta(description="Return each token's log-probability and those of the k most probable tokens, up to 256."),
+        ]
         | None
     ) = None
-    echo: Annotated[bool, Meta(description="Begin the text with the prompt.")] = False
+    echo: Annotated[bool, Meta(description="Return the prompt before the text.")] = False
     add_special_tokens: Annotated[
         bool, Meta(description="Add the tokenizer's special tokens to prompts given as text.")
     ] = True

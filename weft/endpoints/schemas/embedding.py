@@ -27,7 +27,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, frozen=True):
     ]
     encoding_format: Annotated[Literal["float", "base64"], Meta(description="base64: little-endian float32.")] = "float"
     dimensions: (
-        Annotated[int, Meta(ge=1, description="Keep the first so many numbers; the vector keeps length 1.")] | None
+        Annotated[int, Meta(ge=1, description="Keep only the first k components, normalised to length 1.")] | None
     ) = None
     truncate_prompt_tokens: (
         Annotated[
@@ -41,7 +41,9 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, frozen=True):
         | None
     ) = None
     add_special_tokens: Annotated[bool, Meta(description="Add the tokenizer's special tokens to texts.")] = True
-    priority: Annotated[int, Meta(ge=-1000, le=1000, description="Lower runs earlier; waiting improves it.")] = 0
+    priority: Annotated[
+        int, Meta(ge=-1000, le=1000, description="Lower runs earlier; a waiting request gains priority over time.")
+    ] = 0
 
 
 class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,13 +18,13 @@ class CalledFunction(msgspec.Struct, kw_only=True):
     """The function of a call in a message."""
 
     name: Annotated[str, Meta(description="As in `tools`.")]
-    arguments: Annotated[str | Json | None, Meta(description="JSON of an object, or the object.")] = None
+    arguments: Annotated[str | Json | None, Meta(description="The arguments, as a JSON string or an object.")] = None
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True):
     """A call that the assistant made earlier."""
 
-    id: Annotated[str | None, Meta(description="The `tool_call_id` of its answer.")] = None
+    id: Annotated[str | None, Meta(description="Id that the `tool` message refers to.")] = None
     type: Annotated[Literal["function"], Meta(description="The kind of tool.")] = "function"
     function: Annotated[CalledFunction, Meta(description="The function and its arguments.")]
 
@@ -32,22 +32,20 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
 class ContentPart(msgspec.Struct, kw_only=True):
     """A piece of a message's text."""
 
-    type: Annotated[
-        Literal["text", "input_text", "output_text", "refusal"], Meta(description="Which field has the text.")
-    ]
+    type: Annotated[Literal["text", "input_text", "output_text", "refusal"], Meta(description="Kind of the part.")]
     text: Annotated[str | None, Meta(description="The text, unless `type` is `refusal`.")] = None
-    refusal: Annotated[str | None, Meta(description="The text where `type` is `refusal`.")] = None
+    refusal: Annotated[str | None, Meta(description="The text if `type` is `refusal`.")] = None
 
 
 Content = str | list[str | ContentPart]
-_CONTENT = "A text, or its parts, joined with line breaks."
-_NAME = "For chat templates that tell speakers apart."
+_CONTENT = "A string, or parts that are joined with line breaks."
+_NAME = "Name of the speaker, for chat templates that use it."
 
 
 class SpokenMessage(msgspec.Struct, kw_only=True):
     """A turn of the user, or an instruction."""
 
-    role: Annotated[Literal["system", "developer", "user"], Meta(description="Who speaks.")]
+    role: Annotated[Literal["system", "developer", "user"], Meta(description="Role of the speaker.")]
     content: Annotated[Content, Meta(description=_CONTENT)]
     name: Annotated[str | None, Meta(description=_NAME)] = None
 
@@ -55,34 +53,34 @@ class SpokenMessage(msgspec.Struct, kw_only=True):
 class AssistantMessage(msgspec.Struct, kw_only=True):
     """An earlier answer: its content or its calls."""
 
-    role: Annotated[Literal["assistant"], Meta(description="Who speaks.")]
+    role: Annotated[Literal["assistant"], Meta(description="Role of the speaker.")]
     content: Annotated[Content | None, Meta(description=_CONTENT)] = None
     name: Annotated[str | None, Meta(description=_NAME)] = None
-    tool_calls: Annotated[list[MessageToolCall] | None, Meta(description="The calls that it made.")] = None
-    function_call: Annotated[CalledFunction | None, Meta(description="The older form of a call.")] = None
-    refusal: Annotated[str | None, Meta(description="Its text where `content` is null.")] = None
-    reasoning_content: Annotated[str | None, Meta(description="Its reasoning.")] = None
-    reasoning: Annotated[str | None, Meta(description="The same, for templates that know this name.")] = None
-    thinking: Annotated[str | None, Meta(description="The same, for templates that know this name.")] = None
+    tool_calls: Annotated[list[MessageToolCall] | None, Meta(description="Tool calls in this message.")] = None
+    function_call: Annotated[CalledFunction | None, Meta(description="Older form of `tool_calls`.")] = None
+    refusal: Annotated[str | None, Meta(description="The refusal; used as text if `content` is null.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="Reasoning before the content.")] = None
+    reasoning: Annotated[str | None, Meta(description="Another name of `reasoning_content`.")] = None
+    thinking: Annotated[str | None, Meta(description="Another name of `reasoning_content`.")] = None
 
 
 class ToolMessage(msgspec.Struct, kw_only=True):
     """What a call of a tool gave."""
 
-    role: Annotated[Literal["tool", "function"], Meta(description="`function` is the older name.")]
+    role: Annotated[Literal["tool", "function"], Meta(description="`function` is an older name of `tool`.")]
     content: Annotated[Content, Meta(description=_CONTENT)]
-    tool_call_id: Annotated[str | None, Meta(description="The call that it answers.")] = None
-    name: Annotated[str | None, Meta(description="The function; by default that of the call.")] = None
+    tool_call_id: Annotated[str | None, Meta(description="Id of the call that this message answers.")] = None
+    name: Annotated[str | None, Meta(description="Name of the function; absent: that of the call.")] = None
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True):
     """A function that the model may call."""
 
-    name: Annotated[str, Meta(description="1 to 64 of `A-Z a-z 0-9 _ . -`.")]
-    description: Annotated[str | None, Meta(description="What it does, for the model.")] = None
-    parameters: Annotated[Json | None, Meta(description="JSON schema of its arguments, an object.")] = None
+    name: Annotated[str, Meta(description="1 to 64 characters of `A-Z a-z 0-9 _ . -`.")]
+    description: Annotated[str | None, Meta(description="Description for the model.")] = None
+    parameters: Annotated[Json | None, Meta(description="JSON schema of the arguments, of type object.")] = None
     strict: Annotated[
-        bool | None, Meta(description="true: arguments follow the schema also where the model chose to make the call.")
+        bool | None, Meta(description="true: arguments follow the schema with `tool_choice` `auto` too.")
     ] = None
 
 
@@ -109,14 +107,17 @@ class ToolReference(msgspec.Struct, kw_only=True):
 class AllowedTools(msgspec.Struct, kw_only=True):
     """Restriction of a choice to some of the request's tools."""
 
-    mode: Annotated[Literal["required"], Meta(description="One of them must be called.")]
-    tools: Annotated[list[ToolReference], Meta(min_length=1, description="Those that may be called.")]
+    mode: Annotated[Literal["auto", "required"], Meta(description="Whether a call is optional or required.")]
+    tools: Annotated[list[ToolReference], Meta(min_length=1, description="The tools that may be called.")]
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
     """The object form of `tool_choice`."""
 
-    type: Annotated[Literal["function", "allowed_tools"], Meta(description="Which of the other fields is there.")]
+    type: Annotated[
+        Literal["function", "allowed_tools"],
+        Meta(description="Kind of the choice; the field of the same name is required."),
+    ]
     function: Annotated[FunctionName | None, Meta(description="The function that must be called.")] = None
     allowed_tools: Annotated[AllowedTools | None, Meta(description="The functions that may be called.")] = None
 
@@ -124,29 +125,32 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     """A JSON schema with a name."""
 
-    name: Annotated[str, Meta(description="Required, without effect on the text.")]
+    name: Annotated[str, Meta(description="Required; no effect on the text.")]
     schema: Annotated[Json, Meta(description="The schema that the text follows.")]
-    description: Annotated[str | None, Meta(description="Accepted without effect on the text.")] = None
-    strict: Annotated[bool | None, Meta(description="Accepted: the schema always holds.")] = None
+    description: Annotated[str | None, Meta(description="No effect on the text.")] = None
+    strict: Annotated[bool | None, Meta(description="No effect: the schema is always enforced.")] = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
     """The form of an answer."""
 
-    type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="Any text, JSON, or a schema.")]
-    json_schema: Annotated[JsonSchemaFormat | None, Meta(description="With `json_schema`.")] = None
+    type: Annotated[
+        Literal["text", "json_object", "json_schema"],
+        Meta(description="Any text, a JSON object, or JSON that follows a schema."),
+    ]
+    json_schema: Annotated[JsonSchemaFormat | None, Meta(description="Required with type `json_schema`.")] = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """What a text must be: exactly one of these."""
 
-    json: Annotated[Any, Meta(description="JSON that this schema (or its text) allows.")] = None
-    regex: Annotated[str | None, Meta(description="A text that the expression matches.")] = None
-    choice: Annotated[list[str] | None, Meta(description="One of these.")] = None
-    grammar: Annotated[str | None, Meta(description="A text of this grammar, in Lark or GBNF.")] = None
-    json_object: Annotated[bool | None, Meta(description="A JSON object.")] = None
-    whitespace_pattern: Annotated[str | None, Meta(description="What may stand between the tokens of JSON.")] = None
-    disable_any_whitespace: Annotated[bool | None, Meta(description="Nothing stands between them.")] = None
+    json: Annotated[Any, Meta(description="A JSON schema, as an object or a string.")] = None
+    regex: Annotated[str | None, Meta(description="A regular expression that matches the whole text.")] = None
+    choice: Annotated[list[str] | None, Meta(description="The strings that the text may be.")] = None
+    grammar: Annotated[str | None, Meta(description="A grammar, in Lark or GBNF.")] = None
+    json_object: Annotated[bool | None, Meta(description="true: any JSON object.")] = None
+    whitespace_pattern: Annotated[str | None, Meta(description="Regular expression for white space in JSON.")] = None
+    disable_any_whitespace: Annotated[bool | None, Meta(description="true: no white space in JSON.")] = None
 
 
 TEXT_SHAPES: dict[str, Any] = {
@@ -183,12 +187,12 @@ NESTED_SHAPES: tuple[type[msgspec.Struct], ...] = (
 """All structs that shapes are made of."""
 
 NESTED_ADVISORY: dict[type[msgspec.Struct], dict[str, str]] = {
-    AssistantMessage: {"annotations": "of earlier answers; not shown to the model"},
+    AssistantMessage: {"annotations": "not shown to the model"},
     ContentPart: {
-        "annotations": "of earlier answers; not shown to the model",
-        "cache_control": "prefixes are found by their tokens",
+        "annotations": "not shown to the model",
+        "cache_control": "the prefix index matches tokens",
     },
-    MessageToolCall: {"index": "of streams; calls are in their order"},
-    ToolDefinition: {"cache_control": "prefixes are found by their tokens"},
+    MessageToolCall: {"index": "calls keep their order"},
+    ToolDefinition: {"cache_control": "the prefix index matches tokens"},
 }
 """Accepted inside requests; nothing in the answer depends on them."""

@@ -25,18 +25,27 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     tools: Annotated[list[Json], Meta(description="Rendered by the chat template.")] = msgspec.field(
         default_factory=list
     )
-    documents: Annotated[list[Json], Meta(description="For chat templates that take documents.")] = msgspec.field(
+    documents: Annotated[list[Json], Meta(description="Documents, for chat templates that use them.")] = msgspec.field(
         default_factory=list
     )
-    add_special_tokens: Annotated[bool, Meta(description="Absent: for a text, not for messages.")] | None = None
-    add_generation_prompt: (
-        Annotated[bool, Meta(description="Open the assistant's turn; absent: unless `continue_final_message`.")] | None
+    add_special_tokens: (
+        Annotated[
+            bool, Meta(description="Add the tokenizer's special tokens; absent: true for a text, false for messages.")
+        ]
+        | None
     ) = None
-    continue_final_message: Annotated[bool, Meta(description="Leave the last message open.")] = False
-    chat_template_kwargs: Annotated[Json, Meta(description="Variables for the model's chat template.")] = msgspec.field(
-        default_factory=dict
+    add_generation_prompt: (
+        Annotated[
+            bool,
+            Meta(description="Open the assistant's turn at the end; absent: unless `continue_final_message`."),
+        ]
+        | None
+    ) = None
+    continue_final_message: Annotated[bool, Meta(description="Leave the last message open for continuation.")] = False
+    chat_template_kwargs: Annotated[Json, Meta(description="Additional variables for the chat template.")] = (
+        msgspec.field(default_factory=dict)
     )
-    return_token_strs: Annotated[bool, Meta(description="Adds `token_strs`.")] = False
+    return_token_strs: Annotated[bool, Meta(description="Adds `token_strs`, the tokens as strings.")] = False
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +64,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
         None
     )
     tokens: Annotated[list[int], Meta(description="Token ids.")]
-    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out.")] = False
+    skip_special_tokens: Annotated[bool, Meta(description="Omit special tokens.")] = False
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):

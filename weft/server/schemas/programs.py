@@ -21,8 +21,8 @@ ModelName = Annotated[str, Meta(description="A served name; may be left out when
 class ProgramUpload(msgspec.Struct, kw_only=True, frozen=True):
     """A Python program. Wasm modules are sent as they are, with `?name=`."""
 
-    name: Annotated[str, Meta(description="A letter, then up to 63 of `A-Z a-z 0-9 . _ -`.")]
-    source: Annotated[str, Meta(description="Python with a function `main`.")]
+    name: Annotated[str, Meta(description="A letter, then up to 63 characters of `A-Z a-z 0-9 . _ -`.")]
+    source: Annotated[str, Meta(description="Python source with a function `main`.")]
 
 
 class VersionCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,27 +72,31 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True):
 
     shapes: ClassVar[Mapping[str, Any]] = {"limits": Limits}
 
-    args: Annotated[Any, Meta(description="JSON that `main` receives.")] = None
-    limits: Annotated[Json, Meta(description="Instead of the defaults: see the table of limits.")] = msgspec.field(
+    args: Annotated[Any, Meta(description="JSON value that `main` receives.")] = None
+    limits: Annotated[Json, Meta(description="See [limits of a run](#limits-of-a-run).")] = msgspec.field(
         default_factory=dict
     )
     messages: Annotated[
-        list[Any], Meta(max_length=MAX_FIRST_MESSAGES, description="Messages that wait for it when it starts.")
+        list[Any], Meta(max_length=MAX_FIRST_MESSAGES, description="Messages that the run finds when it starts.")
     ] = msgspec.field(default_factory=list)
-    stream: Annotated[bool, Meta(description="Answer as server-sent events: its messages, then its end.")] = False
-    background: Annotated[bool, Meta(description="Answer at once; the run goes on when this connection has ended.")] = (
+    stream: Annotated[bool, Meta(description="Respond with server-sent events: the run's messages, then its end.")] = (
         False
     )
+    background: Annotated[
+        bool, Meta(description="Respond at once; the run continues after the connection has closed.")
+    ] = False
     model: ModelName | None = None
-    priority: Annotated[int, Meta(ge=-1000, le=1000, description="Of its sequences. Lower runs earlier.")] = 0
-    reserve_pages: Annotated[int, Meta(ge=0, lt=1 << 31, description="KV pages that it has from the start.")] = 0
+    priority: Annotated[
+        int, Meta(ge=-1000, le=1000, description="Priority of the run's sequences; lower runs earlier.")
+    ] = 0
+    reserve_pages: Annotated[int, Meta(ge=0, lt=1 << 31, description="KV pages reserved for the run at its start.")] = 0
     cache_salt: (
         Annotated[
             str,
             Meta(
                 min_length=1,
                 max_length=MAX_SALT_CHARS,
-                description="It shares cached prefixes only with requests of the same key and salt.",
+                description="The run shares cached prefixes only with requests of the same key and salt.",
             ),
         ]
         | None
@@ -102,7 +106,7 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True):
 class SourceRunRequest(RunRequest, kw_only=True, frozen=True):
     """A program that is run without being uploaded, or an uploaded one."""
 
-    source: Annotated[str, Meta(description="Python with a function `main`.")] | None = None
+    source: Annotated[str, Meta(description="Python source with a function `main`.")] | None = None
     program: Annotated[str, Meta(description="A name, `name@hash` or a hash; instead of `source`.")] | None = None
 
 
@@ -162,7 +166,7 @@ class RunDeleted(msgspec.Struct, frozen=True, kw_only=True):
 class MessageRequest(msgspec.Struct, kw_only=True, frozen=True):
     """A message for a run."""
 
-    message: Annotated[Any, Meta(description="JSON.")]
+    message: Annotated[Any, Meta(description="Any JSON value.")]
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
