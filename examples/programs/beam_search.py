@@ -1,7 +1,8 @@
 """Beam search: the likeliest continuations as a whole, not token by token. Beams are forks of one sequence, so they
 share all KV they have in common, and all are computed in the same batch.
 
-The search itself is `weft.sdk.beam`: 150 lines over `Sequence.fork` and `Sequence.next_dist`.
+The search itself is `weft.sdk.beam`: `Sequence.fork` and `Sequence.next_dist`, and the algorithm in
+`weft.sdk.beam_rules`.
 
 Arguments: `prompt` (what a user says), `width` (beams), `max_tokens`, `length_penalty`.
 Returns the beams: text, tokens, score and log-probability, best first.

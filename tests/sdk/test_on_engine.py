@@ -89,7 +89,7 @@ def test_beams_are_those_of_the_built_in_search(options: dict[str, Any]) -> None
     found, expected = asyncio.run(on_engine(BEAMS, {}, options))
     assert [tuple(each["tokens"]) for each in found] == [each.tokens for each in expected.beams]
     assert [each["score"] for each in found] == pytest.approx([each.score for each in expected.beams], abs=1e-4)
-    assert [each["reason"] for each in found] == [each.finish_reason for each in expected.beams]
+    assert [each["reason"] for each in found] == [each.reason for each in expected.beams]
 
 
 def test_three_ways_to_the_same_greedy_tokens() -> None:

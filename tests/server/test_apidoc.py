@@ -22,9 +22,9 @@ from weft.endpoints.errors import _MEANINGS
 from weft.endpoints.fields import ADVISORY, REFUSED
 from weft.endpoints.schemas.common import MAX_CHOICES
 from weft.endpoints.schemas.embedding import MAX_INPUTS
-from weft.programs.builtin import beam
 from weft.programs.quota.limits import Limits
 from weft.programs.run import runs
+from weft.sdk.beam_rules import MAX_WIDTH
 from weft.server import limits, metrics_http, protocol
 from weft.server.apidoc import filled, tables
 from weft.server.openapi import OPERATIONS
@@ -131,7 +131,7 @@ def test_limits_are_those_of_the_code() -> None:
         ("request line and headers", f"{protocol.MAX_HEAD_BYTES // 1024} KiB; {protocol.HEAD_TIMEOUT_S:g} seconds"),
         ("concurrent requests", f"`max_concurrent_requests`, {defaults.max_concurrent_requests}; then 429"),
         ("`n`; prompts times `n`", str(MAX_CHOICES)),
-        ("beams of a search; prompts times beams", f"{beam.MAX_WIDTH}; {MAX_CHOICES}"),
+        ("beams of a search; prompts times beams", f"{MAX_WIDTH}; {MAX_CHOICES}"),
         ("inputs of one embedding request", str(MAX_INPUTS)),
         ("prompts or inputs of one request that run at once", str(generate.PROMPTS_AT_ONCE)),
         ("`stop`", f"{sampling.MAX_STOP_STRINGS} strings of up to {sampling.MAX_STOP_BYTES} bytes"),

@@ -19,7 +19,7 @@ from tests.server.test_tools import TOOLS
 from weft.config import EngineConfig
 from weft.engine.inline import InlineEngine
 from weft.models.random_checkpoints import IM_END_ID, write_tiny
-from weft.programs.builtin.beam import MAX_WIDTH
+from weft.sdk.beam_rules import MAX_WIDTH
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
 

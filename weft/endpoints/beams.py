@@ -15,6 +15,7 @@ from weft.endpoints.models import Model
 from weft.endpoints.schemas.common import GenerationRequest
 from weft.programs.builtin import beam
 from weft.programs.builtin.beam import BeamArgs
+from weft.sdk.beam_rules import MAX_WIDTH
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{p.name: p.neutral or (p.default,) for p in SAMPLING.values() if p.name not in ("seed", "logprobs")},
@@ -45,9 +46,9 @@ def check_beams(body: GenerationRequest) -> None:
         )
     if num_beams(body) < body.n:
         raise InvalidRequest(f"best_of is {body.best_of}, fewer beams than n asks for, {body.n}.", "best_of")
-    if num_beams(body) > beam.MAX_WIDTH:
+    if num_beams(body) > MAX_WIDTH:
         raise InvalidRequest(
-            f"{_width_field(body)} is {num_beams(body)}; a search follows at most {beam.MAX_WIDTH} beams.",
+            f"{_width_field(body)} is {num_beams(body)}; a search follows at most {MAX_WIDTH} beams.",
             _width_field(body),
         )
 
