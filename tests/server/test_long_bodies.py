@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
 from tests.server.conftest import RunningServer, running
+from weft.endpoints.models import Model
+from weft.endpoints.prompts import Fit, tokenize
 from weft.server import limits
+from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
-from weft.tokenizers.tokenizer import Tokenizer
+from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer
 
 CONTEXT = 200_000
 LONG = 140_000
@@ -71,14 +77,14 @@ def test_decoding_a_long_body(roomy: RunningServer, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_tokenizing_a_long_text(roomy: RunningServer, monkeypatch: pytest.MonkeyPatch, chat: bool) -> None:
-    gate, encode = Gate(), Tokenizer.encode
+    gate, encode = Gate(), Tokenizer._encode_whole
 
-    def gated(self: Tokenizer, text: str, *, add_special_tokens: bool = True) -> bytes:
+    def gated(self: Tokenizer, text: str, add_special_tokens: bool) -> bytes:
         if len(text) >= LONG:
             gate()
-        return encode(self, text, add_special_tokens=add_special_tokens)
+        return encode(self, text, add_special_tokens)
 
-    monkeypatch.setattr(Tokenizer, "encode", gated)
+    monkeypatch.setattr(Tokenizer, "_encode_whole", gated)
     text = "x" * LONG
     path = "/v1/chat/completions" if chat else "/v1/completions"
     body = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
@@ -105,6 +111,26 @@ def test_a_long_body_is_read_in_many_turns(roomy: RunningServer) -> None:
     assert answer.status_code == 200
     assert len(answer.json()["choices"][0]["prompt_token_ids"]) == LONG
     assert during > 10
+
+
+@pytest.mark.parametrize("entry", ["x" * 300, "x", [97] * 300])
+def test_a_list_of_short_prompts_is_tokenized_in_many_turns(entry: str | list[int]) -> None:
+    model = SimpleNamespace(
+        engine=SimpleNamespace(info=DEFAULT_INFO), max_context=CONTEXT, longest_prompt=CONTEXT, max_text_chars=CONTEXT
+    )
+    fit = Fit(cast(Model, model), max_tokens=0, keep_last=None, param="input")
+    entries = [entry] * 2048
+
+    async def run() -> int:
+        task = asyncio.create_task(tokenize(entries, byte_tokenizer(), fit, add_special=False, tenant=""))
+        turns = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len(task.result()) == len(entries)
+        return turns
+
+    assert asyncio.run(run()) > sum(64 + len(entry) for entry in entries) / INLINE_CHARS
 
 
 def test_what_cannot_fit_is_refused_before_work_is_done(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

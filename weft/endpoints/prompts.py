@@ -7,6 +7,7 @@ tokenized on a thread, and ids are packed only when their number is known to fit
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from copy import copy
 from typing import cast
@@ -17,9 +18,11 @@ from weft.endpoints.models import Model
 from weft.endpoints.schemas.chat import ChatRequest
 from weft.endpoints.schemas.tokens import TokenizeRequest
 from weft.tokenizers.chats import ChatPrompt
-from weft.tokenizers.tokenizer import Tokenizer
+from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer
 
 PromptField = str | list[str | int | list[int]]
+_ENTRY_CHARS = 64
+"""What an entry of a list costs besides its text or ids, in characters."""
 
 
 class Fit:
@@ -152,9 +155,13 @@ def chat_prompt_of(body: ChatRequest | TokenizeRequest) -> ChatPrompt:
 async def tokenize(
     prompts: list[str | list[int]], tokenizer: Tokenizer, fit: Fit, *, add_special: bool, tenant: str
 ) -> list[bytes]:
-    """Packed token ids of every prompt, all of which fit."""
-    result = []
+    """Packed token ids of every prompt, all of which fit. The event loop turns between portions of a list."""
+    result, portion = [], 0
     for number, prompt in enumerate(prompts):
+        portion += _ENTRY_CHARS + len(prompt)
+        if portion > INLINE_CHARS:
+            await asyncio.sleep(0)
+            portion = _ENTRY_CHARS + len(prompt)
         own = fit.at(number) if len(prompts) > 1 else fit
         if isinstance(prompt, str):
             own.check_text(prompt)

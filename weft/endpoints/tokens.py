@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from weft.abi.errors import InvalidRequest
-from weft.core.ids import unpack_tokens
+from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.endpoints.errors import require
+from weft.endpoints.generate import INLINE_DETAILS
 from weft.endpoints.models import Model, Models
 from weft.endpoints.prompts import chat_prompt_of, check_text
 from weft.endpoints.record import Record
@@ -19,12 +20,17 @@ async def tokenize(body: TokenizeRequest, record: Record, models: Models) -> Tok
     require(body.messages is not None or not body.tools, "tools need messages.", "tools")
     model = models.usable(body.model)
     record.model = model.names[0]
-    ids = unpack_tokens(await _encode(body, model, record)).tolist()
-    record.prompt_tokens = len(ids)
-    strings = None
-    if body.return_token_strs:
-        strings = [model.tokenizer.id_to_token(token) or "" for token in ids]
-    return TokenizeResponse(count=len(ids), max_model_len=model.max_context, tokens=ids, token_strs=strings)
+    packed = await _encode(body, model, record)
+    record.prompt_tokens = record.num_details = len(packed) // TOKEN_BYTES
+
+    def work() -> TokenizeResponse:
+        ids = unpack_tokens(packed).tolist()
+        strings = None
+        if body.return_token_strs:
+            strings = [model.tokenizer.id_to_token(token) or "" for token in ids]
+        return TokenizeResponse(count=len(ids), max_model_len=model.max_context, tokens=ids, token_strs=strings)
+
+    return work() if record.num_details <= INLINE_DETAILS else await off_loop(work, tenant=record.tenant)
 
 
 async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:

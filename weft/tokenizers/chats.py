@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -76,15 +77,13 @@ async def encode(
     characters of the chat, where the caller knows such a number; otherwise they are counted.
     """
 
-    def work() -> EncodedChat:
-        text = render(chat, tokenizer)
-        if check is not None:
-            check(text)
-        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return EncodedChat(tokens, reasoning.is_open(text))
-
     if num_chars is None:
         num_chars = num_characters([chat.messages, chat.tools or (), chat.documents or ()])
     if chat.chat_template is None and num_chars <= INLINE_CHARS:
-        return work()
-    return await off_loop(work, tenant=tenant)
+        text = render(chat, tokenizer)
+    else:
+        text = await off_loop(functools.partial(render, chat, tokenizer), tenant=tenant)
+    if check is not None:
+        check(text)
+    tokens = await tokenizer.encode_async(text, add_special_tokens=add_special_tokens, tenant=tenant)
+    return EncodedChat(tokens, reasoning.is_open(text))

@@ -1,7 +1,7 @@
 """`Tokenizer`: a model's vocabulary, what its special tokens are, and its chat template.
 
-Owns encoding (and where it runs: long texts go to a thread), and agrees with transformers token for token. It does not
-know requests or programs. Built by `weft.tokenizers.load`; used by the front from one event loop.
+Owns encoding (and where it runs: long texts go to a thread, piece by piece), and agrees with transformers token for
+token. It does not know requests or programs. Built by `weft.tokenizers.load`; used by the front from one event loop.
 
 Special tokens written in a text are parsed as such, as transformers does: `<|im_end|>` in a user's message is the
 token, not nine characters. Chat templates rely on it. A text that must not be able to do that has to be cleaned by
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import tokenizers
 
 from weft.abi.errors import InvalidRequest, Unsupported
+from weft.core.ids import pack_tokens
 from weft.threads import Charge, FairThreads
 from weft.tokenizers.chat_template import ChatTemplate
+from weft.tokenizers.pieces import PIECE_CHARS, cutter_of
 from weft.tokenizers.token_bytes import read_vocabulary
 
 T = TypeVar("T")
@@ -70,6 +72,7 @@ class Tokenizer:
         self.sampling_defaults = dict(sampling_defaults or {})
         """Sampling parameters that the checkpoint recommends for requests that leave them out."""
         self._backend = backend
+        self._cutter = cutter_of(backend)
         self.token_bytes, self.strips_leading_space = read_vocabulary(backend)
         """`token_bytes[id]` are the bytes of a token; those of special tokens are their text."""
         self.vocab_size = len(self.token_bytes)
@@ -89,6 +92,30 @@ class Tokenizer:
 
         Raises `InvalidRequest` for a text that is not valid Unicode (a lone surrogate).
         """
+        return b"".join(self._encode_pieces(text, add_special_tokens))
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True, tenant: str = "") -> bytes:
+        """`encode`, on a thread where the text is long; the threads are shared fairly by tenant, piece by piece."""
+        if len(text) <= INLINE_CHARS:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        pieces = self._encode_pieces(text, add_special_tokens)
+        found = []
+        while (packed := await off_loop(functools.partial(next, pieces, None), tenant=tenant)) is not None:
+            found.append(packed)
+        return b"".join(found)
+
+    def _encode_pieces(self, text: str, add_special_tokens: bool) -> Iterator[bytes]:
+        """Packed ids that make those of the text, each computed when it is asked for."""
+        if len(text) <= PIECE_CHARS or self._cutter is None or self._around is None:
+            yield self._encode_whole(text, add_special_tokens)
+            return
+        before, after = self._around if add_special_tokens else (b"", b"")
+        yield before
+        for piece in self._cutter.pieces(text):
+            yield self._encode_whole(piece, False)
+        yield after
+
+    def _encode_whole(self, text: str, add_special_tokens: bool) -> bytes:
         try:
             # Unlike `encode`, this one lets other Python threads run, and it computes no character offsets.
             encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
@@ -100,12 +127,14 @@ class Tokenizer:
             packed.extend(array("i", ids[start : start + _PACK_TOKENS]))
         return packed.tobytes()
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool = True, tenant: str = "") -> bytes:
-        """`encode`, on a thread where the text is long; the threads are shared fairly by tenant."""
-        if len(text) <= INLINE_CHARS:
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        work = functools.partial(self.encode, text, add_special_tokens=add_special_tokens)
-        return await off_loop(work, tenant=tenant)
+    @functools.cached_property
+    def _around(self) -> tuple[bytes, bytes] | None:
+        """Packed ids that the model expects before and after a text; None where that is not all it expects."""
+        bare, full = (self._backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+        at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), None)
+        if at is None or not self.special_ids.issuperset([*full[:at], *full[at + len(bare) :]]):
+            return None
+        return pack_tokens(full[:at]), pack_tokens(full[at + len(bare) :])
 
     def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of tokens; bytes that are not UTF-8 become U+FFFD. Ids without a token have no text."""
