@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -138,26 +139,40 @@ def test_attention_of_more_queries_than_entries(kernels):
     assert_close(kernels.attention(case.q, case.kv, case.batch, 1.0), expected)
 
 
-PACKING = [k for k in KERNELS if k.pack_weight(torch.zeros(32, 32, dtype=torch.bfloat16)).dim() != 2]
+PACKING = [k for k in KERNELS if k.level > library.Level.PORTABLE]
 packing = pytest.mark.parametrize("kernels", PACKING, ids=[k.level.name.lower() for k in PACKING])
 
 
-def test_levels_with_instructions_for_bfloat16_pack():
-    assert [k.level for k in PACKING] == [k.level for k in KERNELS if k.level >= library.Level.AVX512]
+def packed_in_order(weight: torch.Tensor) -> torch.Tensor:
+    """`weight` [O, I] as `pack_weight` should leave it: in steps of two blocks of 16 outputs."""
+    outputs, inputs = weight.shape
+    if weight.dtype == torch.bfloat16:  # pairs of inputs
+        return weight.view(outputs // 32, 2, 16, inputs // 32, 16, 2).permute(0, 3, 1, 4, 2, 5)
+    return weight.view(outputs // 32, 2, 16, inputs // 32, 32).permute(0, 3, 1, 4, 2)
+
+
+@levels
+@dtypes
+def test_every_level_but_the_portable_one_packs(kernels, dtype):
+    packs = kernels.pack_weight(torch.zeros(32, 64, dtype=dtype)).shape == (1, 2, 32, 32)
+    assert packs == (kernels.level > library.Level.PORTABLE)
+    # A product whose x is of another dtype would not find its weight.
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    assert kernels.pack_weight(torch.zeros(32, 64, dtype=dtype), other).shape == (32, 64)
 
 
 @packing
+@dtypes
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (64, 96), (96, 2080), (1024, 1536), (160, 512)])
-def test_product_with_a_packed_weight(kernels, outputs, inputs):
+def test_product_with_a_packed_weight(kernels, dtype, outputs, inputs):
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
-    bias = torch.randn(outputs, generator=generator).bfloat16()
+    weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    bias = torch.randn(outputs, generator=generator).to(dtype)
     packed = kernels.pack_weight(weight)
-    steps = weight.view(outputs // 32, 2, 16, inputs // 32, 16, 2).permute(0, 3, 1, 4, 2, 5)
-    assert (packed == steps.reshape(packed.shape)).all()
-    for rows in (0, 1, 2, 12, 13, 16, 17, 31, 33, 65, 300, 520, 1100):
-        x = torch.randn(rows, inputs, generator=generator).bfloat16()
-        residual = torch.randn(rows, outputs, generator=generator).bfloat16()
+    assert (packed == packed_in_order(weight).reshape(packed.shape)).all()
+    for rows in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 31, 33, 65, 300, 520, 1100):
+        x = torch.randn(rows, inputs, generator=generator).to(dtype)
+        residual = torch.randn(rows, outputs, generator=generator).to(dtype)
         expected = reference.linear(x, weight, bias, residual)
         got = kernels.linear(x, packed, bias, residual.clone())
         assert_close(got, expected)
@@ -182,10 +197,9 @@ def test_product_with_a_packed_weight(kernels, outputs, inputs):
 
 @packing
 def test_a_weight_that_panels_do_not_divide_stays_as_it_is(kernels):
-    for shape in ((48, 64), (64, 48)):
-        weight = torch.zeros(shape, dtype=torch.bfloat16)
+    for dtype, shape in itertools.product(BOUNDS, ((48, 64), (64, 48))):
+        weight = torch.zeros(shape, dtype=dtype)
         assert kernels.pack_weight(weight) is weight
-    assert kernels.pack_weight(torch.zeros(64, 64)).shape == (64, 64)
 
 
 @packing

@@ -61,7 +61,7 @@ def test_what_computes_with_int8_weights_is_said(installed, monkeypatch):
         said[level] = dispatch.int8_note("cpu", torch.float32)
     assert said[library.Level.PORTABLE] == "int8: torch with widened weights"
     assert said[library.Level.AVX2] == "int8: C++ for up to 32 rows, torch with widened weights for more"
-    monkeypatch.setattr(compiled, "_packs", {torch.int8})
+    monkeypatch.setattr(compiled, "_packs", {(torch.bfloat16, torch.int8)})
     assert dispatch.int8_note("cpu", torch.bfloat16) == "int8: C++, packed"
 
 

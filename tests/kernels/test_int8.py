@@ -23,8 +23,15 @@ try:
 except library.Unavailable:
     LEVELS = []
 levels = pytest.mark.parametrize("kernels", LEVELS, ids=[k.level.name.lower() for k in LEVELS])
-PACKING = [k for k in LEVELS if k.pack_weight(torch.zeros(32, 32, dtype=torch.int8), torch.bfloat16).dim() != 2]
-packing = pytest.mark.parametrize("kernels", PACKING, ids=[k.level.name.lower() for k in PACKING])
+PACKING = [
+    (kernels, dtype)
+    for kernels in LEVELS
+    for dtype in C_BOUNDS
+    if kernels.pack_weight(torch.zeros(32, 32, dtype=torch.int8), dtype).dim() != 2
+]
+packing = pytest.mark.parametrize(
+    ("kernels", "dtype"), PACKING, ids=[f"{k.level.name.lower()} {str(dtype).split('.')[1]}" for k, dtype in PACKING]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -135,11 +142,15 @@ def test_torch_widens_a_weight_block_by_block(monkeypatch):
 # The kernels in C++
 
 
-def test_levels_with_instructions_for_bfloat16_pack_int8():
+def test_int8_is_packed_at_every_level_with_instructions_for_it():
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text() if cpuinfo.exists() else ""
-    expected = [k.level for k in LEVELS if k.level >= library.Level.AVX512 and " avx512vbmi " in flags]
-    assert [k.level for k in PACKING] == expected
+    for kernels in LEVELS:
+        packed = {dtype for other, dtype in PACKING if other is kernels}
+        if kernels.level >= library.Level.AVX512:
+            assert packed == ({torch.bfloat16} if " avx512vbmi " in flags else set())
+        else:
+            assert packed == ({torch.float32, torch.bfloat16} if kernels.level == library.Level.AVX2 else set())
 
 
 @levels
@@ -165,24 +176,24 @@ def test_weights_that_are_not_packed(kernels, dtype, tokens, outputs, inputs, op
 
 @packing
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (64, 96), (96, 2080), (1024, 1536), (160, 512)])
-def test_product_with_a_packed_weight(kernels, outputs, inputs):
+def test_product_with_a_packed_weight(kernels, dtype, outputs, inputs):
     generator = torch.Generator().manual_seed(0)
     values, scales = random_weight(outputs, inputs)
-    bias = torch.randn(outputs, generator=generator).bfloat16()
-    packed = kernels.pack_weight(values, torch.bfloat16)
-    assert (packed.dtype, packed.shape) == (torch.uint8, (outputs // 32, inputs // 32, 16, 64))
-    for rows in (0, 1, 2, 3, 4, 5, 12, 13, 16, 17, 31, 33, 65, 300, 520, 1100):
-        x = torch.randn(rows, inputs, generator=generator).bfloat16()
-        residual = torch.randn(rows, outputs, generator=generator).bfloat16()
+    bias = torch.randn(outputs, generator=generator).to(dtype)
+    packed = kernels.pack_weight(values, dtype)
+    assert (packed.dtype, packed.shape) == (torch.int8, (outputs // 32, inputs // 32, 32, 32))
+    for rows in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 31, 33, 65, 300, 520, 1100):
+        x = torch.randn(rows, inputs, generator=generator).to(dtype)
+        residual = torch.randn(rows, outputs, generator=generator).to(dtype)
         expected = reference.linear(x, values, bias, residual, scales)
         got = kernels.linear(x, packed, bias, residual.clone(), scales)
-        assert_close(got, expected, C_BOUNDS[torch.bfloat16])
+        assert_close(got, expected, C_BOUNDS[dtype])
         assert_close(
-            kernels.linear(x, packed, scales=scales), reference.linear(x, values, scales=scales), C_BOUNDS[x.dtype]
+            kernels.linear(x, packed, scales=scales), reference.linear(x, values, scales=scales), C_BOUNDS[dtype]
         )
         if outputs % 64 == 0:
             gated = kernels.gated_linear(x, packed, bias, scales)
-            assert_close(gated, reference.gated_linear(x, values, bias, scales), C_BOUNDS[x.dtype])
+            assert_close(gated, reference.gated_linear(x, values, bias, scales), C_BOUNDS[dtype])
             assert (gated == kernels.silu_mul(kernels.linear(x, packed, bias, scales=scales))).all()
         for threads in (1, 3, 70):
             torch.set_num_threads(threads)
@@ -199,28 +210,28 @@ def test_product_with_a_packed_weight(kernels, outputs, inputs):
 
 
 @packing
-def test_every_value_that_there_is_is_multiplied(kernels):
+def test_every_value_that_there_is_is_multiplied(kernels, dtype):
     values = torch.arange(-LARGEST, LARGEST + 1, dtype=torch.int8).repeat(5)[:1024].reshape(32, 32)
     scales = torch.full((32,), 0.5)
-    packed = kernels.pack_weight(values, torch.bfloat16)
+    packed = kernels.pack_weight(values, dtype)
     for rows in (1, 4, 40):
         for column in range(32):
-            x = torch.zeros(rows, 32, dtype=torch.bfloat16)
+            x = torch.zeros(rows, 32, dtype=dtype)
             x[:, column] = 2.0
             got = kernels.linear(x, packed, scales=scales)
-            assert (got == values[:, column].bfloat16()).all()
+            assert (got == values[:, column].to(dtype)).all()
 
 
 @packing
-def test_a_packed_weight_refuses_what_does_not_fit_it(kernels):
+def test_a_packed_weight_refuses_what_does_not_fit_it(kernels, dtype):
     values, scales = random_weight(64, 64)
-    packed, x = kernels.pack_weight(values, torch.bfloat16), torch.zeros(2, 64, dtype=torch.bfloat16)
+    packed, x = kernels.pack_weight(values, dtype), torch.zeros(2, 64, dtype=dtype)
     with pytest.raises(ValueError, match="64 inputs"):
         kernels.linear(x[:, :32], packed, scales=scales)
-    with pytest.raises(ValueError, match="float32"):
-        kernels.linear(x.float(), packed, scales=scales)
+    with pytest.raises(ValueError, match="float64"):
+        kernels.linear(x.double(), packed, scales=scales)
     for wrong in (None, scales[:32], scales.double()):
         with pytest.raises(ValueError, match="64 outputs with"):
             kernels.linear(x, packed, scales=wrong)
-    assert kernels.pack_weight(values[:48], x.dtype).shape == (48, 64)
-    assert kernels.pack_weight(values, torch.float32) is values
+    assert kernels.pack_weight(values[:48], dtype).shape == (48, 64)
+    assert kernels.pack_weight(values, torch.float64) is values

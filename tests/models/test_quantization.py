@@ -160,7 +160,7 @@ PACKED = dispatch.int8_note("cpu", torch.bfloat16) == "int8: C++, packed"
 def test_in_bfloat16_a_sequence_gets_the_same_in_any_batch(tmp_path):
     directory = write_tiny(tmp_path, **PANELS, dtype=torch.bfloat16)
     model = load_model(str(directory), dtype="bfloat16", quantization="int8").model
-    assert model.provider.layer(0)["qkv"].dtype == torch.uint8
+    assert model.provider.layer(0)["qkv"].dim() == 4
     alone = [greedy(model, [prompt]) for prompt in PROMPTS]
     for batch in BATCHES:
         tokens, logits = greedy(model, [PROMPTS[i] for i in batch])

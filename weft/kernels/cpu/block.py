@@ -7,7 +7,7 @@ operations. What happens in the call is in `src/block.h`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -55,16 +55,24 @@ class CpuBlock:
 
     @classmethod
     def prepare(
-        cls, call: Callable[..., None], level: Level, shape: BlockShape, weights: Mapping[str, Tensor]
+        cls,
+        call: Callable[..., None],
+        level: Level,
+        packs: Container[tuple[torch.dtype, torch.dtype]],
+        shape: BlockShape,
+        weights: Mapping[str, Tensor],
     ) -> CpuBlock | None:
-        """`call` is `weft_block`. None: something about the layer is not for the library."""
+        """`call` is `weft_block`; `packs` are the dtypes (of x, of a weight) of its products with packed weights.
+
+        None: the library cannot compute this layer.
+        """
         heads = shape.heads
         dtype = weights["attention_norm"].dtype
         vectors = [weights[name] for name in (*_NORMS, *_HEAD_NORMS) if name in weights]
         sized = 0 < heads.head_dim <= MAX_HEAD_DIM and heads.head_dim % 16 == 0 and heads.group <= MAX_GROUP
         if not fits(*vectors) or not sized:
             return None
-        matrices = [_matrix(level, dtype, weights, name) for name in _PRODUCTS]
+        matrices = [_matrix(level, packs, dtype, weights, name) for name in _PRODUCTS]
         known = [matrix for matrix in matrices if matrix is not None]
         if len(known) < len(matrices) or not _fit_together(shape, weights, known):
             return None
@@ -146,12 +154,18 @@ def _fit_together(shape: BlockShape, weights: Mapping[str, Tensor], matrices: li
     )
 
 
-def _matrix(level: Level, dtype: torch.dtype, weights: Mapping[str, Tensor], name: str) -> _Matrix | None:
+def _matrix(
+    level: Level,
+    packs: Container[tuple[torch.dtype, torch.dtype]],
+    dtype: torch.dtype,
+    weights: Mapping[str, Tensor],
+    name: str,
+) -> _Matrix | None:
     """A weight, its bias and its scales. None: the library has no product for it."""
     weight, bias, scales = weights[name], weights.get(f"{name}_bias"), weights.get(f"{name}_scales")
     packed = weight.dim() != 2
     outputs, inputs = (size * PANEL for size in weight.shape[:2]) if packed else weight.shape
-    if packed and (dtype != torch.bfloat16 or (name == "gate_up" and weight.shape[0] % 2)):
+    if packed and ((dtype, weight.dtype) not in packs or (name == "gate_up" and weight.shape[0] % 2)):
         return None
     if not is_weight(weight, scales, dtype, outputs) or not (bias is None or (fits(bias) and bias.dtype == dtype)):
         return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
-ABI_VERSION = 8
+ABI_VERSION = 9
 
 
 class Level(IntEnum):
@@ -114,7 +114,7 @@ _SIGNATURES = {
     ],
     "weft_linear": [c_int, c_int, *(c_void_p,) * 6, *(c_int64,) * 3, c_int],
     "weft_pack_weight": [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int],
-    "weft_linear_packed": [c_int, *(c_void_p,) * 6, *(c_int64,) * 3, c_int, c_int],
+    "weft_linear_packed": [c_int, c_int, *(c_void_p,) * 6, *(c_int64,) * 3, c_int, c_int],
     "weft_attention": [
         *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),
         *(c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int64, c_int),

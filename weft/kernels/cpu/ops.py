@@ -24,8 +24,8 @@ from weft.kernels.cpu.tensors import (
     MAX_GROUP,
     MAX_HEAD_DIM,
     MAX_STACKED,
-    PACKED,
     PANEL,
+    WEIGHT_DTYPES,
     batch_fields,
     fits,
     is_weight,
@@ -47,33 +47,35 @@ class CpuKernels:
         self._linear = loaded.weft_linear
         self._linear_packed = loaded.weft_linear_packed
         self._pack_weight = loaded.weft_pack_weight
-        self._packs = {dtype for dtype, number in PACKED.items() if loaded.weft_packs(self._level, number)}
+        self._packs = {
+            (dtype, weight)
+            for dtype, number in DTYPES.items()
+            for weight, weight_number in WEIGHT_DTYPES.items()
+            if loaded.weft_packs(self._level, number, weight_number)
+        }
         self._attention = loaded.weft_attention
         self._block = loaded.weft_block
         self._probe_read = loaded.weft_probe_read
         self._probe_product = loaded.weft_probe_product
 
     def pack_weight(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Rearrange a weight [O, I] for this variant's `linear`, in C++. Contract: `base.PackWeight`.: bfloat16 [O, I]
-        -> [O / 32, I / 32, 2, 16, 32], which `packed.h` describes, and int8 -> uint8 [O / 32, I / 32, 16, 64], which
-        `int8.h` does."""
-        if weight.dtype not in self._packs or (dtype or weight.dtype) != torch.bfloat16 or not weight.is_cpu:
+        """Rearrange a weight [O, I] for this variant's `linear`, in C++. Contract: `base.PackWeight`.: [O / 32, I / 32, ...]
+        in the order that `panel_pairs.h`, `panel_floats.h` and `int8.h` describe for the level and the dtype."""
+        if (dtype or weight.dtype, weight.dtype) not in self._packs or not weight.is_cpu:
             return weight
         outputs, inputs = weight.shape
         if outputs % PANEL or inputs % PANEL or not weight.is_contiguous():
             return weight
-        step = (16, 2 * PANEL) if weight.dtype == torch.int8 else (2, 16, PANEL)
-        dtype = torch.uint8 if weight.dtype == torch.int8 else weight.dtype
-        packed = huge_pages.empty(outputs // PANEL, inputs // PANEL, *step, dtype=dtype)
+        packed = huge_pages.empty(outputs // PANEL, inputs // PANEL, PANEL, PANEL, dtype=weight.dtype)
         self._pack_weight(
-            *(self._level, PACKED[weight.dtype], weight.data_ptr(), packed.data_ptr()),
+            *(self._level, WEIGHT_DTYPES[weight.dtype], weight.data_ptr(), packed.data_ptr()),
             *(outputs, inputs, torch.get_num_threads()),
         )
         return packed
 
     def packs_int8_for(self, dtype: torch.dtype) -> bool:
         """Whether products of `dtype` with int8 weights have them packed."""
-        return dtype == torch.bfloat16 and torch.int8 in self._packs
+        return (dtype, torch.int8) in self._packs
 
     def linear(
         self,
@@ -133,7 +135,7 @@ class CpuKernels:
     ) -> Tensor:
         rows, outputs, inputs = x.shape[0], weight.shape[0] * PANEL, weight.shape[1] * PANEL
         x = x.contiguous()
-        if x.dtype != torch.bfloat16 or not fits(x, bias, residual) or x.shape[1] != inputs:
+        if (x.dtype, weight.dtype) not in self._packs or not fits(x, bias, residual) or x.shape[1] != inputs:
             raise ValueError(f"a product of {x.dtype} {list(x.shape)} with a packed weight of {inputs} inputs")
         if not is_weight(weight, scales, x.dtype, outputs):
             scaled = "no scales" if scales is None else f"{scales.dtype} scales {list(scales.shape)}"
@@ -141,7 +143,7 @@ class CpuKernels:
         out = residual if residual is not None else x.new_empty(rows, outputs // 2 if gated else outputs)
         if rows:
             self._linear_packed(
-                *(self._level, x.data_ptr(), weight.data_ptr()),
+                *(self._level, DTYPES[x.dtype], x.data_ptr(), weight.data_ptr()),
                 *(None if t is None else t.data_ptr() for t in (bias, scales, residual)),
                 *(out.data_ptr(), rows, inputs, outputs, gated, torch.get_num_threads()),
             )
@@ -217,7 +219,7 @@ class CpuKernels:
 
     def prepare_block(self, shape: BlockShape, weights: Mapping[str, Tensor]) -> CpuBlock | None:
         """A decoder layer as one operation, in C++. Contract: `base.PrepareBlock`."""
-        return CpuBlock.prepare(self._block, self.level, shape, weights)
+        return CpuBlock.prepare(self._block, self.level, self._packs, shape, weights)
 
     def probe_read(self, data: Tensor, threads: int) -> None:
         """Read all of a contiguous tensor."""

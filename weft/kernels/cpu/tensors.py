@@ -17,8 +17,8 @@ CHUNK, MAX_STACKED = 256, 16
 """`kChunk` and `kMaxStacked` of decode.h."""
 PANEL = 32
 """Outputs, and inputs, that a packed weight takes at a time."""
-PACKED = {torch.bfloat16: 1, torch.int8: 2}
-"""Dtypes of weights that can be packed, and their numbers in the library."""
+WEIGHT_DTYPES = DTYPES | {torch.int8: 2}
+"""Dtypes of weights, and their numbers in the library."""
 THIN_ROWS = {
     (Level.AMX, torch.bfloat16): 128,
     (Level.AVX512, torch.bfloat16): 16,
@@ -53,7 +53,7 @@ def is_weight(weight: Tensor, scales: Tensor | None, dtype: torch.dtype, outputs
     if scales is None:
         return weight.dtype == dtype and weight.is_contiguous()
     known = scales.dtype == torch.float32 and scales.is_cpu and scales.is_contiguous() and scales.shape == (outputs,)
-    return known and weight.dtype in (torch.int8, torch.uint8) and weight.is_contiguous()
+    return known and weight.dtype == torch.int8 and weight.is_contiguous()
 
 
 def batch_fields(batch: AttentionBatch, max_queries: int = 0) -> BatchFields:

@@ -107,13 +107,13 @@ WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* we
                         LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, false});
 }
 
-// Whether a level has products of bfloat16 with packed weights of `dtype`.
-WEFT_EXPORT int weft_packs(int level, int dtype) {
+// Whether a level has products of `dtype` with packed weights of dtype `weight`.
+WEFT_EXPORT int weft_packs(int level, int dtype, int weight) {
     if (!table(level).linear_packed) return 0;
 #if defined(__x86_64__)
-    if (dtype == kInt8) return has_byte_permutations();
+    if (weight == kInt8 && level >= kAvx512) return dtype == kBfloat16 && has_byte_permutations();
 #endif
-    return dtype == kBfloat16;
+    return weight == dtype || weight == kInt8;
 }
 
 WEFT_EXPORT void weft_pack_weight(int level, int dtype, const void* weight, void* packed, int64_t outputs,
@@ -121,11 +121,11 @@ WEFT_EXPORT void weft_pack_weight(int level, int dtype, const void* weight, void
     table(level).pack_weight(dtype, weight, packed, outputs, inputs, threads);
 }
 
-WEFT_EXPORT void weft_linear_packed(int level, const void* x, const void* weight, const void* bias,
+WEFT_EXPORT void weft_linear_packed(int level, int dtype, const void* x, const void* weight, const void* bias,
                                     const float* scales, const void* residual, void* out, int64_t rows,
                                     int64_t inputs, int64_t outputs, int gated, int threads) {
     table(level).linear_packed(
-        LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, gated != 0});
+        dtype, LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, gated != 0});
 }
 
 WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_t heads, int64_t kv_heads,

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 8;
+constexpr int kAbiVersion = 9;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
@@ -131,9 +131,9 @@ struct Table {
     void (*silu_mul)(int dtype, const void* gate_up, void* out, int64_t rows, int64_t size, int threads);
     void (*rotate_and_store)(int dtype, const RotateArgs& args);
     void (*linear)(int dtype, const LinearArgs& args);
-    // Null where no weight is packed. The dtype is that of the weight.
+    // Null where no weight is packed. The dtype of `pack_weight` is that of the weight.
     void (*pack_weight)(int dtype, const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads);
-    void (*linear_packed)(const LinearArgs& args);
+    void (*linear_packed)(int dtype, const LinearArgs& args);
     void (*attention)(int dtype, const AttentionArgs& args);
     double (*probe_read)(const void* data, int64_t bytes, int threads);
     double (*probe_product)(int dtype, void* data, int64_t rounds, int threads);

@@ -13,7 +13,7 @@ namespace {
 inline void multiply(const Table& table, int dtype, const Product& by, const void* x, int64_t inputs,
                      const void* residual, void* out, int64_t rows, int threads, bool gated) {
     const LinearArgs args{x, by.weight, by.scales, by.bias, residual, out, rows, inputs, by.outputs, threads, gated};
-    by.packed ? table.linear_packed(args) : table.linear(dtype, args);
+    by.packed ? table.linear_packed(dtype, args) : table.linear(dtype, args);
 }
 
 // x [T, hidden] is the residual stream, changed in place.

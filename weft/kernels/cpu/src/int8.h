@@ -3,7 +3,7 @@
 // A packed weight is [outputs / 32][inputs / 32][16][64] bytes: panels and steps as in packed.h, and in a step, for each
 // pair of inputs, that pair of 32 outputs. A byte is a sign and a magnitude of 7 bits, and integers so small are exact
 // in bfloat16: its two halves are looked up by the magnitude. In each 16 bytes come 8 of the step's first block of 16
-// outputs, then 8 of its second, so that interleaving the halves gives two vectors as packed.h has them.
+// outputs, then 8 of its second, so that interleaving the halves gives two vectors as panel_pairs.h has them.
 #pragma once
 
 #include "simd.h"
@@ -82,7 +82,7 @@ struct Int8Table {
 };
 
 // Steps of a packed int8 weight as those of a packed bfloat16 weight.
-WEFT_VBMI inline void expand_steps(const uint8_t* from, bf16* to, int64_t steps) {
+WEFT_VBMI inline void expand_int8(const uint8_t* from, bf16* to, int64_t steps) {
     const Int8Table table;
     for (int64_t s = 0; s < steps; s++, to += 1024)
         for (int64_t pair = 0; pair < 16; pair++, from += kPairBytes) {

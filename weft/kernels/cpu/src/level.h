@@ -4,7 +4,8 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
-#include "packed.h"
+#include "panel_floats.h"
+#include "panel_tiles.h"
 #include "probe.h"
 
 namespace weft {
@@ -39,18 +40,34 @@ void linear(int dtype, const LinearArgs& args) {
         args.scales ? linear_rows<float, int8_t, false>(args) : linear_rows<float, float, true>(args);
 }
 
-#if WEFT_AVX512
+#if WEFT_AVX2
+typedef Floats<bf16> Bfloat16Product;
+#elif WEFT_AMX
+typedef Tiles Bfloat16Product;
+#elif WEFT_AVX512
+typedef Pairs Bfloat16Product;
+#endif
+
+#if WEFT_AVX2 || WEFT_AVX512
 void pack(int dtype, const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads) {
-    if (dtype == kInt8)
-        pack_int8((const int8_t*)weight, (uint8_t*)packed, outputs, inputs, threads);
-    else
-        pack_weight((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
+#if WEFT_AVX512
+    if (dtype == kInt8) return pack_int8((const int8_t*)weight, (uint8_t*)packed, outputs, inputs, threads);
+    if (dtype == kBfloat16) return Pairs::pack((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
+#else
+    if (dtype == kInt8) return Floats<bf16>::pack((const int8_t*)weight, (int8_t*)packed, outputs, inputs, threads);
+    if (dtype == kBfloat16) return Floats<bf16>::pack((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
+#endif
+    Floats<float>::pack((const float*)weight, (float*)packed, outputs, inputs, threads);
+}
+
+void linear_packed(int dtype, const LinearArgs& args) {
+    dtype == kBfloat16 ? multiply_packed<Bfloat16Product>(args) : multiply_packed<Floats<float>>(args);
 }
 constexpr auto kPack = pack;
 constexpr auto kLinearPacked = linear_packed;
 #else
 constexpr void (*kPack)(int, const void*, void*, int64_t, int64_t, int) = nullptr;
-constexpr void (*kLinearPacked)(const LinearArgs&) = nullptr;
+constexpr void (*kLinearPacked)(int, const LinearArgs&) = nullptr;
 #endif
 
 void attention(int dtype, const AttentionArgs& args) {

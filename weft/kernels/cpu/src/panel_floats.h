@@ -1,0 +1,154 @@
+// A panel of a packed weight times rows of x, in floats: for dtypes without dot products of their own at this level.
+//
+// What a step of the weight is, for its two blocks of 16 outputs:
+//   float32   [2][32][16]: for each input, 16 outputs;
+//   bfloat16  [2][16][32]: 16 pairs of inputs for each of 16 outputs in turn, so that a shift and a mask widen a pair;
+//   int8      [2][32][16] bytes: as float32.
+// Weights become floats in registers on the way to a multiply-add. An int8 weight that many rows meet becomes bfloat16
+// first, a few steps at a time in the cache; integers up to 127 are exact in it. Its sums are scaled when they are
+// written.
+#pragma once
+
+#include "packed.h"
+
+#if WEFT_AVX2 || WEFT_AVX512
+
+namespace weft {
+namespace {
+
+constexpr int64_t kHalfSize = 16 * kStep;  // elements of a block of 16 outputs in a step
+
+// Input `k` of W outputs: vector `n` of a step.
+WEFT_INLINE int64_t vector_at(int n) { return n * W / 16 * kHalfSize + n * W % 16; }
+WEFT_INLINE vf outputs_of(const float* step, int64_t k, int n) { return load(step + vector_at(n) + k * 16); }
+WEFT_INLINE vf outputs_of(const int8_t* step, int64_t k, int n) { return load(step + vector_at(n) + k * 16); }
+WEFT_INLINE vf outputs_of(const bf16* step, int64_t k, int n) {
+    const vu pair = load_raw<vu>(step + n * W / 16 * kHalfSize + n * W % 16 * 2 + k / 2 * 32);
+    return (vf)(k % 2 ? pair & 0xffff0000u : pair << 16);
+}
+
+// T is the type of x and of the result; a weight is of T, or int8.
+template <class T>
+struct Floats {
+    typedef T Stored;
+    typedef float Value;
+    struct InUse {};
+    static constexpr int64_t kRowsAtOnce = W == 16 ? 12 : 6;  // accumulators of 2 vectors each fill the registers
+    static constexpr bool kEqualGroups = true;
+    static constexpr int64_t kBlockSteps = 8;
+    static constexpr int64_t kBlockBytes = 512 << 10;
+    static constexpr int64_t kWholeGroups = 1;
+    static constexpr bool kWritesBeside = false;
+    static constexpr int64_t kSlackBytes = 2 * W * sizeof(float);  // `rows_as_floats` writes whole vectors
+
+    static int64_t step_bytes(const LinearArgs& a) { return kStepSize * (a.scales ? 1 : (int64_t)sizeof(T)); }
+    static bool reads_int8(int64_t groups) { return groups == 1; }
+
+    static void expand_steps(const char* from, char* to, int64_t steps) {
+        const int8_t* step = (const int8_t*)from;
+        bf16* out = (bf16*)to;
+        for (int64_t s = 0; s < steps; s++, step += kStepSize, out += kStepSize)
+            for (int n = 0; n < kVectors; n++)
+                for (int64_t pair = 0; pair < 16; pair++) {
+                    // The lower halves of such floats are zeros.
+                    const vu raw = (vu)outputs_of(step, 2 * pair, n) >> 16 | (vu)outputs_of(step, 2 * pair + 1, n);
+                    __builtin_memcpy(out + n * W / 16 * kHalfSize + n * W % 16 * 2 + pair * 32, &raw, sizeof(raw));
+                }
+    }
+
+    // Rearranges a weight [outputs, inputs] of floats, bfloat16 or bytes; both are multiples of 32.
+    template <class Weight>
+    static void pack(const Weight* weight, Weight* packed, int64_t outputs, int64_t inputs, int threads) {
+        constexpr int64_t run = sizeof(Weight) == 2 ? 2 : 1;  // inputs of an output that lie side by side
+        for_each(threads, outputs / kPanel, [&](int64_t panel) {
+            Weight* to = packed + panel * kPanel * inputs;
+            for (int64_t s = 0; s < inputs; s += kStep)
+                for (int64_t half = 0; half < kPanel; half += 16) {
+                    const Weight* from = weight + (panel * kPanel + half) * inputs + s;
+                    for (int64_t k = 0; k < kStep; k += run)
+                        for (int64_t output = 0; output < 16; output++, to += run)
+                            __builtin_memcpy(to, from + output * inputs + k, run * sizeof(Weight));
+                }
+        });
+    }
+
+    static const float* rearrange(const LinearArgs& a, const RowPart<Floats>& r, float* to) {
+        const T* x = (const T*)a.x + r.first * a.inputs;
+        const int64_t each = r.at_once();
+        for (int64_t i = 0; i < r.rows; i += each)
+            with_count<kRowsAtOnce>(least(each, r.rows - i), [&](auto counted) {
+                rows_as_floats<decltype(counted)::value>(x + i * a.inputs, a.inputs, to + i * a.inputs);
+            });
+        return to;
+    }
+
+    // M rows of x as [input][row].
+    template <int M>
+    static void rows_as_floats(const T* x, int64_t inputs, float* to) {
+        for (int64_t k = 0; k < inputs; k += W) {
+            alignas(64) float rows[M][W];
+            for (int m = 0; m < M; m++) store(rows[m], load(x + m * inputs + k));
+            for (int i = 0; i < W; i++)
+                for (int m = 0; m < M; m++) to[(k + i) * M + m] = rows[m][i];
+        }
+    }
+
+    static WEFT_INLINE void multiply(const float* x, int64_t step, int64_t count, int64_t, bool int8,
+                                     const PanelPart& part) {
+        const float* rows = x + step * kStep * count;
+        with_count<kRowsAtOnce>(count, [&](auto counted) {
+            constexpr int M = decltype(counted)::value;
+            if (int8)
+                panel<M>(rows, (const int8_t*)part.weight, part);
+            else if (part.args->scales)
+                panel<M>(rows, (const bf16*)part.weight, part);
+            else
+                panel<M>(rows, (const T*)part.weight, part);
+        });
+    }
+
+    // One input of M rows and N vectors. What there is less of stays in registers.
+    template <int M, int N, class Weight>
+    static WEFT_INLINE void multiply_add(const float* x, const Weight* step, int64_t k, int first, vf (*acc)[N]) {
+        vf kept[M < N ? M : N];
+        if constexpr (M < N) {
+            for (int m = 0; m < M; m++) kept[m] = all(x[m]);
+            for (int n = 0; n < N; n++) {
+                vf y = outputs_of(step, k, first + n);
+                for (int m = 0; m < M; m++) acc[m][n] = y * kept[m] + acc[m][n];
+            }
+        } else {
+            for (int n = 0; n < N; n++) kept[n] = outputs_of(step, k, first + n);
+            for (int m = 0; m < M; m++) {
+                vf y = all(x[m]);
+                for (int n = 0; n < N; n++) acc[m][n] = kept[n] * y + acc[m][n];
+            }
+        }
+    }
+
+    // For M rows of x: as many of the panel's vectors at once as there are registers for their sums.
+    template <int M, class Weight>
+    static void panel(const float* x, const Weight* weight, const PanelPart& part) {
+        constexpr int N = kVectors > 2 && M <= kRowsAtOnce / 2 ? kVectors : 2;
+        for (int first = 0; first < kVectors; first += N) {
+            vf acc[M][N];
+            for (int m = 0; m < M; m++)
+                for (int n = 0; n < N; n++)
+                    acc[m][n] = part.add ? load(part.sums + m * kPanel + (first + n) * W) : vf{};
+            for (int64_t s = 0; s < part.steps; s++) {
+                if (first == 0) fetch_beside(part, s);
+                const Weight* step = weight + s * kStepSize;
+                const float* from = x + s * kStep * M;
+                for (int64_t k = 0; k < kStep; k += 2)
+                    for (int i = 0; i < 2; i++, from += M) multiply_add<M, N>(from, step, k + i, first, acc);
+            }
+            for (int m = 0; m < M; m++)
+                for (int n = 0; n < N; n++) store(part.sums + m * kPanel + (first + n) * W, acc[m][n]);
+        }
+    }
+};
+
+}  // namespace
+}  // namespace weft
+
+#endif
