@@ -71,6 +71,18 @@ def test_computes_well():
     assert not dispatch.computes_well("cpu", torch.float16)
 
 
+def test_bfloat16_is_computed_well_where_a_level_packs_it(monkeypatch):
+    monkeypatch.setattr(dispatch, "_torch_has_bfloat16", lambda: False)
+    compiled = cpu_ops.best()
+    if isinstance(compiled, Exception):
+        pytest.skip(f"the library is {compiled}")
+    for level in library.levels(library.load()):
+        monkeypatch.setattr(dispatch.cpu_ops, "best", lambda level=level: cpu_ops.CpuKernels(library.load(), level))
+        assert dispatch.computes_well("cpu", torch.bfloat16) == (level > library.Level.PORTABLE)
+    monkeypatch.setattr(dispatch.cpu_ops, "best", lambda: library.Unavailable("not built"))
+    assert not dispatch.computes_well("cpu", torch.bfloat16)
+
+
 @pytest.fixture
 def installed(monkeypatch):
     """Makes Triton installed, or not."""

@@ -122,7 +122,7 @@ def int8_note(device: torch.device | str, dtype: torch.dtype) -> str:
         return "int8: Triton for a few rows, torch with widened weights for more"
     compiled = cpu_ops.best()
     if chosen == cpu_ops.NAME and not isinstance(compiled, Exception):
-        if compiled.packs_int8_for(dtype):
+        if compiled.packs(dtype, torch.int8):
             return "int8: C++, packed"
         rows = thin_rows(compiled.level, dtype, quantized=True)
         if rows:
@@ -140,18 +140,21 @@ def _note(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def computes_well(device: torch.device | str, dtype: torch.dtype) -> bool:
-    """Whether `device` has arithmetic for `dtype`, as opposed to conversions around float32's."""
+    """Whether `device` computes `dtype` at its own speed: with instructions for it, or with our kernels that widen it in
+    registers. Otherwise every product would convert its operands to float32 in memory and back."""
     target = torch.device(device)
     if dtype in (torch.float32, torch.float64):
         return True
     if target.type == "cuda":
         return dtype == torch.float16 or torch.cuda.get_device_capability(target) >= (8, 0)
     if target.type == "cpu" and dtype == torch.bfloat16:
-        return _cpu_has_bfloat16()
+        compiled = cpu_ops.best()
+        packs = not isinstance(compiled, Exception) and compiled.packs(dtype, dtype)
+        return packs or _torch_has_bfloat16()
     return False
 
 
-def _cpu_has_bfloat16() -> bool:
+def _torch_has_bfloat16() -> bool:
     if platform.machine() in ("x86_64", "AMD64"):
         # oneDNN also says yes to AVX-512 without BF16, where it converts to float32 and back.
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -59,9 +59,13 @@ class CpuKernels:
         self._probe_product = loaded.weft_probe_product
 
     def pack_weight(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Rearrange a weight [O, I] for this variant's `linear`, in C++. Contract: `base.PackWeight`.: [O / 32, I / 32, ...]
-        in the order that `panel_pairs.h`, `panel_floats.h` and `int8.h` describe for the level and the dtype."""
-        if (dtype or weight.dtype, weight.dtype) not in self._packs or not weight.is_cpu:
+        """Rearrange a weight [O, I] to [O / 32, I / 32, 32, 32] for this variant's `linear`, in C++.
+
+        Contract: `base.PackWeight`. The order within 32 x 32 elements depends on the level and the dtypes: see
+        `panel_pairs.h`, `panel_floats.h` and `int8.h`.
+        """
+        dtypes = (dtype or weight.dtype, weight.dtype)
+        if dtypes not in self._packs or not weight.is_cpu:
             return weight
         outputs, inputs = weight.shape
         if outputs % PANEL or inputs % PANEL or not weight.is_contiguous():
@@ -73,9 +77,9 @@ class CpuKernels:
         )
         return packed
 
-    def packs_int8_for(self, dtype: torch.dtype) -> bool:
-        """Whether products of `dtype` with int8 weights have them packed."""
-        return (dtype, torch.int8) in self._packs
+    def packs(self, dtype: torch.dtype, weight: torch.dtype) -> bool:
+        """Whether products of `dtype` have weights of dtype `weight` packed."""
+        return (dtype, weight) in self._packs
 
     def linear(
         self,

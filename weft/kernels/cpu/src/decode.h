@@ -6,6 +6,7 @@
 #pragma once
 
 #include "decode_bf16.h"
+#include "decode_floats.h"
 #include "visibility.h"
 
 namespace weft {
@@ -24,18 +25,6 @@ struct Partial {
 };
 
 constexpr float kNothing = -__builtin_inff();
-
-// Reads 2 W values of V as two vectors. For bfloat16 these are the even and the odd ones, which costs half the
-// instructions of keeping the order; `values_in_order` undoes it once per row.
-WEFT_INLINE void load_pair(const float* v, vf& a, vf& b) {
-    a = load(v);
-    b = load(v + W);
-}
-WEFT_INLINE void load_pair(const bf16* v, vf& a, vf& b) {
-    vu raw = load_raw<vu>(v);
-    a = (vf)(raw << 16);
-    b = (vf)(raw & 0xffff0000u);
-}
 
 // scores[i] = dot(q, k + i * dim) for i < W, before scaling.
 template <class T, bool Wide, int M>
@@ -102,10 +91,14 @@ WEFT_INLINE void add_values(const T* v, int64_t dim, const float (*weights)[kChu
     }
 }
 
+// Whether this level has dot products of pairs of T.
+template <class T>
+constexpr bool kInPairs = W == 16 && sizeof(T) == 2;
+
 // Whether a chunk is read in blocks of 16 entries (`attend_blocks`).
 template <class T, bool Wide>
 WEFT_INLINE bool in_blocks(const AttentionArgs& a) {
-    return W == 16 && sizeof(T) == 2 && Wide && a.batch->page_size % 16 == 0;
+    return W >= 8 && Wide && a.batch->page_size % 16 == 0;
 }
 
 // Asks for `bytes` from p on to be in the cache soon.
@@ -123,16 +116,26 @@ struct Stack {
     const T* q[kMaxStacked];
     Range ranges[kMaxStacked];  // by query
     Range all;                  // what any of the queries may see
+    // q as blocks of entries are multiplied with it: for tiles, or in floats as `load_pair` gives them. With dot products
+    // of pairs, q is read where it lies.
 #if WEFT_AMX
-    alignas(64) int32_t tiles[kMaxAttentionDim / 2 * 16];  // q as tiles read it
+    alignas(64) int32_t tiles[kMaxAttentionDim / 2 * 16];
 #endif
+    alignas(64) float floats[kInPairs<T> ? 1 : kMaxStacked][kMaxAttentionDim];
 };
 
-// Arranges the queries of a stack for tiles.
+// Arranges the queries of a stack.
 template <class T>
 void pack_stack(const AttentionArgs& a, Stack<T>& stack) {
+    if constexpr (!kInPairs<T>)
+        for (int m = 0; m < stack.count; m++)
+            for (int64_t d = 0; d + 2 * W <= a.heads.head_dim; d += 2 * W) {
+                vf x[2];
+                load_pair(stack.q[m] + d, x[0], x[1]);
+                for (int j = 0; j < 2; j++) store(&stack.floats[m][d + j * W], x[j]);
+            }
 #if WEFT_AMX
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (kInPairs<T>) {
         alignas(64) static const int32_t zeros[kMaxAttentionDim / 2] = {};
         for (int64_t d = 0; d + 32 <= a.heads.head_dim; d += 32) {
             const int32_t* from[16];
@@ -163,51 +166,67 @@ void stack_of(const AttentionArgs& a, int64_t r, int64_t head, Stack<T>& stack) 
     pack_stack(a, stack);
 }
 
+// scores[m][0..16) = dot(q[m], entry i of k), before scaling, for the heads of a stack.
+template <class T>
+WEFT_INLINE void score_stack(const Stack<T>& s, const T* k, int64_t dim, float* scores, Fetch& fetch) {
 #if WEFT_AVX512
-// `attend_chunk` where entries can be read 16 at a time. `next` is what the calling thread will read after this chunk.
-inline void attend_blocks(const AttentionArgs& a, const Stack<bf16>& s, int64_t begin, int64_t end,
-                          const bf16* const* next, Partial& out) {
-    const int64_t dim = a.heads.head_dim, bytes = 16 * dim * 2;
+    if constexpr (kInPairs<T>) {
+#if WEFT_AMX
+        const int32_t* tiles = s.tiles;
+#else
+        const int32_t* tiles = nullptr;
+#endif
+        return score_entries(s.q, tiles, s.count, k, dim, scores, kChunk, fetch);
+    }
+#endif
+    score_entries(&s.floats[0][0], kMaxAttentionDim, s.count, k, dim, scores, kChunk, fetch);
+}
+
+// `attend_chunk` where entries can be read 16 at a time. All that a chunk reads is listed beforehand and fetched some
+// blocks ahead, over the seams between K and V and between one task and the next (`next` is what the calling thread will
+// read after this chunk), so that arithmetic and memory overlap.
+template <class T>
+void attend_blocks(const AttentionArgs& a, const Stack<T>& s, int64_t begin, int64_t end, const T* const* next,
+                   Partial& out) {
+    typedef typename Choose<kInPairs<T>, bf16, float>::type Weight;  // weights meet V in pairs, or alone
+    const int64_t dim = a.heads.head_dim, bytes = 16 * dim * (int64_t)sizeof(T);
     const Row& row = s.row;
     constexpr int kBlocks = kChunk / 16;
     alignas(64) float scores[kMaxStacked][kChunk];
-    alignas(64) bf16 weights[kMaxStacked][kChunk];
-    const bf16* reads[2 * kBlocks + kAhead];
+    alignas(64) Weight weights[kMaxStacked][kChunk];
+    const T* reads[2 * kBlocks + kAhead];
     uint32_t seen[kBlocks];
     const int64_t first = begin / 16 * 16;
     const int blocks = (int)((end - first + 15) / 16);
     for (int b = 0; b < blocks; b++) {
-        reads[b] = entry_at<bf16>(a, row, s.head, 0, first + 16 * b);
-        reads[blocks + b] = entry_at<bf16>(a, row, s.head, 1, first + 16 * b);
+        reads[b] = entry_at<T>(a, row, s.head, 0, first + 16 * b);
+        reads[blocks + b] = entry_at<T>(a, row, s.head, 1, first + 16 * b);
     }
     for (int i = 0; i < kAhead; i++) reads[2 * blocks + i] = next[i];
     for (int b = 0; b < blocks; b++) {
         int64_t e = first + 16 * b;
         Fetch fetch(reads[b + kAhead], bytes);
-        score_entries(s.q,
-#if WEFT_AMX
-                      s.tiles,
-#else
-                      nullptr,
-#endif
-                      s.count, reads[b], dim, &scores[0][16 * b], kChunk, fetch);
+        score_stack(s, reads[b], dim, &scores[0][16 * b], fetch);
         uint32_t any = 0, bits = 0;
         for (int m = 0; m < s.count; m++) {
             if (m % s.group == 0)
                 any |= bits = (uint32_t)seen_bits(*a.batch, row, s.ranges[m / s.group], m / s.group, e, 16);
-            vf x = load(&scores[m][16 * b]) * a.scale;
-            store(&scores[m][16 * b], bits == 0xffff ? x : lanes_of(bits) ? x : all(kNothing));
+            for (int i = 0; i < 16; i += W) {
+                float* at = &scores[m][16 * b + i];
+                vf x = load(at) * a.scale;
+                store(at, bits == 0xffff ? x : lanes_of(bits >> i) ? x : all(kNothing));
+            }
         }
         seen[b] = any;
     }
     for (int m = 0; m < s.count; m++) {
         vf top = all(kNothing), total{};
-        for (int b = 0; b < blocks; b++) top = larger(top, load(&scores[m][16 * b]));
+        for (int i = 0; i < 16 * blocks; i += W) top = larger(top, load(&scores[m][i]));
         out.maximum[m] = maximum(top);
         float shift = out.maximum[m] == kNothing ? 0.0f : out.maximum[m];
-        for (int b = 0; b < blocks; b++) {
-            vf weight = exponential(load(&scores[m][16 * b]) - shift);
-            store(&weights[m][16 * b], weight);
+        for (int i = 0; i < 16 * blocks; i += W) {
+            vf weight = exponential(load(&scores[m][i]) - shift);
+            store(&weights[m][i], weight);
             total += weight;
         }
         out.total[m] = sum(total);
@@ -215,26 +234,17 @@ inline void attend_blocks(const AttentionArgs& a, const Stack<bf16>& s, int64_t 
     }
     for (int b = 0; b < blocks; b++) {
         Fetch fetch(reads[blocks + b + kAhead], bytes);
-        const bf16* v = reads[blocks + b];
-        int m = 0;
-        for (; m + 4 <= s.count; m += 4)
-            add_rows<4, 2>(v, dim, &weights[m][16 * b], kChunk, seen[b], out.values[m], kMaxAttentionDim, fetch);
-        for (; m + 2 <= s.count; m += 2)
-            add_rows<2, 4>(v, dim, &weights[m][16 * b], kChunk, seen[b], out.values[m], kMaxAttentionDim, fetch);
-        for (; m < s.count; m++)
-            add_rows<1, 4>(v, dim, &weights[m][16 * b], kChunk, seen[b], out.values[m], kMaxAttentionDim, fetch);
+        add_rows(reads[blocks + b], dim, &weights[0][16 * b], kChunk, s.count, seen[b], out.values[0], kMaxAttentionDim,
+                 fetch);
     }
 }
-#endif
 
 // The partial result over entries [begin, end) of one chunk.
 template <class T, bool Wide>
 void attend_chunk(const AttentionArgs& a, const Stack<T>& s, int64_t begin, int64_t end, const T* const* next,
                   Partial& out) {
-#if WEFT_AVX512
-    if constexpr (sizeof(T) == 2)
+    if constexpr (W >= 8)
         if (in_blocks<T, Wide>(a)) return attend_blocks(a, s, begin, end, next, out);
-#endif
     const int64_t dim = a.heads.head_dim, page_size = a.batch->page_size;
     const Row& row = s.row;
     alignas(64) float scores[kMaxStacked][kChunk];
@@ -328,7 +338,7 @@ void write_out(const AttentionArgs& a, const Stack<T>& s, const Partial& result)
         if (result.total[m] != result.total[m]) scale = result.total[m];
         const float* values = result.values[m];
 #if WEFT_AVX512
-        if constexpr (sizeof(T) == 2)
+        if constexpr (kInPairs<T>)
             if (in_blocks<T, Wide>(a)) {
                 write_values(values, scale, dim, to);
                 continue;

@@ -1,26 +1,14 @@
-// One chunk of decode attention in bfloat16 with AVX-512: what `attend_chunk` does, at the speed of memory.
-//
-// Entries come in blocks of 16. All that a chunk reads is listed beforehand and fetched two blocks ahead, over the
-// seams between K and V and between one task and the next, so that arithmetic and memory overlap.
+// Blocks of 16 entries in decode attention, in bfloat16 with AVX-512: scores by dot products of pairs, or by tiles, and
+// sums of pairs of weighted values.
 #pragma once
 
 #include "amx.h"
-#include "visibility.h"
+#include "fetch.h"
 
 #if WEFT_AVX512
 
 namespace weft {
 namespace {
-
-// Fetches one block while another is worked on, a piece at a time.
-struct Fetch {
-    const char* at;
-    const char* end;
-    Fetch(const void* block, int64_t bytes) : at((const char*)block), end(block ? at + bytes : at) {}
-    WEFT_INLINE void lines(int count) {
-        for (int i = 0; i < count && at < end; i++, at += 64) _mm_prefetch(at, _MM_HINT_T1);
-    }
-};
 
 // scores[m][0..16) = dot(q[m], entry i of k), before scaling. `packed_q` is q as tiles read it.
 #if WEFT_AMX
@@ -45,13 +33,14 @@ inline void score_entries(const bf16* const*, const int32_t* packed_q, int count
 #else
 inline void score_entries(const bf16* const* q, const int32_t*, int count, const bf16* k, int64_t dim, float* scores,
                           int64_t stride, Fetch& fetch) {
+    const int lines = (15 + count) / count;  // 16 entries are as many lines for each 32 dimensions
     for (int m = 0; m < count; m++) {
         vf acc[W] = {};
         for (int64_t d = 0; d < dim; d += 2 * W) {
             __m512bh x = (__m512bh)_mm512_loadu_si512(q[m] + d);
             for (int i = 0; i < W; i++)
                 acc[i] = (vf)_mm512_dpbf16_ps((__m512)acc[i], x, (__m512bh)_mm512_loadu_si512(k + i * dim + d));
-            fetch.lines(16);
+            fetch.lines(lines);
         }
         store(scores + m * stride, sums(acc));
     }
@@ -95,8 +84,8 @@ WEFT_INLINE void add_entries(const bf16* v, int64_t dim, const bf16* weights, in
 }
 
 template <int M, int D>
-WEFT_INLINE void add_rows(const bf16* v, int64_t dim, const bf16* weights, int64_t weights_stride, uint32_t seen,
-                          float* values, int64_t stride, Fetch& fetch) {
+WEFT_INLINE void add_block(const bf16* v, int64_t dim, const bf16* weights, int64_t weights_stride, uint32_t seen,
+                           float* values, int64_t stride, Fetch& fetch) {
     int64_t d = 0;
     for (; d + 32 * D <= dim; d += 32 * D)
         if (seen == 0xffff)
@@ -105,6 +94,18 @@ WEFT_INLINE void add_rows(const bf16* v, int64_t dim, const bf16* weights, int64
             add_entries<M, D, false>(v + d, dim, weights, weights_stride, seen, values + d, stride, fetch);
     for (; d < dim; d += 32)
         add_entries<M, 1, false>(v + d, dim, weights, weights_stride, seen, values + d, stride, fetch);
+}
+
+// values[m] += sum over 16 entries of weights[m][i] * v[i], for `count` rows.
+inline void add_rows(const bf16* v, int64_t dim, const bf16* weights, int64_t weights_stride, int count, uint32_t seen,
+                     float* values, int64_t stride, Fetch& fetch) {
+    int m = 0;
+    for (; m + 4 <= count; m += 4, weights += 4 * weights_stride, values += 4 * stride)
+        add_block<4, 2>(v, dim, weights, weights_stride, seen, values, stride, fetch);
+    for (; m + 2 <= count; m += 2, weights += 2 * weights_stride, values += 2 * stride)
+        add_block<2, 4>(v, dim, weights, weights_stride, seen, values, stride, fetch);
+    for (; m < count; m++, weights += weights_stride, values += stride)
+        add_block<1, 4>(v, dim, weights, weights_stride, seen, values, stride, fetch);
 }
 
 // Writes scaled values in the order of their dimensions.

@@ -79,7 +79,10 @@ void attention(int dtype, const AttentionArgs& args) {
 }
 
 double product_probe(int dtype, void* data, int64_t rounds, int threads) {
-    return dtype == kBfloat16 ? probe_product<bf16>(data, rounds, threads) : probe_product<float>(data, rounds, threads);
+#if WEFT_AVX512
+    if (dtype == kBfloat16) return probe_product<bf16>(data, rounds, threads);
+#endif
+    return probe_product<float>(data, rounds, threads);  // what bfloat16 comes to without instructions of its own
 }
 
 constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, kPack, kLinearPacked, attention, probe_read, product_probe};

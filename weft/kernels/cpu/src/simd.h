@@ -48,6 +48,15 @@ WEFT_INLINE T most(T a, T b) {
     return a > b ? a : b;
 }
 
+template <bool First, class A, class B>
+struct Choose {
+    typedef A type;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+    typedef B type;
+};
+
 WEFT_INLINE vf all(float x) { return x - vf{}; }
 WEFT_INLINE vi all_int(int32_t x) { return x - vi{}; }
 
