@@ -196,6 +196,21 @@ def test_product_with_a_packed_weight(kernels, dtype, outputs, inputs):
 
 
 @packing
+@dtypes
+def test_rows_are_taken_from_a_packed_weight_as_they_were(kernels, dtype):
+    weight = torch.randn(96, 160).to(dtype)
+    packed = kernels.pack_weight(weight)
+    for indices in ([], [0], [95, 0, 31, 32, 16, 95], list(range(96))):
+        for integers in (torch.int64, torch.int32):
+            taken = kernels.take_rows(packed, torch.tensor(indices, dtype=integers))
+            assert torch.equal(taken, weight[indices])
+    assert torch.equal(kernels.take_rows(weight, torch.tensor([5, 5])), weight[[5, 5]])
+    for beyond in (-1, 96):
+        with pytest.raises(IndexError, match=f"row {beyond} of a weight with 96"):
+            kernels.take_rows(packed, torch.tensor([3, beyond]))
+
+
+@packing
 def test_a_weight_that_panels_do_not_divide_stays_as_it_is(kernels):
     for dtype, shape in itertools.product(BOUNDS, ((48, 64), (64, 48))):
         weight = torch.zeros(shape, dtype=dtype)

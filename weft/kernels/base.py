@@ -67,8 +67,17 @@ class PackWeight(Protocol):
 
         `weight` may be int8, as `quantize.quantize` makes it: then `dtype` is that of the rows it will be multiplied
         with, and its scales stay as they are. The result is `weight` itself where it cannot do better; else a tensor of
-        another number of dimensions, with which nothing but that `linear` can be done.
+        another number of dimensions, which only that implementation's `linear` and `take_rows` read.
         """
+        ...
+
+
+class TakeRows(Protocol):
+    """Rows of a weight that may be packed: an embedding table that is also the head."""
+
+    def __call__(self, weight: Tensor, indices: Tensor) -> Tensor:
+        """weight [O, I] or what `pack_weight` made of it, indices [T] int64 or int32, each below O -> [T, I], freshly
+        allocated. The weight is of floats."""
         ...
 
 
@@ -236,6 +245,7 @@ class Kernels(NamedTuple):
     """One implementation of every operation. Field names are the names that `dispatch` registers."""
 
     pack_weight: PackWeight
+    take_rows: TakeRows
     linear: Linear
     gated_linear: GatedLinear
     linear_rms_norm: LinearRmsNorm

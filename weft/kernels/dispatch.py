@@ -68,7 +68,7 @@ def _variants(operation: str) -> tuple[Variant, ...]:
 REGISTRY: Mapping[str, tuple[Variant, ...]] = {operation: _variants(operation) for operation in Kernels._fields}
 """Operation -> its variants, best first. The reference is last and supports everything."""
 
-WITH_LINEAR = ("pack_weight", "gated_linear", "linear_rms_norm")
+WITH_LINEAR = ("pack_weight", "take_rows", "gated_linear", "linear_rms_norm")
 """Operations that go with `linear`: a packed weight is understood by its own variant only."""
 IN_A_BLOCK = ("linear", "gated_linear", "rms_norm", "rotate_and_store", "attention", "silu_mul")
 """What `prepare_block` stands for: it is the variant's that all of them are of, and the reference's, which has none,
@@ -140,8 +140,8 @@ def _note(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def computes_well(device: torch.device | str, dtype: torch.dtype) -> bool:
-    """Whether `device` computes `dtype` at its own speed: with instructions for it, or with our kernels that widen it in
-    registers. Otherwise every product would convert its operands to float32 in memory and back."""
+    """Whether `device` computes `dtype` at its own speed: with instructions for it, or with kernels that widen it in
+    registers. Elsewhere every product would convert its operands to float32 in memory and back."""
     target = torch.device(device)
     if dtype in (torch.float32, torch.float64):
         return True

@@ -28,6 +28,11 @@ def pack_weight(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return weight
 
 
+def take_rows(weight: Tensor, indices: Tensor) -> Tensor:
+    """Rows `indices` [T] of weight [O, I] as [T, I], in plain torch. Contract: `base.TakeRows`."""
+    return weight.index_select(0, indices)
+
+
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -196,6 +201,7 @@ def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
 
 KERNELS = Kernels(
     pack_weight=pack_weight,
+    take_rows=take_rows,
     linear=linear,
     gated_linear=gated_linear,
     linear_rms_norm=linear_rms_norm,

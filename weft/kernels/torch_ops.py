@@ -159,6 +159,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: 
 
 KERNELS = Kernels(
     pack_weight=reference.pack_weight,
+    take_rows=reference.take_rows,
     linear=linear,
     gated_linear=gated_linear,
     linear_rms_norm=linear_rms_norm,

@@ -121,6 +121,7 @@ _SIGNATURES = {
     ],
     "weft_block": [c_int, c_int, POINTER(BlockFields), POINTER(PassFields), c_void_p, c_void_p],
 }
+_COUNTING = {"weft_take_rows": [c_int, c_void_p, c_void_p, c_void_p, *(c_int64,) * 3]}
 _PROBES = {
     "weft_probe_read": [c_int, c_void_p, c_int64, c_int],
     "weft_probe_product": [c_int, c_int, c_void_p, c_int64, c_int],
@@ -145,14 +146,11 @@ def load(path: Path = build.LIBRARY) -> ctypes.CDLL:
         raise Unavailable(f"cannot be loaded: {error}") from error
     if version != ABI_VERSION or (build.SOURCES.is_dir() and built_from != build.source_hash()):
         raise Unavailable("built from other sources; `python -m weft.kernels.cpu.build` builds it anew")
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = None
-    for name, arguments in _PROBES.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = c_double
+    for signatures, result in ((_SIGNATURES, None), (_COUNTING, c_int64), (_PROBES, c_double)):
+        for name, arguments in signatures.items():
+            function = getattr(library, name)
+            function.argtypes = arguments
+            function.restype = result
     return library
 
 

@@ -47,6 +47,7 @@ class CpuKernels:
         self._linear = loaded.weft_linear
         self._linear_packed = loaded.weft_linear_packed
         self._pack_weight = loaded.weft_pack_weight
+        self._take_rows = loaded.weft_take_rows
         self._packs = {
             (dtype, weight)
             for dtype, number in DTYPES.items()
@@ -80,6 +81,20 @@ class CpuKernels:
     def packs(self, dtype: torch.dtype, weight: torch.dtype) -> bool:
         """Whether products of `dtype` have weights of dtype `weight` packed."""
         return (dtype, weight) in self._packs
+
+    def take_rows(self, weight: Tensor, indices: Tensor) -> Tensor:
+        """Rows `indices` [T] of a weight, in C++ where it is packed. Contract: `base.TakeRows`."""
+        if weight.dim() == 2:
+            return reference.take_rows(weight, indices)
+        rows, outputs, inputs = len(indices), weight.shape[0] * PANEL, weight.shape[1] * PANEL
+        indices = indices.to(torch.int64).contiguous()
+        out = torch.empty(rows, inputs, dtype=weight.dtype)
+        taken = self._take_rows(
+            *(DTYPES[weight.dtype], weight.data_ptr(), indices.data_ptr(), out.data_ptr(), rows, inputs, outputs)
+        )
+        if taken < rows:
+            raise IndexError(f"row {int(indices[taken])} of a weight with {outputs}")
+        return out
 
     def linear(
         self,
@@ -237,6 +252,7 @@ class CpuKernels:
         """All operations; copies are torch's, which are as fast as memory."""
         return Kernels(
             pack_weight=self.pack_weight,
+            take_rows=self.take_rows,
             linear=self.linear,
             gated_linear=self.gated_linear,
             linear_rms_norm=self.linear_rms_norm,

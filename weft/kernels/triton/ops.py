@@ -190,6 +190,7 @@ def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
 
 KERNELS = Kernels(
     pack_weight=reference.pack_weight,
+    take_rows=reference.take_rows,
     linear=linear,
     gated_linear=gated_linear,
     linear_rms_norm=linear_rms_norm,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.kernels.base import Block, BlockShape, HeadShape, Kernels, Norm
@@ -92,7 +91,7 @@ class DecoderModel:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [T] to input embeddings [T, H]."""
-        return F.embedding(token_ids, self._provider.shared["embedding"])
+        return self._kernels.take_rows(self._provider.shared["embedding"], token_ids)
 
     def final_norm(self, x: Tensor) -> Tensor:
         """Norm before the head: [T, H] to [T, H]."""
@@ -109,7 +108,9 @@ def shared_weights(spec: ModelSpec) -> list[WeightTarget]:
     """The weights outside the layers. A tied head is the embedding and has no weight of its own."""
     table = (spec.vocab_size, spec.hidden_size)
     targets = [
-        WeightTarget("embedding", table, (Source("model.embed_tokens.weight", spec.vocab_size),)),
+        WeightTarget(
+            "embedding", table, (Source("model.embed_tokens.weight", spec.vocab_size),), packed=spec.tie_embeddings
+        ),
         vector("final_norm", "model.norm.weight", spec.hidden_size),
     ]
     if not spec.tie_embeddings:

@@ -22,7 +22,7 @@ class WeightTarget(NamedTuple):
     shape: tuple[int, ...]
     sources: tuple[Source, ...]
     packed: bool = False
-    """Whether nothing but a product reads it, so that the product may have it in an order of its own."""
+    """Whether only `linear` and `take_rows` read it, so that they may have it in an order of their own."""
     scales: str | None = None
     """Under which name its scales go when weights are quantized. None: it never is."""
 

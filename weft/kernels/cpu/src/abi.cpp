@@ -121,6 +121,24 @@ WEFT_EXPORT void weft_pack_weight(int level, int dtype, const void* weight, void
     table(level).pack_weight(dtype, weight, packed, outputs, inputs, threads);
 }
 
+// Rows of a packed weight of floats or bfloat16, as they were before. In words of 4 bytes (a float, or a pair of
+// bfloat16) every level packs alike: a step is two blocks of 16 outputs, and in a block the outputs lie side by side.
+// Returns how many there were before the first index that the weight has no row for.
+WEFT_EXPORT int64_t weft_take_rows(int dtype, const void* packed, const int64_t* indices, void* out, int64_t rows,
+                                   int64_t inputs, int64_t outputs) {
+    const int64_t words = dtype == kBfloat16 ? 16 : 32, steps = inputs / 32;  // words of an output in a step
+    uint32_t* to = (uint32_t*)out;
+    for (int64_t r = 0; r < rows; r++) {
+        if (indices[r] < 0 || indices[r] >= outputs) return r;
+        const int64_t panel = indices[r] / 32, block = indices[r] % 32 / 16, lane = indices[r] % 16;
+        for (int64_t s = 0; s < steps; s++) {
+            const uint32_t* from = (const uint32_t*)packed + ((panel * steps + s) * 2 + block) * words * 16 + lane;
+            for (int64_t k = 0; k < words; k++) *to++ = from[k * 16];
+        }
+    }
+    return rows;
+}
+
 WEFT_EXPORT void weft_linear_packed(int level, int dtype, const void* x, const void* weight, const void* bias,
                                     const float* scales, const void* residual, void* out, int64_t rows,
                                     int64_t inputs, int64_t outputs, int gated, int threads) {
