@@ -152,6 +152,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_text_chars: int | None = None
     """Of a text to tokenize. None: what the model's context can hold, with room for Unicode normalisation."""
     max_concurrent_requests: int = 4096
+    """More are refused with 429; of one tenant, half where keys name several."""
+    max_connections: int = 10_000
+    """At once; less where the process may open fewer files. For one more, the one that waits longest for a request is
+    closed."""
+    header_timeout_s: float = 30.0
+    """From the opening of a connection, or the first byte of a request, to the end of its headers."""
+    body_timeout_s: float = 30.0
+    """Between two parts of a request's body. A body that comes with less than 512 bytes a second has as long in all."""
+    send_timeout_s: float = 60.0
+    """A connection whose client takes no byte of its answer for so long is closed. 0: never."""
+    keep_alive_s: int = 75
+    """How long a connection may wait for its next request. The default is longer than what proxies keep theirs for, so
+    that none is closed while they reuse it."""
     cors_origins: list[str] = []
     allowed_hosts: list[str] = []
     """Names that requests may have as `Host`, beside local ones; `*`: any. Empty: local ones alone where the server
@@ -176,13 +189,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:  # event loops take the last sixteen bits of a larger number without a word
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        for name in ("max_body_bytes", "max_bodies_bytes", "max_text_chars", "max_concurrent_requests"):
+        counts = ("max_concurrent_requests", "max_connections")
+        for name in ("max_body_bytes", "max_bodies_bytes", "max_text_chars", *counts):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        for name in ("drain_s", "engine_wait_s", "stream_keep_alive_s"):
-            if getattr(self, name) < 0:
+        for name in ("drain_s", "engine_wait_s", "stream_keep_alive_s", "send_timeout_s"):
+            if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("header_timeout_s", "body_timeout_s", "keep_alive_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
 
 MAX_RUNS = 8192

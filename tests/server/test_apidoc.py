@@ -128,8 +128,20 @@ def test_limits_are_those_of_the_code() -> None:
             f"`max_bodies_bytes`, {defaults.max_bodies_bytes // 2**20} MiB; half of it per tenant if keys name "
             "several; then 429",
         ),
-        ("request line and headers", f"{protocol.MAX_HEAD_BYTES // 1024} KiB; {protocol.HEAD_TIMEOUT_S:g} seconds"),
-        ("concurrent requests", f"`max_concurrent_requests`, {defaults.max_concurrent_requests}; then 429"),
+        (
+            "request line and headers",
+            f"{protocol.MAX_HEAD_BYTES // 1024} KiB; `header_timeout_s`, {defaults.header_timeout_s:g} seconds",
+        ),
+        (
+            "concurrent requests",
+            f"`max_concurrent_requests`, {defaults.max_concurrent_requests}; half of it per tenant if keys name "
+            "several; then 429, with the time until a place is expected to be free in `Retry-After`",
+        ),
+        (
+            "connections",
+            f"`max_connections`, {defaults.max_connections}; then the one that waits longest for a request is closed",
+        ),
+        ("a client that takes nothing of its answer", f"`send_timeout_s`, {defaults.send_timeout_s:g} seconds"),
         ("`n`; prompts times `n`", str(MAX_CHOICES)),
         ("beams of a search; prompts times beams", f"{MAX_WIDTH}; {MAX_CHOICES}"),
         ("inputs of one embedding request", str(MAX_INPUTS)),
@@ -143,7 +155,8 @@ def test_limits_are_those_of_the_code() -> None:
     ]
     for row in rows:
         assert "| {} | {} |".format(*row) in PAGE
-    assert f"the body stopped coming for {limits.BODY_TIMEOUT_S:g} seconds" in PAGE
+    stopped = f"the body stopped coming for `body_timeout_s` ({defaults.body_timeout_s:g}) seconds"
+    assert f"{stopped}, or came with less than {limits.MIN_BODY_RATE} bytes a second" in PAGE
 
 
 def test_every_field_has_a_meaning() -> None:

@@ -15,9 +15,10 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.abi.errors import Draining, InvalidRequest, Overloaded
+from weft.abi.errors import Draining, InvalidRequest
+from weft.config import ServerConfig
 from weft.server.errors import ClientGone, HttpProblem
-from weft.server.record import record_of
+from weft.server.record import record_in, record_of
 from weft.server.state import Service
 
 T = TypeVar("T")
@@ -27,9 +28,8 @@ INLINE_DECODE_BYTES = 64 * 1024
 
 The decoder itself keeps the interpreter, some 4 ms per MiB of token ids; `max_body_bytes` bounds that.
 """
-BODY_TIMEOUT_S = 30.0
-"""Between two parts of a body: a client that stops sending does not keep its place."""
-
+MIN_BODY_RATE = 512
+"""Bytes a second: a client that sends less does not keep its place for longer than `body_timeout_s`."""
 
 _RUN_CONTROL = re.compile(r"/v1/runs/[^/]+(/messages|/cancel)?\Z")
 
@@ -51,10 +51,7 @@ class AdmissionMiddleware:
             return
         if service.draining:
             raise Draining("The server is shutting down and takes no new requests; send it to another one, or later.")
-        limit = service.config.max_concurrent_requests
-        if service.num_active >= limit:
-            raise Overloaded(f"The server is answering {limit} requests, its limit; try again shortly.")
-        with service.active():
+        with service.active(record_in(scope).tenant):
             await self._app(scope, receive, send)
 
 
@@ -87,7 +84,7 @@ async def body_of(request: Request, service: Service) -> AsyncIterator[bytes]:
         raise HttpProblem(415, message, headers={"accept-encoding": "identity"})
     record, taken, chunks = record_of(request), 0, []
     try:
-        async with aclosing(_chunks(request, service.config.max_body_bytes)) as received:
+        async with aclosing(_chunks(request, service.config)) as received:
             async for chunk in received:
                 service.bodies.take(record.tenant, len(chunk))
                 taken += len(chunk)
@@ -98,20 +95,24 @@ async def body_of(request: Request, service: Service) -> AsyncIterator[bytes]:
         service.bodies.give_back(record.tenant, taken)
 
 
-async def _chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+async def _chunks(request: Request, config: ServerConfig) -> AsyncGenerator[bytes, None]:
     """The parts of a body as they arrive. Raises `HttpProblem` 408 or 413, and `ClientGone`."""
+    max_bytes, timeout_s = config.max_body_bytes, config.body_timeout_s
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     size, stream = 0, request.stream()
     while True:
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            slowest_s = began_s + size / MIN_BODY_RATE
+            async with asyncio.timeout_at(min(loop.time(), slowest_s) + timeout_s):
                 chunk = await anext(stream, None)
         except ClientDisconnect:
             raise ClientGone from None
         except TimeoutError:
-            message = f"The body stopped coming for {BODY_TIMEOUT_S:g} seconds."
+            message = f"The body stopped coming for {timeout_s:g} seconds, or came too slowly (server.body_timeout_s)."
             raise HttpProblem(408, message, headers={"connection": "close"}) from None
         if chunk is None:
             return

@@ -8,19 +8,20 @@ handshakes. It knows nothing of the application.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import msgspec
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from weft.endpoints.errors import ErrorBody, ErrorResponse
+from weft.server.connections import Connections
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request line with all headers."""
-HEAD_TIMEOUT_S = 30.0
-"""From the first byte of a request, or the opening of its connection, to the end of its headers."""
 
 _NOT_HTTP = (400, "This is not a valid HTTP/1.1 request.")
 
@@ -29,9 +30,18 @@ class _BadHeadError(Exception):
     """Raised in a callback of the parser, which turns it into an error of its own; `_refusal` has the answer."""
 
 
+class HttpConfig(uvicorn.Config):
+    """uvicorn's configuration, and what its connections share."""
+
+    def __init__(self, app: ASGIApp, limits: Connections[BoundedHttpProtocol], **options: Any):
+        super().__init__(app, http=BoundedHttpProtocol, ws=BoundedWebSocketProtocol, **options)
+        self.limits = limits
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a bounded and unambiguous head."""
 
+    _limits: Connections[BoundedHttpProtocol]
     _head_bytes = 0
     _fed_bytes = 0
     """Of a head that spans several reads: the parser reports a header only when it is complete."""
@@ -41,16 +51,38 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _ignored_upgrade: bytes | None = None
     """Head without its upgrade, of a request that asks for one that is not offered and is about to be parsed again."""
     _head_timer: asyncio.TimerHandle | None = None
+    _has_asked = False
+    """Whether there was a request with a complete head."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request."""
+        """Start to wait for a request. Where there are too many connections, the one that waits longest is closed."""
         super().connection_made(transport)
+        self._limits = cast(HttpConfig, self.config).limits
+        self._limits.waits(self)
         self._start_timer()
+        if len(self.connections) > self._limits.most:
+            self._limits.longest_waiting().give_up()
+
+    def give_up(self) -> None:
+        """Close the connection, which waits for a request; one that has had none yet is told why."""
+        self._limits.works(self)
+        self._refusal = (503, "This server has as many connections as it may; try again shortly.")
+        if self._has_asked:
+            self.transport.close()
+        else:
+            self.send_400_response("")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timer of the head."""
+        self._limits.works(self)
         self._stop_timer()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, unless it is here already."""
+        super().on_response_complete()
+        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
+            self._limits.waits(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that does not end."""
@@ -87,7 +119,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The head is complete; the application takes over."""
         self._check_head()
         self._in_head = False
+        self._has_asked = True
         self._stop_timer()
+        self._limits.works(self)
         if self.parser.should_upgrade() and not self._should_upgrade():
             self._ignored_upgrade = self._head_without_upgrade()
         else:
@@ -157,7 +191,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        self._head_timer = self.loop.call_later(self._limits.header_timeout_s, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -22,18 +23,22 @@ from weft.config import Config, ServerConfig
 from weft.endpoints.models import ServedModel
 from weft.engine.supervisor import ProcessEngine, Progress
 from weft.server.app import App, create_app
+from weft.server.connections import Connections, StalledConnections, max_connections
 from weft.server.logs import configure_logging
 from weft.server.programs import process_programs
-from weft.server.protocol import BoundedHttpProtocol, BoundedWebSocketProtocol
+from weft.server.protocol import HttpConfig
 from weft.server.state import Service
 from weft.tokenizers.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from uvicorn.server import Protocols
 
 ProgressOf = Callable[[str], Progress | None]
 
 logger = logging.getLogger("weft.server")
 
-KEEP_ALIVE_S = 75
-"""Longer than what proxies keep their connections for, so that none is closed while they reuse it."""
+LOOKS = 4
+"""In `send_timeout_s`, at what connections have not sent."""
 CLOSE_S = 5
 """For connections to take their last bytes after the drain."""
 REPEATED_SIGNAL_S = 0.5
@@ -96,11 +101,15 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._signalled_s = -math.inf
+        self._send_timeout_s = config.send_timeout_s
+        self._stalled: StalledConnections[Protocols] = StalledConnections(config.send_timeout_s)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port and report the address."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        if self._send_timeout_s:
+            self._loop.call_later(self._send_timeout_s / LOOKS, self._look_at_unsent)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second interrupts what still runs, the third cuts connections."""
@@ -132,11 +141,25 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         deadline.cancel()
 
+    def _look_at_unsent(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.give_up_stalled(loop.time())
+        loop.call_later(self._send_timeout_s / LOOKS, self._look_at_unsent)
+
+    def give_up_stalled(self, now: float) -> None:
+        """Drop connections whose clients have taken nothing for `send_timeout_s`. On the event loop, now and then."""
+        transports = {connection: connection.transport for connection in self.server_state.connections}
+        unsent = {connection: transport.get_write_buffer_size() for connection, transport in transports.items()}
+        overdue = self._stalled.overdue(unsent, now)
+        for connection in overdue:
+            transports[connection].abort()
+        if overdue:
+            logger.info("closed %d connections whose clients took nothing of their answers", len(overdue))
+
     def _cut_connections(self) -> None:
         """Drop what connections have not taken. Their requests end as those of clients that went away."""
         for connection in list(self.server_state.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
+            connection.transport.abort()
 
     async def _drain_and_exit(self) -> None:
         await self._service.drain(self._drain_s)
@@ -148,13 +171,12 @@ class Server(uvicorn.Server):
 
 def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
     """How uvicorn runs the application."""
-    return uvicorn.Config(
+    return HttpConfig(
         app,
+        Connections(max_connections(config.max_connections), config.header_timeout_s),
         host=config.host,
         port=config.port,
         loop="uvloop",
-        http=BoundedHttpProtocol,
-        ws=BoundedWebSocketProtocol,
         ws_max_size=config.max_body_bytes,
         ws_per_message_deflate=False,
         lifespan="on",
@@ -162,7 +184,7 @@ def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=config.keep_alive_s,
         timeout_graceful_shutdown=2 * CLOSE_S,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,

@@ -18,6 +18,7 @@ from weft.endpoints.models import Model, Models, ServedModel
 from weft.metrics import FrontMetrics
 from weft.server.auth import parse_keys
 from weft.server.bodies import BodyBudget
+from weft.server.places import Places
 from weft.server.programs import Programs, inline_programs
 from weft.server.timer import Timer
 from weft.server.traces import Traces
@@ -50,15 +51,15 @@ class Service:
             for model in models
         )
         self.programs = programs(self)
-        self.bodies = BodyBudget(config.max_bodies_bytes, len({key.tenant for key in parse_keys(config.api_keys)}))
+        num_tenants = len({key.tenant for key in parse_keys(config.api_keys)})
+        self.bodies = BodyBudget(config.max_bodies_bytes, num_tenants)
         """Bytes of request bodies being received."""
+        self._places = Places(config.max_concurrent_requests, num_tenants)
         self.draining = False
         self.failure: WeftError | None = None
         """Why an engine could not start at all."""
         self.on_failure: Callable[[], None] = lambda: None
         """Called when an engine could not start at all."""
-        self.num_active = 0
-        """Requests under way that count against the limit."""
         self._interrupts: set[Callable[[Exception], None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -109,15 +110,20 @@ class Service:
 
     # ---- running requests
 
+    @property
+    def num_active(self) -> int:
+        """Requests under way that count against the limit."""
+        return self._places.num_taken
+
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Count a request as under way."""
-        self.num_active += 1
+    def active(self, tenant: str) -> Iterator[None]:
+        """Count a request as under way. Raises `Overloaded` where too many are."""
+        self._places.take(tenant, self.timer.now())
         self._idle.clear()
         try:
             yield
         finally:
-            self.num_active -= 1
+            self._places.give_back(tenant, self.timer.now())
             if self.num_active == 0:
                 self._idle.set()
 

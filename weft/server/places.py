@@ -1,0 +1,56 @@
+"""Places: how many requests may be under way, in all and of each tenant, and when one of them will be free."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+
+from weft.abi.errors import Overloaded
+
+REMEMBERED = 256
+"""Ends of requests from which is told how fast places become free."""
+MAX_RETRY_S = 60.0
+
+
+class Places:
+    """The requests under way. Used from one event loop; `now` are seconds of one clock."""
+
+    def __init__(self, most: int, num_tenants: int):
+        self._most = most
+        self._per_tenant = most if num_tenants < 2 else -(-most // 2)
+        self._taken: Counter[str] = Counter()
+        self._num_taken = 0
+        self._freed: deque[float] = deque(maxlen=REMEMBERED)
+        self._promised = 0
+        """Refused requests that were told when to come back, and for which no place has become free yet."""
+
+    @property
+    def num_taken(self) -> int:
+        """Requests under way."""
+        return self._num_taken
+
+    def take(self, tenant: str, now: float) -> None:
+        """Begin a request. Raises `Overloaded`, with the time at which a place is expected to be free for this one:
+        those that were refused before come first."""
+        if self._num_taken >= self._most:
+            raise self._refusal(f"The server is answering {self._most} requests, its limit", now)
+        if self._taken[tenant] >= self._per_tenant:
+            raise self._refusal(f"The server is answering {self._per_tenant} of your requests, your share", now)
+        self._taken[tenant] += 1
+        self._num_taken += 1
+
+    def give_back(self, tenant: str, now: float) -> None:
+        """End a request."""
+        self._num_taken -= 1
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+        self._freed.append(now)
+        self._promised = max(0, self._promised - 1)
+
+    def _refusal(self, what: str, now: float) -> Overloaded:
+        self._promised += 1
+        # Time that passes without an end counts, too.
+        mean_s = (now - self._freed[0]) / len(self._freed) if self._freed else 0.0
+        wait_s = min(max(1.0, self._promised * mean_s), MAX_RETRY_S)
+        return Overloaded(f"{what}; try again in {math.ceil(wait_s)} s.", retry_after_s=wait_s)
