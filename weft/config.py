@@ -231,8 +231,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """KV pages that all programs hold together. None: what the engine has."""
     max_pages_per_tenant: int | None = None
     tenant_pages_fraction: float | None = None
-    """Of an engine's pages for programs, what those of one tenant may hold explicitly. None: all, or half where there
-    are several tenants."""
+    """Of an engine's pages for programs, the share that the programs and exports of one tenant may hold. None: all, or
+    half where there are several tenants."""
     max_sandbox_bytes: int | None = None
     """Memory that all sandboxes may grow to, the sum of their limits; more runs wait. None: four times the
     machine's, because one that waits holds a few MiB of the many it may grow to."""
@@ -291,17 +291,10 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return msgspec.structs.replace(self, tenants=[], **own) if own else self
 
 
-TENANT_SETTINGS = (
-    "max_connections_per_tenant",
-    "max_runs_per_tenant",
-    "max_pages_per_tenant",
-    "tenant_pages_fraction",
-    "max_sandbox_bytes_per_tenant",
-    "tenant_cpu_s_per_minute",
-    "tenant_host_calls_per_minute",
-    "tenant_tokens_per_minute",
+TENANT_SETTINGS = tuple(
+    name for name in ProgramsConfig.__struct_fields__ if name.startswith("tenant_") or name.endswith("_per_tenant")
 )
-"""Those that `ProgramsConfig.tenants` may have."""
+"""The settings that `ProgramsConfig.tenants` may have: those of a tenant, which their names say."""
 
 
 class _TenantSetting(NamedTuple):

@@ -51,10 +51,19 @@ class Client:
         self.driver.send(kind(space=space, queue=1, op=op, **fields))
         return op
 
-    def open(self, space: int, *, namespace: str = "", reserve: int = 0, priority: int = 0) -> int:
+    def open(self, space: int, *, namespace: str = "", reserve: int = 0, priority: int = 0, share: int = 0) -> int:
+        """Open a space of the tenant of the same name as its namespace, which may hold `share` pages; 0: all."""
         op = next(self.driver.numbers)
         self.driver.send(
-            wire.OpenSpace(space=space, op=op, namespace=namespace, reserve_pages=reserve, priority=priority)
+            wire.OpenSpace(
+                space=space,
+                op=op,
+                tenant=namespace,
+                namespace=namespace,
+                reserve_pages=reserve,
+                priority=priority,
+                tenant_pages=share or None,
+            )
         )
         self.say(wire.OpenQueue, space)
         return op
@@ -199,6 +208,50 @@ def test_exports_of_the_same_namespace_make_room_first(client: Client) -> None:
     client.open(4, namespace="other")
     assert client.fine(client.say(wire.ImportPages, 4, first=1, name="theirs")).count == 1
     assert client.kind(client.say(wire.ImportPages, 3, first=50, name="ours")) == "unknown_handle"
+
+
+def test_exports_are_of_the_tenant_s_share_also_when_their_run_has_ended(client: Client) -> None:
+    client.open(1, namespace="mine", share=4)
+    client.fine(client.alloc(1, 1, 2))
+    client.fine(client.say(wire.ExportPages, 1, pages=u32(1, 2), name="x"))
+    client.driver.send(wire.CloseSpace(space=1))
+    client.open(2, namespace="mine", share=4)
+    client.fine(client.say(wire.ImportPages, 2, first=50, name="x"))
+    refused = client.end(client.alloc(2, 1, 3))
+    assert isinstance(refused, wire.Failed)
+    assert refused.error.kind == "out_of_pages"
+    assert "share of 4 (programs.tenant_pages_fraction)" in refused.error.message
+    # Its own exports have made room, and another tenant has its share all the same.
+    assert client.kind(client.say(wire.ImportPages, 2, first=60, name="x")) == "unknown_handle"
+    client.fine(client.alloc(2, 1, 2))
+    client.open(3, namespace="other", share=4)
+    client.fine(client.alloc(3, 1, 4))
+
+
+@pytest.mark.parametrize("how", ["alloc", "reserve", "export"])
+def test_every_way_to_hold_pages_is_within_the_tenant_s_share(client: Client, how: str) -> None:
+    client.open(1, namespace="mine", share=4)
+    client.fine(client.alloc(1, 1, 2))
+    if how == "export":
+        client.fine(client.alloc(1, 3, 1))
+        refused = client.say(wire.ExportPages, 1, pages=u32(1, 2), name="x")
+    elif how == "reserve":
+        refused = client.open(2, namespace="mine", share=4, reserve=3)
+    else:
+        refused = client.alloc(1, 3, 3)
+    event = client.end(refused)
+    assert isinstance(event, wire.Failed)
+    assert "tenant_pages_fraction" in event.error.message
+    client.driver.send(wire.CloseSpace(space=1))
+    client.open(4, namespace="mine", share=4)
+    client.fine(client.alloc(4, 1, 4))
+
+
+def test_an_export_under_a_name_in_use_needs_no_room_for_both(client: Client) -> None:
+    client.open(1, namespace="mine", share=4)
+    client.fine(client.alloc(1, 1, 2))
+    for _ in range(2):
+        client.fine(client.say(wire.ExportPages, 1, pages=u32(1, 2), name="x"))
 
 
 def test_a_reservation_takes_back_only_what_nobody_shares(client: Client) -> None:

@@ -53,7 +53,13 @@ class Clients:
         pages = list(range(1, count + 1))
         random.shuffle(pages)
         commands: list[wire.Command] = [
-            wire.OpenSpace(space=space, op=self.number(), priority=random.choice([0, 0, 1])),
+            wire.OpenSpace(
+                space=space,
+                op=self.number(),
+                tenant=random.choice("ab"),
+                priority=random.choice([0, 0, 1]),
+                tenant_pages=random.choice([None, 12]),
+            ),
             wire.OpenQueue(space=space, queue=1, op=self.number()),
             wire.AllocPages(space=space, queue=1, op=self.number(), first=1, count=count),
             wire.AllocEmbeds(space=space, queue=1, op=self.number(), first=1, count=4),
@@ -183,4 +189,5 @@ def test_random_spaces(seed: int, sizes: dict[str, object], overlap: bool) -> No
         clients.close(space)
     driver.finish()
     assert driver.engine.scheduler.spaces.num_pages == 0
+    assert not driver.engine.scheduler.spaces._pool.held
     assert clients.compared > 20

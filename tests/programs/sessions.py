@@ -9,9 +9,11 @@ from tests.programs.help import settle
 from weft.abi.errors import InvalidRequest, WeftError
 from weft.abi.frames import EventFrame, EventKind, events, pack
 from weft.abi.operations import Op
+from weft.config import ProgramsConfig
 from weft.programs.network.client import Network
-from weft.programs.quota.accounts import Accounts, Caps
-from weft.programs.quota.limits import Budget, Limits
+from weft.programs.quota.accounts import Accounts
+from weft.programs.quota.budget import Budget
+from weft.programs.quota.limits import Limits
 from weft.programs.run.context import RunContext
 from weft.programs.run.messages import Hub
 from weft.programs.run.model import Model
@@ -177,10 +179,12 @@ class Program:
 class Host:
     """Everything around sessions. `programs` are closed at the end of a test."""
 
-    def __init__(self, engine: FakeEngine, caps: Caps | None = None, allow: Iterable[str] = (), **network: Any):
+    def __init__(
+        self, engine: FakeEngine, config: ProgramsConfig | None = None, allow: Iterable[str] = (), **network: Any
+    ):
         self.engine = engine
         self.rt = Runtime(engine, byte_tokenizer())
-        self.accounts = Accounts(caps)
+        self.accounts = Accounts(config)
         self.launcher = FakeLauncher()
         self.hub = Hub()
         self.store = MemoryStore(1 << 20)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.server.conftest import running
-from weft.abi.errors import ConfigError
+from weft.abi.errors import ConfigError, InvalidRequest
 from weft.config import ProgramsConfig
 from weft.core.clock import ManualClock
 from weft.programs.host.process import host_parts
-from weft.programs.quota.accounts import NoPlace
+from weft.programs.quota.account import NoPlace
 from weft.programs.quota.limits import Limits
 from weft.programs.run_records import RunRecords
 from weft.programs.store import MemoryStore
@@ -128,15 +128,14 @@ def test_the_configuration_reaches_the_host() -> None:
             ],
         )
         parts = host_parts([], config, MemoryStore(), guests=None, clock=ManualClock())
-        caps = parts.accounts.caps
-        assert (caps.sandbox_bytes, caps.tenant_sandbox_bytes, caps.tenant_explicit_share) == (1, 2, 0.3)
-        assert (caps.tenant_cpu_s_per_minute, caps.tenant_host_calls_per_minute) == (4, 5)
-        assert caps.tenant_tokens_per_minute == 6
+        with pytest.raises(InvalidRequest, match=r"have 2 together \(programs.max_sandbox_bytes_per_tenant\)"):
+            parts.accounts.check_possible("c", Limits(memory_bytes=3))
         assert [parts.network._tenant_connections(tenant) for tenant in ("a.l", "b", "c")] == [8, 7, 7]
         alice, bob, other = (parts.accounts.open(tenant, Limits(memory_bytes=0)) for tenant in ("a.l", "b", "c"))
         for budget in (alice, other):
-            budget.spend_tokens(60)
+            budget.spend("tokens", 60)
         assert (alice.wait(), other.wait()) == (None, ("tokens", 6, 540))
+        assert other.explicit_pages(100) == 30
         with pytest.raises(NoPlace, match="runs 1 programs"):
             parts.accounts.open("b", Limits(memory_bytes=0))
         for budget in (alice, bob, other):

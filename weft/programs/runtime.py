@@ -45,11 +45,11 @@ class Runtime(EngineLink):
         self._check_ready()
         return SequenceHandle.opened(self, caller)
 
-    def open_space(self, caller: Caller, reserve_pages: int = 0) -> SpaceHandle:
-        """A new, empty space of explicit pages, `reserve_pages` of which are its own at once. Raises `EngineDead` where
-        the engine is known to be down."""
+    def open_space(self, caller: Caller, reserve_pages: int = 0, tenant_pages: int | None = None) -> SpaceHandle:
+        """A new, empty space of explicit pages, `reserve_pages` of which are its own at once; all spaces and exports of
+        its tenant hold at most `tenant_pages`. Raises `EngineDead` where the engine is known to be down."""
         self._check_ready()
-        return SpaceHandle(self, caller, reserve_pages)
+        return SpaceHandle(self, caller, reserve_pages, tenant_pages)
 
     def _check_ready(self) -> None:
         if not self.engine.ready:

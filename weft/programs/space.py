@@ -44,7 +44,7 @@ class SpaceHandle:
     """Pages and embeddings on an engine as one program holds them. Every method returns at once; a `Report` may be
     awaited."""
 
-    def __init__(self, link: EngineLink, caller: Caller, reserve_pages: int):
+    def __init__(self, link: EngineLink, caller: Caller, reserve_pages: int, tenant_pages: int | None = None):
         self._id = space = link.number()
         self.on_failure: OnFailure = lambda call, error: None
         self._link = link
@@ -66,6 +66,7 @@ class SpaceHandle:
                 priority=caller.priority,
                 request_id=caller.request_id,
                 reserve_pages=reserve_pages,
+                tenant_pages=tenant_pages,
             )
         )
 
@@ -96,6 +97,11 @@ class SpaceHandle:
     def id(self) -> int:
         """The number of the space on the engine."""
         return self._id
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it failed to open, or its engine is gone."""
+        return self._error is not None
 
     # ---- life
 

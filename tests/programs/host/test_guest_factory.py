@@ -8,7 +8,7 @@ import pytest
 import wasmtime
 
 from tests.programs.host.help import TENANT, Bench, with_host
-from weft.programs.quota.limits import Budget
+from weft.programs.quota.budget import Budget
 from weft.programs.registry import Quota, checked_code
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.sandbox.compiled import CompiledCode, CompiledModule

@@ -1,5 +1,6 @@
 """What tenants and the server let programs hold and use: nothing beyond a cap, and nothing kept after any ending."""
 
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -8,18 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloaded
+from weft.config import ProgramsConfig
 from weft.core.clock import ManualClock
-from weft.programs.quota.accounts import Accounts, Caps, NoPlace
-from weft.programs.quota.limits import Budget, Limits
+from weft.programs.quota.account import NoPlace
+from weft.programs.quota.accounts import Accounts
+from weft.programs.quota.budget import Budget
+from weft.programs.quota.limits import Limits
 from weft.programs.quota.machine_memory import machine_memory_bytes
-from weft.programs.quota.rates import Bucket
+from weft.programs.quota.rates import TokenBucket
 
 MB = 1 << 20
 SMALL = Limits(memory_bytes=10 * MB)
 
 
 def test_a_sandbox_reserves_what_it_may_grow_to() -> None:
-    accounts = Accounts(Caps(sandbox_bytes=50 * MB, tenant_sandbox_bytes=30 * MB))
+    accounts = Accounts(ProgramsConfig(max_sandbox_bytes=50 * MB, max_sandbox_bytes_per_tenant=30 * MB))
     runs = [accounts.open("t", SMALL) for _ in range(3)]
     with pytest.raises(NoPlace, match=r"this tenant.*max_sandbox_bytes_per_tenant") as raised:
         accounts.open("t", SMALL)
@@ -39,7 +43,7 @@ def test_a_sandbox_reserves_what_it_may_grow_to() -> None:
 
 
 def test_children_have_sandboxes_of_their_own() -> None:
-    accounts = Accounts(Caps(tenant_sandbox_bytes=25 * MB))
+    accounts = Accounts(ProgramsConfig(max_sandbox_bytes_per_tenant=25 * MB))
     run = accounts.open("t", SMALL)
     child = run.child(Limits(memory_bytes=100 * MB))
     assert child.limits.memory_bytes == 10 * MB
@@ -55,7 +59,7 @@ def test_children_have_sandboxes_of_their_own() -> None:
 
 
 def test_a_sandbox_that_never_has_a_place_is_the_callers_mistake() -> None:
-    accounts = Accounts(Caps(sandbox_bytes=50 * MB, tenant_sandbox_bytes=30 * MB))
+    accounts = Accounts(ProgramsConfig(max_sandbox_bytes=50 * MB, max_sandbox_bytes_per_tenant=30 * MB))
     accounts.check_possible("t", Limits(memory_bytes=30 * MB))
     with pytest.raises(InvalidRequest, match="this tenant") as raised:
         accounts.check_possible("t", Limits(memory_bytes=30 * MB + 1))
@@ -63,7 +67,7 @@ def test_a_sandbox_that_never_has_a_place_is_the_callers_mistake() -> None:
 
 
 def test_a_bucket_owes_what_was_used_beyond_it() -> None:
-    bucket = Bucket(60, now=0)
+    bucket = TokenBucket(60, now=0)
     bucket.spend(60, 0)
     assert bucket.wait_s(0) == 0
     bucket.spend(30, 0)
@@ -78,7 +82,7 @@ def test_a_bucket_owes_what_was_used_beyond_it() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 200)), max_size=50))
 def test_over_any_time_no_more_than_the_rate_and_one_minute(steps: list[tuple[float, float]]) -> None:
-    bucket, now, used, last = Bucket(100, now=0), 0.0, 0.0, 0.0
+    bucket, now, used, last = TokenBucket(100, now=0), 0.0, 0.0, 0.0
     for pause_s, amount in steps:
         now += pause_s
         if bucket.wait_s(now) == 0:
@@ -90,11 +94,11 @@ def test_over_any_time_no_more_than_the_rate_and_one_minute(steps: list[tuple[fl
 @pytest.mark.parametrize("name", ["cpu_s", "host_calls", "tokens"])
 def test_a_rate_is_of_the_tenant_and_of_children_too(name: str) -> None:
     clock = ManualClock()
-    accounts = Accounts(Caps(**{f"tenant_{name}_per_minute": 60}), clock)
+    accounts = Accounts(ProgramsConfig(**{f"tenant_{name}_per_minute": 60}), clock)
     run, other = accounts.open("t", Limits(cpu_s=1000)), accounts.open("u", Limits())
     child = run.child(Limits(cpu_s=1000))
     for budget in (run, child):
-        spend = {"cpu_s": budget.spend_cpu, "host_calls": budget.spend_host_calls, "tokens": budget.spend_tokens}[name]
+        spend = functools.partial(budget.spend, name)
         assert run.wait() is None
         spend(3)
         spend(30)
@@ -120,51 +124,20 @@ def test_a_rate_is_of_the_tenant_and_of_children_too(name: str) -> None:
 def test_without_rates_nothing_is_asked() -> None:
     run = Accounts().open("t", Limits())
     assert not run.is_rated
-    run.spend_tokens(10**9)
+    run.spend("tokens", 10**9)
     assert run.wait() is None
 
 
 def test_a_tenant_has_a_share_of_explicit_pages() -> None:
-    accounts = Accounts(Caps(tenant_explicit_share=0.5))
-    run, same, elsewhere, other = (accounts.open(tenant, Limits(pages=80)) for tenant in ("t", "t", "t", "u"))
-    run.take_explicit_pages(30, "m", 100)
-    with pytest.raises(OutOfPages, match="tenant_pages_fraction"):
-        same.take_explicit_pages(21, "m", 100)
-    elsewhere.take_explicit_pages(50, "n", 100)
-    same.take_pages(80)  # of a sequence: the engine takes those away from it where it must
-    other.take_explicit_pages(50, "m", 100)
-    with pytest.raises(LimitExceeded):
-        same.take_explicit_pages(1, "m", 100)
-    run.give_explicit_pages(10)
-    same.give_pages(80)
-    same.take_explicit_pages(30, "m", 100)
-    for budget in (run, same, elsewhere, other):
-        budget.close()
-    assert accounts.num_pages == 0
-
-
-def test_reserved_pages_are_of_the_share_and_are_allocated_from() -> None:
-    accounts = Accounts(Caps(tenant_explicit_share=0.5))
-    run, same = accounts.open("t", Limits(pages=40)), accounts.open("t", Limits())
-    with pytest.raises(LimitExceeded) as raised:
-        run.reserve_explicit_pages(41, "m", 100)
-    assert raised.value.param == "pages"
-    run.reserve_explicit_pages(30, "m", 100)
-    with pytest.raises(OutOfPages):
-        same.take_explicit_pages(21, "m", 100)
-    run.take_explicit_pages(35, "m", 100)
-    same.take_explicit_pages(15, "m", 100)
-    with pytest.raises(OutOfPages):
-        run.take_explicit_pages(1, "m", 100)
-    run.close()
-    same.take_explicit_pages(35, "m", 100)
-    assert accounts.num_pages == 50
-    same.close()
-    assert (accounts.num_pages, accounts.num_tenants) == (0, 0)
+    config = ProgramsConfig(
+        tenant_pages_fraction=0.5, tenants=["u.tenant_pages_fraction=0.25", "v.tenant_pages_fraction=1"]
+    )
+    shares = [Accounts(config).open(tenant, Limits()).explicit_pages(90) for tenant in ("t", "u", "v")]
+    assert shares == [45, 22, None]
 
 
 STEP = st.tuples(
-    st.sampled_from(["open", "child", "trust", "explicit", "give", "pages", "tokens", "close", "pass"]),
+    st.sampled_from(["open", "child", "trust", "take", "give", "pages", "tokens", "close", "pass"]),
     st.integers(0, 9),
     st.sampled_from(["t", "u"]),
 )
@@ -174,19 +147,19 @@ STEP = st.tuples(
 @given(st.lists(STEP, max_size=60))
 def test_accounts_add_up(steps: list[tuple[str, int, str]]) -> None:
     """Whatever is opened, refused and closed: what is counted is what is held, and within the caps."""
-    caps = Caps(
-        programs=8,
-        tenant_programs=6,
-        sandbox_bytes=30,
-        tenant_sandbox_bytes=20,
-        tenant_explicit_share=0.6,
+    config = ProgramsConfig(
+        max_runs=8,
+        max_runs_per_tenant=6,
+        max_sandbox_bytes=30,
+        max_sandbox_bytes_per_tenant=20,
+        max_pages_per_tenant=12,
         tenant_tokens_per_minute=600,
     )
     clock = ManualClock()
-    accounts = Accounts(caps, clock)
+    accounts = Accounts(config, clock)
     alive: list[tuple[Budget, str]] = []
     bytes_of: dict[Budget, int] = {}
-    explicit: Counter[Budget] = Counter()
+    held: Counter[Budget] = Counter()
     tokens: Counter[str] = Counter()
     for what, amount, tenant in steps:
         budget, owner = alive[amount % len(alive)] if alive else (None, "")
@@ -204,15 +177,15 @@ def test_accounts_add_up(steps: list[tuple[str, int, str]]) -> None:
             elif what == "trust":
                 budget.without_sandbox()
                 bytes_of[budget] = 0
-            elif what == "explicit":
-                budget.take_explicit_pages(amount, "m", 20)
-                explicit[budget] += amount
+            elif what == "take":
+                budget.take_pages(amount)
+                held[budget] += amount
             elif what == "give":
-                count = min(amount, explicit[budget])
-                budget.give_explicit_pages(count)
-                explicit[budget] -= count
+                count = min(amount, held[budget])
+                budget.give_pages(count)
+                held[budget] -= count
             elif what == "tokens":
-                budget.spend_tokens(100 * amount)
+                budget.spend("tokens", 100 * amount)
                 tokens[owner] += 100 * amount
             elif what == "pass":
                 clock.advance(1)
@@ -222,17 +195,17 @@ def test_accounts_add_up(steps: list[tuple[str, int, str]]) -> None:
                     budget.close()
                 alive.remove((budget, owner))
                 bytes_of.pop(budget)
-                explicit.pop(budget, None)
+                held.pop(budget, None)
         except (Overloaded, LimitExceeded, OutOfPages):
             pass
         assert accounts.num_programs == len(alive) <= 8
         assert accounts.sandbox_bytes == sum(bytes_of.values()) <= 30
-        assert accounts.num_pages == explicit.total()
+        assert accounts.num_pages == held.total()
         for name in ("t", "u"):
             mine = [budget for budget, owner in alive if owner == name]
             assert len(mine) <= 6
             assert sum(bytes_of[budget] for budget in mine) <= 20
-            assert sum(explicit[budget] for budget in mine) <= 12
+            assert sum(held[budget] for budget in mine) <= 12
             for budget in mine:
                 wait = budget.wait()
                 assert (0 if wait is None else wait.seconds) == pytest.approx(max(0, tokens[name] - 600) / 10)

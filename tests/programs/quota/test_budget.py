@@ -1,5 +1,6 @@
 """What runs may use: limits within limits, and a tree of budgets that adds up whatever is done to it."""
 
+import functools
 import math
 
 import pytest
@@ -7,18 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloaded
+from weft.config import ProgramsConfig
 from weft.core.clock import ManualClock
-from weft.programs.quota.accounts import Accounts, Caps
-from weft.programs.quota.limits import Budget, Limits, limits_from_json
+from weft.programs.quota.accounts import Accounts
+from weft.programs.quota.budget import Budget
+from weft.programs.quota.limits import LIMITS, Limits, Spent, limits_from_json
 
 
 def test_a_child_gets_what_is_left() -> None:
     clock = ManualClock()
     run = Accounts(clock=clock).open("t", Limits(tokens=100, pages=10, cpu_s=5, wall_s=60, host_calls=50, depth=3))
-    run.spend_tokens(30)
+    run.spend("tokens", 30)
     run.take_pages(4)
-    run.spend_cpu(1.5)
-    run.spend_host_calls(10)
+    run.spend("cpu_s", 1.5)
+    run.spend("host_calls", 10)
     clock.advance(20)
     left = run.remaining()
     assert (left.tokens, left.pages, left.cpu_s, left.wall_s, left.host_calls) == (70, 6, 3.5, 40, 40)
@@ -26,27 +29,22 @@ def test_a_child_gets_what_is_left() -> None:
     assert (child.limits.tokens, child.limits.cpu_s, child.limits.pages) == (70, 1, 6)
     assert child.limits.depth == 2
     assert (run.wall_left_s, child.wall_left_s) == (40, 40)
-    child.spend_tokens(50)
+    child.spend("tokens", 50)
     assert run.remaining().tokens == 20
     # Two children share what is left: the second's own limit does not help it.
     other = run.child(Limits(tokens=20))
-    child.spend_tokens(15)
+    child.spend("tokens", 15)
     assert other.remaining().tokens == 5
     with pytest.raises(LimitExceeded) as raised:
-        other.spend_tokens(6)
+        other.spend("tokens", 6)
     assert raised.value.param == "tokens"
 
 
 @pytest.mark.parametrize("name", ["cpu_s", "host_calls", "tokens", "log_bytes"])
-def test_what_is_used_up_names_its_limit(name: str) -> None:
+def test_what_is_used_up_names_its_limit(name: Spent) -> None:
     root = Accounts().open("t", Limits(**{name: 3}))
     for run in (root, root.child(Limits())):
-        spend = {
-            "cpu_s": run.spend_cpu,
-            "host_calls": run.spend_host_calls,
-            "tokens": run.spend_tokens,
-            "log_bytes": run.spend_log,
-        }[name]
+        spend = functools.partial(run.spend, name)
         if run is root:
             spend(3)
         with pytest.raises(LimitExceeded, match=f"{name} of 3") as raised:
@@ -54,8 +52,12 @@ def test_what_is_used_up_names_its_limit(name: str) -> None:
         assert raised.value.param == name
 
 
+def test_every_limit_of_a_run_is_in_the_table() -> None:
+    assert LIMITS.keys() == set(Limits.__struct_fields__) - {"network"}
+
+
 def test_refused_pages_are_not_taken() -> None:
-    accounts = Accounts(Caps(pages=6, tenant_pages=5))
+    accounts = Accounts(ProgramsConfig(max_pages=6, max_pages_per_tenant=5))
     run = accounts.open("t", Limits(pages=4))
     run.take_pages(4)
     with pytest.raises(LimitExceeded, match="4"):
@@ -74,7 +76,7 @@ def test_refused_pages_are_not_taken() -> None:
 
 
 def test_programs_of_a_tenant_count_with_their_children() -> None:
-    accounts = Accounts(Caps(tenant_programs=3))
+    accounts = Accounts(ProgramsConfig(max_runs_per_tenant=3))
     run = accounts.open("t", Limits())
     child = run.child(Limits())
     child.child(Limits())
@@ -115,7 +117,7 @@ def test_limits_from_json() -> None:
     st.lists(st.tuples(st.sampled_from(["child", "take", "give", "spend", "close"]), st.integers(0, 7)), max_size=60)
 )
 def test_budgets_add_up(steps: list[tuple[str, int]]) -> None:
-    accounts = Accounts(Caps(pages=40))
+    accounts = Accounts(ProgramsConfig(max_pages=40))
     tree: list[tuple[Budget, int | None]] = [(accounts.open("t", Limits(pages=30, tokens=50, children=5)), None)]
     own_pages, own_tokens, closed = [0], [0], [False]
     for what, which in steps:
@@ -138,7 +140,7 @@ def test_budgets_add_up(steps: list[tuple[str, int]]) -> None:
                 own_pages[index] -= count
             elif what == "spend":
                 own_tokens[index] += which
-                budget.spend_tokens(which)
+                budget.spend("tokens", which)
             elif not any(above == index and not closed[i] for i, (_, above) in enumerate(tree)) and index:
                 budget.close()
                 closed[index], own_pages[index] = True, 0

@@ -19,7 +19,7 @@ from weft.config import ProgramsConfig
 from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
-from weft.programs.quota.accounts import Accounts, Caps
+from weft.programs.quota.accounts import Accounts
 from weft.programs.quota.limits import Limits
 from weft.programs.quota.loop_share import GoesOn, LoopShare
 from weft.programs.registry import Code
@@ -92,7 +92,7 @@ class FakeHost:
 
 def with_queue(test: Callable[[CommandQueue, FakeHost, Accounts, list[WeftError]], Awaitable[None]]) -> None:
     async def body() -> None:
-        accounts = Accounts(Caps(tenant_tokens_per_minute=60), LoopClock())
+        accounts = Accounts(ProgramsConfig(tenant_tokens_per_minute=60), LoopClock())
         host, ended = FakeHost(), []
         share = LoopShare(clock=lambda: host.now_s)
         queue = CommandQueue(host, accounts.open("t", Limits()), share, tenant="t", end=ended.append)
@@ -106,12 +106,12 @@ def test_commands_wait_in_order_until_nothing_is_owed() -> None:
         other = accounts.open("t", Limits())
         queue.commands(say(1))
         assert host.heard == [1]
-        other.spend_tokens(60 + 5)
+        other.spend("tokens", 60 + 5)
         queue.commands(say(2))
         queue.commands(say(3))
         await asyncio.sleep(4)
         assert host.heard == [1]
-        other.spend_tokens(2)  # it is paid for first
+        other.spend("tokens", 2)  # it is paid for first
         await asyncio.sleep(2.5)
         assert host.heard == [1]
         assert queue.waited_s == 6.5
@@ -129,7 +129,7 @@ def test_commands_wait_in_order_until_nothing_is_owed() -> None:
 @pytest.mark.parametrize("error", [LimitExceeded("used up", "tokens"), WireError("garbage")])
 def test_what_breaks_a_run_later_ends_it(error: Exception) -> None:
     async def test(queue: CommandQueue, host: FakeHost, accounts: Accounts, ended: list[WeftError]) -> None:
-        accounts.open("t", Limits()).spend_tokens(61)
+        accounts.open("t", Limits()).spend("tokens", 61)
         queue.commands(say(1))
         queue.commands(say(2))
         host.error = error
@@ -148,7 +148,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 4 * len(say(1)))
 
     async def test(queue: CommandQueue, host: FakeHost, accounts: Accounts, ended: list[WeftError]) -> None:
-        accounts.open("t", Limits()).spend_tokens(61)
+        accounts.open("t", Limits()).spend("tokens", 61)
         queue.commands(say(1, 2))
         queue.commands(say(1, 2))
         with pytest.raises(Overloaded, match="52 bytes"):
@@ -159,7 +159,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_that_is_killed_carries_nothing_out() -> None:
     async def test(queue: CommandQueue, host: FakeHost, accounts: Accounts, ended: list[WeftError]) -> None:
-        accounts.open("t", Limits()).spend_tokens(61)
+        accounts.open("t", Limits()).spend("tokens", 61)
         queue.commands(say(1))
         settled = asyncio.ensure_future(queue.settled())
         await asyncio.sleep(0)
@@ -176,7 +176,7 @@ def test_one_that_computes_waits_too() -> None:
     async def test(queue: CommandQueue, host: FakeHost, accounts: Accounts, ended: list[WeftError]) -> None:
         await queue.pause()
         assert asyncio.get_running_loop().time() == 0
-        accounts.open("t", Limits()).spend_tokens(60 + 30)
+        accounts.open("t", Limits()).spend("tokens", 60 + 30)
         await queue.pause()
         assert asyncio.get_running_loop().time() == queue.waited_s == 30
 
@@ -345,7 +345,7 @@ def test_a_program_that_computes_gives_the_tenants_time_back(monkeypatch: pytest
 
     async def pause(self: CommandQueue) -> None:
         # What it used so far was charged, and it is in debt.
-        self._budget.spend_tokens(61)
+        self._budget.spend("tokens", 61)
         paused.set()
         await waits(self)
 
@@ -411,7 +411,7 @@ def test_programs_of_one_tenant_wait_and_those_of_another_do_not() -> None:
         # Two calls a message: 120 at once, the rest at two per second.
         assert await messages_of(first) == list(range(100))
         assert loop.time() == pytest.approx(40, abs=1)
-        neighbour.spend_host_calls(60)
+        neighbour.spend("host_calls", 60)
         second = host.launch(spec(TALK, b"1"), TENANT)
         assert second.status == "queued"  # what would begin waits too
         await second.wait()
@@ -473,7 +473,7 @@ def test_a_run_that_is_over_but_for_what_it_said_can_be_cancelled(end: str) -> N
 def test_a_full_queue_says_what_it_waits_for_and_when_to_come_back() -> None:
     async def test(host: ProgramHost, accounts: Accounts) -> None:
         neighbour = accounts.open("t", Limits(), sandboxed=False)
-        neighbour.spend_tokens(60 + 30)
+        neighbour.spend("tokens", 60 + 30)
         waiting = [host.launch(spec(TALK, b"0"), TENANT) for _ in range(3)]
         with pytest.raises(Overloaded, match="tenant_tokens_per_minute") as raised:
             host.launch(spec(TALK, b"0"), TENANT)

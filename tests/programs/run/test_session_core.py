@@ -12,8 +12,8 @@ from tests.programs.sessions import CALLER, Host, obj, run
 from weft.abi.errors import LimitExceeded, Overloaded, ProgramFailed
 from weft.abi.frames import EventKind, WireError, pack
 from weft.abi.operations import MAX_COMMAND_BYTES, Op
+from weft.config import ProgramsConfig
 from weft.core.ids import pack_tokens, unpack_tokens
-from weft.programs.quota.accounts import Caps
 from weft.programs.quota.limits import Limits
 from weft.programs.run.calls import pending_calls
 from weft.programs.run.calls.core import CoreCalls
@@ -254,7 +254,7 @@ def test_children_are_launched_joined_and_killed() -> None:
         assert child.caller == CALLER
         assert child.budget.limits.tokens == 100
         assert child.budget.limits.host_calls == 5
-        child.budget.spend_tokens(40)
+        child.budget.spend("tokens", 40)
         assert program.budget.used.tokens == 40
         joined = program.ask(Op.JOIN, 1)
         await settle()
@@ -565,4 +565,4 @@ def test_caps_of_tenants_and_server() -> None:
         with pytest.raises(Overloaded, match="server"):
             host.program(caller=Caller(tenant="c"))
 
-    run(test, caps=Caps(programs=3, tenant_programs=2))
+    run(test, config=ProgramsConfig(max_runs=3, max_runs_per_tenant=2))

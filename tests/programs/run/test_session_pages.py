@@ -47,8 +47,9 @@ INFO = msgspec.structs.replace(DEFAULT_INFO, explicit_pages=True, num_embeds=100
 class FakeSpace:
     """Remembers what it was told; a test ends its reports."""
 
-    def __init__(self, caller: Caller, reserve_pages: int):
-        self.caller, self.reserve_pages = caller, reserve_pages
+    def __init__(self, caller: Caller, reserve_pages: int, tenant_pages: int | None):
+        self.caller, self.reserve_pages, self.tenant_pages = caller, reserve_pages, tenant_pages
+        self.is_lost = False
         self.told: list[tuple[Any, ...]] = []
         self.calls: list[int] = []
         self.reports: list[Report] = []
@@ -86,10 +87,10 @@ def with_spaces(test: Any) -> None:
     async def body(host: Host) -> None:
         host.spaces = []  # type: ignore[attr-defined]
 
-        def open_space(caller: Caller, reserve_pages: int = 0) -> FakeSpace:
+        def open_space(caller: Caller, reserve_pages: int = 0, tenant_pages: int | None = None) -> FakeSpace:
             if not host.engine.ready:
                 raise EngineDead("down")
-            host.spaces.append(FakeSpace(caller, reserve_pages))  # type: ignore[attr-defined]
+            host.spaces.append(FakeSpace(caller, reserve_pages, tenant_pages))  # type: ignore[attr-defined]
             return host.spaces[-1]  # type: ignore[attr-defined]
 
         host.rt.open_space = open_space  # type: ignore[method-assign,assignment]

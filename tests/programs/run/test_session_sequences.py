@@ -12,12 +12,12 @@ from tests.programs.sessions import Host, Program, obj, run
 from weft.abi.errors import LimitExceeded
 from weft.abi.frames import EventKind, pack
 from weft.abi.operations import Op
-from weft.config import EngineConfig
+from weft.config import EngineConfig, ProgramsConfig
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.wire import Hold, Open, SetPriority
 from weft.engine.inline import InlineEngine
 from weft.programs.network.client import Network
-from weft.programs.quota.accounts import Accounts, Caps
+from weft.programs.quota.accounts import Accounts
 from weft.programs.quota.limits import Limits
 from weft.programs.run.messages import Hub
 from weft.programs.run.model import Model
@@ -391,7 +391,7 @@ def test_a_tenant_s_pages_are_shared_by_its_programs() -> None:
         two.say(Op.SEQ_APPEND, 1, pack_tokens([1] * 40), call=10)
         assert two.errors(10) == []
 
-    run(test, caps=Caps(tenant_pages=4))
+    run(test, config=ProgramsConfig(max_pages_per_tenant=4))
 
 
 def test_an_engine_dies_and_the_program_goes_on() -> None:

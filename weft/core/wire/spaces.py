@@ -28,6 +28,9 @@ class OpenSpace(SpaceCommand, frozen=True, kw_only=True):
     priority: int = 0
     request_id: str = ""
     reserve_pages: int = 0
+    tenant_pages: int | None = None
+    """Pages that all spaces and exports of the tenant may hold together, as far as this space asks for more; None: no
+    such limit."""
 
 
 class CloseSpace(SpaceCommand, frozen=True):

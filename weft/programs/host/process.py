@@ -29,7 +29,7 @@ from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.pipe import Pipe
 from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
 from weft.programs.network.client import Network
-from weft.programs.quota.accounts import Accounts, Caps
+from weft.programs.quota.accounts import Accounts
 from weft.programs.registry import Code
 from weft.programs.run.model import Model
 from weft.programs.run.runs import Run, RunChange
@@ -50,24 +50,8 @@ def host_parts(
 ) -> HostParts:
     """What a host with this configuration stands on. `clock` is what times and rates are counted by."""
     network = Network(config.network, tenant_connections=lambda tenant: config.of(tenant).max_connections_per_tenant)
-    accounts = Accounts(_caps(config), clock, lambda tenant: _caps(config.of(tenant)))
+    accounts = Accounts(config, clock)
     return HostParts(models=models, store=store, network=network, guests=guests, accounts=accounts)
-
-
-def _caps(config: ProgramsConfig) -> Caps:
-    return Caps(
-        programs=config.max_runs,
-        tenant_programs=config.max_runs_per_tenant,
-        pages=config.max_pages,
-        tenant_pages=config.max_pages_per_tenant,
-        sandbox_bytes=config.max_sandbox_bytes,
-        tenant_sandbox_bytes=config.max_sandbox_bytes_per_tenant,
-        tenant_explicit_share=1.0 if config.tenant_pages_fraction is None else config.tenant_pages_fraction,
-        tenant_cpu_s_per_minute=config.tenant_cpu_s_per_minute,
-        tenant_host_calls_per_minute=config.tenant_host_calls_per_minute,
-        tenant_tokens_per_minute=config.tenant_tokens_per_minute,
-        store_bytes=config.max_store_bytes,
-    )
 
 
 def guests_for(config: ProgramsConfig) -> GuestFactory:

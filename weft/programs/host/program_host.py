@@ -25,8 +25,9 @@ from weft.programs.history import History
 from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.run_task import RunTask
 from weft.programs.network.client import Network
-from weft.programs.quota.accounts import Accounts, NoPlace
-from weft.programs.quota.limits import Budget
+from weft.programs.quota.account import NoPlace
+from weft.programs.quota.accounts import Accounts
+from weft.programs.quota.budget import Budget
 from weft.programs.quota.loop_share import LoopShare
 from weft.programs.registry import Code, Quota, checked_code
 from weft.programs.run.messages import Hub

@@ -17,7 +17,7 @@ from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, ProgramFa
 from weft.abi.frames import WireError
 from weft.programs.guest import Guest, GuestUsage
 from weft.programs.host.guest_factory import GuestFactory
-from weft.programs.quota.limits import Budget
+from weft.programs.quota.budget import Budget
 from weft.programs.quota.rates import Wait
 from weft.programs.run.command_queue import CommandQueue
 from weft.programs.run.context import RunContext
@@ -189,7 +189,7 @@ class RunTask:
         total_s = self._guest.usage().cpu_s + self._host_s
         spent_s, self._charged_s = total_s - self._charged_s, total_s
         try:
-            self._budget.spend_cpu(spent_s)
+            self._budget.spend("cpu_s", spent_s)
         except LimitExceeded as error:
             if not self.run.spec.trusted:
                 self.end(error)

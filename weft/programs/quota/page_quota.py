@@ -7,7 +7,7 @@ Called by the Sequence trait.
 
 from __future__ import annotations
 
-from weft.programs.quota.limits import Budget
+from weft.programs.quota.budget import Budget
 
 
 class _Shared:

@@ -1,7 +1,7 @@
 """How much the programs of a tenant may use per minute: a bucket of each kind, and when there is something in it.
 
-Owns the arithmetic alone: no tasks, no timers; `now` comes from a clock. `weft.programs.quota.accounts` has one `Rates`
-for each tenant, `weft.programs.run.command_queue` makes programs wait.
+Owns the arithmetic alone: no tasks, no timers; `now` comes from a clock. An `Account` has the `Rates` of its
+tenant, `weft.programs.run.command_queue` makes programs wait.
 
 A bucket holds what may be used in a minute, and fills at that rate. What is used is taken out afterwards, when it is
 known, and the bucket may go below empty: a generation that was begun is finished. Then nothing more is begun until the
@@ -11,10 +11,14 @@ bucket ran empty.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
+from weft.config import ProgramsConfig
+from weft.programs.quota.limits import Spent
+
 WINDOW_S = 60.0
+RATED: tuple[Spent, ...] = ("cpu_s", "host_calls", "tokens")
+"""Limits of a run that a tenant may have a rate of: the setting `tenant_NAME_per_minute`."""
 
 
 class Wait(NamedTuple):
@@ -28,11 +32,11 @@ class Wait(NamedTuple):
     def __str__(self) -> str:
         return (
             f"the programs of this tenant used more than {self.per_minute:g} {self.name} per minute "
-            f"({setting_of(self.name)}); it goes on in {self.seconds:.1f} s"
+            f"(programs.tenant_{self.name}_per_minute); it goes on in {self.seconds:.1f} s"
         )
 
 
-class Bucket:
+class TokenBucket:
     """One kind. `level` is what may be used now; below 0 it is a debt."""
 
     def __init__(self, per_minute: float, now: float):
@@ -61,8 +65,9 @@ class Bucket:
 class Rates:
     """The buckets of one tenant: of those kinds that have a rate."""
 
-    def __init__(self, per_minute: Mapping[str, float | None], now: float):
-        self._buckets = {name: Bucket(most, now) for name, most in per_minute.items() if most is not None}
+    def __init__(self, config: ProgramsConfig, now: float):
+        rates: dict[str, float | None] = {name: getattr(config, f"tenant_{name}_per_minute") for name in RATED}
+        self._buckets = {name: TokenBucket(most, now) for name, most in rates.items() if most is not None}
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
@@ -85,8 +90,3 @@ class Rates:
     def is_full(self, now: float) -> bool:
         """Whether new ones would be the same."""
         return all(bucket.is_full(now) for bucket in self._buckets.values())
-
-
-def setting_of(name: str) -> str:
-    """The operator's setting of a rate."""
-    return f"programs.tenant_{name}_per_minute"

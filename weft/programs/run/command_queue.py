@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from weft.abi.errors import Overloaded, ProgramFailed, WeftError
 from weft.abi.frames import CommandFrame, WireError, commands
-from weft.programs.quota.limits import Budget
+from weft.programs.quota.budget import Budget
 from weft.programs.quota.loop_share import GoesOn, LoopShare
 from weft.programs.quota.rates import Wait
 

@@ -24,7 +24,8 @@ from weft.abi.frames import CommandFrame, commands
 from weft.abi.operations import Op, Trait
 from weft.children.progress import made_progress
 from weft.core.wire import spaces
-from weft.programs.quota.limits import REFUSED, Budget
+from weft.programs.quota.budget import Budget
+from weft.programs.quota.limits import REFUSED
 from weft.programs.quota.loop_share import GoesOn
 from weft.programs.run.calls.core import CoreCalls
 from weft.programs.run.calls.grammar import GrammarCalls
@@ -164,7 +165,7 @@ class RunContext:
                     break
             else:
                 is_all = True
-            self._budget.spend_host_calls(count)
+            self._budget.spend("host_calls", count)
         except LimitExceeded as error:
             calls.broken = error
             raise

@@ -13,7 +13,7 @@ import msgspec
 
 from weft.abi.errors import WeftError
 from weft.programs.network.requests import HttpRequest, HttpResponse
-from weft.programs.quota.limits import Budget
+from weft.programs.quota.budget import Budget
 from weft.programs.quota.loop_share import LoopShare
 from weft.programs.run.messages import Hub
 from weft.programs.run.model import Model

@@ -87,13 +87,13 @@ class ImmediateCommands:
         if not command.pages or not 0 < len(command.name) <= MAX_NAME:
             raise InvalidRequest(f"an export needs pages, and a name of 1 to {MAX_NAME} characters", "name")
         pages = [space.page(number) for number in handles(command.pages, "pages")]
-        self._pool.export(space.namespace, command.name, pages, now)
+        self._pool.export(space, command.name, pages, now)
         return 0
 
     def _import_pages(self, space: Space, command: ImportPages, now: float) -> Count:
         pages = self._pool.find_export(space.namespace, command.name)
         numbers = space.claim(command.first, len(pages), space.pages, "page")
-        if not self._pool.share(space.namespace, [page.page for page in pages], now):
+        if not self._pool.share(space, [page.page for page in pages], now):
             return None
         space.pages.update(zip(numbers, pages, strict=True))
         return len(pages)

@@ -41,6 +41,7 @@ class Placement(Enum):
 class _Request(NamedTuple):
     """A forward, resolved."""
 
+    tenant: str
     read: list[Page]
     write: list[Page]
     positions: Sequence[int]
@@ -217,7 +218,7 @@ class Placer:
                 "do less at once, and let forwards of prompts have pages to write, rising positions and one output",
                 "inputs",
             )
-        return _Request(read, write, positions, command.mask, piece, pending)
+        return _Request(space.tenant, read, write, positions, command.mask, piece, pending)
 
     def _reach(
         self,
@@ -290,7 +291,7 @@ class Placer:
                 pages[place.page].empty_again(place.offset)
             for page, last_position in zip(write, last_positions, strict=True):
                 page.last_position = last_position
-            self._pool.drop(scratch, now)
+            self._pool.drop(request.tenant, scratch, now)
             raise
         if end < len(request.positions):
             for place in places:
@@ -299,7 +300,7 @@ class Placer:
         write_slots = [pages[place.page].page * size + place.offset for place in places]
         added = builder.add_space_row(row, positions, write_slots, tokens, slots)
         self._pool.named()
-        self._pool.drop(scratch, now)
+        self._pool.drop(request.tenant, scratch, now)
         self._budget -= len(positions)
         self._prompt_budget -= len(positions)
         request.pending.done = end

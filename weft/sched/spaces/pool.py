@@ -5,7 +5,7 @@ Owns their number, the bound on it, and exports by name. Does not know handles o
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,8 +18,9 @@ MakeRoom = Callable[[int, float], bool]
 
 
 class Export(NamedTuple):
-    """Pages under a name, as they were when they were exported."""
+    """Pages under a name, as they were when they were exported. They are the tenant's until the name is released."""
 
+    tenant: str
     pages: list[Page]
 
 
@@ -39,6 +40,8 @@ class SpacePool:
         """Pages of reservations that the step being built may name: theirs again when it is."""
         self.num_pages = 0
         """References on device pages that are held here."""
+        self.held: Counter[str] = Counter()
+        """Of them, those of each tenant: of its spaces, their reservations, and its exports."""
 
     # Steps
 
@@ -58,26 +61,24 @@ class SpacePool:
 
     def reserve(self, space: Space, count: int, now: float) -> None:
         """Take a space's reservation. Raises `OutOfPages` when there is no room for it now."""
-        pages = self._take(space.namespace, count, now)
+        self._fit_share(space, count, now)
+        pages = self._take(space, count, now)
         if pages is None:
             raise OutOfPages(
-                f"{count} pages cannot be reserved: {self.num_pages} of at most {self.max_pages} are in programs' "
-                "hands already, or requests are using the rest; ask for less, or try again later"
+                f"{count} pages cannot be reserved: programs hold {self.num_pages} of at most {self.max_pages}, or "
+                "requests are using the rest; ask for less, or try again later"
             )
         space.reserved, space.reservation = pages, count
 
     def take(self, space: Space, count: int, now: float) -> list[int] | None:
-        """Device pages for a space: from its reservation, then from what is left. None: not now."""
-        own = min(count, len(space.reserved))
-        more = self._take(space.namespace, count - own, now)
-        if more is None:
-            return None
-        pages = [space.reserved.pop() for _ in range(own)]
-        return pages + more
+        """Device pages for a space: from its reservation, then from what is left. None: not now. Raises `OutOfPages`
+        beyond the tenant's share."""
+        self._fit_share(space, max(0, count - len(space.reserved)), now)
+        return self._take_reserved_first(space, count, now)
 
     def take_scratch(self, space: Space, count: int, now: float) -> list[int] | None:
         """Pages that only the step being built uses: `drop` them in it. None: not now."""
-        return self._take(space.namespace, count, now)
+        return self._take(space, count, now)
 
     def reserved(self, space: Space) -> list[int]:
         """The idle pages of a space's reservation, which it loses now."""
@@ -95,28 +96,23 @@ class SpacePool:
                 else:
                     space.reserved.append(page)
             else:
-                self.drop([page], now)
+                self.drop(space.tenant, [page], now)
 
-    def drop(self, pages: list[int], now: float) -> None:
-        """Give up one reference on each page; a page without references is free."""
+    def drop(self, tenant: str, pages: list[int], now: float) -> None:
+        """Give up one reference of a tenant on each page; a page without references is free."""
         if self._is_named:
             # The step being built may name them already.
             for page in pages:
                 self._cache.tiers.keep_readable("device", page)
         for page in pages:
             self._cache.tiers.drop_ref(page, now)
-        self.num_pages -= len(pages)
+        self._count(tenant, -len(pages))
 
-    def share(self, namespace: str, pages: list[int], now: float) -> bool:
-        """One more reference on each, which counts like a page. False: not now."""
-        for page in pages:
-            self._cache.tiers.share_ref(page)
-        self.num_pages += len(pages)
-        # The exports that have to go may be of these very pages.
-        if self._make_countable(namespace, 0, now):
-            return True
-        self.drop(pages, now)
-        return False
+    def share(self, space: Space, pages: list[int], now: float) -> bool:
+        """One more reference on each, which counts like a page. False: not now. Raises `OutOfPages` beyond the
+        tenant's share."""
+        self._refer(space.tenant, pages)
+        return self._keep(space, pages, now)
 
     def is_shared(self, page: int) -> bool:
         """Whether somebody else refers to it too."""
@@ -124,11 +120,11 @@ class SpacePool:
 
     def own_copy(self, space: Space, page: Page, now: float) -> bool:
         """Put a copy of its own in place of a shared page, made by the step being built. False: no room now."""
-        pages = self.take(space, 1, now)
+        pages = self._take_reserved_first(space, 1, now)
         if pages is None:
             return False
         self._cache.tiers.copy_page(page.page, pages[0])
-        self.drop([page.page], now)
+        self.drop(space.tenant, [page.page], now)
         page.page = pages[0]
         return True
 
@@ -146,21 +142,20 @@ class SpacePool:
 
     # Exports
 
-    def export(self, namespace: str, name: str, pages: list[Page], now: float) -> None:
+    def export(self, space: Space, name: str, pages: list[Page], now: float) -> None:
         """Keep pages under a name, in place of what was there. Raises `OutOfPages`."""
-        # What goes under the name keeps its pages until it is replaced: the new ones may be among them.
-        replaced = self._exports.pop((namespace, name), None)
-        shared = self.share(namespace, [page.page for page in pages], now)
-        if replaced is not None:
-            self.drop([page.page for page in replaced.pages], now)
-        if not shared:
+        # References first: the pages of what is replaced may be among the new ones.
+        numbers = [page.page for page in pages]
+        self._refer(space.tenant, numbers)
+        self.release_export(space.namespace, name, now)
+        if not self._keep(space, numbers, now):
             raise OutOfPages(
                 f"{len(pages)} pages cannot be exported: programs hold {self.num_pages} of at most {self.max_pages}"
             )
         copies = [page.copy() for page in pages]
         for copy in copies:
             copy.hidden = 0  # a mask belongs to a handle
-        self._exports[namespace, name] = Export(copies)
+        self._exports[space.namespace, name] = Export(space.tenant, copies)
 
     def find_export(self, namespace: str, name: str) -> list[Page]:
         """New handles on exported pages. Raises `UnknownHandle`."""
@@ -174,7 +169,7 @@ class SpacePool:
         """Forget a name. Does nothing for one that is not there."""
         export = self._exports.pop((namespace, name), None)
         if export is not None:
-            self.drop([page.page for page in export.pages], now)
+            self.drop(export.tenant, [page.page for page in export.pages], now)
 
     def drop_exports(self, now: float) -> bool:
         """Forget all names. Whether there were any."""
@@ -190,15 +185,60 @@ class SpacePool:
 
     # Inside
 
-    def _take(self, namespace: str, count: int, now: float) -> list[int] | None:
+    def _take_reserved_first(self, space: Space, count: int, now: float) -> list[int] | None:
+        own = min(count, len(space.reserved))
+        more = self._take(space, count - own, now)
+        if more is None:
+            return None
+        pages = [space.reserved.pop() for _ in range(own)]
+        return pages + more
+
+    def _take(self, space: Space, count: int, now: float) -> list[int] | None:
         if count == 0:
             return []
-        if not self._make_countable(namespace, count, now) or not self._make_room(count, now):
+        if not self._make_countable(space.namespace, count, now) or not self._make_room(count, now):
             return None
         pages = self._cache.allocate(count)
         if pages is not None:
-            self.num_pages += count
+            self._count(space.tenant, count)
         return pages
+
+    def _refer(self, tenant: str, pages: list[int]) -> None:
+        for page in pages:
+            self._cache.tiers.share_ref(page)
+        self._count(tenant, len(pages))
+
+    def _keep(self, space: Space, pages: list[int], now: float) -> bool:
+        """Make room for references that were just made, or give them up. The exports that have to go may be of these
+        very pages."""
+        kept = False
+        try:
+            self._fit_share(space, 0, now)
+            kept = self._make_countable(space.namespace, 0, now)
+        finally:
+            if not kept:
+                self.drop(space.tenant, pages, now)
+        return kept
+
+    def _count(self, tenant: str, count: int) -> None:
+        self.num_pages += count
+        self.held[tenant] += count
+        if not self.held[tenant]:
+            del self.held[tenant]
+
+    def _fit_share(self, space: Space, count: int, now: float) -> None:
+        """Have a tenant hold no more than its share with `count` pages more: its own exports go first. Raises
+        `OutOfPages`."""
+        most = space.tenant_pages
+        while most is not None and self.held[space.tenant] + count > most:
+            own = next((key for key, export in self._exports.items() if export.tenant == space.tenant), None)
+            if own is None:
+                raise OutOfPages(
+                    f"programs of this tenant hold {self.held[space.tenant]} explicit KV pages, and with {count} more "
+                    f"they would exceed its share of {most} (programs.tenant_pages_fraction); free pages, or try again "
+                    "later"
+                )
+            self.release_export(*own, now)
 
     def _make_countable(self, namespace: str, count: int, now: float) -> bool:
         """Have no more than `max_pages` with `count` more. Exports go first, those of the same namespace before others,

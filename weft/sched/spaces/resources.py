@@ -107,6 +107,8 @@ class Space:
     priority: int
     request_id: str
     arrival_s: float
+    tenant_pages: int | None = None
+    """As in `OpenSpace`."""
     pages: dict[int, Page] = field(default_factory=dict)
     embeds: dict[int, Embed] = field(default_factory=dict)
     queues: dict[int, Queue] = field(default_factory=dict)

@@ -216,7 +216,14 @@ class Spaces:
         if (client, command.space) in self._spaces:
             raise InvalidRequest(f"space {command.space} is open already: numbers may be used once", "space")
         space = Space(
-            client, command.space, command.tenant, command.namespace, command.priority, command.request_id, now
+            client,
+            command.space,
+            command.tenant,
+            command.namespace,
+            command.priority,
+            command.request_id,
+            now,
+            command.tenant_pages,
         )
         if command.reserve_pages:
             self._pool.reserve(space, command.reserve_pages, now)
@@ -244,7 +251,7 @@ class Spaces:
                 if isinstance(pending.command, AnsweredCommand):
                     end(pending.command)
             queue.commands.clear()
-        self._pool.drop([page.page for page in space.pages.values()] + self._pool.reserved(space), now)
+        self._pool.drop(space.tenant, [page.page for page in space.pages.values()] + self._pool.reserved(space), now)
         self._pool.give_back_embeds([embed.slot for embed in space.embeds.values()])
         space.forget(list(space.pages))
         space.embeds, space.reserved, space.reservation, space.num_pending = {}, [], 0, 0

@@ -64,7 +64,7 @@ class CoreCalls:
 
     def log(self, call: int, level: int, text: bytes) -> None:
         """Write a line to the run's log. Raises `LimitExceeded` for `log_bytes`."""
-        self._view.budget.spend_log(len(text) + LINE_COST_BYTES)
+        self._view.budget.spend("log_bytes", len(text) + LINE_COST_BYTES)
         self._view.outlet.log(min(level, 3), text.decode(errors="replace"))
 
     def send(self, call: int, message: bytes) -> None:

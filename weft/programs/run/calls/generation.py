@@ -105,7 +105,7 @@ class GenerationCall:
         """Whether the program may go on."""
         self._owner.generated_tokens += num_tokens
         try:
-            self._budget.spend_tokens(num_tokens)
+            self._budget.spend("tokens", num_tokens)
             self._known.quota.grow(num_tokens)
         except WeftError as error:
             if isinstance(error, LimitExceeded) and error.param not in REFUSED:

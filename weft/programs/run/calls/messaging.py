@@ -10,7 +10,8 @@ import asyncio
 import msgspec
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
-from weft.programs.quota.limits import Budget, limits_from_json
+from weft.programs.quota.budget import Budget
+from weft.programs.quota.limits import limits_from_json
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.run.messages import MessageQueue, Subscription, check_json
 from weft.programs.run.services import Child, ChildSpec

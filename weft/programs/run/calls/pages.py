@@ -117,7 +117,7 @@ class PageCalls:
         self._calls.check_free(call)
         numbers = self._new_numbers(first, count)
         space = self._opened()
-        self._budget.take_explicit_pages(count, *self._share())
+        self._budget.take_pages(count)
         self._pages.update(dict.fromkeys(numbers, call))
         given_up = False
 
@@ -172,7 +172,7 @@ class PageCalls:
         def ended(finished: Finished) -> tuple[bytes, ...]:
             numbers = range(first, first + finished.count)
             try:
-                self._budget.take_explicit_pages(len(numbers), *self._share())
+                self._budget.take_pages(len(numbers))
             except WeftError:
                 form.give_back(space, queue, numbers)
                 raise
@@ -225,17 +225,17 @@ class PageCalls:
                     "use sequences",
                     "Allocate",
                 )
-            if self._reserve_pages:
-                self._budget.reserve_explicit_pages(self._reserve_pages, *self._share())
-            self._space = runtime.open_space(self._view.caller, self._reserve_pages)
+            self._budget.check_pages(self._reserve_pages)
+            share = self._budget.explicit_pages(runtime.engine.info.max_space_pages)
+            self._space = runtime.open_space(self._view.caller, self._reserve_pages, share)
             self._space.on_failure = self._failed
         return self._space
 
     def lost(self, error: WeftError, space: SpaceHandle | None = None) -> None:
-        """A call of this trait failed; where it failed because the engine is gone, the space is too."""
+        """A call of this trait failed; where it failed because the space is gone, a new one takes its place."""
         space = space or self._space
-        if isinstance(error, EngineDead) and space is not None:
-            # Not now: the engine is telling everybody who waits, one by one.
+        if space is not None and (isinstance(error, EngineDead) or space.is_lost):
+            # Not now: the operations of an engine that has died fail one by one.
             self._calls.loop.call_soon(self._drop, space)
 
     def _drop(self, space: SpaceHandle) -> None:
@@ -271,13 +271,8 @@ class PageCalls:
         pending.on_end = on_end
         return pending
 
-    def _share(self) -> tuple[str, int]:
-        """Of whose explicit pages a tenant has a share, and how many there are."""
-        model = self._view.model
-        return model.name, model.info.max_space_pages
-
     def _spend(self, num_tokens: int) -> None:
-        self._budget.spend_tokens(num_tokens)
+        self._budget.spend("tokens", num_tokens)
         self.forward_tokens += num_tokens
 
     def _new_numbers(self, first: int, count: int) -> range:
@@ -303,7 +298,7 @@ class PageCalls:
         ]
         for number in held:
             self._pages.pop(number, None)
-        self._budget.give_explicit_pages(len(held))
+        self._budget.give_pages(len(held))
 
 
 def _packed(numbers: Iterable[int]) -> bytes:

@@ -72,7 +72,6 @@ class SequenceCalls:
         self._view = view
         self._calls = view.calls
         self._model = view.model
-        self._spend_tokens = view.budget.spend_tokens
         self._open: dict[int, OpenSequence] = {}
         self.prompt_tokens = 0
         """Appended so far."""
@@ -198,7 +197,7 @@ class SequenceCalls:
                 "tokens",
             )
         known.quota.grow(count)
-        self._spend_tokens(count)
+        self._view.budget.spend("tokens", count)
         self.prompt_tokens += count
 
     def _find(self, number: int) -> OpenSequence:

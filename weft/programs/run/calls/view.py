@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from weft.abi.errors import InvalidRequest, LimitExceeded
-from weft.programs.quota.limits import Budget
+from weft.programs.quota.budget import Budget
 from weft.programs.run.calls.pending_calls import PendingCalls
 from weft.programs.run.messages import UnreadBytes
 from weft.programs.run.model import Model
