@@ -87,6 +87,7 @@ def test_the_engine_refuses_what_is_out_of_range(parameter: Parameter) -> None:
     assert parameter.low is not None
     assert parameter.high is not None
     inside = parameter.high if parameter.low_open else parameter.low
+    assert parameter.default is None or parameter.contains(parameter.default), "defaults are not looked at"
     SamplingParams(**{parameter.name: inside}).validate(100)
     outside = [parameter.low - 1, parameter.high + 1, *([parameter.low] if parameter.low_open else [])]
     if isinstance(parameter.default, float):

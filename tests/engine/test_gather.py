@@ -42,11 +42,11 @@ def test_who_stays_away_is_not_waited_for_again() -> None:
     gather.stepped(0.010)
     for who in (1, 2, 3):
         gather.answered((1, who), 1.0)
-    gather.returned((1, 1), 1.001)
-    gather.returned((1, 2), 1.001)
+    gather.returned(1, [wire.Cancel(seq=1)], 1.001)
+    gather.returned(1, [wire.Cancel(seq=2)], 1.001)
     assert gather.wait_s(2, 1.0002) > 0  # the third may come any moment
     gather.answered((1, 1), 1.020)
-    gather.returned((1, 1), 1.021)
+    gather.returned(1, [wire.Cancel(seq=1)], 1.021)
     assert gather.wait_s(1, 1.021) == 0  # it has been away for a whole step
     gather.answered((1, 2), 1.040)
     gather.gone(1)

@@ -235,7 +235,7 @@ class Late(Grammars):
 
 def test_commands_behind_a_grammar_keep_their_order_and_nobody_else_waits() -> None:
     grammars, done = Late(), []
-    compiling = Compiling(grammars, lambda client, command: done.append((client, command)))
+    compiling = Compiling(grammars, lambda client, commands: done.extend((client, each) for each in commands))
     one, two = Grammar.regex("a"), Grammar.regex("b")
     mine: list[wire.Command] = [
         wire.Generate(seq=1, op=2, grammar=one),
@@ -246,12 +246,10 @@ def test_commands_behind_a_grammar_keep_their_order_and_nobody_else_waits() -> N
         wire.Release(seq=4),
     ]
     theirs: list[wire.Command] = [wire.Open(seq=9), wire.Generate(seq=9, op=10), wire.ResetPrefixCache()]
-    for command in mine:
-        compiling.take(1, command)
-    for command in theirs:
-        compiling.take(1, command)
+    compiling.take(1, mine)
+    compiling.take(1, theirs)
     same_number = wire.Append(seq=1, op=3, tokens=pack_tokens([2]))
-    compiling.take(2, same_number)
+    compiling.take(2, [same_number])
     assert done == [(1, command) for command in theirs] + [(2, same_number)]
     done.clear()
     grammars.ready.add(one)
@@ -266,8 +264,8 @@ def test_commands_behind_a_grammar_keep_their_order_and_nobody_else_waits() -> N
 
 def test_a_client_that_is_gone_waits_for_nothing() -> None:
     grammars, done = Late(), []
-    compiling = Compiling(grammars, lambda client, command: done.append(command))
-    compiling.take(1, wire.Generate(seq=1, op=2, grammar=Grammar.regex("a")))
+    compiling = Compiling(grammars, lambda client, commands: done.extend(commands))
+    compiling.take(1, [wire.Generate(seq=1, op=2, grammar=Grammar.regex("a"))])
     compiling.drop_client(1)
     assert not compiling
     grammars.ready.add(Grammar.regex("a"))
@@ -346,13 +344,11 @@ def test_more_grammars_are_waited_for_than_are_kept(llm: LLM) -> None:
     vocabulary = [llm.tokenizer.bytes_of(token) for token in range(llm.info.vocab_size)]
     grammars = Grammars(vocabulary, (), [2], partial(llm.tokenizer.encode, add_special_tokens=False))
     done: list[wire.Command] = []
-    compiling = Compiling(grammars, lambda client, command: done.append(command) if client == 1 else None)
+    compiling = Compiling(grammars, lambda client, commands: done.extend(commands) if client == 1 else None)
     count = 3 * MAX_COMPILED
     commands = [wire.Generate(seq=n, op=n, grammar=Grammar.regex(f"{n:04}")) for n in range(1, count + 1)]
-    for command in commands:
-        compiling.take(1, command)
-    for command in commands[: count // 3]:
-        compiling.take(2, command)  # another client with the same grammars, which goes away
+    compiling.take(1, commands)
+    compiling.take(2, commands[: count // 3])  # another client with the same grammars, which goes away
     compiling.drop_client(2)
     futures = [grammars._future(command.grammar) for command in commands if command.grammar is not None]
     wait(futures)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from tests.sched.test_queue import make, make_queue
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
+from weft.sched.order import MAX_IDLE_LANES, MIN_SWEEP, FairOrder
 from weft.sched.queue import WaitingQueue
 from weft.sched.sequence import Sequence, SequenceState
 
@@ -121,6 +124,32 @@ def test_every_wait_is_bounded_and_every_sequence_comes_once(
     overtaking = seen.index(0)
     # Only those that came less than 4 priorities x 10 s later, and the turns of three other tenants, go first.
     assert overtaking <= 80 + 3 * 500 + 1
+
+
+def test_sequences_that_are_gone_are_forgotten_while_an_older_one_waits() -> None:
+    queue = make_queue()
+    queue.push(make(0, 0.0, tenant="patient"))
+    for seq in range(1, 3000):
+        gone = make(seq, float(seq), tenant=f"gone {seq % 3}")
+        queue.push(gone)
+        queue.remove(gone)
+    del gone
+    alive = [thing for thing in gc.get_objects() if type(thing) is Sequence and thing.tenant.startswith("gone")]
+    assert len(alive) <= MIN_SWEEP + 1
+    first = queue.pop()
+    assert first is not None
+    assert (first.seq, queue.pop()) == (0, None)
+
+
+def test_lanes_where_nothing_waits_are_bounded() -> None:
+    queue = make_queue()
+    for seq in range(3 * MAX_IDLE_LANES):
+        queue.push(make(seq, 0.0, tenant=f"tenant {seq}"))
+        queue.push(make(10**6 + seq, 1.0, tenant="steady"))
+        admit(queue)
+        admit(queue)
+    assert isinstance(queue.order, FairOrder)
+    assert sum(len(level.lanes) for level in queue.order._levels.values()) <= 2 * MAX_IDLE_LANES
 
 
 def test_one_short_request_behind_576_of_another_tenant_is_answered_in_a_few_steps() -> None:

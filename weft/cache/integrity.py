@@ -27,6 +27,7 @@ def check_integrity(cache: KVCache, tables: Iterable[PageTable], others: Counter
     _check_pages(cache, nodes, tables, others or Counter())
     _check_locks(cache, nodes, tables)
     _check_tails(cache, tables)
+    _check_in_flight(cache, tables)
     for table in tables:
         _check_table(cache, table)
 
@@ -118,6 +119,16 @@ def _check_tails(cache: KVCache, tables: list[PageTable]) -> None:
                 known = (node.node_id, tail.page) in held if number > 0 else (number, node.node_id, tail.page) in own
                 if not known:
                     _fail(f"node {node.node_id} offers page {tail.page}, which nobody keeps there")
+
+
+def _check_in_flight(cache: KVCache, tables: list[PageTable]) -> None:
+    announced = [table for table in tables if table.announced]
+    for table in announced:
+        if table.seq not in table.node.in_flight:
+            _fail(f"sequence {table.seq} has an in-flight prefix that its node does not list")
+    nodes = [node for tree in cache.trees().values() for node in (tree.root, *tree.nodes())]
+    if sum(len(node.in_flight) for node in nodes) != len(announced):
+        _fail("a node has an in-flight prefix of no open sequence")
 
 
 def _check_table(cache: KVCache, table: PageTable) -> None:

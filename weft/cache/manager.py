@@ -25,7 +25,7 @@ class PageTable:
     """The pages of one sequence: `pages[:num_indexed]` are kept alive by a lock on `node`, each of the rest by a
     reference of its own."""
 
-    __slots__ = ("indexable", "namespace", "node", "num_indexed", "pages", "seq", "tree")
+    __slots__ = ("announced", "indexable", "namespace", "node", "num_indexed", "pages", "seq", "tree")
 
     def __init__(self, seq: int, namespace: str, tree: RadixTree):
         self.seq = seq
@@ -36,6 +36,8 @@ class PageTable:
         self.num_indexed = 0
         self.indexable = True
         """False once a full page duplicated an indexed one, or lost its lineage: later pages stay private."""
+        self.announced = b""
+        """Tokens of the in-flight prefix that others find at `node`; empty: there is none."""
 
 
 class KVCache:
@@ -81,6 +83,8 @@ class KVCache:
     def in_flight(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int) -> InFlightPrefix | None:
         """The in-flight prefix of the namespace that gives at least half a page more of `tokens[:max_tokens]` than
         `match` and a copy of the best page after it. None: there is nothing worth waiting for."""
+        if not match.node.in_flight:
+            return None
         found = table.tree.in_flight(match, tokens, max_tokens, table.seq)
         if found is None:
             return None
@@ -135,16 +139,13 @@ class KVCache:
         prefix, which others may wait for."""
         start = table.num_indexed * self._page_bytes
         run = tokens[start : end // self.page_size * self._page_bytes]
-        if run and table.indexable:
-            table.node.in_flight.add(table.seq, run, self._page_bytes)
-
-    def is_announced(self, table: PageTable) -> bool:
-        """Whether the table's sequence has an in-flight prefix."""
-        return table.seq in table.node.in_flight
+        self._announce(table, run)
 
     def withdraw(self, table: PageTable) -> None:
         """The table's sequence computes its in-flight prefix no further. Idempotent."""
-        table.node.in_flight.discard(table.seq)
+        if table.announced:
+            table.announced = b""
+            table.node.in_flight.discard(table.seq)
 
     # Writing
 
@@ -168,8 +169,10 @@ class KVCache:
         first = start // self.page_size
         if first < table.num_indexed:
             raise ValueError(f"sequence {table.seq} would write token {start} into an indexed page")
-        shared = self._shared(table, start, end)
-        pages = self.tiers.allocate(self._fresh(table, end) + len(shared))
+        shared, fresh = self._shared(table, start, end), self._fresh(table, end)
+        if not shared and not fresh:
+            return True
+        pages = self.tiers.allocate(fresh + len(shared))
         if pages is None:
             return False
         if shared:
@@ -189,8 +192,8 @@ class KVCache:
         if end <= table.num_indexed or not table.indexable:
             return
         self.unpublish_tail(table)
-        run = table.node.in_flight.discard(table.seq)
-        begin = table.num_indexed
+        begin, run = table.num_indexed, table.announced
+        self.withdraw(table)
         while table.indexable and table.num_indexed < end:
             start = table.num_indexed
             written = tokens[start * self.page_size : end * self.page_size].tobytes()
@@ -201,9 +204,8 @@ class KVCache:
                 table.indexable = False
             else:
                 self._append_run(table, written, table.pages[start:end], now)
-        rest = run[(table.num_indexed - begin) * self._page_bytes :]
-        if rest and table.indexable:
-            table.node.in_flight.add(table.seq, rest, self._page_bytes)
+        if run:
+            self._announce(table, run[(table.num_indexed - begin) * self._page_bytes :])
 
     def publish_tail(self, table: PageTable, tokens: array[int], num_written: int) -> None:
         """Let others find the table's last page, of which `tokens[:num_written]` are written, before it is full."""
@@ -306,6 +308,11 @@ class KVCache:
         while pages is None and self.retention.end_one_hold():
             pages = self.tiers.allocate(count)
         return pages
+
+    def _announce(self, table: PageTable, run: bytes) -> None:
+        if run and table.indexable:
+            table.announced = run
+            table.node.in_flight.add(table.seq, run, self._page_bytes)
 
     def _acquire_partial(self, table: PageTable, partial: Partial) -> int:
         pages = self._allocate(1)

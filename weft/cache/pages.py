@@ -79,8 +79,9 @@ class PagePool:
     def complete(self, step_id: int) -> None:
         """Steps up to `step_id` are done: their fences fall."""
         self._completed = max(self._completed, step_id)
-        for fence in [f for f in self._fenced if f <= step_id]:
-            self._free.extend(self._fenced.pop(fence))
+        if self._fenced:
+            for fence in [f for f in self._fenced if f <= step_id]:
+                self._free.extend(self._fenced.pop(fence))
 
     def free_pages(self) -> list[int]:
         """All free pages, for integrity checks."""

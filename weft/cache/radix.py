@@ -53,14 +53,13 @@ class InFlightRuns:
         for start in self._runs[seq][1:]:
             self._by_start.setdefault(start, {})[seq] = None
 
-    def discard(self, seq: int) -> bytes:
-        """Undo `add`; the run, empty where there was none."""
-        run, *starts = self._runs.pop(seq, (b"",))
+    def discard(self, seq: int) -> None:
+        """Undo `add`."""
+        _, *starts = self._runs.pop(seq)
         for start in dict.fromkeys(starts):
             del self._by_start[start][seq]
             if not self._by_start[start]:
                 del self._by_start[start]
-        return run
 
     def beginning(self, start: bytes, but: int) -> Iterator[tuple[int, bytes]]:
         """(sequence, tokens) of the newest runs with this first page or half page, except that of sequence `but`."""

@@ -92,10 +92,12 @@ class Retention:
 
     def expire(self, now: float) -> None:
         """Let go of holds and pins whose time is over."""
-        for pin in [p for p, pin in self._pins.items() if pin.until_s <= now]:
-            self.unpin(pin, now)
-        for seq in [s for s, hold in self._holds.items() if hold.until_s <= now]:
-            self._end_hold(seq, now)
+        if self._pins:
+            for pin in [p for p, pin in self._pins.items() if pin.until_s <= now]:
+                self.unpin(pin, now)
+        if self._holds:
+            for seq in [s for s, hold in self._holds.items() if hold.until_s <= now]:
+                self._end_hold(seq, now)
 
     def expect(self, namespace: str, tokens: bytes, at_s: float | None) -> None:
         """Tell the eviction policy when the indexed prefix of `tokens` is expected to be used again."""

@@ -88,7 +88,8 @@ class TieredPages:
         self.completed = step_id
         self.device.complete(step_id)
         self.host.complete(step_id)
-        self._busy = {key: step for key, step in self._busy.items() if step > step_id}
+        if self._busy:
+            self._busy = {key: step for key, step in self._busy.items() if step > step_id}
 
     # Locks
 

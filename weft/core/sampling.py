@@ -6,6 +6,7 @@ Ranges are those of `weft.abi.parameters`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -70,8 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, unless every value is usable with this vocabulary."""
-        for parameter in _SAMPLING_NUMBERS:
-            _check_range(parameter, getattr(self, parameter.name))
+        _check_ranges(_SAMPLING_NUMBERS, self)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             count = len(self.logit_bias)
             raise InvalidRequest(f"logit_bias has {count} entries, at most {MAX_LOGIT_BIAS}", "logit_bias")
@@ -107,8 +107,7 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, unless every value is usable with this vocabulary."""
-        _check_range(STOP["max_tokens"], self.max_tokens)
-        _check_range(STOP["min_tokens"], self.min_tokens)
+        _check_ranges(_STOP_NUMBERS, self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", "min_tokens")
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -138,12 +137,16 @@ def check_together(sampling: SamplingParams, stop: StopParams, eos_ids: Sequence
         )
 
 
-_SAMPLING_NUMBERS = [p for p in SAMPLING.values() if p.low is not None and p.name != "logit_bias"]
+_SAMPLING_NUMBERS = [(p.name, p.default, p) for p in SAMPLING.values() if p.low is not None and p.name != "logit_bias"]
+_STOP_NUMBERS = [(p.name, p.default, p) for p in STOP.values() if p.low is not None]
 
 
-def _check_range(parameter: Parameter, value: float | None) -> None:
-    if value is not None and not parameter.contains(value):
-        raise InvalidRequest(f"{parameter.name} must be in {parameter.range}, got {value}", parameter.name)
+def _check_ranges(numbers: list[tuple[str, Any, Parameter]], params: SamplingParams | StopParams) -> None:
+    """Raise `InvalidRequest` for a number that is out of range. Defaults are not, so they are not looked at."""
+    for name, default, parameter in numbers:
+        value = getattr(params, name)
+        if value != default and not parameter.contains(value):
+            raise InvalidRequest(f"{name} must be in {parameter.range}, got {value}", name)
 
 
 def _in_vocab(name: str, token: int, vocab_size: int) -> None:

@@ -32,14 +32,10 @@ MAX_PAGE_SIZE = 32
 """A visibility word has one bit per token of a page and is 32 bits wide."""
 
 
-def no_ints() -> I32:
-    """int32 [0], the default of optional columns."""
-    return np.empty(0, np.int32)
-
-
-def no_pairs() -> I32:
-    """An empty [0, 2] int32 array."""
-    return np.empty((0, 2), np.int32)
+NO_INTS: I32 = np.empty(0, np.int32)
+"""int32 [0], the default of optional columns. Shared: an array without entries cannot be written."""
+NO_PAIRS: I32 = np.empty((0, 2), np.int32)
+"""int32 [0, 2], likewise."""
 
 
 class SlotSet(msgspec.Struct, frozen=True):
@@ -105,15 +101,15 @@ class ForwardBatch(msgspec.Struct, frozen=True):
     """Packed little-endian boolean masks, [q, k] row-major with each query's k bits padded to whole bytes."""
     mask_indptr: I32 | None = None
     """[R + 1] byte ranges of `mask_bits`; an empty range means the row has no mask."""
-    output_tokens: I32 = msgspec.field(default_factory=no_ints)
+    output_tokens: I32 = NO_INTS
     """[O] query tokens whose hidden state goes to the language-model head: the first output rows."""
-    hidden_tokens: I32 = msgspec.field(default_factory=no_ints)
+    hidden_tokens: I32 = NO_INTS
     """[H] query tokens whose final (normed) hidden state is summed into `hidden_groups`."""
-    hidden_groups: I32 = msgspec.field(default_factory=no_ints)
+    hidden_groups: I32 = NO_INTS
     """[H] index of the sum each one belongs to, 0 to G - 1."""
-    store_tokens: I32 = msgspec.field(default_factory=no_ints)
+    store_tokens: I32 = NO_INTS
     """[W] query tokens whose final hidden state is written to embedding slots."""
-    store_slots: I32 = msgspec.field(default_factory=no_ints)
+    store_slots: I32 = NO_INTS
     """[W] those slots."""
 
     @property
@@ -152,13 +148,13 @@ class SamplingBatch(msgspec.Struct, frozen=True):
     """[S] the slot's stop ids must not be sampled."""
     late_mask: Bool
     """[S] the sampler waits for a mask in `LateInputs`."""
-    score_rows: I32 = msgspec.field(default_factory=no_ints)
+    score_rows: I32 = NO_INTS
     """[C] output rows whose log-probability of a given token is wanted (prompt log-probabilities)."""
-    score_targets: I32 = msgspec.field(default_factory=no_ints)
+    score_targets: I32 = NO_INTS
     """[C] those tokens."""
     score_top: int = 0
     """How many of the most probable tokens each score reports as well."""
-    dist_rows: I32 = msgspec.field(default_factory=no_ints)
+    dist_rows: I32 = NO_INTS
     """[D] output rows whose `dist_top` most probable tokens are returned."""
     dist_top: int = 0
 
@@ -167,13 +163,13 @@ class Step(msgspec.Struct, frozen=True):
     """One launch. Fields are described in the module's docstring and their own types; all default to nothing."""
 
     step_id: int
-    swap_outs: I32 = msgspec.field(default_factory=no_pairs)
+    swap_outs: I32 = NO_PAIRS
     """[n, 2] device page, host page."""
-    page_copies: I32 = msgspec.field(default_factory=no_pairs)
+    page_copies: I32 = NO_PAIRS
     """[n, 2] source and destination device pages. No destination is another copy's source."""
-    token_copies: I32 = msgspec.field(default_factory=no_pairs)
+    token_copies: I32 = NO_PAIRS
     """[n, 2] source and destination KV slots (`page * P + offset`)."""
-    swap_ins: I32 = msgspec.field(default_factory=no_pairs)
+    swap_ins: I32 = NO_PAIRS
     """[n, 2] host page, device page."""
     slot_sets: list[SlotSet] = []
     embed: EmbedBatch | None = None
@@ -196,11 +192,11 @@ class Step(msgspec.Struct, frozen=True):
 class LateInputs(msgspec.Struct, frozen=True):
     """What the sampling half needs and could not be known when the step was launched."""
 
-    samplers: I32 = msgspec.field(default_factory=no_ints)
+    samplers: I32 = NO_INTS
     """[M] indices into the step's samplers."""
     masks: U32 = msgspec.field(default_factory=lambda: np.empty((0, 0), np.uint32))
     """[M, ceil(V / 32)] allowed tokens, bit v % 32 of word v // 32."""
-    free: I32 = msgspec.field(default_factory=no_ints)
+    free: I32 = NO_INTS
     """Indices of samplers that waited, and whose tokens need no mask."""
 
 
@@ -215,7 +211,7 @@ class StepResult(msgspec.Struct, frozen=True):
     """What a step brought back to the host."""
 
     step_id: int
-    tokens: I32 = msgspec.field(default_factory=no_ints)
+    tokens: I32 = NO_INTS
     """[S] sampled tokens; -1 where the logits were NaN, or their largest was infinite."""
     logprobs: F32 | None = None
     """[S] of the sampled tokens, NaN where not asked for; None when no sampler asked."""
@@ -244,12 +240,14 @@ INVALID_NUMBERS = (
 
 def is_invalid(result: StepResult) -> bool:
     """Whether a step brought back numbers that are not finite: of the weights, or of a product that overflowed."""
-    return bool(
-        (result.tokens < 0).any()
-        or (result.score_logprobs is not None and np.isnan(result.score_logprobs).any())
-        or (result.dist is not None and np.isnan(result.dist.logprobs).any())
-        or (result.hidden_sums is not None and not np.isfinite(result.hidden_sums).all())
-    )
+    found = np.count_nonzero(result.tokens < 0)
+    if result.score_logprobs is not None:
+        found += np.count_nonzero(np.isnan(result.score_logprobs))
+    if result.dist is not None:
+        found += np.count_nonzero(np.isnan(result.dist.logprobs))
+    if result.hidden_sums is not None:
+        found += np.count_nonzero(~np.isfinite(result.hidden_sums))
+    return bool(found)
 
 
 class StepHandle(Protocol):

@@ -10,25 +10,25 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from weft.abi.errors import WeftError
 from weft.cache.manager import KVCache
 from weft.core.clock import Clock, SystemClock
 from weft.core.cost.model import CostModel, Costs
 from weft.core.protocols import Worker
-from weft.core.step import LateInputs, Step, StepHandle, is_invalid
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, Failed, HistogramPicture
+from weft.core.step import LateInputs, Step, StepHandle
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramPicture
 from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
 from weft.engine.grammar import Compiling, Encode, Grammars
 from weft.engine.grammar_text import MAX_JSON_STRING_CHARS
 from weft.engine.stop import StopMatcher
 from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
-from weft.sched.batch import InFlight
 from weft.sched.event_log import Events
+from weft.sched.in_flight import InFlight
 from weft.sched.scheduler import Scheduler, SchedulerConfig
 
 _log = logging.getLogger("weft.engine")
@@ -37,7 +37,10 @@ Publish = Callable[[int, Envelope], None]
 """Called with (client, what became true for it)."""
 
 
-class _Launched(NamedTuple):
+_UNMASKED = LateInputs()
+
+
+class _Launched(msgspec.Struct, frozen=True):
     """A step on the device."""
 
     step: Step
@@ -83,7 +86,7 @@ class Engine:
         self.scheduler = Scheduler(
             config, self.cache, lambda stop: StopMatcher(stop, token_bytes or []), self._grammars.guide
         )
-        self._compiling = Compiling(self._grammars, self._apply)
+        self._compiling = Compiling(self._grammars, self._carry_out)
         self.costs = StepCosts(cost_model)
         self._publish = publish
         self._overlap = overlap
@@ -120,10 +123,9 @@ class Engine:
 
     def submit(self, client: int, commands: Iterable[Command]) -> None:
         """Take in commands, between steps. Nothing is computed yet."""
-        now = self.clock.now()
-        for command in commands:
-            self._gather.returned((client, getattr(command, "seq", 0) or getattr(command, "space", 0)), now)
-            self._compiling.take(client, command)
+        commands = list(commands)
+        self._gather.returned(client, commands, self.clock.now())
+        self._compiling.take(client, commands)
 
     def drop_client(self, client: int) -> None:
         """Release everything a client holds. Its events go nowhere."""
@@ -238,14 +240,8 @@ class Engine:
         self._grammars.close()
         self.worker.close()
 
-    def _apply(self, client: int, command: Command) -> None:
-        now = self.clock.now()
-        try:
-            self._note(self.scheduler.handle(client, [command], now))
-        except Exception as error:  # a bug of ours fails one command of one client, and the engine goes on
-            _log.exception("%s of client %d could not be carried out", type(command).__name__, client)
-            message = f"the engine could not carry this out: {type(error).__name__}: {error}"
-            self._messages.append((client, Failed.of(getattr(command, "op", 0), WeftError(message))))
+    def _carry_out(self, client: int, commands: list[Command]) -> None:
+        self._note(self.scheduler.handle(client, commands, self.clock.now()))
 
     def _note(self, events: Events) -> None:
         """Keep events for the next message to their clients."""
@@ -260,9 +256,9 @@ class Engine:
         may still be on the device."""
         handle = self.worker.launch(step)
         self.scheduler.launched(step.step_id)
-        is_guided = step.sampling is not None and bool(step.sampling.late_mask.any())
+        is_guided = step.sampling is not None and bool(np.count_nonzero(step.sampling.late_mask))
         if not is_guided:
-            self.worker.bind(handle, LateInputs())
+            self.worker.bind(handle, _UNMASKED)
         self.costs.launched(step)
         return _Launched(step, handle, flight, is_guided)
 
@@ -279,7 +275,8 @@ class Engine:
         self._step_time.observe(result.device_s)
         self._gather.stepped(result.device_s)
         self.costs.finished(result)
-        if is_invalid(result):
+        events = self.scheduler.update(launched.flight, result, self.clock.now())
+        if events.is_invalid:
             _log.error(
                 "step %d of %s computed numbers that are NaN or infinite; the requests they belong to fail. Check the "
                 "checkpoint, or serve it with dtype float32",
@@ -289,7 +286,7 @@ class Engine:
         if launched.flight.num_tokens:
             self._batch_size.observe(launched.flight.num_rows)
             self._batch_tokens.observe(launched.flight.num_tokens)
-        self._note(self.scheduler.update(launched.flight, result, self.clock.now()))
+        self._note(events)
 
 
 def _picture(histogram: Histogram) -> HistogramPicture:

@@ -11,9 +11,11 @@ with; they serve comparisons, not users.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from weft.config import EngineConfig
+from weft.core.wire import Command
 
 MOST_WAIT_S = 0.05
 """Whatever a policy thinks, a step begins after so long."""
@@ -121,11 +123,15 @@ class Gather:
             self._since_s = now
         self._out.add(who)
 
-    def returned(self, who: tuple[int, int], now: float) -> None:
-        """It has asked for something."""
-        if who in self._out:
-            self._out.discard(who)
-            self._return_s += _SMOOTHING * (now - self._since_s - self._return_s)
+    def returned(self, client: int, commands: Iterable[Command], now: float) -> None:
+        """Sequences and spaces of a client have asked for something."""
+        if not self._out:
+            return
+        for command in commands:
+            who = client, getattr(command, "seq", 0) or getattr(command, "space", 0)
+            if who in self._out:
+                self._out.discard(who)
+                self._return_s += _SMOOTHING * (now - self._since_s - self._return_s)
 
     def gone(self, client: int) -> None:
         """A client will not come back."""

@@ -23,7 +23,7 @@ from weft.core.wire import Command, Fork, Generate
 from weft.engine.conflicts import conflict
 from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, explained, translated
 from weft.engine.guide import Guide, TriggeredGuide
-from weft.sched.batch import InFlight
+from weft.sched.in_flight import InFlight
 from weft.sched.sequence import GenerateOp
 from weft.worker.memory import usable_cores
 
@@ -177,8 +177,8 @@ class Grammars:
 class Compiling:
     """Commands that wait for a grammar, in order."""
 
-    def __init__(self, grammars: Grammars, apply: Callable[[int, Command], None]):
-        """`apply` carries out a command whose turn has come."""
+    def __init__(self, grammars: Grammars, apply: Callable[[int, list[Command]], None]):
+        """`apply` carries out commands of a client whose turn has come."""
         self._grammars = grammars
         self._apply = apply
         self._queues: dict[tuple[int, int], deque[Command]] = {}
@@ -187,27 +187,26 @@ class Compiling:
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def take(self, client: int, command: Command) -> None:
-        """Carry the command out, now or when its turn comes."""
-        key = client, getattr(command, "seq", 0)
-        queue = self._queues.get(key)
-        if queue is None:
-            if not isinstance(command, Generate) or self._is_ready(command):
-                self._apply(client, command)
-                return
-            queue = self._queues[key] = deque()
-        queue.append(command)
-        if isinstance(command, Generate) and command.grammar is not None:
-            self._grammars.hold(command.grammar)
-        if isinstance(command, Fork):
-            self._queues[client, command.child] = queue
+    def take(self, client: int, commands: Iterable[Command]) -> None:
+        """Carry commands out, now or when their turn comes."""
+        ready: list[Command] = []
+        for command in commands:
+            grammar = command.grammar if isinstance(command, Generate) else None
+            if (self._queues or grammar is not None) and self._waits(client, command):
+                continue
+            ready.append(command)
+            if grammar is not None:  # at once, before the next one makes this one be forgotten
+                self._apply(client, ready)
+                ready = []
+        if ready:
+            self._apply(client, ready)
 
     def advance(self) -> None:
         """Carry out what no longer has to wait."""
         for key, queue in list(self._queues.items()):
             while queue and not (isinstance(queue[0], Generate) and not self._is_ready(queue[0])):
                 command = queue.popleft()
-                self._apply(key[0], command)
+                self._apply(key[0], [command])
                 self._let_go(command)
             if not queue:
                 self._queues.pop(key, None)
@@ -218,6 +217,21 @@ class Compiling:
             queue = self._queues.pop(key)
             while queue:
                 self._let_go(queue.popleft())
+
+    def _waits(self, client: int, command: Command) -> bool:
+        """Whether a command has to wait; then it is in a queue."""
+        key = client, getattr(command, "seq", 0)
+        queue = self._queues.get(key)
+        if queue is None:
+            if not isinstance(command, Generate) or self._is_ready(command):
+                return False
+            queue = self._queues[key] = deque()
+        queue.append(command)
+        if isinstance(command, Generate) and command.grammar is not None:
+            self._grammars.hold(command.grammar)
+        if isinstance(command, Fork):
+            self._queues[client, command.child] = queue
+        return True
 
     def _let_go(self, command: Command) -> None:
         if isinstance(command, Generate) and command.grammar is not None:

@@ -7,7 +7,6 @@ joining them costs microseconds per row; a buffer per column costs tens of nanos
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -15,16 +14,6 @@ from weft.core.step import I32
 
 SHORT = 16
 """Numbers that are handled one by one: for fewer, arrays cost more than they save."""
-
-
-def ints(values: Iterable[int] = ()) -> array[int]:
-    """A column that begins with `values`."""
-    return array("i", values)
-
-
-def put(column: array[int], values: I32) -> None:
-    """Append the int32 values [n] to a column, by one copy."""
-    column.frombytes(values.tobytes())
 
 
 def as_array(column: array[int]) -> I32:

@@ -6,6 +6,7 @@ Handles are (client, number): a forged or foreign number is unknown. Called by `
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 
 from weft.abi.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
@@ -32,12 +33,13 @@ from weft.core.wire import (
 from weft.sched import sequence as ops
 from weft.sched.columns import extremes
 from weft.sched.masks import cut_masks
-from weft.sched.operations import advance, cancelled, emit_end, end_all, leave_slot
+from weft.sched.operations import advance, cancelled, end_all, leave_slot
 from weft.sched.sequence import QueuePlace, Sequence, SequenceState, StopMonitor, TokenGuide
 from weft.sched.state import SchedulerState
 
 MonitorFactory = Callable[[list[bytes]], StopMonitor]
 GuideFactory = Callable[[Grammar], TokenGuide]
+_log = logging.getLogger("weft.engine")
 _MASK63 = (1 << 63) - 1
 
 
@@ -52,13 +54,47 @@ class CommandHandler:
         self.draining = False
 
     def apply(self, client: int, command: Command, now: float) -> None:
-        """Carry out one command. Whatever is wrong with it becomes a `Failed` event of its client."""
+        """Carry out one command. An error becomes a `Failed` event of its client."""
         try:
-            self._apply(client, command, now)
+            match command:
+                case Open():
+                    self._open(client, command, now)
+                case Append():
+                    self._append(client, command, now)
+                case Generate():
+                    self._generate(client, command, now)
+                case Fork():
+                    self._fork(client, command, now)
+                case Truncate():
+                    self._truncate(client, command, now)
+                case Hold():
+                    self._release((client, command.seq), now + command.ttl_s, now)
+                case Release():
+                    self._release((client, command.seq), None, now)
+                case Cancel():
+                    sequence = self._get(client, command.seq)
+                    end_all(self._state, sequence, cancelled(sequence, now))
+                    leave_slot(self._state, sequence, now)
+                case MaskTokens():
+                    masked = self._usable(client, command.seq, command.op)
+                    if masked is not None:
+                        masked.ops.append(ops.SetMask(command.op, command.ranges))
+                        advance(self._state, masked, now)
+                case SetPriority():
+                    self._set_priority(self._get(client, command.seq), command.priority)
+                case ResetPrefixCache():
+                    self._state.spaces.drop_exports(now)
+                    self._state.cache.reset()
+                case SpaceCommand():
+                    self._state.spaces.apply(client, command, now)
+                case _:
+                    raise InvalidRequest(f"a scheduler does not handle {type(command).__name__}")
         except WeftError as error:
-            op = getattr(command, "op", 0)
-            self._state.log.send(client, Failed.of(op, error))
-            self._state.log.counters.count_end("failed")
+            self._state.log.end(client, Failed.of(getattr(command, "op", 0), error))
+        except Exception as error:  # a bug of ours fails one command of one client, and the engine goes on
+            _log.exception("%s of client %d could not be carried out", type(command).__name__, client)
+            message = f"the engine could not carry this out: {type(error).__name__}: {error}"
+            self._state.log.end(client, Failed.of(getattr(command, "op", 0), WeftError(message)))
 
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: release all it held. Its events go nowhere."""
@@ -69,41 +105,6 @@ class CommandHandler:
     def drain(self) -> None:
         """Refuse new sequences and spaces with `Draining`; open ones go on."""
         self.draining = self._state.spaces.draining = True
-
-    def _apply(self, client: int, command: Command, now: float) -> None:
-        match command:
-            case Open():
-                self._open(client, command, now)
-            case Append():
-                self._append(client, command, now)
-            case Generate():
-                self._generate(client, command, now)
-            case Fork():
-                self._fork(client, command, now)
-            case Truncate():
-                self._truncate(client, command, now)
-            case Hold():
-                self._release((client, command.seq), now + command.ttl_s, now)
-            case Release():
-                self._release((client, command.seq), None, now)
-            case Cancel():
-                sequence = self._get(client, command.seq)
-                end_all(self._state, sequence, cancelled(sequence, now))
-                leave_slot(self._state, sequence, now)
-            case MaskTokens():
-                masked = self._usable(client, command.seq, command.op)
-                if masked is not None:
-                    masked.ops.append(ops.SetMask(command.op, command.ranges))
-                    advance(self._state, masked, now)
-            case SetPriority():
-                self._set_priority(self._get(client, command.seq), command.priority)
-            case ResetPrefixCache():
-                self._state.spaces.drop_exports(now)
-                self._state.cache.reset()
-            case SpaceCommand():
-                self._state.spaces.apply(client, command, now)
-            case _:
-                raise InvalidRequest(f"a scheduler does not handle {type(command).__name__}")
 
     def _get(self, client: int, handle: int) -> Sequence:
         sequence = self._state.sequences.open.get((client, handle))
@@ -194,7 +195,7 @@ class CommandHandler:
         """The sequence, unless an earlier failure has made it useless: then `op` fails likewise."""
         sequence = self._get(client, handle)
         if sequence.failure is not None:
-            emit_end(self._state, sequence, Failed(op=op, error=ErrorRecord(*sequence.failure)))
+            self._state.log.end(client, Failed(op=op, error=ErrorRecord(*sequence.failure)))
             return None
         return sequence
 

@@ -5,19 +5,21 @@ The transitions write into it; `Scheduler` takes the events and returns them to 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
-from weft.core.wire import Event, TraceSpan
+from weft.core.wire import Event, Finished, OpEvent, TraceSpan
 from weft.sched.sequence import Sequence
 
 
-class Events(NamedTuple):
+class Events(msgspec.Struct, frozen=True):
     """What became true during a call of the scheduler."""
 
     messages: list[tuple[int, Event]]
     """(client, event), in order."""
     answered: list[tuple[int, int]]
     """(client, sequence or space) that were given what they asked for and have nothing more under way."""
+    is_invalid: bool = False
+    """Whether the result that was taken in has numbers that are not finite."""
 
 
 class SchedulerCounters:
@@ -37,7 +39,7 @@ class SchedulerCounters:
         self.finished: dict[str, int] = {}
 
     def count_end(self, how: str) -> None:
-        """An operation ended, or a command could not be carried out."""
+        """An operation ended in the way `how`, or a command could not be carried out."""
         self.finished[how] = self.finished.get(how, 0) + 1
 
 
@@ -50,11 +52,20 @@ class EventLog:
         """(client, event), in order."""
         self.answered: list[tuple[int, int]] = []
         """As in `Events`."""
+        self.is_invalid = False
+        """As in `Events`."""
         self._traces = traces
 
     def send(self, client: int, event: Event) -> None:
         """Add an event for a client, after those before it."""
         self.messages.append((client, event))
+
+    def end(self, client: int, event: OpEvent) -> str:
+        """Add and count a terminal event. Returns how it ended: the reason of finishing, `failed` or `cancelled`."""
+        how = event.reason if isinstance(event, Finished) else type(event).__name__.lower()
+        self.messages.append((client, event))
+        self.counters.count_end(how)
+        return how
 
     def trace(self, sequence: Sequence, what: str, now: float, detail: int = 0) -> None:
         """Note a moment of a request's life, where traces are on."""
@@ -63,6 +74,6 @@ class EventLog:
 
     def take(self) -> Events:
         """The events since the last call."""
-        taken = Events(self.messages, self.answered)
-        self.messages, self.answered = [], []
+        taken = Events(self.messages, self.answered, self.is_invalid)
+        self.messages, self.answered, self.is_invalid = [], [], False
         return taken

@@ -37,8 +37,6 @@ def advance(state: SchedulerState, sequence: Sequence, now: float) -> None:
         elif _begin_generate(state, sequence, op, now):
             break
     if sequence.state in (SequenceState.IDLE, SequenceState.WAITING, SequenceState.DEFERRED):
-        if sequence.state is not SequenceState.IDLE:
-            state.sequences.queue.remove(sequence)
         state.sequences.enqueue_or_idle(sequence, now)
     elif sequence.state is SequenceState.RUNNING and not sequence.has_work and not sequence.ops:
         leave_slot(state, sequence, now)
@@ -101,7 +99,8 @@ def _begin_generate(state: SchedulerState, sequence: Sequence, op: GenerateOp, n
     op.num_prompt = length - op.num_output
     op.max_tokens = min(op.max_tokens, state.config.max_context - op.num_prompt)
     state.log.counters.prompt_tokens += op.num_prompt
-    _follow(op, sequence.tokens[op.num_prompt :])
+    if op.num_output:
+        _follow(op, sequence.tokens[op.num_prompt :])
     return True
 
 
@@ -160,7 +159,7 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
 def fail_sequence(state: SchedulerState, sequence: Sequence, op: int, kind: str, message: str) -> None:
     """`op` could not be carried out: it fails, and so does everything put on the sequence from now on."""
     sequence.failure = (kind, message)
-    emit_end(state, sequence, Failed(op=op, error=ErrorRecord(kind, message)))
+    state.log.end(sequence.client, Failed(op=op, error=ErrorRecord(kind, message)))
     end_all(state, sequence, _failed(kind, message))
 
 
@@ -182,8 +181,8 @@ def finish_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: 
 def end_operation(state: SchedulerState, sequence: Sequence, event: OpEvent, now: float) -> None:
     """End the operation under way with its one terminal event, and go on with the next."""
     sequence.ops.popleft()
-    emit_end(state, sequence, event)
-    state.log.trace(sequence, _how(event), now, len(sequence.tokens))
+    how = state.log.end(sequence.client, event)
+    state.log.trace(sequence, how, now, len(sequence.tokens))
     leave_slot(state, sequence, now)
 
 
@@ -194,10 +193,10 @@ def leave_slot(state: SchedulerState, sequence: Sequence, now: float) -> None:
     state.sequences.stop_running(sequence)
     state.sequences.queue.remove(sequence)
     state.sequences.release_pending_forks(sequence, now)
-    stop_pending(sequence)
+    if sequence.parent is not None:
+        stop_pending(sequence)
     state.sequences.trim(sequence, now)
-    if sequence.state is not SequenceState.IDLE:
-        sequence.move_to(SequenceState.IDLE)
+    sequence.move_to(SequenceState.IDLE)
     advance(state, sequence, now)
 
 
@@ -222,7 +221,7 @@ def end_all(state: SchedulerState, sequence: Sequence, event: Callable[[int], Op
             child.failure = (error.kind, error.message)
             end_all(state, child, _failed(error.kind, error.message))
         elif isinstance(op, GenerateOp) or (isinstance(op, AppendOp) and op.outputs is not None):
-            emit_end(state, sequence, event(op.op))
+            state.log.end(sequence.client, event(op.op))
 
 
 def cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
@@ -234,12 +233,6 @@ def cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
         return Cancelled(op=op, usage=usage)
 
     return event
-
-
-def emit_end(state: SchedulerState, sequence: Sequence, event: OpEvent) -> None:
-    """Send and count a terminal event."""
-    state.log.send(sequence.client, event)
-    state.log.counters.count_end(_how(event))
 
 
 def usage_of(sequence: Sequence, op: Op, now: float) -> Usage:
@@ -264,7 +257,3 @@ def _failed(kind: str, message: str) -> Callable[[int], OpEvent]:
 
 def _number(op: Op) -> int:
     return 0 if isinstance(op, ForkInto) else op.op
-
-
-def _how(event: OpEvent) -> str:
-    return event.reason if isinstance(event, Finished) else type(event).__name__.lower()

@@ -21,26 +21,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Hashable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Protocol
 
-from weft.sched.sequence import Sequence
+from weft.sched.sequence import Rank, Sequence
 
-Rank = tuple[float, float, int]
-"""(seconds of arrival, with priority; number of the first admission, or infinity; sequence number)."""
-
-
-class QueueEntry(NamedTuple):
-    """A sequence's place in a heap. It is void once the sequence's ticket is another one."""
-
-    rank: Rank
-    ticket: int
-    sequence: Sequence
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether the sequence still waits at this place."""
-        return self.sequence.place.ticket == self.ticket
+WaitingEntry = tuple[float, float, int, int, Sequence]
+"""(the three numbers of the rank, ticket, sequence). It is void once the sequence's ticket is another one, or 0. Flat,
+because heaps compare such entries more often than anything else happens to them."""
 
 
 class AdmissionOrder(Protocol):
@@ -52,15 +39,15 @@ class AdmissionOrder(Protocol):
         ...
 
     def push(self, sequence: Sequence) -> None:
-        """Let a sequence with a fresh ticket wait."""
+        """Let a sequence with a fresh ticket and rank wait."""
         ...
 
     def push_group(self, group: DeferredGroup) -> None:
         """Let all sequences of a group wait; costs the same for any number of them."""
         ...
 
-    def pop(self) -> Sequence | None:
-        """Take the next sequence out; its ticket is still valid. None: nothing waits."""
+    def next(self) -> Sequence | None:
+        """The sequence to admit next; None: nothing waits. It waits until its ticket changes."""
         ...
 
     def admitted(self, sequence: Sequence, num_tokens: int) -> None:
@@ -82,156 +69,137 @@ class DeferredGroup:
     def __init__(self, priority: int, tenant: str):
         self.priority = priority
         self.tenant = tenant
-        self._heap: list[QueueEntry] = []
+        self._heap: list[WaitingEntry] = []
 
-    def add(self, entry: QueueEntry) -> None:
+    def add(self, entry: WaitingEntry) -> None:
         """Add a sequence, at the place of its rank."""
         heapq.heappush(self._heap, entry)
 
-    def first(self) -> QueueEntry | None:
+    def first(self) -> WaitingEntry | None:
         """The first sequence that still waits."""
-        while self._heap and not self._heap[0].is_valid:
-            heapq.heappop(self._heap)
-        return self._heap[0] if self._heap else None
-
-    def pop(self) -> None:
-        """Take the first sequence out."""
-        heapq.heappop(self._heap)
+        heap = self._heap
+        while heap and heap[0][4].place.ticket != heap[0][3]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
 
 
-Name = TypeVar("Name", bound=Hashable)
+MIN_SWEEP = 64
+"""Entries that come between two sweeps at least."""
+MAX_IDLE_LANES = 1024
+"""Lanes of a level from which on a sweep forgets those where nothing waits: of each, the last charges may be lost."""
+
+_Item = tuple[float, float, int, int, Sequence | DeferredGroup]
+"""An entry of a sequence, or of a group at the place of its first one."""
+_Heap = list[_Item]
 
 
-class _Earliest(Generic[Name]):
-    """Names by a key that changes. A key that grows is corrected when its name comes first; one that shrinks has to be
-    offered again."""
+def _first(heap: _Heap) -> WaitingEntry | None:
+    """The first sequence that still waits. Drops void entries before it, and moves groups whose first one has left."""
+    while heap:
+        since_s, admission, seq, ticket, item = heap[0]
+        if isinstance(item, Sequence):
+            if item.place.ticket == ticket:
+                return since_s, admission, seq, ticket, item
+            heapq.heappop(heap)
+            continue
+        head = item.first()
+        if head is None:
+            heapq.heappop(heap)
+        elif head[3] == ticket:
+            return head
+        else:
+            heapq.heapreplace(heap, (*head[:4], item))
+    return None
 
-    def __init__(self, key_of: Callable[[Name], tuple[float, ...] | None]):
-        self._key_of = key_of
-        self._heap: list[tuple[tuple[float, ...], Name]] = []
-        self._offered: dict[Name, tuple[float, ...]] = {}
-        """The one entry of each name that counts."""
 
-    def offer(self, name: Name) -> None:
-        """The name has a key, or a smaller one than before."""
-        key = self._key_of(name)
-        if key is not None and self._offered.get(name) != key:
-            self._offered[name] = key
-            heapq.heappush(self._heap, (key, name))
-
-    def first(self) -> Name | None:
-        """The name with the smallest key."""
-        while self._heap:
-            key, name = self._heap[0]
-            counts = self._offered.get(name) == key
-            if counts and self._key_of(name) == key:
-                return name
-            heapq.heappop(self._heap)
-            if counts:
-                del self._offered[name]
-                self.offer(name)
-        return None
+def _sweep(heap: _Heap) -> None:
+    """Drop all void entries."""
+    heap[:] = [
+        entry
+        for entry in heap
+        if (entry[4].place.ticket == entry[3] if isinstance(entry[4], Sequence) else entry[4].first())
+    ]
+    heapq.heapify(heap)
 
 
 class _Lane:
-    """Waiting sequences of one tenant in a level. Groups among them are looked into one sequence at a time."""
+    """Waiting sequences of one tenant in a level."""
+
+    __slots__ = ("has_turn", "heap", "number", "start")
 
     def __init__(self, number: int, start: float):
         self.number = number
         self.start = start
         """Virtual time in tokens: what has been served to the tenant, counted from a common origin."""
-        self._heap: list[tuple[Rank, int, QueueEntry | DeferredGroup]] = []
-        self._pushes = 0
-
-    def push(self, rank: Rank, item: QueueEntry | DeferredGroup) -> None:
-        self._pushes += 1
-        heapq.heappush(self._heap, (rank, self._pushes, item))
-
-    def first(self) -> Rank | None:
-        """The rank of the first sequence."""
-        while self._heap:
-            rank, _, item = self._heap[0]
-            if isinstance(item, QueueEntry):
-                if item.is_valid:
-                    return rank
-                heapq.heappop(self._heap)
-                continue
-            head = item.first()
-            if head is not None and head.rank == rank:
-                return rank
-            heapq.heappop(self._heap)
-            if head is not None:
-                self.push(head.rank, item)
-        return None
-
-    def pop(self) -> Sequence:
-        """Take out the sequence whose rank `first` has just given."""
-        _, _, item = self._heap[0]
-        if isinstance(item, QueueEntry):
-            heapq.heappop(self._heap)
-            return item.sequence
-        entry = item.first()
-        assert entry is not None, "a group without sequences comes first in its lane"
-        item.pop()
-        return entry.sequence
+        self.heap: _Heap = []
+        self.has_turn = False
+        """Whether the level's `turns` have an entry of it."""
 
 
 class _Level:
     """Waiting sequences of one priority: those that have run before, and the lanes of tenants."""
 
+    __slots__ = ("_num_lanes", "_turns", "heap", "lanes", "resumed", "virtual")
+
     def __init__(self) -> None:
-        self.resumed = _Lane(0, 0.0)
-        """Sequences that were admitted and charged before, such as preempted ones: first of their level."""
+        self.heap: _Heap = []
+        """All of them."""
+        self.resumed: _Heap = []
+        """Those that were admitted and charged before, such as preempted ones: first of their level."""
         self.lanes: dict[str, _Lane] = {}
         self.virtual = 0.0
         """The start of the lane served last."""
-        self.by_arrival: _Earliest[str] = _Earliest(lambda tenant: self._first(tenant))
-        self.by_start: _Earliest[str] = _Earliest(self._start)
-        self._numbers = itertools.count(1)
+        self._turns: list[tuple[float, int, _Lane]] = []
+        """A heap of (start, number, lane), one for each busy lane. Starts only grow, so one that has grown since is
+        corrected when its lane comes first."""
+        self._num_lanes = 0
+        """Lanes made so far. Their numbers decide between equal starts."""
 
-    def lane(self, tenant: str) -> _Lane:
-        """The tenant's lane, which is about to be busy."""
+    def join_lane(self, tenant: str, item: _Item) -> None:
+        """Enter the lane of a tenant."""
         lane = self.lanes.get(tenant)
         if lane is None:
-            self._forget_idle()
-            lane = self.lanes[tenant] = _Lane(next(self._numbers), self.virtual)
-        elif lane.first() is None:
-            lane.start = max(lane.start, self.virtual)
-        return lane
+            self._num_lanes += 1
+            lane = self.lanes[tenant] = _Lane(self._num_lanes, self.virtual)
+        elif lane.start < self.virtual and _first(lane.heap) is None:
+            lane.start = self.virtual
+        heapq.heappush(lane.heap, item)
+        if not lane.has_turn:
+            lane.has_turn = True
+            heapq.heappush(self._turns, (lane.start, lane.number, lane))
 
-    def oldest(self) -> Rank | None:
-        """The smallest rank of the level."""
-        tenant = self.by_arrival.first()
-        ranks = [rank for rank in (self.resumed.first(), None if tenant is None else self._first(tenant)) if rank]
-        return min(ranks, default=None)
+    def next(self) -> Sequence | None:
+        """The next sequence of the level."""
+        entry = _first(self.resumed) if self.resumed else None
+        while entry is None and self._turns:
+            start, number, lane = self._turns[0]
+            if start != lane.start:
+                heapq.heapreplace(self._turns, (lane.start, number, lane))
+                continue
+            entry = _first(lane.heap)
+            if entry is None:
+                heapq.heappop(self._turns)
+                lane.has_turn = False
+            else:
+                self.virtual = max(self.virtual, start)
+        return None if entry is None else entry[4]
 
-    def pop(self) -> Sequence | None:
-        """Take out the next sequence of the level."""
-        if self.resumed.first() is not None:
-            return self.resumed.pop()
-        tenant = self.by_start.first()
-        if tenant is None:
-            return None
-        lane = self.lanes[tenant]
-        self.virtual = max(self.virtual, lane.start)
-        return lane.pop()
-
-    def _first(self, tenant: str) -> Rank | None:
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Move the virtual start of a tenant's lane on, if it has one."""
         lane = self.lanes.get(tenant)
-        return None if lane is None else lane.first()
+        if lane is not None:
+            lane.start += max(num_tokens, 1)
 
-    def _start(self, tenant: str) -> tuple[float, ...] | None:
-        lane = self.lanes.get(tenant)
-        return None if lane is None or lane.first() is None else (lane.start, lane.number)
-
-    def _forget_idle(self) -> None:
-        """A lane without sequences that lies behind the virtual time would start anew where it stands now. Looked for
-        when there are a power of two lanes, which costs each new lane a constant amount on average."""
-        count = len(self.lanes)
-        if count >= 16 and count & (count - 1) == 0:
-            idle = [name for name, lane in self.lanes.items() if lane.start <= self.virtual and lane.first() is None]
-            for name in idle:
-                del self.lanes[name]
+    def sweep(self) -> None:
+        """Drop void entries. Of too many lanes, drop those that would start anew where they stand now."""
+        for heap in (self.heap, self.resumed, *(lane.heap for lane in self.lanes.values())):
+            _sweep(heap)
+        self._turns = [(lane.start, lane.number, lane) for lane in self.lanes.values() if lane.heap]
+        heapq.heapify(self._turns)
+        for lane in self.lanes.values():
+            lane.has_turn = bool(lane.heap)
+        if len(self.lanes) > MAX_IDLE_LANES:
+            self.lanes = {name: lane for name, lane in self.lanes.items() if lane.heap or lane.start > self.virtual}
 
 
 class FairOrder:
@@ -240,7 +208,12 @@ class FairOrder:
     def __init__(self, aging_s: float):
         self._aging_s = aging_s
         self._levels: dict[int, _Level] = {}
-        self._by_level: _Earliest[int] = _Earliest(self._oldest)
+        self._heap: _Heap = []
+        """Everything that waits. An entry is in three heaps: this one, its level's, and that of its lane or `resumed`.
+        It is dropped from each when it is void and comes first, or by a sweep."""
+        self._until_sweep = MIN_SWEEP
+        """Entries that may come before the next sweep: as many as the last one left at least, so that a sweep costs
+        each a constant time."""
         self._admissions = itertools.count(1)
 
     def rank(self, sequence: Sequence) -> Rank:
@@ -250,62 +223,72 @@ class FairOrder:
 
     def push(self, sequence: Sequence) -> None:
         """Enter the lane of its tenant and priority; sequences that ran before wait ahead of all lanes of the level."""
-        rank = self.rank(sequence)
-        entry = QueueEntry(rank, sequence.place.ticket, sequence)
-        level = self._level(sequence.priority)
-        if sequence.place.was_admitted:
-            level.resumed.push(rank, entry)
-            self._by_level.offer(sequence.priority)
+        place = sequence.place
+        item = (*place.rank, place.ticket, sequence)
+        level = self._enter(sequence.priority, item)
+        if place.was_admitted:
+            heapq.heappush(level.resumed, item)
         else:
-            self._push(level, sequence.priority, sequence.tenant, rank, entry)
+            level.join_lane(sequence.tenant, item)
 
     def push_group(self, group: DeferredGroup) -> None:
         """Enter the lane of the group's tenant and priority as one entry."""
         first = group.first()
         if first is not None:
-            self._push(self._level(group.priority), group.priority, group.tenant, first.rank, group)
+            item = (*first[:4], group)
+            self._enter(group.priority, item).join_lane(group.tenant, item)
 
-    def pop(self) -> Sequence | None:
+    def next(self) -> Sequence | None:
         """The level of the smallest rank, in it the lane of the smallest start, in it the smallest rank."""
-        priority = self._by_level.first()
-        return None if priority is None else self._levels[priority].pop()
+        if len(self._levels) == 1:
+            [level] = self._levels.values()
+            return level.next()
+        oldest = _first(self._heap)
+        return None if oldest is None else self._levels[oldest[4].priority].next()
 
     def clear(self) -> None:
         """Forget all levels and lanes, and with them what was served."""
         self._levels.clear()
+        self._heap.clear()
 
     def admitted(self, sequence: Sequence, num_tokens: int) -> None:
         """Charge the tokens to the lane, and take over the arrival of the oldest sequence that was overtaken."""
         place = sequence.place
         if place.was_admitted:
             return
-        level = self._levels.get(sequence.priority)
-        oldest = None if level is None else level.oldest()
-        if oldest is not None:
-            place.since_s = min(place.since_s, oldest[0] - sequence.priority * self._aging_s)
         place.admission = next(self._admissions)
-        self.charge(sequence, num_tokens)
+        level = self._levels.get(sequence.priority)
+        if level is None:
+            return
+        aged_s = sequence.priority * self._aging_s
+        # A void entry that comes first is no later than the oldest one: in most cases there is no need to drop it.
+        if level.heap and level.heap[0][0] < place.since_s + aged_s:
+            oldest = _first(level.heap)
+            if oldest is not None:
+                place.since_s = min(place.since_s, oldest[0] - aged_s)
+        level.charge(sequence.tenant, num_tokens)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Move the lane's virtual start on. While no sequence waits at this priority, nothing is counted."""
         level = self._levels.get(sequence.priority)
-        lane = None if level is None else level.lanes.get(sequence.tenant)
-        if lane is not None:
-            lane.start += max(num_tokens, 1)
+        if level is not None:
+            level.charge(sequence.tenant, num_tokens)
 
-    def _level(self, priority: int) -> _Level:
+    def _enter(self, priority: int, item: _Item) -> _Level:
+        """Put an entry among all and into its level, which is returned."""
+        self._until_sweep -= 1
+        if self._until_sweep < 0:
+            self._sweep()
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = _Level()
+        heapq.heappush(self._heap, item)
+        heapq.heappush(level.heap, item)
         return level
 
-    def _push(self, level: _Level, priority: int, tenant: str, rank: Rank, item: QueueEntry | DeferredGroup) -> None:
-        lane = level.lane(tenant)
-        lane.push(rank, item)
-        level.by_arrival.offer(tenant)
-        level.by_start.offer(tenant)
-        self._by_level.offer(priority)
-
-    def _oldest(self, priority: int) -> Rank | None:
-        level = self._levels.get(priority)
-        return None if level is None else level.oldest()
+    def _sweep(self) -> None:
+        _sweep(self._heap)
+        for level in self._levels.values():
+            level.sweep()
+        self._levels = {name: level for name, level in self._levels.items() if level.heap or level.lanes}
+        self._until_sweep = max(MIN_SWEEP, len(self._heap) + sum(len(level.lanes) for level in self._levels.values()))

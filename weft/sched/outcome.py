@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from weft.abi.errors import InvalidLogits, InvalidRequest
-from weft.core.step import INVALID_NUMBERS, StepResult, TopTokens
+from weft.core.step import INVALID_NUMBERS, StepResult, TopTokens, is_invalid
 from weft.core.wire import Dists, Failed, Finished, FinishReason, Token, TokenLogprobs
-from weft.sched.batch import InFlight
+from weft.sched.in_flight import InFlight
 from weft.sched.operations import end_operation, finish_append, leave_slot, usage_of
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState, StopVerdict, finish_decodes
 from weft.sched.state import SchedulerState
@@ -23,9 +23,12 @@ _NOTHING = StopVerdict()
 def update(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
     """Take in the result of a step, in launch order."""
     state.cache.tiers.step_completed(flight.step_id)
-    _take_scores(state, flight, result, now)
-    _take_hidden(state, flight, result, now)
-    _take_distributions(state, flight, result, now)
+    if is_invalid(result):
+        state.log.is_invalid = True
+        _fail_invalid(state, flight, result, now)
+    _take_scores(flight, result)
+    _take_hidden(flight, result)
+    _take_distributions(flight, result)
     _take_decodes(state, flight, now)
     _take_writes(state, flight, now)
     _take_tokens(state, flight, result, now)
@@ -51,10 +54,9 @@ def _take_writes(state: SchedulerState, flight: InFlight, now: float) -> None:
             continue
         sequence.finish_kv(end)
         _index(state, sequence, end, now)
-        if end % page_size and end <= sequence.num_plain:
+        has_ended = not sequence.decoding and _end_if_filled(state, sequence, now)
+        if not has_ended and end % page_size and end <= sequence.num_plain:
             state.cache.publish_tail(sequence.table, sequence.tokens, end)
-        if not sequence.decoding:
-            _end_if_filled(state, sequence, now)
 
 
 def _index(state: SchedulerState, sequence: Sequence, end: int, now: float) -> None:
@@ -63,21 +65,25 @@ def _index(state: SchedulerState, sequence: Sequence, end: int, now: float) -> N
     plain = min(end, len(sequence.tokens), sequence.num_plain)
     if plain // state.cache.page_size > table.num_indexed and table.indexable:
         state.cache.commit(table, sequence.tokens, plain, now)
-        if state.cache.is_announced(table):
+        if table.announced:
             state.sequences.queue.progressed(sequence.seq, table.num_indexed)
         else:
             state.sequences.queue.gave_up(sequence.seq)
 
 
-def _end_if_filled(state: SchedulerState, sequence: Sequence, now: float) -> None:
-    """End the operation under way if all that was known is computed and nothing is to be sampled."""
+def _end_if_filled(state: SchedulerState, sequence: Sequence, now: float) -> bool:
+    """End the operation under way if all that was known is computed and nothing is to be sampled. Whether it ended:
+    then the sequence has left its slot, and keeps its last page to itself until it goes on."""
     if sequence.state is not SequenceState.RUNNING or sequence.num_written < sequence.target:
-        return
+        return False
     head = sequence.head
+    if isinstance(head, GenerateOp):
+        return False
     if isinstance(head, AppendOp):
         finish_append(state, sequence, head, now)
-    elif not isinstance(head, GenerateOp):
+    else:
         leave_slot(state, sequence, now)
+    return True
 
 
 def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
@@ -158,6 +164,23 @@ def _fail(state: SchedulerState, sequence: Sequence, op: AppendOp | GenerateOp, 
     end_operation(state, sequence, failed, now)
 
 
+def _fail_invalid(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
+    """End the appends whose reports are not finite. Sampled tokens say so themselves."""
+    position = 0
+    for sequence, epoch, op, _, num in flight.scored:
+        scores = result.score_logprobs
+        if sequence.kv_epoch == epoch and scores is not None and np.isnan(scores[position : position + num]).any():
+            _fail(state, sequence, op, now)
+        position += num
+    for group, (sequence, epoch, op, _) in enumerate(flight.hidden_sums):
+        sums = result.hidden_sums
+        if sequence.kv_epoch == epoch and sums is not None and not np.isfinite(sums[group]).all():
+            _fail(state, sequence, op, now)
+    for index, (sequence, epoch, op) in enumerate(flight.distributions):
+        if sequence.kv_epoch == epoch and result.dist is not None and np.isnan(result.dist.logprobs[index]).any():
+            _fail(state, sequence, op, now)
+
+
 def _finish(
     state: SchedulerState,
     sequence: Sequence,
@@ -172,7 +195,7 @@ def _finish(
     end_operation(state, sequence, event, now)
 
 
-def _take_scores(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
+def _take_scores(flight: InFlight, result: StepResult) -> None:
     position = 0
     for sequence, epoch, op, first, num in flight.scored:
         if sequence.kv_epoch == epoch and result.score_logprobs is not None and result.score_ranks is not None:
@@ -183,31 +206,24 @@ def _take_scores(state: SchedulerState, flight: InFlight, result: StepResult, no
                 op.scores[first + offset] = TokenLogprobs(
                     float(result.score_logprobs[index]), int(result.score_ranks[index]), ids, values
                 )
-            if np.isnan(result.score_logprobs[position : position + num]).any():
-                _fail(state, sequence, op, now)
         position += num
 
 
-def _take_hidden(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
-    for group, (sequence, epoch, op, num) in enumerate(flight.pooled):
+def _take_hidden(flight: InFlight, result: StepResult) -> None:
+    for group, (sequence, epoch, op, num) in enumerate(flight.hidden_sums):
         if sequence.kv_epoch != epoch or result.hidden_sums is None:
             continue
         total = result.hidden_sums[group].astype(np.float64)
-        if not np.isfinite(total).all():
-            _fail(state, sequence, op, now)
-            continue
         if op.hidden is not None:
             total = total + np.array(op.hidden) * op.hidden_done
         op.hidden_done += num
         op.hidden = (total / op.hidden_done).tolist()
 
 
-def _take_distributions(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
-    for index, (sequence, epoch, op) in enumerate(flight.distributed):
+def _take_distributions(flight: InFlight, result: StepResult) -> None:
+    for index, (sequence, epoch, op) in enumerate(flight.distributions):
         if sequence.kv_epoch == epoch and op.outputs is not None and op.outputs.dist is not None:
             op.dist = _dist(result, index, op.outputs.dist)
-            if result.dist is not None and np.isnan(result.dist.logprobs[index, : op.outputs.dist]).any():
-                _fail(state, sequence, op, now)
 
 
 def _dist(result: StepResult, index: int, count: int) -> Dists | None:

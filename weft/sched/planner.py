@@ -13,9 +13,11 @@ import numpy as np
 
 from weft.cache.radix import Match
 from weft.core.step import Step
-from weft.sched.batch import InFlight, PromptChunk, StepBuilder, sampling_state
+from weft.sched.batch import StepBuilder
 from weft.sched.config import prompt_budget
+from weft.sched.in_flight import InFlight
 from weft.sched.masks import mask_at, next_start
+from weft.sched.outputs import sampling_state
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState
 from weft.sched.state import SchedulerState
 
@@ -75,13 +77,13 @@ class StepPlanner:
         growing = ready & (
             ((table.total[slots] - 1) // self._cache.page_size >= table.num_pages[slots]) | table.must_own[slots]
         )
-        for index in np.flatnonzero(growing):
+        for index in growing.nonzero()[0].tolist():
             sequence = sequences[index]
             if sequence.slot == slots[index] and not self._own_last_page(sequence, now):
                 ready[index] = False
         if self._sequences.decodes_changed:  # some were preempted to make room
             ready &= np.array([s.slot == slot for s, slot in zip(sequences, slots.tolist(), strict=True)], np.bool_)
-        if not ready.all():
+        if np.count_nonzero(ready) < len(sequences):
             slots = slots[ready]
             sequences = [s for s, is_ready in zip(sequences, ready.tolist(), strict=True) if is_ready]
         if self._config.max_rows is not None and len(sequences) > self._config.max_rows:
@@ -106,16 +108,18 @@ class StepPlanner:
     # Explicit pages
 
     def _add_spaces(self, builder: StepBuilder, now: float) -> None:
-        if self._is_full(builder, self._config.max_step_tokens):
+        if not self._spaces.num_ready or self._is_full(builder, self._config.max_step_tokens):
             return
         begun = builder.num_tokens
-        others_wait = len(self._sequences.queue) > 0 or any(not s.decoding for s in self._sequences.running.values())
+        others_wait = len(self._sequences.queue) > 0 or self._sequences.num_prefilling > 0
         self._spaces.fill(builder, self._config.max_step_tokens - begun, others_wait, now, self._config.max_rows)
         self._log.counters.space_tokens += builder.num_tokens - begun
 
     # Prompts
 
     def _add_prefills(self, builder: StepBuilder, now: float) -> None:
+        if not self._sequences.num_prefilling:
+            return
         prefilling = [s for s in self._sequences.running.values() if not s.decoding and s.has_work]
         prefilling.sort(key=self._sequences.rank)
         for sequence in prefilling:
@@ -140,7 +144,7 @@ class StepPlanner:
         if end == sequence.total and isinstance(head, GenerateOp):
             samplers.append(sequence)
         samplers += self._resolve_pending_forks(builder, sequence, end, now)
-        builder.add_chunk(PromptChunk(sequence, start, end, samplers))
+        builder.add_chunk(sequence, start, end, samplers)
         self._count_chunk(sequence, start, end, now)
         sequence.begin_kv(end)
         for sampler in samplers:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from weft.sched.order import AdmissionOrder, DeferredGroup, QueueEntry
-from weft.sched.sequence import AppendOp, Sequence, SequenceState
+from weft.sched.order import AdmissionOrder, DeferredGroup
+from weft.sched.sequence import AppendOp, Rank, Sequence, SequenceState
 
 
 class _Awaited:
@@ -71,27 +71,34 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Enter the queue, or take the place that a changed priority gives. A sequence that is deferred waits again."""
-        place = sequence.place
-        if sequence.state is SequenceState.WAITING and place.ticket and place.rank == self.order.rank(sequence):
+        place, rank = sequence.place, self.order.rank(sequence)
+        if place.ticket and sequence.state is SequenceState.WAITING and place.rank == rank:
+            self._count_kind(sequence)
             return
-        self._leave(sequence)
+        if place.ticket:
+            self.remove(sequence)
         sequence.move_to(SequenceState.WAITING)
-        self._enter(sequence)
+        self._enter(sequence, rank)
         self.order.push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Leave the queue, from wherever in it. Idempotent."""
-        self._leave(sequence)
+        place = sequence.place
+        if place.ticket:
+            place.ticket = 0
+            self._size -= 1
+            self._num_other -= not place.is_turn_based
 
     def pop(self) -> Sequence | None:
         """Take the next sequence out; None: none waits, though some may be deferred."""
-        sequence = self.order.pop()
-        if sequence is None:
-            if self._size == 0:
-                self.order.clear()
+        if not self._size:
+            self.order.clear()
             return None
-        self._leave(sequence)
-        sequence.move_to(SequenceState.WAITING)
+        sequence = self.order.next()
+        if sequence is not None:
+            self.remove(sequence)
+            if sequence.state is SequenceState.DEFERRED:
+                sequence.move_to(SequenceState.WAITING)
         return sequence
 
     # Deferring
@@ -100,10 +107,11 @@ class WaitingQueue:
         """Set a sequence that was taken out aside until sequence `leader` has `num_pages` pages in the prefix index, at
         most until a step."""
         sequence.move_to(SequenceState.DEFERRED)
-        self._enter(sequence)
+        rank = self.order.rank(sequence)
+        self._enter(sequence, rank)
         awaited = self._awaited.setdefault(leader, _Awaited())
         ticket = sequence.place.ticket
-        awaited.group(num_pages, sequence).add(QueueEntry(self.order.rank(sequence), ticket, sequence))
+        awaited.group(num_pages, sequence).add((*rank, ticket, sequence))
         heapq.heappush(self._deadlines, (until_step, ticket, sequence))
 
     def progressed(self, leader: int, num_pages: int) -> None:
@@ -131,17 +139,16 @@ class WaitingQueue:
         for group in groups:
             self.order.push_group(group)
 
-    def _enter(self, sequence: Sequence) -> None:
+    def _enter(self, sequence: Sequence, rank: Rank) -> None:
         place = sequence.place
         place.ticket = next(self._tickets)
-        place.rank = self.order.rank(sequence)
-        place.is_turn_based = isinstance(sequence.head, AppendOp)
+        place.rank = rank
+        place.is_turn_based = True
         self._size += 1
-        self._num_other += not place.is_turn_based
+        self._count_kind(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
-        place = sequence.place
-        if place.ticket:
-            place.ticket = 0
-            self._size -= 1
-            self._num_other -= not place.is_turn_based
+    def _count_kind(self, sequence: Sequence) -> None:
+        """Count a sequence by what it waits with now."""
+        place, is_turn_based = sequence.place, isinstance(sequence.head, AppendOp)
+        self._num_other += place.is_turn_based - is_turn_based
+        place.is_turn_based = is_turn_based

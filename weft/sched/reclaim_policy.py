@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, Protocol
 
 from weft.cache.manager import KVCache
-from weft.sched.order import Rank
-from weft.sched.sequence import Sequence, SequenceState
+from weft.sched.sequence import Rank, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
 Purpose = Literal["write", "admit", "spaces"]

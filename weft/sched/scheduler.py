@@ -18,10 +18,10 @@ from weft.cache.manager import KVCache
 from weft.core.grammar import Grammar
 from weft.core.step import Step, StepResult
 from weft.core.wire import Command, EngineStats
-from weft.sched.batch import InFlight
 from weft.sched.commands import CommandHandler, GuideFactory, MonitorFactory
 from weft.sched.config import SchedulerConfig, prompt_budget
 from weft.sched.event_log import Events
+from weft.sched.in_flight import InFlight
 from weft.sched.outcome import update
 from weft.sched.planner import StepPlanner
 from weft.sched.sequence import AppendOp, StopMonitor, TokenGuide
@@ -145,7 +145,7 @@ class Scheduler:
         """Whether all work is turn-based: single commands of programs, which look at the answer before they go on. Then
         nothing is gained by building a step while another runs."""
         sequences = self._state.sequences
-        if sequences.decoding().sequences:
+        if sequences.num_decoding:
             return False
         return sequences.queue.is_turn_based and all(isinstance(s.head, AppendOp) for s in sequences.running.values())
 

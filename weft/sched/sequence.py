@@ -160,6 +160,9 @@ class SetMask:
 
 Op = AppendOp | GenerateOp | ForkInto | SetMask
 
+Rank = tuple[float, float, int]
+"""(seconds of arrival, with priority; number of the first admission, or infinity; sequence number)."""
+
 
 @dataclass(slots=True)
 class QueuePlace:
@@ -173,8 +176,8 @@ class QueuePlace:
     """Number of the first admission for the operation under way; infinity before."""
     ticket: int = 0
     """Names the one valid entry in the queue's heaps; 0: not in the queue."""
-    rank: tuple[float, float, int] | None = None
-    """The rank with which it entered the queue."""
+    rank: Rank = (0.0, math.inf, 0)
+    """With a ticket: the rank with which it entered the queue."""
     is_turn_based: bool = False
     """How the queue has counted it."""
     deferred_pages: int = 0
@@ -297,7 +300,8 @@ class Sequence:
     @property
     def has_work(self) -> bool:
         """Whether a step could compute something for it."""
-        return self.num_computed < self.target
+        last = 0 if self.ops and self.ops[0].needs_last else 1
+        return self.total - self.num_computed > last
 
     @property
     def num_pending(self) -> int:

@@ -13,9 +13,9 @@ import numpy as np
 
 from weft.cache.manager import KVCache
 from weft.core.step import I32
-from weft.sched.order import AdmissionOrder, Rank
+from weft.sched.order import AdmissionOrder
 from weft.sched.queue import WaitingQueue
-from weft.sched.sequence import GenerateOp, Sequence, SequenceState
+from weft.sched.sequence import GenerateOp, Rank, Sequence, SequenceState
 from weft.sched.slots import DecodeTable
 
 
@@ -39,6 +39,8 @@ class SequenceTable:
         self.without_slot: dict[int, Sequence] = {}
         """Sequences with pages and without a slot, by number, least recently active first."""
         self._cache = cache
+        self.num_decoding = 0
+        """Running sequences that compute one token in every step."""
         self._decoding: Decoding | None = None
         """None: has changed since it was last made."""
 
@@ -53,6 +55,11 @@ class SequenceTable:
     def rank(self, sequence: Sequence) -> Rank:
         """The place in the total order by which steps are filled and pages reclaimed; smaller is earlier."""
         return self.queue.order.rank(sequence)
+
+    @property
+    def num_prefilling(self) -> int:
+        """Running sequences that compute known tokens."""
+        return len(self.running) - self.num_decoding
 
     @property
     def decodes_changed(self) -> bool:
@@ -83,6 +90,7 @@ class SequenceTable:
     def begin_decoding(self, sequence: Sequence) -> None:
         """From the next step on a running sequence computes one token at a time."""
         sequence.decoding = True
+        self.num_decoding += 1
         self._decoding = None
 
     def stop_running(self, sequence: Sequence) -> None:
@@ -91,8 +99,10 @@ class SequenceTable:
             del self.running[sequence.slot]
             self.slots.give_back(sequence.slot)
             sequence.slot = -1
-            sequence.decoding = False
-            self._decoding = None
+            if sequence.decoding:
+                sequence.decoding = False
+                self.num_decoding -= 1
+                self._decoding = None
         self._cache.withdraw(sequence.table)
         self.queue.gave_up(sequence.seq)
 
@@ -104,7 +114,7 @@ class SequenceTable:
             self.without_slot[sequence.seq] = sequence
         if sequence.has_work:
             self.queue.push(sequence)
-        else:
+        elif sequence.state is not SequenceState.IDLE:
             self.queue.remove(sequence)
             sequence.move_to(SequenceState.IDLE)
             self.release_pending_forks(sequence, now)
@@ -128,6 +138,8 @@ class SequenceTable:
         self._cut(sequence, max(0, min(sequence.num_computed, len(sequence.tokens) - 1)), now)
 
     def _cut(self, sequence: Sequence, keep: int, now: float) -> None:
+        if not sequence.table.pages:
+            return
         sequence.cut_kv(keep)
         self._cache.truncate(sequence.table, keep, now)
 

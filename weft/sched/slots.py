@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from weft.core.step import I32, U32
 from weft.sched.masks import Ranges, visibility
+from weft.sched.ragged import RowArrays
 from weft.sched.sequence import GenerateOp
 
 _MASK64 = (1 << 64) - 1
@@ -41,6 +42,10 @@ class DecodeTable:
         """Its tokens wait for a mask."""
         self.masked = np.zeros(num_slots, np.bool_)
         """Some of its tokens are hidden."""
+        self.numbers = np.arange(num_slots, dtype=np.int32)
+        """0, 1, ..., of which steps take slices. Never written."""
+        self._ones = np.ones(num_slots, np.int32)
+        self._nothing = np.full(num_slots, -1, np.int32)
         self._visibility: U32 | None = None
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -75,13 +80,41 @@ class DecodeTable:
                 self._visibility = np.full(self.pages.shape, 0xFFFFFFFF, np.uint32)
             self._visibility[slot] = visibility(hidden, self.pages.shape[1], page_size)
 
-    def words(self, slots: I32, num_pages: int) -> U32:
-        """[n, num_pages] visibility words of some slots."""
-        if self._visibility is None:
-            return np.full((len(slots), num_pages), 0xFFFFFFFF, np.uint32)
-        words = self._visibility[slots, :num_pages]
-        words[~self.masked[slots]] = 0xFFFFFFFF
-        return words
+    def rows(self, slots: I32, page_size: int) -> RowArrays:
+        """One row for each of `slots` [n]: the token sampled last, over the slot's page table."""
+        count, kv_lens = len(slots), self.total[slots]
+        positions = kv_lens - 1
+        last_pages, offsets = np.divmod(positions, page_size)
+        num_pages = last_pages + 1
+        leading = self._leading(num_pages)
+        return RowArrays(
+            token_ids=self._nothing[:count],
+            token_slots=slots,
+            positions=positions,
+            write_slots=self.pages[slots, last_pages] * page_size + offsets,
+            q_lens=self._ones[:count],
+            kv_lens=kv_lens,
+            num_pages=num_pages,
+            page_ids=self.pages[slots, : leading.shape[1]][leading],
+        )
+
+    def words(self, slots: I32, num_pages: I32) -> U32:
+        """Visibility words of the first `num_pages` [n] pages of each of `slots` [n], one after the other."""
+        words = np.full((len(slots), num_pages.max()), 0xFFFFFFFF, np.uint32)
+        if self._visibility is not None:
+            masked = np.flatnonzero(self.masked[slots])
+            words[masked] = self._visibility[slots[masked], : words.shape[1]]
+        return words[self._leading(num_pages)]
+
+    def count_samples(self, slots: I32) -> None:
+        """Each of `slots` samples one token."""
+        self.total[slots] += 1
+        self.output_index[slots] += 1
+        self.remaining[slots] -= 1
+
+    def _leading(self, num_pages: I32) -> npt.NDArray[np.bool_]:
+        """[n, m] which of the first m pages belong to each row, m being the most that one has."""
+        return np.arange(num_pages.max(), dtype=np.int32) < num_pages[:, None]
 
     def set_pages(self, slot: int, pages: list[int]) -> None:
         """Take over a page table."""

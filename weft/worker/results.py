@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.core.step import SamplingBatch, Step, StepResult, TopTokens, no_ints
+from weft.core.step import NO_INTS, SamplingBatch, Step, StepResult, TopTokens
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -22,7 +22,7 @@ def step_result(step: Step, arrays: Arrays, device_s: float) -> StepResult:
         logprobs, ranks, top = _spread(step.sampling, arrays)
     return StepResult(
         step_id=step.step_id,
-        tokens=arrays.get("tokens", no_ints()),
+        tokens=arrays.get("tokens", NO_INTS),
         logprobs=logprobs,
         ranks=ranks,
         top=top,

@@ -6,6 +6,7 @@ spaces in the order they are added, output rows of forwards before those of stor
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from weft.core.sampling import SamplingParams
 from weft.core.step import F64, I32, U32, Bool, EmbedBatch, HeadBatch, SlotSet
-from weft.sched.columns import as_array, ints
+from weft.sched.columns import as_array
 from weft.sched.slots import uniforms
 from weft.sched.spaces.rows import Row
 
@@ -62,20 +63,20 @@ class SpaceParts:
     def __init__(self) -> None:
         self.token_copies: list[I32] = []
         self.slot_sets: list[SlotSet] = []
-        self.sampler_rows = ints()
+        self.sampler_rows = array("i")
         """Output rows of forwards."""
-        self.sampler_slots = ints()
+        self.sampler_slots = array("i")
         self.dist_top = 0
         self._seeds: list[int] = []
         self._indices: list[int] = []
-        self._embed_tokens = ints()
-        self._embed_slots = ints()
-        self._head_slots = ints()
+        self._embed_tokens = array("i")
+        self._embed_slots = array("i")
+        self._head_slots = array("i")
         self._dist_rows: list[int] = []
         self._score_rows: list[int] = []
         self._score_targets: list[int] = []
-        self._store_tokens = ints()
-        self._store_slots = ints()
+        self._store_tokens = array("i")
+        self._store_slots = array("i")
         self._special: list[_Special] = []
         self._shown: list[tuple[int, U32 | list[int]]] = []
         self._inputs: list[tuple[int, Sequence[int]]] = []

@@ -43,8 +43,9 @@ from weft.core.wire import (
     SpaceCommand,
     Sync,
 )
-from weft.sched.batch import InFlight, StepBuilder
+from weft.sched.batch import StepBuilder
 from weft.sched.event_log import EventLog
+from weft.sched.in_flight import InFlight
 from weft.sched.spaces.conflicts import Conflicts
 from weft.sched.spaces.immediate import ImmediateCommands
 from weft.sched.spaces.place import NEEDS_STEP, Placement, Placer, outputs_of
@@ -192,9 +193,9 @@ class Spaces:
             token = result.tokens[len(flight.sampled) + index]
             self._end(client, _failed(op) if token < 0 else Finished(op=op, tokens=np.int32(token).tobytes()))
             self._log.answered.append((client, space))
-        dists = len(flight.distributed)
+        dists = len(flight.distributions)
         for client, space, op, count, k, num_targets in flight.space_dists:
-            found = _dists(result, dists, count, k, scores, num_targets)
+            found = _dists(result, dists, count, k, scores, num_targets, self._log.is_invalid)
             self._end(client, _failed(op) if found is None else Finished(op=op, dists=found))
             self._log.answered.append((client, space))
             dists += count if k else 0
@@ -378,16 +379,19 @@ def _failed(op: int) -> Failed:
     return Failed.of(op, InvalidLogits(INVALID_NUMBERS))
 
 
-def _dists(result: StepResult, first: int, count: int, k: int, first_score: int, num_targets: int) -> Dists | None:
-    """The distributions of one command; None where some of their numbers are not finite."""
+def _dists(
+    result: StepResult, first: int, count: int, k: int, first_score: int, num_targets: int, is_invalid: bool
+) -> Dists | None:
+    """The distributions of one command; None where some of their numbers are not finite, as some of the step are if
+    `is_invalid`."""
     ids = logprobs = targets = b""
     if k and result.dist is not None:
-        if np.isnan(result.dist.logprobs[first : first + count, :k]).any():
+        if is_invalid and np.isnan(result.dist.logprobs[first : first + count, :k]).any():
             return None
         ids = result.dist.ids[first : first + count, :k].tobytes()
         logprobs = result.dist.logprobs[first : first + count, :k].tobytes()
     if num_targets and result.score_logprobs is not None:
-        if np.isnan(result.score_logprobs[first_score : first_score + num_targets]).any():
+        if is_invalid and np.isnan(result.score_logprobs[first_score : first_score + num_targets]).any():
             return None
         targets = result.score_logprobs[first_score : first_score + num_targets].tobytes()
     return Dists(ids, logprobs, targets)
