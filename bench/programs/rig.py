@@ -23,8 +23,8 @@ from weft.programs.registry import Code, Quota, checked_code
 from weft.programs.run.model import Model
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
-from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
+from weft.store.values import MemoryValueStore
 from weft.tokenizers.load import load_tokenizer
 
 
@@ -61,7 +61,7 @@ async def rig_over(engine: EngineClient, name: str) -> AsyncIterator[Rig]:
     """A rig over an engine that is ready."""
     runtime = Runtime(engine, load_tokenizer("weft-tiny"))
     limits = ProgramsConfig(max_runs=2048, max_runs_per_tenant=2048)
-    parts = host_parts([Model(name, runtime)], limits, MemoryStore(), GuestFactory())
+    parts = host_parts([Model(name, runtime)], limits, MemoryValueStore(), GuestFactory())
     host = ProgramHost(parts, HostOptions(allow_trusted=True))
     try:
         yield Rig(runtime, host, parts.accounts)

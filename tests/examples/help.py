@@ -24,8 +24,8 @@ from weft.programs.registry import Code, Quota, checked_code
 from weft.programs.run.model import Model
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
-from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
+from weft.store.values import MemoryValueStore
 from weft.tokenizers.load import load_tokenizer
 
 ASSET = "weft/assets/weft-tiny"
@@ -48,7 +48,7 @@ class Lab:
         self.runtime = Runtime(self.engine, self.tokenizer)
         model = Model("weft-tiny", self.runtime, tool_call_parser="hermes")
         self.parts = replace(
-            host_parts([model], ProgramsConfig(), MemoryStore(), GuestFactory()), resolve=self._resolve
+            host_parts([model], ProgramsConfig(), MemoryValueStore(), GuestFactory()), resolve=self._resolve
         )
         self.host = ProgramHost(self.parts, HostOptions(allow_trusted=True))
 
@@ -64,7 +64,7 @@ class Lab:
 
     def forget(self) -> None:
         """An empty store for the programs that follow."""
-        self.parts = replace(self.parts, store=MemoryStore())
+        self.parts = replace(self.parts, store=MemoryValueStore())
         self.host = ProgramHost(self.parts, HostOptions(allow_trusted=True))
 
     def allow(self, *entries: str) -> None:

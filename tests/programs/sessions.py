@@ -19,8 +19,8 @@ from weft.programs.run.messages import Hub
 from weft.programs.run.model import Model
 from weft.programs.run.services import ChildSpec, Services
 from weft.programs.runtime import Runtime
-from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
+from weft.store.values import MemoryValueStore
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 
@@ -187,7 +187,7 @@ class Host:
         self.accounts = Accounts(config)
         self.launcher = FakeLauncher()
         self.hub = Hub()
-        self.store = MemoryStore(1 << 20)
+        self.store = MemoryValueStore(1 << 20)
         self.model = Model("fake", self.rt, tool_call_parser="hermes")
         self.services = Services(
             model=self.model,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed, UnknownProgram
-from weft.programs import blob_store
-from weft.programs.blob_store import FolderBlobStore
 from weft.programs.registry import WASM_MAGIC, Quota, Registry
+from weft.store import blobs
+from weft.store.database import Database
 
 ONE = b"async def main(args):\n    return 1\n"
 TWO = b"async def main(args):\n    return 2\n"
@@ -110,72 +110,79 @@ def test_quota():
 
 
 def test_a_restart_forgets_nothing(tmp_path: Path):
-    registry = Registry(FolderBlobStore(tmp_path))
+    registry = Registry(Database(tmp_path))
     for tenant in ("", "a", "../b"):
         registry.upload(tenant, "agent", ONE)
         registry.upload(tenant, "agent", TWO)
     registry.delete("a", "agent")
-    again = Registry(FolderBlobStore(tmp_path))
+    again = Registry(Database(tmp_path))
     assert again.code("", "agent").content == again.code("../b", "agent").content == TWO
     assert again.programs("a") == []
-    assert len(list(tmp_path.rglob("*.program"))) == 4
+    assert len(list((tmp_path / "blobs").iterdir())) == 4
 
 
 def test_what_an_interrupted_write_leaves_is_removed(tmp_path: Path):
-    registry = Registry(FolderBlobStore(tmp_path))
+    registry = Registry(Database(tmp_path))
     registry.upload("t", "agent", ONE)
-    [folder] = tmp_path.iterdir()
-    (folder / ("0" * 64 + ".program")).write_bytes(b"nobody names it")
-    (folder / "index.json.partial").write_bytes(b"{")
-    Registry(FolderBlobStore(tmp_path))
-    assert sorted(path.suffix for path in folder.iterdir()) == ["", ".json", ".program"]
+    [named] = (tmp_path / "blobs").iterdir()
+    (tmp_path / "blobs" / "0123456789abcdef-0").write_bytes(b"of a server that was killed")
+    own = named.with_name(named.name + "0")
+    own.write_bytes(b"of a server that lives, about to be named")
+    assert len(Registry(Database(tmp_path)).programs("t")) == 1
+    assert set((tmp_path / "blobs").iterdir()) == {named, own}
+    registry.close()
+    assert len(Registry(Database(tmp_path)).programs("t")) == 1
+    assert set((tmp_path / "blobs").iterdir()) == {named}
 
 
 def test_damage_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    registry = Registry(FolderBlobStore(tmp_path))
+    registry = Registry(Database(tmp_path))
     registry.upload("t", "agent", ONE)
     registry.upload("t", "agent", TWO)
     registry.upload("u", "agent", TWO)
-    [one] = [path for path in tmp_path.rglob("*.program") if path.read_bytes() == ONE]
-    one.unlink()
-    for path in tmp_path.rglob("*.program"):
-        path.write_bytes(b"something else")
-    again = Registry(FolderBlobStore(tmp_path))
-    assert "lost its content" in caplog.text
+    for path in (tmp_path / "blobs").iterdir():
+        if path.read_bytes() == ONE:
+            path.unlink()
+        else:
+            path.write_bytes(b"something else")
+    again = Registry(Database(tmp_path))
     assert [len(program.versions) for program in again.programs("t")] == [1]
+    assert "lost its content" in caplog.text
     with pytest.raises(StorageFailed, match="damaged"):
         again.code("t", "agent")
-    next(tmp_path.rglob("index.json")).write_bytes(b"nonsense")
-    assert len([tenant for tenant in ("t", "u") if Registry(FolderBlobStore(tmp_path)).programs(tenant)]) == 1
+    again.upload("t", "agent", TWO)
+    assert again.code("t", "agent").content == TWO
+    with pytest.raises(StorageFailed, match="damaged"):
+        again.code("u", "agent")
 
 
 def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    registry = Registry(FolderBlobStore(tmp_path))
+    registry = Registry(Database(tmp_path))
     registry.upload("t", "agent", ONE)
 
     def full(number: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(blob_store.os, "fsync", full)
-        with pytest.raises(StorageFailed, match=r"No space left.*free space"):
+        patch.setattr(blobs.os, "fsync", full)
+        with pytest.raises(StorageFailed, match=r"disk is full; free space"):
             registry.upload("t", "agent", TWO)
     assert registry.code("t", "agent").content == ONE
-    assert not list(tmp_path.rglob("*.partial"))
-    assert Registry(FolderBlobStore(tmp_path)).code("t", "agent").content == ONE
+    assert len(list((tmp_path / "blobs").iterdir())) == 1
+    assert Registry(Database(tmp_path)).code("t", "agent").content == ONE
     assert registry.upload("t", "agent", TWO).latest == registry.find("t", "agent")[1]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    registry = Registry(FolderBlobStore(tmp_path / "none" / "yet"))
+    registry = Registry(Database(tmp_path / "none" / "yet"))
     assert not (tmp_path / "none").exists()
     registry.upload("t", "agent", ONE)
-    assert Registry(FolderBlobStore(tmp_path / "none" / "yet")).code("t", "agent").content == ONE
+    assert Registry(Database(tmp_path / "none" / "yet")).code("t", "agent").content == ONE
     with pytest.raises(StorageFailed, match=r"programs\.data_dir"):
-        Registry(FolderBlobStore(tmp_path / "file"))
+        Registry(Database(tmp_path / "file"))
     with pytest.raises(StorageFailed, match="cannot be kept"):
-        Registry(FolderBlobStore(tmp_path / "file" / "below")).upload("t", "agent", ONE)
+        Registry(Database(tmp_path / "file" / "below")).upload("t", "agent", ONE)
 
 
 def test_nothing_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

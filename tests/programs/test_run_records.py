@@ -22,6 +22,7 @@ from weft.programs.history import History
 from weft.programs.registry import Code
 from weft.programs.run.runs import Run, RunRecord, RunSpec
 from weft.programs.run_records import RunRecords
+from weft.store.database import FILE, Database
 
 SPEC = RunSpec(code=Code(kind="python", content=b"def main(): pass", hash="0" * 64, name="agent"))
 
@@ -34,9 +35,15 @@ def record(run_id: str, status: str = "finished", **fields: object) -> RunRecord
     return msgspec.structs.replace(known, status=status, created_s=number, finished_s=finished_s, **fields)
 
 
+def limit(records: RunRecords, pages: int) -> None:
+    sql = f"PRAGMA max_page_count = {pages}"
+    with records._database._opened().connect() as connection:
+        connection.exec_driver_sql(sql)
+
+
 def with_records(path: Path, test: Callable[[RunRecords], Awaitable[None]]) -> None:
     async def body() -> None:
-        records = RunRecords(path)
+        records = RunRecords(Database(path))
         try:
             await test(records)
         finally:
@@ -48,7 +55,7 @@ def with_records(path: Path, test: Callable[[RunRecords], Awaitable[None]]) -> N
 
 def loaded(path: Path) -> list[RunRecord]:
     """As a server that starts now finds them."""
-    records = RunRecords(path)
+    records = RunRecords(Database(path))
     try:
         return records.load()
     finally:
@@ -90,7 +97,7 @@ def test_what_ended_is_there_after_a_restart_and_nothing_else_of_it(tmp_path: Pa
     with pytest.raises(ProgramFailed) as raised:
         asyncio.run(run.answer())
     assert raised.value.traceback == "line 1"
-    assert b"secret" not in path.read_bytes()
+    assert b"secret" not in (path / FILE).read_bytes()
 
 
 def test_many_changes_are_few_writes_and_flush_waits_for_them(tmp_path: Path) -> None:
@@ -102,8 +109,9 @@ def test_many_changes_are_few_writes_and_flush_waits_for_them(tmp_path: Path) ->
             records.ended(record(f"run-{number}"))
         records.forgotten(["run-3", "run-never"])
         await records.flush()
-        found = sqlite3.connect(path).execute("SELECT COUNT(*), COUNT(owner) FROM program_runs").fetchone()
+        found = sqlite3.connect(path / FILE).execute("SELECT COUNT(*), COUNT(server) FROM runs").fetchone()
         assert found == (499, 0)
+        assert records._database.num_commits < 100
 
     with_records(path, test)
     assert "run-3" not in ids(path)
@@ -116,8 +124,9 @@ import asyncio, os, signal
 from pathlib import Path
 from tests.programs.test_run_records import record
 from weft.programs.run_records import RunRecords
+from weft.store.database import Database
 async def main():
-    records = RunRecords(Path({str(path)!r}))
+    records = RunRecords(Database(Path({str(path)!r})))
     records.began(record("run-1", "queued"))
     records.ended(record("run-2"))
     records.began(record("run-3", "running"))
@@ -138,7 +147,7 @@ asyncio.run(main())
         assert one.error is not None
         assert isinstance(one.error.error(), HostDead)
     assert (lost.id, also_lost.id) == ("run-1", "run-3")
-    assert not list(tmp_path.glob("*.lock"))
+    assert not list(path.glob("*.lock"))
 
 
 def test_the_runs_of_a_server_that_lives_are_its_own(tmp_path: Path) -> None:
@@ -149,7 +158,7 @@ def test_the_runs_of_a_server_that_lives_are_its_own(tmp_path: Path) -> None:
         first.ended(record("run-2"))
         await first.flush()
         assert first.load() == [record("run-2")]
-        second = RunRecords(path)
+        second = RunRecords(Database(path))
         assert second.load() == [record("run-2")]
         second.ended(record("run-3"))
         second.forgotten(["run-2"])
@@ -170,17 +179,14 @@ def test_a_disk_that_takes_nothing_is_told_of_once_and_caught_up_with(
         records.ended(record("run-1"))
         await records.flush()
         # The database may not grow: what a full disk looks like to it.
-        records._open().execute("PRAGMA max_page_count = 1")
-        opened = records._open
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(records, "_drop_database", lambda: None)
-            for number in range(2, 200):
-                records.began(record(f"run-{number}", "running"))
-                records.ended(record(f"run-{number}"))
-                await records.flush()
+        limit(records, 1)
+        for number in range(2, 200):
+            records.began(record(f"run-{number}", "running"))
+            records.ended(record(f"run-{number}"))
+            await records.flush()
         assert caplog.text.count("cannot be kept") == 1
         assert "full" in caplog.text
-        opened().execute("PRAGMA max_page_count = 100000")
+        limit(records, 100_000)
         records.ended(record("run-200"))
         await records.flush()
         assert caplog.text.count("kept again") == 1
@@ -213,7 +219,8 @@ def test_damage_is_told_of_and_keeps_no_server_from_starting(
 ) -> None:
     path = tmp_path / "runs"
     if damage == "garbage":
-        path.write_bytes(b"not a database" * 1000)
+        path.mkdir()
+        (path / FILE).write_bytes(b"not a database" * 1000)
     else:
 
         async def test(records: RunRecords) -> None:
@@ -222,16 +229,16 @@ def test_damage_is_told_of_and_keeps_no_server_from_starting(
 
         with_records(path, test)
         change = (
-            "PRAGMA user_version = 99"
+            "UPDATE schema_version SET version = 99"
             if damage == "format"
-            else "UPDATE program_runs SET record = '{' WHERE id = 'run-1'"
+            else "UPDATE runs SET record = '{' WHERE id = 'run-1'"
         )
-        with sqlite3.connect(path) as database:
+        with sqlite3.connect(path / FILE) as database:
             database.execute(change)
-    before = path.read_bytes()
+    before = (path / FILE).read_bytes()
     assert ids(path) == (["run-2"] if damage == "record" else [])
     assert "cannot be read" in caplog.text
-    assert path.read_bytes()[:100] == before[:100]
+    assert (path / FILE).read_bytes()[:100] == before[:100]
 
 
 def test_history_keeps_the_last_and_the_recent_in_the_file_too(tmp_path: Path) -> None:

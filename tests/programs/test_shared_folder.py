@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from weft.abi.errors import QuotaExceeded, StorageFailed, UnknownProgram
-from weft.programs import blob_store
-from weft.programs.blob_store import FolderBlobStore
 from weft.programs.registry import Quota, Registry
-from weft.programs.store import SqliteStore
+from weft.store import sqlite
+from weft.store.database import Database
+from weft.store.programs import ProgramTable, ProgramVersion
+from weft.store.values import DatabaseValueStore
 
 ONE = b"async def main(args):\n    return 1\n"
 TWO = b"async def main(args):\n    return 2\n"
@@ -54,16 +58,16 @@ main()
 def test_no_upload_is_lost(tmp_path: Path) -> None:
     program = """
         from weft.programs.registry import Registry
-        from weft.programs.blob_store import FolderBlobStore
+        from weft.store.database import Database
         def main():
             for number in range(10):
-                registry = Registry(FolderBlobStore(folder / "programs")) if number % 5 == 0 else registry
+                registry = Registry(Database(folder / "programs")) if number % 5 == 0 else registry
                 registry.upload("t", f"p{me}-{number}", b"def main():\\n    return %d" % (10 * me + number))
                 registry.upload("t", "all", b"def main():\\n    return -%d" % (10 * me + number))
                 registry.upload(f"new {number}", f"p{me}", b"def main(): pass")
     """
     at_once(program, tmp_path)
-    registry = Registry(FolderBlobStore(tmp_path / "programs"))
+    registry = Registry(Database(tmp_path / "programs"))
     found = {program.name for program in registry.programs("t")}
     assert found == {f"p{me}-{number}" for me in range(PROCESSES) for number in range(10)} | {"all"}
     assert len(registry.find("t", "all")[0].versions) == 10 * PROCESSES
@@ -74,19 +78,8 @@ def test_no_upload_is_lost(tmp_path: Path) -> None:
             assert registry.code("t", version.hash).content.startswith(b"def main()")
 
 
-def test_two_that_make_a_tenant_s_folder_at_once_have_one_lock(tmp_path: Path) -> None:
-    folder = FolderBlobStore(tmp_path)
-    with folder.changing("t"):
-        [path] = tmp_path.rglob("tenant")
-        locked = path.stat().st_ino
-        # Another server saw no file a moment ago, and makes one now.
-        blob_store._create(path, b"t")
-        assert path.stat().st_ino == locked
-    assert [one.name for one in path.parent.iterdir()] == ["tenant"]
-
-
 def test_what_one_server_changes_the_other_sees(tmp_path: Path) -> None:
-    first, second = Registry(FolderBlobStore(tmp_path)), Registry(FolderBlobStore(tmp_path))
+    first, second = Registry(Database(tmp_path)), Registry(Database(tmp_path))
     version = first.upload("t", "agent", ONE).latest
     assert second.find("t", "agent")[1] == version
     second.upload("t", "agent", TWO)
@@ -95,38 +88,57 @@ def test_what_one_server_changes_the_other_sees(tmp_path: Path) -> None:
     assert first.programs("t") == []
     with pytest.raises(UnknownProgram):
         first.delete("t", "agent")
-    small = Registry(FolderBlobStore(tmp_path), Quota(max_programs=1))
+    small = Registry(Database(tmp_path), Quota(max_programs=1))
     first.upload("t", "agent", ONE)
     with pytest.raises(QuotaExceeded):
         small.upload("t", "other", TWO)
 
 
-def test_a_server_that_starts_leaves_what_another_one_is_writing(tmp_path: Path) -> None:
-    first = Registry(FolderBlobStore(tmp_path))
+def test_a_server_that_starts_leaves_what_another_one_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.0)
+    first = Registry(Database(tmp_path))
     first.upload("t", "agent", ONE)
-    writing = FolderBlobStore(tmp_path)
-    with writing.changing("t"):
-        # Another server is in the middle of an upload: its content is there, and no index names it.
-        writing.put("t", "0" * 64, TWO)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(blob_store, "LOCK_PATIENCE_S", 0.0)
-            started = Registry(FolderBlobStore(tmp_path))
-            with pytest.raises(StorageFailed, match="another server"):
-                started.upload("t", "other", TWO)
-        assert "0" * 64 in writing.stored("t")
+    started = Registry(Database(tmp_path))
+    assert started.code("t", "agent").content == ONE
+    begun, go = threading.Event(), threading.Event()
+    upload = ProgramTable(first._database)
+
+    def check(count: int, used_bytes: int) -> None:
+        begun.set()
+        go.wait(10)
+
+    def add() -> object:
+        hash = hashlib.sha256(TWO).hexdigest()
+        version = ProgramVersion(hash=hash, kind="python", size_bytes=len(TWO), created_s=0.0)
+        return upload.add("t", "slow", version, TWO, check)
+
+    with ThreadPoolExecutor(1) as threads:
+        adding = threads.submit(add)
+        begun.wait(10)
+        # The first server is in the middle of an upload: its content is there, and no row names it.
+        with pytest.raises(StorageFailed, match="another server"):
+            started.upload("t", "other", TWO)
         assert started.code("t", "agent").content == ONE
-    assert [program.name for program in Registry(FolderBlobStore(tmp_path)).programs("t")] == ["agent"]
-    assert "0" * 64 not in writing.stored("t")
+        with pytest.raises(StorageFailed, match="another server"):
+            Registry(Database(tmp_path)).programs("t")
+        assert len(list((tmp_path / "blobs").iterdir())) == 2
+        go.set()
+        adding.result()
+    assert [program.name for program in Registry(Database(tmp_path)).programs("t")] == ["agent", "slow"]
+    assert started.code("t", "slow").content == TWO
 
 
 def test_no_value_is_lost_and_a_quota_is_had_once(tmp_path: Path) -> None:
     program = """
         import asyncio
         from weft.abi.errors import QuotaExceeded
-        from weft.programs.store import SqliteStore
+        from weft.store.database import Database
+        from weft.store.values import DatabaseValueStore
         def main():
             async def body():
-                store = SqliteStore(folder / "deep" / "values", 2000)
+                store = DatabaseValueStore(Database(folder / "deep"), 2000)
                 for number in range(20):
                     await store.put("t", f"{me}-{number:02}", b"x")
                     try:
@@ -139,7 +151,7 @@ def test_no_value_is_lost_and_a_quota_is_had_once(tmp_path: Path) -> None:
     at_once(program, tmp_path)
 
     async def check() -> None:
-        store = SqliteStore(tmp_path / "deep" / "values", 2000)
+        store = DatabaseValueStore(Database(tmp_path / "deep"), 2000)
         assert len(await store.names("t", "")) == 20 * PROCESSES
         # Each takes 99 bytes: there is room for 20 of the 60 that were tried.
         assert len(await store.names("u", "")) == 20

@@ -15,12 +15,12 @@ from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect, read_to_end, read_until
 from tests.server.test_requests import error_of
 from weft.abi.errors import Overloaded, StorageFailed, WeftError
-from weft.programs.blob_store import FolderBlobStore
 from weft.programs.recovery import EngineCrashed
 from weft.programs.registry import Registry
 from weft.programs.sandbox.compiled import CompiledCode
-from weft.programs.store import SqliteStore
 from weft.server.errors import is_internal, problem_of
+from weft.store.database import Database
+from weft.store.values import DatabaseValueStore
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
@@ -59,9 +59,9 @@ def test_no_answer_has_a_path_of_the_server(
     compiled = CompiledCode(tmp_path / "cache")
     monkeypatch.setattr("tempfile.mkdtemp", full)
     work = {
-        "upload": lambda: Registry(FolderBlobStore(file / "below")).upload("t", "p", b"def main(): pass"),
-        "list": FolderBlobStore(file).tenants,
-        "value": lambda: asyncio.run(SqliteStore(file / "below" / "values").put("t", "name", b"1")),
+        "upload": lambda: Registry(Database(file / "below")).upload("t", "p", b"def main(): pass"),
+        "list": lambda: Registry(Database(file)).programs("t"),
+        "value": lambda: asyncio.run(DatabaseValueStore(Database(file / "below")).put("t", "name", b"1")),
         "machine code": lambda: compiled.module(CODE),
     }
     with pytest.raises(StorageFailed) as raised:

@@ -17,8 +17,9 @@ from weft.programs.host.process import host_parts
 from weft.programs.quota.account import NoPlace
 from weft.programs.quota.limits import Limits
 from weft.programs.run_records import RunRecords
-from weft.programs.store import MemoryStore
 from weft.server.programs import resolved
+from weft.store.database import FILE, Database
+from weft.store.values import MemoryValueStore
 
 ADD = "async def main(args):\n    return sum(args)\n"
 FOREVER = "from weft.sdk import run\nasync def main(args):\n    return await run.receive()\n"
@@ -30,10 +31,10 @@ async def main(args):
 
 
 def test_runs_are_listed_after_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "runs.sqlite"
+    path = tmp_path / "data"
     keys = ["alice=a", "bob=b"]
     alice, bob = ({"authorization": f"Bearer {key}"} for key in "ab")
-    with running(records=RunRecords(path), api_keys=keys, drain_s=0.0) as server, server.http() as client:
+    with running(records=RunRecords(Database(path)), api_keys=keys, drain_s=0.0) as server, server.http() as client:
         good = client.post("/v1/runs", json={"source": ADD, "args": [1, 2]}, headers=alice).json()
         bad = client.post("/v1/runs", json={"source": ADD, "args": "x"}, headers=alice).json()
         parent = client.post("/v1/runs", json={"source": CHILD}, headers=alice).json()
@@ -44,7 +45,7 @@ def test_runs_are_listed_after_a_restart(tmp_path: Path) -> None:
         alive = client.post("/v1/runs", json={"source": FOREVER, "background": True}, headers=bob).json()
         listed = client.get("/v1/runs", headers=alice).json()["data"]
 
-    with running(records=RunRecords(path), api_keys=keys) as server, server.http() as client:
+    with running(records=RunRecords(Database(path)), api_keys=keys) as server, server.http() as client:
         again = client.get("/v1/runs", headers=alice).json()["data"]
         assert [one["id"] for one in again] == [one["id"] for one in listed]
         assert [one["id"] for one in again][1:] == [parent["id"], bad["id"], good["id"]]
@@ -64,22 +65,23 @@ def test_runs_are_listed_after_a_restart(tmp_path: Path) -> None:
         assert [(one["id"], one["status"]) for one in mine] == [(alive["id"], "cancelled"), (others["id"], "finished")]
         assert client.delete(f"/v1/runs/{good['id']}", headers=alice).status_code == 200
         assert "weft:program_runs_total{" not in client.get("/metrics", headers=alice).text  # of this process
-    with running(records=RunRecords(path), api_keys=keys) as server, server.http() as client:
+    with running(records=RunRecords(Database(path)), api_keys=keys) as server, server.http() as client:
         assert client.get(f"/v1/runs/{good['id']}", headers=alice).status_code == 404
         assert len(client.get("/v1/runs", headers=alice).json()["data"]) == len(listed) - 1
 
 
 def test_a_run_that_the_server_took_with_it_is_listed_as_failed(tmp_path: Path) -> None:
-    path = tmp_path / "runs.sqlite"
-    records = RunRecords(path)
+    path = tmp_path / "data"
+    records = RunRecords(Database(path))
     with running(records=records, drain_s=0.0) as server, server.http() as client:
         run = client.post("/v1/runs", json={"source": FOREVER, "background": True}).json()
-        server.wait_until(lambda: path.exists() and len(_rows(path)) == 1)
+        server.wait_until(lambda: (path / FILE).exists() and len(_rows(path / FILE)) == 1)
         # What a server leaves that is killed now: the file as it is, and a lock that nobody holds.
-        (tmp_path / "killed.sqlite").write_bytes(_copy(path))
+        (tmp_path / "killed").mkdir()
+        (tmp_path / "killed" / FILE).write_bytes(_copy(path / FILE))
         client.post(f"/v1/runs/{run['id']}/cancel")
     for _ in range(2):
-        with running(records=RunRecords(tmp_path / "killed.sqlite")) as server, server.http() as client:
+        with running(records=RunRecords(Database(tmp_path / "killed"))) as server, server.http() as client:
             [lost] = client.get("/v1/runs").json()["data"]
             assert (lost["id"], lost["status"], lost["error"]["kind"]) == (run["id"], "failed", "host_dead")
             assert "start it again" in lost["error"]["message"]
@@ -89,7 +91,7 @@ def test_a_run_that_the_server_took_with_it_is_listed_as_failed(tmp_path: Path) 
 def _rows(path: Path) -> list[tuple[str]]:
     try:
         with sqlite3.connect(path) as database:
-            return database.execute("SELECT id FROM program_runs WHERE owner IS NOT NULL").fetchall()
+            return database.execute("SELECT id FROM runs WHERE server IS NOT NULL").fetchall()
     except sqlite3.Error:
         return []
 
@@ -127,7 +129,7 @@ def test_the_configuration_reaches_the_host() -> None:
                 "b.max_runs_per_tenant=1",
             ],
         )
-        parts = host_parts([], config, MemoryStore(), guests=None, clock=ManualClock())
+        parts = host_parts([], config, MemoryValueStore(), guests=None, clock=ManualClock())
         with pytest.raises(InvalidRequest, match=r"have 2 together \(programs.max_sandbox_bytes_per_tenant\)"):
             parts.accounts.check_possible("c", Limits(memory_bytes=3))
         assert [parts.network._tenant_connections(tenant) for tenant in ("a.l", "b", "c")] == [8, 7, 7]

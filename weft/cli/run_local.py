@@ -179,7 +179,7 @@ def _parts(model: Model, config: ProgramsConfig, spec: RunSpec, folder: Path) ->
     """Make the parts of a program host: the allowed network, the user's store, and the programs beside the file."""
     data = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
     allowed = msgspec.structs.replace(config, network=[*config.network, *spec.limits.network])
-    parts = host_parts([model], allowed, open_store(data / "store.sqlite", config), guests_for(allowed))
+    parts = host_parts([model], allowed, open_store(data, config), guests_for(allowed))
 
     async def resolve(tenant: str, reference: str) -> Code:
         file = folder / f"{reference}.py"

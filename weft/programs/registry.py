@@ -1,36 +1,27 @@
-"""Uploaded programs: their bytes by content hash, and each tenant's names for them.
+"""Uploaded programs: each tenant's names, and the versions that they mean.
 
-Owns what was uploaded: checks of its size and kind, the quota of each tenant, versions and names, and the folder where
-all of it survives a restart. It parses and runs nothing and does not know HTTP. The front holds the one registry there
-is; its program host asks it for what a child names.
+Owns what may be uploaded: checks of its name, size and kind, and the quota of each tenant; what a reference means. It
+parses and runs nothing and does not know HTTP. `weft.store.programs` keeps what it accepts. The front holds the one
+registry there is; its program host asks it for what a child names.
 
-A version is its content: the same bytes are the same version under whatever name. A name is a list of versions, the
+A version is its content: the same bytes are the same version under every name. A name is a list of versions, the
 last of which is the one that is meant by it; `name@hash` and a bare hash mean one version, and a hash may be shortened
 as long as only one version of the tenant begins so.
-
-Several servers may share a folder: a tenant's index is read again where another one has changed it, and changed by one
-at a time.
-
-On disk a tenant is a folder with `index.json` (names and versions, replaced as a whole) and a file of each version.
-Content is written before the index names it and removed after the index has forgotten it, so whatever ends a process
-leaves at most files that nothing names; they are removed at the next start.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import time
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from weft.abi.errors import InvalidRequest, QuotaExceeded, StorageFailed, UnknownProgram
-from weft.programs.blob_store import BlobStore, MemoryBlobStore, Stamp
-
-ProgramKind = Literal["python", "wasm"]
+from weft.abi.errors import InvalidRequest, QuotaExceeded, UnknownProgram
+from weft.store.database import Database
+from weft.store.programs import ProgramKind, ProgramTable, ProgramVersion
 
 WASM_MAGIC = b"\0asm\x01\0\0\0"
 MIN_HASH_CHARS = 8
@@ -40,31 +31,18 @@ HASH_CHARS = 64
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}\Z")
 _HASH = re.compile(r"[0-9a-f]{8,64}\Z")
 
-logger = logging.getLogger("weft.programs")
-
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """How much a tenant may upload."""
 
     max_programs: int = 1000
-    """Versions, under whatever names."""
+    """Versions, under all names."""
     max_bytes: int = 256 << 20
     """Of all its versions together."""
     max_source_bytes: int = 1 << 20
     """Of one Python file."""
     max_module_bytes: int = 16 << 20
     """Of one Wasm module."""
-
-
-class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a program, without its content."""
-
-    hash: str
-    """SHA-256 of its content, in hexadecimal."""
-    kind: ProgramKind
-    size_bytes: int
-    created_s: float
-    """When it was first uploaded, in seconds since 1970."""
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,189 +54,101 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """Empty where it was never uploaded."""
     trusted: bool = False
-    """It is the operator's own, and may run without a sandbox. Nothing that was uploaded is."""
+    """It is the operator's own, and may run without a sandbox. No uploaded program is."""
 
 
 class Program(NamedTuple):
     """A name and its versions, oldest first."""
 
     name: str
-    versions: list[Version]
+    versions: list[ProgramVersion]
 
     @property
-    def latest(self) -> Version:
+    def latest(self) -> ProgramVersion:
         """The version that the name means."""
         return self.versions[-1]
 
 
-class Index(msgspec.Struct, kw_only=True):
-    """All that is known of a tenant's programs but their content."""
-
-    versions: dict[str, Version] = {}
-    """By hash."""
-    names: dict[str, list[str]] = {}
-    """Name -> hashes, oldest first; the last is the latest."""
-
-    def copy(self) -> Index:
-        """One that may be changed without this one."""
-        return Index(versions=dict(self.versions), names={name: list(hashes) for name, hashes in self.names.items()})
-
-
 class Registry:
-    """See the module's docstring. `blobs` keeps bytes; by default in memory.
+    """Uploads, lookups and deletions. Used from any thread; every method blocks and may raise `StorageFailed`."""
 
-    Not for several threads at once: callers that leave the event loop hold a lock around what changes it.
-    """
-
-    def __init__(self, blobs: BlobStore | None = None, quota: Quota | None = None):
+    def __init__(self, database: Database | None = None, quota: Quota | None = None):
+        """`database` is opened when it is first needed, and closed with this; None: programs are kept in memory. Raises
+        `StorageFailed` where its folder cannot be one."""
         self.quota = quota or Quota()
-        self._blobs = blobs or MemoryBlobStore()
-        self._known: dict[str, tuple[Stamp, Index]] = {}
-        """By tenant: its index, and the stamp of what it was read from."""
-        self._damaged: set[str] = set()
-        """Tenants whose index could not be read: nothing of theirs is removed."""
-        for tenant in self._blobs.tenants():
-            self._open(tenant)
+        self._database = database or Database()
+        self._table = ProgramTable(self._database)
+        self._database.exists()
 
     def upload(self, tenant: str, name: str, content: bytes, kind: ProgramKind | None = None) -> Program:
         """Add a version, which the name means from now on; `kind` is detected where it is not said. Whether it may be
         a program is known by then.
 
-        The same content again only moves the name. Raises `InvalidRequest` for a name or content that cannot be,
-        `QuotaExceeded`, or `StorageFailed`; then nothing has changed.
+        The same content again only moves the name. Raises `InvalidRequest` for a name or content that cannot be, and
+        `QuotaExceeded`; then nothing has changed.
         """
         check_name(name)
         code = checked_code(content, kind, self.quota, name)
-        with self._blobs.changing(tenant):
-            index = self._index(tenant).copy()
-            if code.hash not in index.versions:
-                self._check_quota(index, len(content))
-                index.versions[code.hash] = Version(
-                    hash=code.hash, kind=code.kind, size_bytes=len(content), created_s=time.time()
+        version = ProgramVersion(hash=code.hash, kind=code.kind, size_bytes=len(content), created_s=time.time())
+
+        def check(count: int, used_bytes: int) -> None:
+            if count >= self.quota.max_programs:
+                raise QuotaExceeded(f"There are {count} versions, as many as are kept; delete some first.")
+            if used_bytes + len(content) > self.quota.max_bytes:
+                raise QuotaExceeded(
+                    f"{len(content)} bytes more than the {used_bytes} there are exceed {self.quota.max_bytes}; delete "
+                    "programs first."
                 )
-                self._blobs.put(tenant, code.hash, content)
-            hashes = index.names.setdefault(name, [])
-            if code.hash in hashes:
-                hashes.remove(code.hash)
-            hashes.append(code.hash)
-            self._commit(tenant, index)
-            return _program(index, name)
+
+        return Program(name, self._table.add(tenant, name, version, content, check))
 
     def programs(self, tenant: str) -> list[Program]:
         """All names of a tenant, in alphabetical order."""
-        index = self._index(tenant)
-        return [_program(index, name) for name in sorted(index.names)]
+        return [Program(name, versions) for name, versions in self._table.names(tenant).items()]
 
-    def find(self, tenant: str, reference: str) -> tuple[Program, Version]:
+    def find(self, tenant: str, reference: str) -> tuple[Program, ProgramVersion]:
         """The version that a name, `name@hash` or a hash means, and a name it has. Raises `UnknownProgram`."""
-        return self._find(self._index(tenant), reference)
-
-    @staticmethod
-    def _find(index: Index, reference: str) -> tuple[Program, Version]:
         name, at, short = reference.partition("@")
-        if name in index.names:
-            hashes = index.names[name]
-            found = _one(short, hashes, reference) if at else hashes[-1]
-            return _program(index, name), index.versions[found]
-        if at or not _HASH.match(reference):
-            raise UnknownProgram(
-                f"There is no program {reference[:80]!r}; upload it first, or see the list.", "program"
-            )
-        found = _one(reference, index.versions, reference)
-        owner = next(name for name, hashes in sorted(index.names.items()) if found in hashes)
-        return _program(index, owner), index.versions[found]
+        versions = self._table.versions(tenant, name) if _NAME.match(name) else []
+        if versions:
+            hash = _one(short, [one.hash for one in versions], reference) if at else versions[-1].hash
+        elif at or not _HASH.match(reference):
+            raise _unknown(reference)
+        else:
+            known = self._table.beginning(tenant, reference)
+            hash = _one(reference, known, reference)
+            name = known[hash]
+            versions = self._table.versions(tenant, name)
+        found = next((one for one in versions if one.hash == hash), None)
+        if found is None:
+            raise _unknown(reference)  # another server has deleted it meanwhile
+        return Program(name, versions), found
 
     def code(self, tenant: str, reference: str) -> Code:
-        """What to run. Raises `UnknownProgram` or `StorageFailed`."""
+        """What to run. Raises `UnknownProgram`."""
         program, version = self.find(tenant, reference)
-        content = self._blobs.get(tenant, version.hash)
+        content = self._table.content(tenant, version.hash)
+        if content is None:
+            raise _unknown(reference)
         return Code(kind=version.kind, content=content, hash=version.hash, name=program.name)
 
     def delete(self, tenant: str, reference: str) -> list[str]:
         """Forget a name with all its versions, or one version under every name; the hashes that are gone.
 
-        A version that another name has too stays. Raises `UnknownProgram` or `StorageFailed`.
+        A version that another name has too stays. Raises `UnknownProgram`.
         """
-        self.find(tenant, reference)  # or there may be no such tenant, whose folder would be made
-        with self._blobs.changing(tenant):
-            index = self._index(tenant).copy()
-            program, version = self._find(index, reference)
-            if reference == program.name:
-                del index.names[program.name]
-            else:
-                names = [program.name] if "@" in reference else list(index.names)
-                for name in names:
-                    kept = [one for one in index.names[name] if one != version.hash]
-                    if kept:
-                        index.names[name] = kept
-                    else:
-                        del index.names[name]
-            used = {one for hashes in index.names.values() for one in hashes}
-            gone = sorted(set(index.versions) - used)
-            for one in gone:
-                del index.versions[one]
-            self._commit(tenant, index)
-            self._blobs.remove(tenant, gone)
-            return gone
+        program, version = self.find(tenant, reference)
+        by_name = program.name == reference.partition("@")[0]
+        gone = self._table.remove(
+            tenant, program.name if by_name else None, None if reference == program.name else version.hash
+        )
+        if gone is None:
+            raise _unknown(reference)
+        return gone
 
-    # ---- inside
-
-    def _index(self, tenant: str) -> Index:
-        """What is known of a tenant's programs now."""
-        stamp = self._blobs.stamp(tenant)
-        known = self._known.get(tenant)
-        if known is None or known[0] != stamp:
-            raw = self._blobs.index(tenant)
-            known = self._known[tenant] = (stamp, Index() if raw is None else self._decoded(tenant, raw))
-        return known[1]
-
-    def _commit(self, tenant: str, index: Index) -> None:
-        self._blobs.put_index(tenant, msgspec.json.encode(index))
-        self._known[tenant] = (self._blobs.stamp(tenant), index)
-
-    def _open(self, tenant: str) -> None:
-        """At the start: what is wrong with a tenant's programs is told, and what interrupted writes have left goes."""
-        try:
-            with self._blobs.changing(tenant):
-                self._blobs.tidy(tenant)
-                index = self._index(tenant)
-                if tenant not in self._damaged:
-                    self._known[tenant] = (self._known[tenant][0], self._tidied(tenant, index))
-        except StorageFailed as error:
-            logger.warning("programs of tenant %r are not tidied up: %s", tenant, error.message)
-
-    def _decoded(self, tenant: str, raw: bytes) -> Index:
-        try:
-            return msgspec.json.decode(raw, type=Index)
-        except msgspec.MsgspecError as error:
-            logger.error("the programs of tenant %r cannot be read and are not served: %s", tenant, error)
-            self._damaged.add(tenant)
-            return Index()
-
-    def _tidied(self, tenant: str, index: Index) -> Index:
-        """An index without what has no content any more; content that it does not name goes."""
-        index = index.copy()
-        stored = self._blobs.stored(tenant)
-        for one in set(index.versions) - stored:
-            logger.error("program %s of tenant %r has lost its content and is not served", one[:12], tenant)
-            del index.versions[one]
-        index.names = {
-            name: kept
-            for name, hashes in index.names.items()
-            if (kept := [one for one in hashes if one in index.versions])
-        }
-        self._blobs.remove(tenant, stored - set(index.versions))
-        return index
-
-    def _check_quota(self, index: Index, size: int) -> None:
-        quota = self.quota
-        if len(index.versions) >= quota.max_programs:
-            raise QuotaExceeded(f"There are {len(index.versions)} versions, as many as are kept; delete some first.")
-        used = sum(version.size_bytes for version in index.versions.values())
-        if used + size > quota.max_bytes:
-            raise QuotaExceeded(
-                f"{size} bytes more than the {used} there are exceed {quota.max_bytes}; delete programs first."
-            )
+    def close(self) -> None:
+        """Close the database. Blocks. Idempotent."""
+        self._database.close()
 
 
 def check_name(name: str) -> None:
@@ -289,8 +179,8 @@ def checked_code(content: bytes, kind: ProgramKind | None, quota: Quota, name: s
     return Code(kind=kind, content=content, hash=hashlib.sha256(content).hexdigest(), name=name)
 
 
-def _program(index: Index, name: str) -> Program:
-    return Program(name, [index.versions[one] for one in index.names[name]])
+def _unknown(reference: str) -> UnknownProgram:
+    return UnknownProgram(f"There is no program {reference[:80]!r}; upload it first, or see the list.", "program")
 
 
 def _one(short: str, hashes: Iterable[str], reference: str) -> str:

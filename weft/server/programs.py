@@ -22,7 +22,6 @@ from weft.abi.errors import InvalidRequest, UnknownProgram, Unsupported
 from weft.config import EngineConfig, ProgramsConfig, data_directory
 from weft.endpoints.models import Model
 from weft.engine.supervisor import ProcessEngine
-from weft.programs.blob_store import FolderBlobStore
 from weft.programs.history import History
 from weft.programs.host.client import HostClient
 from weft.programs.host.process import guests_for, host_parts
@@ -30,14 +29,16 @@ from weft.programs.host.program_host import HostOptions, ProgramHost, RunHost
 from weft.programs.host.wire import HostArgs, HostedModel
 from weft.programs.quota.limits import Limits
 from weft.programs.quota.machine_memory import machine_memory_bytes
-from weft.programs.registry import Code, Program, ProgramKind, Quota, Registry, Version, check_name, checked_code
+from weft.programs.registry import Code, Program, Quota, Registry, check_name, checked_code
 from weft.programs.run.model import Model as ProgramModel
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.run_records import RunRecords
 from weft.programs.sandbox.checker import CodeChecker, check_now
-from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
 from weft.server.auth import parse_keys
+from weft.store.database import Database
+from weft.store.programs import ProgramKind, ProgramVersion
+from weft.store.values import MemoryValueStore
 
 if TYPE_CHECKING:
     from weft.server.state import Service
@@ -54,7 +55,7 @@ class Found(NamedTuple):
     """The program that a reference names, and its version."""
 
     program: Program
-    version: Version
+    version: ProgramVersion
     trusted: bool
 
 
@@ -175,6 +176,7 @@ class Programs:
             await self._host.close()
         if self._records is not None:
             await self._records.close()
+        await asyncio.to_thread(self._registry.close)
 
     # ---- inside
 
@@ -197,7 +199,8 @@ def inline_programs(
     def make_host(programs: Programs) -> RunHost:
         models = [ProgramModel(model.names[0], model.runtime, **_parsers(model)) for model in service.models]
         parts = replace(
-            host_parts(models, config, MemoryStore(config.max_store_bytes), guests_for(config)), resolve=programs.code
+            host_parts(models, config, MemoryValueStore(config.max_store_bytes), guests_for(config)),
+            resolve=programs.code,
         )
         return ProgramHost(parts, HostOptions(max_waiting=config.max_waiting, allow_trusted=True), programs.history)
 
@@ -215,7 +218,8 @@ def process_programs(service: Service, config: ProgramsConfig, engines: Sequence
     if config.start == "off":
         registry, records = Registry(quota=_quota(config)), None
     else:
-        registry, records = _kept_in(folder, config), RunRecords(folder / "runs.sqlite")
+        database = Database(folder)
+        registry, records = Registry(database, _quota(config)), RunRecords(database)
 
     def make_host(programs: Programs) -> RunHost:
         models = [
@@ -231,7 +235,7 @@ def process_programs(service: Service, config: ProgramsConfig, engines: Sequence
         args = HostArgs(
             models=models,
             config=config,
-            store_path=str(folder / "store.sqlite"),
+            store_folder=str(folder),
             log_level=service.config.log_level,
         )
         clients = [model.engine for model in service.models if isinstance(model.engine, ProcessEngine)]
@@ -256,10 +260,6 @@ def resolved(config: ProgramsConfig, num_tenants: int, machine_bytes: int | None
     return msgspec.structs.replace(
         config, max_sandbox_bytes=most, max_sandbox_bytes_per_tenant=own, tenant_pages_fraction=fraction
     )
-
-
-def _kept_in(folder: Path, config: ProgramsConfig) -> Registry:
-    return Registry(FolderBlobStore(folder / "programs"), _quota(config))
 
 
 def _quota(config: ProgramsConfig) -> Quota:
@@ -293,6 +293,6 @@ def _own_programs(config: ProgramsConfig) -> dict[str, Code]:
     return own
 
 
-def _version_of(code: Code) -> Version:
+def _version_of(code: Code) -> ProgramVersion:
     digest = hashlib.sha256(code.content).hexdigest()
-    return Version(hash=digest, kind=code.kind, size_bytes=len(code.content), created_s=0.0)
+    return ProgramVersion(hash=digest, kind=code.kind, size_bytes=len(code.content), created_s=0.0)

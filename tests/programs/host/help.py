@@ -16,8 +16,8 @@ from weft.programs.registry import Quota, checked_code
 from weft.programs.run.model import Model
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
-from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
+from weft.store.values import MemoryValueStore
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 
@@ -37,7 +37,7 @@ class Bench:
         config = config or ProgramsConfig()
         self.engine = FakeEngine(**engine)
         self.runtime = Runtime(self.engine, byte_tokenizer())
-        self.parts = host_parts([Model("fake", self.runtime)], config, MemoryStore(), GuestFactory())
+        self.parts = host_parts([Model("fake", self.runtime)], config, MemoryValueStore(), GuestFactory())
         options = HostOptions(max_waiting=config.max_waiting, tenant_max_waiting=config.max_waiting, allow_trusted=True)
         self.host = ProgramHost(self.parts, options)
 

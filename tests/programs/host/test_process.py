@@ -300,7 +300,7 @@ def test_what_programs_store_survives_the_host(tmp_path: Path) -> None:
         theirs = await client.start(spec(get), Caller(tenant="u"))
         assert (await mine.answer(), await theirs.answer()) == (b'"value"', b'"none"')
 
-    run(test, store_path=str(tmp_path / "below" / "store.sqlite"))
+    run(test, store_folder=str(tmp_path / "below"))
 
 
 def test_a_host_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from weft.programs.run.calls import tokenize as module
 from weft.programs.run.command_queue import CommandQueue
 from weft.programs.run.model import Model
 from weft.programs.runtime import Runtime
-from weft.programs.store import MemoryStore
 from weft.programs.types import Caller
+from weft.store.values import MemoryValueStore
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 from weft.tokenizers.chats import ChatPrompt
@@ -124,7 +124,7 @@ def test_many_commands_of_a_run_are_charged_and_give_way() -> None:
 def test_what_its_host_does_for_a_run_counts_as_its_processor_time(trusted: bool) -> None:
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
-        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryStore(), GuestFactory())
+        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryValueStore(), GuestFactory())
         host = ProgramHost(parts, HostOptions(allow_trusted=True))
         one = host.launch(spec(WAIT, trusted=True, limits=Limits(cpu_s=5)), TENANT)
         [task] = host._active

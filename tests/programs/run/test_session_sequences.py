@@ -23,7 +23,7 @@ from weft.programs.run.messages import Hub
 from weft.programs.run.model import Model
 from weft.programs.run.services import Services
 from weft.programs.runtime import Runtime
-from weft.programs.store import MemoryStore
+from weft.store.values import MemoryValueStore
 from weft.testing.fake_engine import FakeEngine
 from weft.tokenizers.load import load_tokenizer
 
@@ -451,7 +451,7 @@ def test_on_the_embedded_model() -> None:
             model=host.model,
             models=lambda: [host.model],
             hub=Hub(),
-            store=MemoryStore(),
+            store=MemoryValueStore(),
             network=Network(),
             launcher=host.launcher,
         )

@@ -35,7 +35,8 @@ from weft.programs.run.model import Model
 from weft.programs.run.runs import Run, RunChange
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.sandbox import SandboxConfig
-from weft.programs.store import MemoryStore, SqliteStore, Store
+from weft.store.database import Database
+from weft.store.values import DatabaseValueStore, MemoryValueStore, ValueStore
 from weft.tokenizers.load import load_tokenizer
 
 EXIT_UNUSABLE = 3
@@ -46,7 +47,7 @@ _log = logging.getLogger("weft.programs")
 
 
 def host_parts(
-    models: list[Model], config: ProgramsConfig, store: Store, guests: GuestFactory, clock: Clock | None = None
+    models: list[Model], config: ProgramsConfig, store: ValueStore, guests: GuestFactory, clock: Clock | None = None
 ) -> HostParts:
     """What a host with this configuration stands on. `clock` is what times and rates are counted by."""
     network = Network(config.network, tenant_connections=lambda tenant: config.of(tenant).max_connections_per_tenant)
@@ -59,11 +60,11 @@ def guests_for(config: ProgramsConfig) -> GuestFactory:
     return GuestFactory(SandboxConfig(slots=config.max_runs))
 
 
-def open_store(path: Path | None, config: ProgramsConfig) -> Store:
-    """What programs store: in a file, or in memory."""
-    if path is None:
-        return MemoryStore(config.max_store_bytes)
-    return SqliteStore(path, config.max_store_bytes)
+def open_store(folder: Path | None, config: ProgramsConfig) -> ValueStore:
+    """What programs store: in the database of a folder, or in memory."""
+    if folder is None:
+        return MemoryValueStore(config.max_store_bytes)
+    return DatabaseValueStore(Database(folder), config.max_store_bytes)
 
 
 class HostServer:
@@ -247,7 +248,7 @@ async def serve(args: wire.HostArgs, address: str, stopping: asyncio.Event) -> i
                     reasoning_parser=spec.reasoning_parser,
                 )
             )
-        store = open_store(Path(args.store_path) if args.store_path is not None else None, args.config)
+        store = open_store(Path(args.store_folder) if args.store_folder is not None else None, args.config)
         parts = host_parts(models, args.config, store, guests_for(args.config))
     except (WeftError, OSError) as error:
         known = error if isinstance(error, WeftError) else WeftError(str(error))

@@ -34,8 +34,8 @@ from weft.programs.run.messages import Hub
 from weft.programs.run.model import Model
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.run.services import Child, ChildSpec, Services
-from weft.programs.store import Store
 from weft.programs.types import Caller
+from weft.store.values import ValueStore
 
 CHARGE_EVERY_S = 1.0
 Resolve = Callable[[str, str], Awaitable[Code]]
@@ -79,7 +79,7 @@ class HostParts:
 
     models: Sequence[Model]
     """At least one; the first is the default."""
-    store: Store
+    store: ValueStore
     network: Network
     guests: GuestFactory
     hub: Hub = field(default_factory=Hub)

@@ -41,8 +41,8 @@ class HostArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     models: list[HostedModel]
     config: ProgramsConfig
-    store_path: str | None = None
-    """None: the values that programs store are kept in memory."""
+    store_folder: str | None = None
+    """The folder of the database; None: the values that programs store are kept in memory."""
     log_level: str = "warning"
 
 

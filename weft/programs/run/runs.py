@@ -22,8 +22,9 @@ import msgspec
 from weft.abi.errors import RunCancelled, RunEnded, WeftError
 from weft.core.wire import ErrorRecord
 from weft.programs.quota.limits import Limits
-from weft.programs.registry import Code, ProgramKind
+from weft.programs.registry import Code
 from weft.programs.run.listeners import Listener
+from weft.store.programs import ProgramKind
 
 Status = Literal["queued", "running", "finished", "failed", "cancelled"]
 

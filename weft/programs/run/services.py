@@ -17,8 +17,8 @@ from weft.programs.quota.budget import Budget
 from weft.programs.quota.loop_share import LoopShare
 from weft.programs.run.messages import Hub
 from weft.programs.run.model import Model
-from weft.programs.store import Store
 from weft.programs.types import Caller
+from weft.store.values import ValueStore
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class Services:
     models: Callable[[], Sequence[Model]]
     """All models that the host knows."""
     hub: Hub
-    store: Store
+    store: ValueStore
     network: Web
     launcher: Launcher
     loop_share: LoopShare = field(default_factory=LoopShare)

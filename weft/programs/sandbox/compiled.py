@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import platform
 import sys
@@ -20,11 +21,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed
-from weft.programs.disk import storage_failed
 from weft.programs.sandbox import compile_worker
 from weft.programs.sandbox.engine import ENGINE_FORMAT, WASMTIME_VERSION
 from weft.programs.sandbox.module_shape import Entry
 from weft.programs.sandbox.workers import Worker, WorkerEnded
+
+logger = logging.getLogger("weft.programs")
 
 Kind = Literal["component", "module"]
 MODULE_BYTES = 16 << 20
@@ -122,10 +124,10 @@ class CompiledCode:
             raise self._unkept(error.strerror or str(error)) from error
 
     def _unkept(self, reason: str) -> StorageFailed:
-        return storage_failed(
+        logger.error("storage failed at %s: %s", self.directory, reason)
+        return StorageFailed(
             f"machine code of the sandbox cannot be kept: {reason}; free space in the server's cache folder, or name "
-            "another one with WEFT_CACHE",
-            self.directory,
+            "another one with WEFT_CACHE"
         )
 
     def _compile(self, kind: Kind, key: str, code: bytes, worker: Worker) -> _Found:

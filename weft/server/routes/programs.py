@@ -7,7 +7,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.endpoints.errors import require
-from weft.programs.registry import Version
 from weft.server.guard import Guard
 from weft.server.limits import body_of, content_type_of
 from weft.server.programs import Found
@@ -15,6 +14,7 @@ from weft.server.record import record_of
 from weft.server.routes.base import answer, read, route
 from weft.server.schemas.programs import RAW_KINDS, ProgramCard, ProgramDeleted, ProgramList, ProgramUpload, VersionCard
 from weft.server.state import Service
+from weft.store.programs import ProgramVersion
 
 
 def routes(service: Service) -> list[Route]:
@@ -72,5 +72,5 @@ def _card(found: Found) -> ProgramCard:
     )
 
 
-def _version(version: Version) -> VersionCard:
+def _version(version: ProgramVersion) -> VersionCard:
     return VersionCard(hash=version.hash, kind=version.kind, size_bytes=version.size_bytes, created=version.created_s)

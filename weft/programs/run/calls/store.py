@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.programs.run.calls.view import RunView, text_of
-from weft.programs.store import check_name
+from weft.store.values import check_name
 
 
 class StoreCalls:

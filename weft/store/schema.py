@@ -1,0 +1,116 @@
+"""The tables, the schema's version, and the migrations.
+
+The version of a database is the number of migrations that it has had. Missing migrations run in one transaction, so
+other connections see all of them or none. A released migration is never edited: a change of a table is a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    insert,
+    inspect,
+    select,
+    update,
+)
+
+from weft.abi.errors import StorageFailed
+
+_METADATA = MetaData()
+
+schema_version = Table("schema_version", _METADATA, Column("version", Integer, nullable=False))
+"""One row."""
+
+leftovers = Table("leftovers", _METADATA, Column("path", Text, primary_key=True))
+"""Files of earlier formats, relative to the folder, that were taken over and are still to be removed."""
+
+program_versions = Table(
+    "program_versions",
+    _METADATA,
+    Column("tenant", Text, primary_key=True),
+    Column("hash", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("size_bytes", Integer, nullable=False),
+    Column("created_s", Float, nullable=False),
+    Column("blob", Text, nullable=False, unique=True),
+)
+
+program_names = Table(
+    "program_names",
+    _METADATA,
+    Column("tenant", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("hash", Text, primary_key=True),
+    Column("position", Integer, nullable=False),
+)
+"""The versions of a name in the order of `position`; the last is the latest."""
+
+runs = Table(
+    "runs",
+    _METADATA,
+    Column("id", Text, primary_key=True),
+    Column("server", Text),
+    Column("created_s", Float, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+)
+"""`server` is the name of the server that carries the run out; null when the run has ended."""
+
+program_values = Table(
+    "program_values",
+    _METADATA,
+    Column("tenant", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("size_bytes", Integer, nullable=False),
+    Column("value", LargeBinary),
+    Column("blob", Text, unique=True),
+)
+"""Either `value` or `blob` is set. `size_bytes` counts name and value."""
+
+value_usage = Table(
+    "value_usage",
+    _METADATA,
+    Column("tenant", Text, primary_key=True),
+    Column("size_bytes", Integer, nullable=False),
+)
+"""The sum of `program_values.size_bytes` of each tenant."""
+
+
+def _first(connection: Connection) -> None:
+    _METADATA.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first,)
+"""From each version to the next, beginning with an empty database (version 0)."""
+
+
+def migrate(connection: Connection) -> int:
+    """Migrate to the last version, in the caller's transaction; the version before (0: an empty database). Raises
+    `StorageFailed` for a database of a newer Weft."""
+    found = _version(connection)
+    if found > len(MIGRATIONS):
+        raise StorageFailed(
+            f"the server's data is of a newer version of Weft (schema {found}; this version has {len(MIGRATIONS)}): "
+            "start the newer version, or name another programs.data_dir"
+        )
+    for migration in MIGRATIONS[found:]:
+        migration(connection)
+    if found == 0:
+        connection.execute(insert(schema_version).values(version=len(MIGRATIONS)))
+    elif found < len(MIGRATIONS):
+        connection.execute(update(schema_version).values(version=len(MIGRATIONS)))
+    return found
+
+
+def _version(connection: Connection) -> int:
+    if not inspect(connection).has_table(schema_version.name):
+        return 0
+    return int(connection.execute(select(schema_version.c.version)).scalar_one())

@@ -1,0 +1,121 @@
+"""The SQLite dialect: opening connections, upserts, and the causes of the database's errors.
+
+Code that only SQLite understands is here; the other modules use portable SQLAlchemy Core.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
+from sqlalchemy.dialects.sqlite import Insert, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool, StaticPool
+
+BUSY_S = 10.0
+"""How long a transaction waits for that of another process."""
+_PAUSE_S = 0.02
+_READERS = 8
+"""Connections that are kept open; more are opened while more threads read."""
+_NO_ACCESS = "it cannot be opened; see that programs.data_dir is a folder that may be written"
+_FULL = "the disk is full; free space in the server's programs.data_dir"
+_DAMAGED = "its file is damaged; restore programs.data_dir from a copy, or name another folder"
+_BUSY = "another server is writing and does not come to an end; try again"
+_CAUSES = {
+    "FULL": _FULL,
+    "READONLY": _NO_ACCESS,
+    "CANTOPEN": _NO_ACCESS,
+    "CORRUPT": _DAMAGED,
+    "NOTADB": _DAMAGED,
+    "BUSY": _BUSY,
+    "LOCKED": _BUSY,
+}
+
+
+def open_engine(path: Path | None) -> Engine:
+    """Connections to the file, which is made where it is missing; None: one connection to a database in memory.
+
+    A transaction of `engine.begin()` reads; one of `writing` excludes other writers. Every commit is durable.
+    """
+    if path is None:
+        engine = create_engine(
+            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}, hide_parameters=True
+        )
+    else:
+        # Only this user may read tenants' data; SQLite gives its other files the mode of this one.
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+        engine = create_engine(
+            URL.create("sqlite", database=str(path)),
+            poolclass=QueuePool,
+            pool_size=_READERS,
+            max_overflow=-1,
+            hide_parameters=True,
+            connect_args={"check_same_thread": False, "timeout": BUSY_S},
+        )
+    event.listen(engine, "connect", _configure)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction in which no other process writes, from its first read on. All of it is committed, or nothing."""
+    with engine.connect().execution_options(weft_writes=True) as connection, connection.begin():
+        yield connection
+
+
+def upsert(table: Table) -> Insert:
+    """Insert a row, or replace all other columns of the one with the same primary key."""
+    statement = insert(table)
+    changed = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed)
+
+
+def user_version(connection: Connection) -> int:
+    """The format number in the header of the file, which earlier versions of Weft set."""
+    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+
+
+def cause_of(error: DBAPIError | OSError) -> str:
+    """The cause and its remedy, for clients: no statement, no values, no path."""
+    if isinstance(error, OSError):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _FULL
+        return f"{error.strerror}; see that programs.data_dir is a folder that may be written"
+    code = getattr(error.orig, "sqlite_errorname", None) or ""
+    kind = code.split("_")[1] if "_" in code else ""
+    return _CAUSES.get(kind, f"{error.orig}; see that the disk has room and may be written (programs.data_dir)")
+
+
+def is_damage(error: DBAPIError) -> bool:
+    """Whether the content of the file is not a valid database."""
+    return cause_of(error) == _DAMAGED
+
+
+def _configure(connection: Any, _: object) -> None:
+    # Transactions are begun by `_begin` alone.
+    connection.isolation_level = None
+    give_up_s = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except Exception as error:
+            # SQLite does not wait for another process that is changing the file's mode, which each does at first.
+            busy = getattr(error, "sqlite_errorname", None) == "SQLITE_BUSY"
+            if not busy or time.monotonic() > give_up_s:
+                raise
+            time.sleep(_PAUSE_S)
+    # In WAL mode anything less may lose what was committed when the machine loses power.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("weft_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
