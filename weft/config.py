@@ -137,6 +137,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"aging_s must be positive, got {self.aging_s}")
 
 
+ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "none"]
+ReasoningParserName = Literal["auto", "think", "none"]
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the HTTP front."""
 
@@ -177,9 +181,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long requests wait for the restart of an engine that died, to be continued there. 0: they fail with it."""
     stream_keep_alive_s: float = 15.0
     """A stream that has nothing to say for so long gets a comment line. 0: never."""
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
+    tool_call_parser: ToolCallParserName = "auto"
     """How the model writes calls of tools. auto: as its chat template shows."""
-    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    reasoning_parser: ReasoningParserName = "auto"
     """How the model writes reasoning. auto: `<think>`, where its chat template has that."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

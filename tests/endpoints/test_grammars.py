@@ -7,7 +7,6 @@ import functools
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from weft.config import ServerConfig
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.endpoints.constraints import Constraint
@@ -152,19 +151,19 @@ def test_a_form_beside_calls_and_reasoning(body: Grammar, good: str, bad: str) -
 )
 def test_the_template_shows_the_form(template: str, form: str | None) -> None:
     tokenizer = byte_tokenizer(CHATML + template)
-    assert dialect_of(tokenizer, ServerConfig()).tool_form == form
-    assert dialect_of(tokenizer, ServerConfig(tool_call_parser="none")).tool_form is None
-    assert dialect_of(tokenizer, ServerConfig(tool_call_parser="mistral")).tool_form == "mistral"
+    assert dialect_of(tokenizer).tool_form == form
+    assert dialect_of(tokenizer, tool_call_parser="none").tool_form is None
+    assert dialect_of(tokenizer, tool_call_parser="mistral").tool_form == "mistral"
 
 
 def test_the_template_shows_reasoning() -> None:
-    assert not dialect_of(byte_tokenizer(), ServerConfig()).reasoning
-    assert dialect_of(byte_tokenizer(), ServerConfig(reasoning_parser="think")).reasoning
+    assert not dialect_of(byte_tokenizer()).reasoning
+    assert dialect_of(byte_tokenizer(), reasoning_parser="think").reasoning
     thinks = byte_tokenizer(CHATML + "<think>")
-    assert dialect_of(thinks, ServerConfig()).reasoning
-    assert not dialect_of(thinks, ServerConfig(reasoning_parser="none")).reasoning
-    assert dialect_of(byte_tokenizer(None), ServerConfig()) == Dialect()
-    assert dialect_of(load_tokenizer("weft-tiny"), ServerConfig()) == Dialect("hermes")
+    assert dialect_of(thinks).reasoning
+    assert not dialect_of(thinks, reasoning_parser="none").reasoning
+    assert dialect_of(byte_tokenizer(None)) == Dialect()
+    assert dialect_of(load_tokenizer("weft-tiny")) == Dialect("hermes")
 
 
 FREE = [

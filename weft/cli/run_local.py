@@ -74,7 +74,7 @@ async def _run(config: Config, local: LocalRun, spec: RunSpec, screen: Screen) -
     )
     try:
         await engine.wait_ready()
-        dialect = dialect_of(tokenizer, config.server)
+        dialect = dialect_of(tokenizer, config.server.tool_call_parser, config.server.reasoning_parser)
         model = Model(
             config.engine.model,
             Runtime(engine, tokenizer),

@@ -75,6 +75,13 @@ def finish_of(parser: AnswerParser, reason: FinishReason) -> AnswerFinish:
     return "tool_calls" if parser.num_calls and reason == "stop" else reason
 
 
+def read_answer(text: str, reason: FinishReason, reading: Reading) -> tuple[ChatMessage, AnswerFinish]:
+    """A whole choice: its message, and its `finish_reason`."""
+    parser = reading.parser()
+    message = message_of([*parser.push(text), *ended(parser, reason)])
+    return message, finish_of(parser, reason)
+
+
 def new_call_id() -> str:
     """An id that no other call has."""
     return "call_" + secrets.token_hex(12)

@@ -10,7 +10,7 @@ import msgspec
 
 from weft.core.ids import unpack_tokens
 from weft.endpoints.answer_plan import AnswerForm, answer_plan
-from weft.endpoints.answers import Reading, ended, finish_of, message_of
+from weft.endpoints.answers import Reading, read_answer
 from weft.endpoints.arguments import completion_args
 from weft.endpoints.beams import beam_args, check_beams
 from weft.endpoints.constraints import named
@@ -132,13 +132,12 @@ def _response(
 def _choice(
     index: int, choice: GatheredChoice, body: ChatRequest, token_bytes: TokenBytes, reading: Reading
 ) -> ChatChoice:
-    parser = reading.parser()
-    message = message_of([*parser.push(choice.text), *ended(parser, choice.finish_reason)])
+    message, finish_reason = read_answer(choice.text, choice.finish_reason, reading)
     return ChatChoice(
         index=index,
         message=message,
         logprobs=chat_logprobs(choice.tokens, choice.logprobs, token_bytes) if body.logprobs else None,
-        finish_reason=finish_of(parser, choice.finish_reason),
+        finish_reason=finish_reason,
         stop_reason=choice.stop,
         token_ids=choice.tokens if body.return_token_ids else UNSET,
         cumulative_logprob=UNSET if choice.score is None else finite(choice.score.logprob),

@@ -1,6 +1,6 @@
 """How a model writes calls of tools and reasoning, found in its chat template or set in the configuration.
 
-Owns the signs by which a form is recognised. `weft.sdk` reads the forms; `weft.endpoints.grammars` writes them.
+Owns the signs by which a form is recognised. `weft.text` reads the forms; `weft.endpoints.grammars` writes them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from weft.abi.errors import Unsupported
-from weft.config import ServerConfig
+from weft.config import ReasoningParserName, ToolCallParserName
 from weft.text import reasoning
 from weft.text.tool_calls import PARSERS
 from weft.tokenizers.tokenizer import Tokenizer
@@ -52,25 +52,26 @@ class Dialect:
         return any(mark in self.special for mark in marks)
 
 
-def dialect_of(tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
-    """The dialect of the model with this tokenizer."""
+def dialect_of(
+    tokenizer: Tokenizer, tool_call_parser: ToolCallParserName = "auto", reasoning_parser: ReasoningParserName = "auto"
+) -> Dialect:
+    """The dialect of the model with this tokenizer. The settings are those of `ServerConfig`."""
     try:
         template = tokenizer.chat_template(with_tools=True).source
     except Unsupported:
         template = ""
     form: ToolForm | None
-    if config.tool_call_parser == "auto":
+    if tool_call_parser == "auto":
         form = _form_in(template)
     else:
-        form = None if config.tool_call_parser == "none" else config.tool_call_parser
+        form = None if tool_call_parser == "none" else tool_call_parser
     marks = (reasoning.OPEN, reasoning.CLOSE, CALL_ID, NAMED_ARGUMENTS, "</tool_call>", *(sign for sign, _ in SIGNS))
     ids = {mark: tokenizer.token_to_id(mark) for mark in marks}
     return Dialect(
         tool_form=form,
         named_arguments=NAMED_ARGUMENTS in template,
         call_ids=CALL_ID in template,
-        reasoning=config.reasoning_parser == "think"
-        or (config.reasoning_parser == "auto" and reasoning.OPEN in template),
+        reasoning=reasoning_parser == "think" or (reasoning_parser == "auto" and reasoning.OPEN in template),
         special={mark: token for mark, token in ids.items() if token is not None and token in tokenizer.special_ids},
     )
 

@@ -1,7 +1,8 @@
 """The offline API: `weft.LLM`, what it takes and what it gives back."""
 
 from weft.llm.api import LLM
-from weft.llm.options import ChatOptions, Conversation, Options, Prompt
+from weft.llm.chats import ChatOptions, TemplateOptions
+from weft.llm.options import Conversation, Options, Prompt
 from weft.llm.results import Output, Result
 
-__all__ = ["LLM", "ChatOptions", "Conversation", "Options", "Output", "Prompt", "Result"]
+__all__ = ["LLM", "ChatOptions", "Conversation", "Options", "Output", "Prompt", "Result", "TemplateOptions"]

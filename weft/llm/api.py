@@ -17,15 +17,16 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from weft.abi.errors import WeftError
-from weft.config import EMBEDDED_MODEL
+from weft.config import EMBEDDED_MODEL, ReasoningParserName, ToolCallParserName
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import EngineInfo, EngineStats
+from weft.endpoints.dialect import Dialect, dialect_of
 from weft.engine.client import EngineClient
 from weft.engine.inline import InlineEngine
 from weft.llm.bar import bar, no_bar
+from weft.llm.chats import ChatOptions, ChatPlan, TemplateOptions, chat_plan
 from weft.llm.options import (
-    ChatOptions,
     Conversation,
     Extras,
     Options,
@@ -33,18 +34,16 @@ from weft.llm.options import (
     arguments,
     as_conversations,
     as_prompts,
-    chat_prompt,
     engine_config,
     least,
     packed_tokens,
 )
-from weft.llm.results import Result, gather, of_prompt, search
+from weft.llm.results import Result, answer, complete, of_prompt, search
 from weft.llm.threads import LoopThread, streamed, windowed
 from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller, Chunk, CompletionArgs
-from weft.tokenizers import chats
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
 
@@ -65,26 +64,47 @@ class LLM:
     the model; so does the end of the interpreter.
     """
 
-    def __init__(self, model: str = EMBEDDED_MODEL, *, load_progress: Progress | None = None, **options: Any):
+    def __init__(
+        self,
+        model: str = EMBEDDED_MODEL,
+        *,
+        load_progress: Progress | None = None,
+        tool_call_parser: ToolCallParserName = "auto",
+        reasoning_parser: ReasoningParserName = "auto",
+        **options: Any,
+    ):
         """Load `model` (`weft-tiny`, a directory, or a hub id). Returns when it is ready.
 
-        Raises `ModelLoadError` or `ConfigError`, saying what to change.
+        `tool_call_parser` and `reasoning_parser` say how the model writes calls of tools and reasoning; auto: as its
+        chat template shows. Raises `ModelLoadError` or `ConfigError`, saying what to change.
         """
         config = engine_config(model, options)
         tokenizer = load_tokenizer(
             config.model, config.revision, config.offline, generation_config=config.generation_config == "auto"
         )
-        self._start(lambda: InlineEngine.from_config(config, load_progress), tokenizer, config.max_waiting)
+        dialect = dialect_of(tokenizer, tool_call_parser, reasoning_parser)
+        self._start(lambda: InlineEngine.from_config(config, load_progress), tokenizer, dialect, config.max_waiting)
 
     @classmethod
-    def over(cls, connect: Callable[[], EngineClient], tokenizer: Tokenizer, *, max_waiting: int = 4096) -> LLM:
+    def over(
+        cls,
+        connect: Callable[[], EngineClient],
+        tokenizer: Tokenizer,
+        *,
+        max_waiting: int = 4096,
+        tool_call_parser: ToolCallParserName = "auto",
+        reasoning_parser: ReasoningParserName = "auto",
+    ) -> LLM:
         """On an engine of another kind, which it then owns. `connect` is called on the loop that will use it."""
         llm = cls.__new__(cls)
-        llm._start(connect, tokenizer, max_waiting)
+        llm._start(connect, tokenizer, dialect_of(tokenizer, tool_call_parser, reasoning_parser), max_waiting)
         return llm
 
-    def _start(self, connect: Callable[[], EngineClient], tokenizer: Tokenizer, max_waiting: int) -> None:
+    def _start(
+        self, connect: Callable[[], EngineClient], tokenizer: Tokenizer, dialect: Dialect, max_waiting: int
+    ) -> None:
         self.tokenizer = tokenizer
+        self._dialect = dialect
         self._thread = LoopThread()
         self._engine = engine = list[EngineClient]()
 
@@ -138,11 +158,11 @@ class LLM:
         template, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
         self._check(template)
 
-        async def work(prompt: Prompt) -> tuple[bytes, CompletionArgs]:
+        async def work(prompt: Prompt) -> tuple[bytes, Result]:
             packed = await self._tokens(prompt, extras)
-            return packed, replace(template, prompt=packed)
+            return packed, await complete(replace(template, prompt=packed), extras.caller, self._runtime)
 
-        return self._each(as_prompts(prompts), work, template.n, extras, return_errors)
+        return self._all(as_prompts(prompts), work, template.n, return_errors)
 
     def chat(
         self,
@@ -152,12 +172,14 @@ class LLM:
         *,
         progress: bool | None = None,
         return_errors: bool = False,
-        template: ChatOptions | None = None,
-        **options: Unpack[Options],
+        template: TemplateOptions | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[Result]:
         """The assistant's next turn of every conversation, rendered by the model's chat template.
 
-        One conversation alone gives a list of one result. Otherwise as `generate`.
+        With `tools`, the model may call them: an output's `message` has its calls, content and reasoning, and its
+        `finish_reason` is `tool_calls`. `response_format` holds the content to a JSON schema. One conversation alone
+        gives a list of one result. Otherwise as `generate`.
         """
         items = as_conversations(conversations)
         results = self.chat_iter(items, sampling, stopping, return_errors=return_errors, template=template, **options)
@@ -170,18 +192,17 @@ class LLM:
         stopping: StopParams | None = None,
         *,
         return_errors: bool = False,
-        template: ChatOptions | None = None,
-        **options: Unpack[Options],
+        template: TemplateOptions | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Iterator[Result]:
         """As `chat`, and results as in `generate_iter`."""
-        args, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
-        self._check(args)
+        plan = self._chat_plan(sampling, stopping, template, options)
 
-        async def work(messages: Conversation) -> tuple[bytes, CompletionArgs]:
-            packed = (await chats.encode(chat_prompt(messages, template), self.tokenizer)).tokens
-            return packed, replace(args, prompt=packed)
+        async def work(messages: Conversation) -> tuple[bytes, Result]:
+            chat = await plan.of(messages, self.tokenizer)
+            return chat.args.prompt, await answer(chat, plan.extras.caller, self._runtime)
 
-        return self._each(as_conversations(conversations), work, args.n, extras, return_errors)
+        return self._all(as_conversations(conversations), work, plan.args.n, return_errors)
 
     def beam_search(
         self,
@@ -244,18 +265,17 @@ class LLM:
         sampling: SamplingParams | None = None,
         stopping: StopParams | None = None,
         *,
-        template: ChatOptions | None = None,
-        **options: Unpack[Options],
+        template: TemplateOptions | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Iterator[Chunk]:
-        """The assistant's next turn, in chunks as they are computed. Leaving the loop early cancels it."""
-        args, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
-        self._check(args)
+        """The assistant's next turn, in chunks as they are computed: their text is as the model writes it, calls of
+        tools and reasoning included. Leaving the loop early cancels it."""
+        plan = self._chat_plan(sampling, stopping, template, options)
 
         async def work() -> CompletionArgs:
-            encoded = await chats.encode(chat_prompt(messages, template), self.tokenizer)
-            return replace(args, prompt=encoded.tokens)
+            return (await plan.of(messages, self.tokenizer)).args
 
-        return self._stream(work, extras)
+        return self._stream(work, plan.extras)
 
     # ---- life
 
@@ -283,24 +303,21 @@ class LLM:
         args.stop.validate(self.info.vocab_size)
         completion.check(replace(args, prompt=pack_tokens([0]), stop=least(args.stop)), self.info)
 
+    def _chat_plan(
+        self,
+        sampling: SamplingParams | None,
+        stopping: StopParams | None,
+        template: TemplateOptions | None,
+        options: ChatOptions,
+    ) -> ChatPlan:
+        plan = chat_plan(sampling, stopping, template, options, self._dialect, self.tokenizer.sampling_defaults)
+        self._check(plan.args)
+        return plan
+
     async def _tokens(self, prompt: Prompt, extras: Extras) -> bytes:
         if isinstance(prompt, str):
             return await self.tokenizer.encode_async(prompt, add_special_tokens=extras.add_special_tokens)
         return packed_tokens(prompt)
-
-    def _each(
-        self,
-        items: Iterable[T],
-        work: Callable[[T], Coroutine[Any, Any, tuple[bytes, CompletionArgs]]],
-        n: int,
-        extras: Extras,
-        return_errors: bool,
-    ) -> Iterator[Result]:
-        async def complete(item: T) -> tuple[bytes, Result]:
-            packed, args = await work(item)
-            return packed, await gather(args, extras.caller, self._runtime)
-
-        return self._all(items, complete, n, return_errors)
 
     def _all(
         self, items: Iterable[T], work: Callable[[T], Coroutine[Any, Any, tuple[bytes, Result]]], n: int,

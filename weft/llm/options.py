@@ -14,7 +14,6 @@ from weft.core.grammar import Grammar
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.programs.types import Caller, CompletionArgs
-from weft.tokenizers.chats import ChatPrompt
 
 P = TypeVar("P", SamplingParams, StopParams)
 Prompt = str | Sequence[int]
@@ -58,16 +57,6 @@ class Options(TypedDict, total=False):
     """Prompts of different namespaces share no KV."""
 
 
-class ChatOptions(TypedDict, total=False):
-    """What a chat template is given besides messages."""
-
-    tools: Sequence[Mapping[str, Any]] | None
-    chat_template: str | None
-    add_generation_prompt: bool
-    continue_final_message: bool
-    template_kwargs: Mapping[str, Any]
-
-
 class Extras(msgspec.Struct, frozen=True):
     """What the program's arguments do not say."""
 
@@ -90,15 +79,20 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
 
 
 def arguments(
-    sampling: SamplingParams | None, stopping: StopParams | None, options: Options, defaults: Mapping[str, float]
+    sampling: SamplingParams | None,
+    stopping: StopParams | None,
+    options: Mapping[str, Any],
+    defaults: Mapping[str, float],
+    known: type = Options,
 ) -> tuple[CompletionArgs, Extras]:
     """The program's arguments without a prompt. `defaults` are those of the model: they hold where `sampling` is None,
-    for parameters that `options` leaves out. Raises `InvalidRequest` for a keyword or a type that is not known."""
+    for parameters that `options` leaves out. Raises `InvalidRequest` for a keyword that is not in `Options`, proposing
+    those of `known`, and for a type."""
     given: dict[str, Any] = dict(options)
     for name in given:
         if name not in Options.__annotations__:
-            near = difflib.get_close_matches(name, Options.__annotations__, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(Options.__annotations__)}"
+            near = difflib.get_close_matches(name, known.__annotations__, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known.__annotations__)}"
             raise InvalidRequest(f"there is no option {name!r}; {hint}", name)
     if "stop" in given:
         texts = given["stop"]
@@ -135,11 +129,6 @@ def least(stop: StopParams) -> StopParams:
     if stop.max_tokens is None or stop.max_tokens < 1:
         return stop
     return msgspec.structs.replace(stop, max_tokens=max(1, stop.min_tokens))
-
-
-def chat_prompt(messages: Conversation, options: ChatOptions | None) -> ChatPrompt:
-    """What the chat template sees."""
-    return ChatPrompt(messages=messages, **(options or {}))
 
 
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from weft.abi.errors import WeftError, from_kind
-from weft.core.wire import FinishReason, TokenLogprobs, Usage
+from weft.core.wire import TokenLogprobs, Usage
+from weft.endpoints.answers import Reading, read_answer
+from weft.endpoints.constraints import named
+from weft.endpoints.generate import Gathered, GatheredChoice, gather
+from weft.endpoints.schemas.chat import AnswerFinish
+from weft.llm.chats import PlannedChat
 from weft.llm.options import Conversation, Prompt
 from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
-from weft.programs.types import Caller, Chunk, CompletionArgs
+from weft.programs.types import Caller, CompletionArgs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +28,8 @@ class Output:
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: FinishReason | None
+    finish_reason: AnswerFinish
+    """`tool_calls` where the answer to a chat ends with calls."""
     stop: str | int | None = None
     """The stop string or stop token that ended it."""
     logprobs: list[TokenLogprobs] | None = None
@@ -29,6 +37,9 @@ class Output:
     usage: Usage = field(default_factory=Usage)
     score: float | None = None
     """Of a beam: what beams are ranked by."""
+    message: dict[str, Any] | None = None
+    """Of a chat: the answer as a message of OpenAI's chat API, which may be appended to the conversation. Beside
+    `content` it has `reasoning_content` and `tool_calls` where there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +67,12 @@ class Result:
         return self._first.token_ids
 
     @property
-    def finish_reason(self) -> FinishReason | None:
+    def message(self) -> dict[str, Any] | None:
+        """The first output's message. Raises the prompt's error where it has one."""
+        return self._first.message
+
+    @property
+    def finish_reason(self) -> AnswerFinish:
         """Why the first output ended. Raises the prompt's error where it has one."""
         return self._first.finish_reason
 
@@ -77,54 +93,52 @@ class Result:
         return self.outputs[0]
 
 
-async def gather(args: CompletionArgs, caller: Caller, runtime: Runtime) -> Result:
-    """All chunks of a completion, as a result without its prompt."""
-    texts: list[list[str]] = [[] for _ in range(args.n)]
-    tokens: list[list[int]] = [[] for _ in range(args.n)]
-    logprobs: list[list[TokenLogprobs]] = [[] for _ in range(args.n)]
-    last: dict[int, Chunk] = {}
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    async with aclosing(completion.main(args, caller, runtime)) as chunks:
-        async for chunk in chunks:
-            texts[chunk.index].append(chunk.text)
-            tokens[chunk.index] += chunk.tokens
-            logprobs[chunk.index] += chunk.logprobs
-            if chunk.prompt_logprobs is not None:
-                prompt_logprobs = list(chunk.prompt_logprobs)
-            if chunk.finish_reason is not None:
-                last[chunk.index] = chunk
-    outputs = [
-        Output(
-            index=index,
-            text="".join(texts[index]),
-            token_ids=tokens[index],
-            finish_reason=last[index].finish_reason,
-            stop=last[index].stop,
-            logprobs=None if args.sampling.logprobs is None else logprobs[index],
-            usage=last[index].usage or Usage(),
-        )
-        for index in range(args.n)
-    ]
-    return Result(index=0, prompt=[], outputs=outputs, prompt_logprobs=prompt_logprobs)
+async def complete(args: CompletionArgs, caller: Caller, runtime: Runtime) -> Result:
+    """A completion as a result without its prompt."""
+    gathered = await gather(completion.main(args, caller, runtime), num_prompts=1, n=args.n)
+    return _result(gathered, args.sampling.logprobs is not None)
+
+
+async def answer(chat: PlannedChat, caller: Caller, runtime: Runtime) -> Result:
+    """The answers to a conversation as a result without its prompt."""
+    args = chat.args
+    chunks = completion.main(args, caller, runtime)
+    if chat.param is not None:
+        chunks = named(chunks, chat.param)
+    gathered = await gather(chunks, num_prompts=1, n=args.n)
+    return _result(gathered, args.sampling.logprobs is not None, chat.reading)
 
 
 async def search(args: BeamArgs, caller: Caller, runtime: Runtime) -> Result:
     """The beams of a prompt as outputs, best first, as a result without its prompt."""
-    async with aclosing(beam.chunks(args, caller, runtime)) as chunks:
-        outputs = [
-            Output(
-                index=chunk.index,
-                text=chunk.text,
-                token_ids=list(chunk.tokens),
-                finish_reason=chunk.finish_reason,
-                stop=chunk.stop,
-                logprobs=None if args.logprobs is None else list(chunk.logprobs),
-                usage=chunk.usage or Usage(),
-                score=None if chunk.score is None else chunk.score.score,
-            )
-            async for chunk in chunks
-        ]
-    return Result(index=0, prompt=[], outputs=outputs)
+    chunks = beam.chunks(args, caller, runtime)
+    return _result(await gather(chunks, num_prompts=1, n=args.num_results), args.logprobs is not None)
+
+
+def _result(gathered: Gathered, has_logprobs: bool, reading: Reading | None = None) -> Result:
+    outputs = [_output(index, choice, has_logprobs, reading) for index, choice in enumerate(gathered.choices)]
+    reported = gathered.prompt_logprobs.get(0)
+    return Result(index=0, prompt=[], outputs=outputs, prompt_logprobs=None if reported is None else list(reported))
+
+
+def _output(index: int, choice: GatheredChoice, has_logprobs: bool, reading: Reading | None) -> Output:
+    message: dict[str, Any] | None = None
+    finish_reason: AnswerFinish = choice.finish_reason
+    if reading is not None:
+        read, finish_reason = read_answer(choice.text, choice.finish_reason, reading)
+        message = msgspec.to_builtins(read)
+        del message["refusal"]  # it is never set
+    return Output(
+        index=index,
+        text=choice.text,
+        token_ids=choice.tokens,
+        finish_reason=finish_reason,
+        stop=choice.stop,
+        logprobs=choice.logprobs if has_logprobs else None,
+        usage=choice.usage,
+        score=None if choice.score is None else choice.score.score,
+        message=message,
+    )
 
 
 def of_prompt(index: int, error: WeftError) -> WeftError:

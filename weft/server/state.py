@@ -44,7 +44,7 @@ class Service:
             Model(
                 model,
                 config,
-                dialect_of(model.tokenizer, config),
+                dialect_of(model.tokenizer, config.tool_call_parser, config.reasoning_parser),
                 self.metrics.model(model.names[0]),
                 self.traces.on_event,
             )

@@ -1,0 +1,193 @@
+"""Chats of the offline API: calls of tools, formats and reasoning, read as the server reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.server.conftest import running
+from weft.abi.errors import InvalidRequest, Unsupported
+from weft.core.grammar import Grammar
+from weft.core.wire import Generate
+from weft.llm import LLM
+from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
+from weft.testing.fake_engine import FakeEngine
+from weft.tokenizers.load import load_tokenizer
+
+ASK = [{"role": "user", "content": "What is the weather in Oslo?"}]
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+JSON = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+HERMES = load_tokenizer("weft-tiny").chat_template().source
+THINKS = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+
+
+class Scripted:
+    """An LLM whose model writes what a test says."""
+
+    def __init__(self, template: str):
+        self.engine = FakeEngine()
+        self.llm = LLM.over(lambda: self.engine, byte_tokenizer(template))
+
+    def answers(self, *texts: str) -> None:
+        self.engine.script(*(list(text.encode()) for text in texts))
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """Of the last generation."""
+        return [command for command in self.engine.sent if isinstance(command, Generate)][-1].grammar
+
+
+@pytest.fixture
+def hermes() -> Iterator[Scripted]:
+    made = Scripted(HERMES)
+    yield made
+    made.llm.close()
+
+
+@pytest.fixture
+def thinker() -> Iterator[Scripted]:
+    made = Scripted(THINKS)
+    yield made
+    made.llm.close()
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[LLM]:
+    with LLM("weft-tiny", num_pages=256, max_running=8) as llm:
+        yield llm
+
+
+def test_a_call_is_read_and_can_be_answered(hermes: Scripted) -> None:
+    hermes.answers("Let me see.\n" + CALL)
+    [result] = hermes.llm.chat(ASK, tools=TOOLS)
+    assert result.text == "Let me see.\n" + CALL
+    assert result.finish_reason == "tool_calls"
+    message = result.message
+    [call] = message["tool_calls"]
+    assert (message["role"], message["content"]) == ("assistant", "Let me see.\n")
+    assert (call["type"], call["function"]["name"]) == ("function", "weather")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+    hermes.answers("Rain.")
+    told = [*ASK, message, {"role": "tool", "tool_call_id": call["id"], "content": "rain"}]
+    [result] = hermes.llm.chat(told, tools=TOOLS)
+    assert (result.message, result.finish_reason) == ({"role": "assistant", "content": "Rain."}, "stop")
+
+
+def test_without_tools_what_looks_like_a_call_is_content(hermes: Scripted) -> None:
+    for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        hermes.answers(CALL)
+        [result] = hermes.llm.chat(ASK, **options)
+        assert (result.message, result.finish_reason) == ({"role": "assistant", "content": CALL}, "stop")
+        assert hermes.grammar is None
+
+
+def test_the_first_call_is_the_last_without_parallel_ones(hermes: Scripted) -> None:
+    hermes.answers(CALL + CALL)
+    [result] = hermes.llm.chat(ASK, tools=TOOLS, parallel_tool_calls=False)
+    assert len(result.message["tool_calls"]) == 1
+    assert result.text == CALL
+
+
+def test_reasoning_is_told_apart(thinker: Scripted) -> None:
+    thinker.answers("hmm\n</think>\n\nYes.", "endless")
+    first, second = thinker.llm.chat([ASK, ASK])
+    read = {json.dumps(result.message) for result in (first, second)}
+    assert read == {
+        json.dumps({"role": "assistant", "content": "Yes.", "reasoning_content": "hmm"}),
+        json.dumps({"role": "assistant", "content": None, "reasoning_content": "endless"}),
+    }
+
+
+def test_the_parsers_can_be_chosen() -> None:
+    engine = FakeEngine()
+    tokenizer = byte_tokenizer(THINKS)
+    with LLM.over(lambda: engine, tokenizer, tool_call_parser="hermes", reasoning_parser="none") as llm:
+        engine.script(list(b"hmm</think>" + CALL.encode()))
+        [result] = llm.chat(ASK, tools=TOOLS)
+    assert result.message["content"] == "hmm</think>"
+    assert result.finish_reason == "tool_calls"
+
+
+def test_a_reasoning_effort_reaches_the_template() -> None:
+    engine = FakeEngine()
+    with LLM.over(lambda: engine, byte_tokenizer("{{ reasoning_effort }}{{ other }}")) as llm:
+        [result] = llm.chat(ASK, reasoning_effort="low", max_tokens=1, template={"template_kwargs": {"other": "!"}})
+        assert llm.tokenizer.decode(result.prompt_token_ids) == "low!"
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "says"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "1 to 64"),
+        ({"tools": [{"function": {"name": "f", "parameters": 3}}]}, "tools[0].function.parameters", "JSON schema"),
+        ({"tools": [{"function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters", "Did you mean"),
+        ({"tools": "weather"}, "tools", "array"),
+        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", "must be"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", '"schema"'),
+        ({"response_format": JSON, "grammar": Grammar.regex("a")}, "response_format", "grammar"),
+        ({"tools": TOOLS, "grammar": Grammar.regex("a")}, "tools", "grammar"),
+        ({"tool": TOOLS}, "tool", "did you mean tools"),
+    ],
+)
+def test_what_cannot_be_asked_names_its_place(hermes: Scripted, options: dict, param: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as raised:
+        hermes.llm.chat(ASK, **options)
+    assert raised.value.param == param
+    assert hermes.engine.sent == []
+
+
+def test_a_model_that_calls_in_no_known_form() -> None:
+    engine = FakeEngine()
+    with LLM.over(lambda: engine, byte_tokenizer()) as llm, pytest.raises(Unsupported, match="tools cannot be called"):
+        llm.chat(ASK, tools=TOOLS)
+
+
+def test_options_of_chats_are_none_of_prompts(hermes: Scripted) -> None:
+    with pytest.raises(InvalidRequest, match="no option 'tools'"):
+        hermes.llm.generate("text", tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "required"}, {"response_format": JSON}, {"stop": ["in"]}, {}],
+)
+def test_the_answer_and_its_grammar_are_the_servers(hermes: Scripted, fields: dict) -> None:
+    hermes.answers("It rains in " + CALL)
+    [result] = hermes.llm.chat(ASK, seed=1, **fields)
+    with running(tokenizer=byte_tokenizer(HERMES)) as server:
+        server.on_loop(lambda: server.engine.script(list(("It rains in " + CALL).encode())))
+        [choice] = server.post("/v1/chat/completions", {"messages": ASK, "seed": 1, **fields}).json()["choices"]
+        sent = [command for command in server.engine.sent if isinstance(command, Generate)]
+    assert (sent[-1].grammar, choice["finish_reason"]) == (hermes.grammar, result.finish_reason)
+    told = {name: value for name, value in choice["message"].items() if name != "refusal"}
+    for message in (told, result.message):
+        for call in message.get("tool_calls", []):
+            call.pop("id")
+    assert told == result.message
+
+
+def test_a_real_model_keeps_to_tools_and_formats(tiny: LLM) -> None:
+    [called] = tiny.chat(ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=64, seed=3)
+    assert called.finish_reason == "tool_calls"
+    [call] = called.message["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
+    [held] = tiny.chat(ASK, response_format=JSON, max_tokens=64, seed=3)
+    assert msgspec.json.decode(held.message["content"])["city"] in ("Oslo", "Rome")
+    assert held.text == held.message["content"]
+    broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    with pytest.raises(InvalidRequest, match="response_format") as raised:
+        tiny.chat(ASK, response_format=broken)
+    assert raised.value.param == "response_format"
+
+
+def test_a_stream_is_as_the_model_writes_it(tiny: LLM) -> None:
+    options = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 64, "seed": 3}
+    [whole] = tiny.chat(ASK, **options)
+    assert "".join(chunk.text for chunk in tiny.stream_chat(ASK, **options)) == whole.text
