@@ -11,13 +11,13 @@ from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.endpoints.constraints import Constraint
 from weft.endpoints.dialect import Dialect, dialect_of
-from weft.endpoints.grammars import Calls, Tool, answer_grammar, triggered_grammar
+from weft.endpoints.grammars import CallableTool, Calls, answer_grammar, triggered_grammar
 from weft.engine.grammar_text import translated
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
 
 CITY = {"$ref": "#/$defs/place"}
-WEATHER = Tool(
+WEATHER = CallableTool(
     "weather",
     {
         "type": "object",
@@ -27,7 +27,7 @@ WEATHER = Tool(
         "$defs": {"place": {"enum": ["Oslo", 'Say "Oslo"']}},
     },
 )
-NOW = Tool("now", {"type": "object", "properties": {}, "additionalProperties": False})
+NOW = CallableTool("now", {"type": "object", "properties": {}, "additionalProperties": False})
 BOTH, ONE = Calls([WEATHER, NOW], False), Calls([WEATHER, NOW], True)
 SCHEMA = Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
 

@@ -12,13 +12,15 @@ from weft import LLM, Grammar
 from weft.core.grammar import Trigger
 from weft.core.ids import unpack_tokens
 from weft.endpoints.dialect import Dialect
-from weft.endpoints.grammars import Calls, Tool, triggered_grammar
+from weft.endpoints.grammars import CallableTool, Calls, triggered_grammar
 from weft.engine.grammar import Grammars
 from weft.engine.guide import Guide
 from weft.tokenizers.load import load_tokenizer
 
-STRICT = Tool("weather", {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}, True)
-LOOSE = Tool("now", {"type": "object", "properties": {}})
+STRICT = CallableTool(
+    "weather", {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}, True
+)
+LOOSE = CallableTool("now", {"type": "object", "properties": {}})
 TOKENIZER = load_tokenizer("weft-tiny")
 MARKER = TOKENIZER.token_to_id("<tool_call>")
 CALL = '{"name": "now", "arguments": {"a": [1, {"b": "}"}]}}</tool_call>'

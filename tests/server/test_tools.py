@@ -13,7 +13,7 @@ from tests.server.conftest import MODEL, RunningServer, ids, running, sse
 from weft.core.grammar import Grammar
 from weft.core.wire import Generate
 from weft.endpoints.dialect import Dialect
-from weft.endpoints.grammars import Calls, Tool, answer_grammar, triggered_grammar
+from weft.endpoints.grammars import CallableTool, Calls, answer_grammar, triggered_grammar
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
@@ -210,11 +210,11 @@ def test_none_renders_tools_and_reads_nothing(server: RunningServer) -> None:
 
 
 def test_a_required_call_is_a_grammar(server: RunningServer) -> None:
-    weather = Tool("weather", PARAMETERS, path="tools[0].function.parameters")
-    now = Tool("now", {"type": "object", "properties": {}, "additionalProperties": False})
+    weather = CallableTool("weather", PARAMETERS, path="tools[0].function.parameters")
+    now = CallableTool("now", {"type": "object", "properties": {}, "additionalProperties": False})
     hermes = Dialect("hermes")
 
-    def expected(tools: list[Tool], *, only_one: bool) -> Grammar | None:
+    def expected(tools: list[CallableTool], *, only_one: bool) -> Grammar | None:
         return answer_grammar(hermes, Calls(tools, only_one), None, reasoning_opened=False)
 
     assert called(create(server, NOW, tool_choice="required").choices[0].message) == [("now", "{}")]
@@ -243,10 +243,10 @@ def test_a_call_that_the_model_may_make_is_held_to_the_tools(server: RunningServ
     strict = [TOOLS[0] | {"function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
     hermes = Dialect("hermes")
 
-    def expected(*tools: Tool, only_one: bool = False) -> Grammar:
+    def expected(*tools: CallableTool, only_one: bool = False) -> Grammar:
         return triggered_grammar(hermes, Calls(tools, only_one), reasoning_opened=False)
 
-    weather, now = Tool("weather", PARAMETERS, path="tools[0].function.parameters"), Tool("now", {})
+    weather, now = CallableTool("weather", PARAMETERS, path="tools[0].function.parameters"), CallableTool("now", {})
     create(server, NOW)
     assert grammar_of(server) == expected(weather, now)
     create(server, NOW, tools=strict)

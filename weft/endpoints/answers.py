@@ -42,7 +42,7 @@ class Reading:
     cut them."""
 
     def parser(self) -> AnswerParser:
-        """Reads one choice."""
+        """A new parser, for the text of one choice."""
         return AnswerParser(
             self.dialect.tool_form if self.calls else None,
             reasoning=self.dialect.reasoning,

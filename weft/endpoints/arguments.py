@@ -8,7 +8,7 @@ from weft.abi.errors import InvalidRequest
 from weft.abi.parameters import SAMPLING
 from weft.core.ids import unpack_tokens
 from weft.core.sampling import MAX_BAD_WORDS, MAX_STOP_BYTES, SamplingParams, StopParams
-from weft.endpoints.models import Model
+from weft.endpoints.models import ActiveModel
 from weft.endpoints.schemas.common import GenerationRequest
 from weft.programs.types import CompletionArgs
 from weft.tokenizers.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ SEED_BITS = 62
 
 def completion_args(
     request: GenerationRequest,
-    model: Model,
+    model: ActiveModel,
     prompts: list[bytes],
     *,
     max_tokens: int | None,

@@ -11,7 +11,7 @@ from typing import Any
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.abi.parameters import SAMPLING
 from weft.core.ids import TOKEN_BYTES
-from weft.endpoints.models import Model
+from weft.endpoints.models import ActiveModel
 from weft.endpoints.schemas.common import GenerationRequest
 from weft.programs.builtin import beam
 from weft.programs.builtin.beam import BeamArgs
@@ -60,7 +60,7 @@ def num_beams(body: GenerationRequest) -> int:
 
 def beam_args(
     body: GenerationRequest,
-    model: Model,
+    model: ActiveModel,
     prompts: list[bytes],
     *,
     max_tokens: int | None,

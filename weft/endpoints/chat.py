@@ -17,7 +17,7 @@ from weft.endpoints.constraints import named
 from weft.endpoints.errors import require
 from weft.endpoints.generate import Args, Gathered, GatheredChoice, Head, begin, built, gather
 from weft.endpoints.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
-from weft.endpoints.models import Model, Models
+from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.observe import Observer
 from weft.endpoints.prompts import Fit, chat_prompt_of
 from weft.endpoints.record import Record
@@ -75,7 +75,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
-def _args(body: ChatRequest, model: Model, prompt: bytes, form: AnswerForm) -> Sequence[Args]:
+def _args(body: ChatRequest, model: ActiveModel, prompt: bytes, form: AnswerForm) -> Sequence[Args]:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     skip_special = body.skip_special_tokens and not form.shows_special
     if body.use_beam_search:
@@ -105,7 +105,7 @@ def _check(body: ChatRequest) -> None:
 
 def _response(
     body: ChatRequest,
-    model: Model,
+    model: ActiveModel,
     head: Head,
     observer: Observer,
     gathered: Gathered,

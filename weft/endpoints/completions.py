@@ -16,7 +16,7 @@ from weft.endpoints.constraints import Constraint, constraint_of, named
 from weft.endpoints.errors import require
 from weft.endpoints.generate import INLINE_DETAILS, Args, Gathered, GatheredChoice, Head, begin, built, gather
 from weft.endpoints.logprobs import CompletionLogprobsWriter, finite, prompt_logprobs
-from weft.endpoints.models import Model, Models
+from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.observe import Observer
 from weft.endpoints.prompts import Fit, as_prompts, tokenize
 from weft.endpoints.record import Record
@@ -84,7 +84,9 @@ def _check(body: CompletionRequest) -> None:
     require(body.stream or body.stream_options is None, "stream_options needs stream.", "stream_options")
 
 
-def _args(body: CompletionRequest, model: Model, prompts: list[bytes], constraint: Constraint | None) -> Sequence[Args]:
+def _args(
+    body: CompletionRequest, model: ActiveModel, prompts: list[bytes], constraint: Constraint | None
+) -> Sequence[Args]:
     if body.use_beam_search:
         return beam_args(
             body,
@@ -115,20 +117,20 @@ def _token_ids(args: Sequence[Args]) -> list[list[int]]:
     return [unpack_tokens(arg.prompt).tolist() for arg in args]
 
 
-def _echoes(body: CompletionRequest, model: Model, args: Sequence[Args]) -> list[Echo] | None:
+def _echoes(body: CompletionRequest, model: ActiveModel, args: Sequence[Args]) -> list[Echo] | None:
     if not body.echo:
         return None
     skip = body.skip_special_tokens
     return [Echo(model.tokenizer.decode(ids, skip_special=skip), ids) for ids in _token_ids(args)]
 
 
-def _logprobs_writer(body: CompletionRequest, model: Model) -> CompletionLogprobsWriter:
+def _logprobs_writer(body: CompletionRequest, model: ActiveModel) -> CompletionLogprobsWriter:
     hidden = model.tokenizer.special_ids if body.skip_special_tokens else frozenset()
     return CompletionLogprobsWriter(model.tokenizer.bytes_of, lambda token: token not in hidden, body.logprobs or 0)
 
 
 def _writer(
-    body: CompletionRequest, model: Model, args: Sequence[Args], head: Head, observer: Observer
+    body: CompletionRequest, model: ActiveModel, args: Sequence[Args], head: Head, observer: Observer
 ) -> CompletionWriter:
     return CompletionWriter(
         head,
@@ -143,7 +145,7 @@ def _writer(
 
 def _response(
     body: CompletionRequest,
-    model: Model,
+    model: ActiveModel,
     args: Sequence[Args],
     head: Head,
     observer: Observer,
@@ -155,7 +157,9 @@ def _response(
     )
 
 
-def _choices(body: CompletionRequest, model: Model, args: Sequence[Args], gathered: Gathered) -> list[CompletionChoice]:
+def _choices(
+    body: CompletionRequest, model: ActiveModel, args: Sequence[Args], gathered: Gathered
+) -> list[CompletionChoice]:
     echoes = _echoes(body, model, args)
     prompt_ids = _token_ids(args)
     choices = []
@@ -186,7 +190,7 @@ def _choices(body: CompletionRequest, model: Model, args: Sequence[Args], gather
 
 def _choice_logprobs(
     body: CompletionRequest,
-    model: Model,
+    model: ActiveModel,
     choice: GatheredChoice,
     echo: Echo | None,
     reported: tuple[TokenLogprobs | None, ...],

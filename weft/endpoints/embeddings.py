@@ -10,7 +10,7 @@ from typing import Literal
 from weft.core.ids import TOKEN_BYTES
 from weft.endpoints.errors import require
 from weft.endpoints.generate import PROMPTS_AT_ONCE
-from weft.endpoints.models import Model, Models
+from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.prompts import Fit, as_prompts, tokenize
 from weft.endpoints.record import Record
 from weft.endpoints.schemas.embedding import (
@@ -47,7 +47,9 @@ async def create(body: EmbeddingRequest, record: Record, models: Models) -> Embe
     return EmbeddingResponse(data=data, model=body.model or model.names[0], usage=usage)
 
 
-async def _embed(body: EmbeddingRequest, caller: Caller, model: Model, packed: list[bytes]) -> list[EmbeddingResult]:
+async def _embed(
+    body: EmbeddingRequest, caller: Caller, model: ActiveModel, packed: list[bytes]
+) -> list[EmbeddingResult]:
     results: list[EmbeddingResult | None] = [None] * len(packed)
     waiting = list(enumerate(packed))[::-1]
 

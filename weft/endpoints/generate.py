@@ -17,7 +17,7 @@ import msgspec
 
 from weft.core.ids import TOKEN_BYTES
 from weft.core.wire import FinishReason, TokenLogprobs, Usage
-from weft.endpoints.models import Model
+from weft.endpoints.models import ActiveModel
 from weft.endpoints.observe import Observer
 from weft.endpoints.record import Record
 from weft.endpoints.schemas.common import GenerationRequest
@@ -101,7 +101,9 @@ class StartedRequest(NamedTuple):
     chunks: AsyncGenerator[Chunk, None]
 
 
-def begin(record: Record, body: GenerationRequest, model: Model, args: Sequence[Args], kind: str) -> StartedRequest:
+def begin(
+    record: Record, body: GenerationRequest, model: ActiveModel, args: Sequence[Args], kind: str
+) -> StartedRequest:
     """Run a program for each of `args`; the answer's id begins with `kind`."""
     prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
     caller = record.caller(cache_salt=body.cache_salt, priority=body.priority)

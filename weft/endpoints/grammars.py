@@ -28,7 +28,7 @@ _CALL_ID = "/[A-Za-z0-9]{9}/"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-class Tool(NamedTuple):
+class CallableTool(NamedTuple):
     """A tool that may be called."""
 
     name: str
@@ -43,7 +43,7 @@ class Tool(NamedTuple):
 class Calls(NamedTuple):
     """Calls that an answer may consist of."""
 
-    tools: Sequence[Tool]
+    tools: Sequence[CallableTool]
     only_one: bool
     """Calls after the first are neither generated nor told."""
 
@@ -134,7 +134,7 @@ def _triggered_rules(dialect: Dialect, form: ToolForm, calls: Calls) -> list[str
     return rules
 
 
-def _free_arguments(tool: Tool) -> str:
+def _free_arguments(tool: CallableTool) -> str:
     """Arguments of a call that the model chose to make."""
     return (
         _json_rule(tool.parameters, _BOUNDED_BLANKS, tool.path)
@@ -198,7 +198,7 @@ def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
     return rules
 
 
-def _arguments(tool: Tool) -> str:
+def _arguments(tool: CallableTool) -> str:
     """Arguments of a call that the request asks for."""
     return _json_rule(tool.parameters, _AS_TEMPLATES_WRITE, tool.path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.endpoints.models import Model, Models
+from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.schemas.models import ModelCard, ModelList
 
 
@@ -16,6 +16,6 @@ def get_model(name: str, models: Models) -> ModelCard:
     return _card(name, models.find(name))
 
 
-def _card(name: str, model: Model) -> ModelCard:
+def _card(name: str, model: ActiveModel) -> ModelCard:
     context = model.max_context if model.engine.ready else None
     return ModelCard(id=name, created=model.created, root=model.root, max_model_len=context)

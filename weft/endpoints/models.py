@@ -33,7 +33,7 @@ class ServedModel:
         self.created = int(time.time())
 
 
-class Model:
+class ActiveModel:
     """A served model in use: its runtime and its metrics. Used from one event loop."""
 
     def __init__(
@@ -84,20 +84,20 @@ class Model:
 class Models:
     """All served models, in the order of configuration."""
 
-    def __init__(self, models: Iterable[Model]):
+    def __init__(self, models: Iterable[ActiveModel]):
         """Raises `ValueError` for two models of one name."""
         self._models = list(models)
         self.by_name = {name: model for model in self._models for name in model.names}
         if len(self.by_name) != sum(len(model.names) for model in self._models):
             raise ValueError("two models are served under the same name")
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> Iterator[ActiveModel]:
         return iter(self._models)
 
     def __len__(self) -> int:
         return len(self._models)
 
-    def __getitem__(self, number: int) -> Model:
+    def __getitem__(self, number: int) -> ActiveModel:
         return self._models[number]
 
     @property
@@ -105,7 +105,7 @@ class Models:
         """Whether every engine answers."""
         return all(model.engine.ready for model in self._models)
 
-    def find(self, name: str | None) -> Model:
+    def find(self, name: str | None) -> ActiveModel:
         """The model of a served name; of no name, where there is only one.
 
         Raises `UnknownModel`, and `InvalidRequest` for no name where there are several.
@@ -126,14 +126,14 @@ class Models:
         model = self.by_name.get(name) if isinstance(name, str) else None
         return {} if model is None else model.tokenizer.sampling_defaults
 
-    def usable(self, name: str | None) -> Model:
+    def usable(self, name: str | None) -> ActiveModel:
         """Like `find`, for a model whose engine answers. Raises `EngineDead` too."""
         model = self.find(name)
         if not model.engine.ready:
             raise EngineDead("the engine is starting or restarting; try again shortly")
         return model
 
-    def recoverable(self, name: str | None) -> Model:
+    def recoverable(self, name: str | None) -> ActiveModel:
         """Like `usable`, and also for a model whose engine is being restarted, where requests wait for that."""
         model = self.find(name)
         return model if model.recovers else self.usable(name)

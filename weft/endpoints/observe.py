@@ -57,7 +57,7 @@ class Observer:
             if last is not None:
                 self._metrics.inter_token.observe((now - last) / count, count)
             elif count > 1 and chunk.score is None:
-                # The tokens of a beam come at once whatever they took.
+                # The tokens of a beam arrive together, so the time between them is not measured.
                 self._metrics.inter_token.observe(0.0, count - 1)
             self._last_s[chunk.index] = now
             record.completion_tokens += count

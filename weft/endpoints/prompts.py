@@ -14,7 +14,7 @@ from typing import cast
 
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
-from weft.endpoints.models import Model
+from weft.endpoints.models import ActiveModel
 from weft.endpoints.schemas.chat import ChatRequest
 from weft.endpoints.schemas.tokens import TokenizeRequest
 from weft.tokenizers.chats import ChatPrompt
@@ -31,7 +31,7 @@ class Fit:
     Raises `InvalidRequest` for a `keep_last` of 0, which would keep no token.
     """
 
-    def __init__(self, model: Model, *, max_tokens: int | None, keep_last: int | None, param: str):
+    def __init__(self, model: ActiveModel, *, max_tokens: int | None, keep_last: int | None, param: str):
         self.vocab_size = model.engine.info.vocab_size
         self.context = model.max_context
         self.max_tokens = max_tokens

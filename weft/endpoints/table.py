@@ -1,6 +1,6 @@
 """The table of endpoints: by path, what each takes and the function that answers it.
 
-HTTP routes and whatever else carries requests (a line of a batch) call the same functions. A caller decodes a JSON
+HTTP routes and rows of a batch call the same functions. A caller decodes a JSON
 body with `Endpoint.decode`, makes a `Record`, and awaits `Endpoint.create`; cancelling its task gives all pages back.
 Every error that reaches it has an answer: `weft.endpoints.errors.answer_of`.
 """
@@ -27,7 +27,7 @@ Reply = msgspec.Struct | AsyncGenerator[StreamEvents, None]
 
 
 class Endpoint(NamedTuple):
-    """One endpoint."""
+    """The request that an endpoint takes and the function that answers it."""
 
     request: type[msgspec.Struct]
     create: Callable[[Any, Record, Models], Awaitable[Reply]]

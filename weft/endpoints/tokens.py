@@ -6,7 +6,7 @@ from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.endpoints.errors import require
 from weft.endpoints.generate import INLINE_DETAILS
-from weft.endpoints.models import Model, Models
+from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.prompts import chat_prompt_of, check_text
 from weft.endpoints.record import Record
 from weft.endpoints.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -33,7 +33,7 @@ async def tokenize(body: TokenizeRequest, record: Record, models: Models) -> Tok
     return work() if record.num_details <= INLINE_DETAILS else await off_loop(work, tenant=record.tenant)
 
 
-async def _encode(body: TokenizeRequest, model: Model, record: Record) -> bytes:
+async def _encode(body: TokenizeRequest, model: ActiveModel, record: Record) -> bytes:
     if body.prompt is not None:
         check_text(body.prompt, model.max_text_chars, "prompt")
         special = body.add_special_tokens is not False

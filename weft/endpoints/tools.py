@@ -15,7 +15,7 @@ import msgspec
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.endpoints.constraints import check_size
 from weft.endpoints.dialect import Dialect
-from weft.endpoints.grammars import Calls, Tool
+from weft.endpoints.grammars import CallableTool, Calls
 from weft.endpoints.schemas.chat import ChatRequest
 
 MAX_TOOLS = 1024
@@ -113,12 +113,12 @@ def _named(value: Any, names: list[str], path: str) -> str:
     return name
 
 
-def _calls(tools: list[Tool], only_one: bool) -> Calls:
+def _calls(tools: list[CallableTool], only_one: bool) -> Calls:
     check_size(sum(len(msgspec.json.encode(tool.parameters)) for tool in tools), "tools")
     return Calls(tools, only_one)
 
 
-def _tool(tool: Mapping[str, Any], path: str) -> Tool:
+def _tool(tool: Mapping[str, Any], path: str) -> CallableTool:
     if tool.get("type", "function") != "function":
         raise Unsupported(f"{path}.type is {tool['type']!r:.60}; only tools of type function are served.", path)
     function = tool.get("function")
@@ -133,7 +133,7 @@ def _tool(tool: Mapping[str, Any], path: str) -> Tool:
     if not isinstance(strict, bool | None):
         raise InvalidRequest(f"{path}.strict must be true or false.", f"{path}.strict")
     if parameters is None:
-        return Tool(name, _NO_PARAMETERS, bool(strict))
+        return CallableTool(name, _NO_PARAMETERS, bool(strict))
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise InvalidRequest(f"{path}.parameters must be the JSON schema of an object.", f"{path}.parameters")
-    return Tool(name, {"type": "object", **parameters}, bool(strict), f"{path}.parameters")
+    return CallableTool(name, {"type": "object", **parameters}, bool(strict), f"{path}.parameters")

@@ -23,7 +23,7 @@ class Forkable(Protocol):
         """A second sequence with the same tokens."""
 
     def release(self) -> None:
-        """Give it up. Idempotent."""
+        """Free the sequence on the engine. Idempotent."""
 
 
 B = TypeVar("B", bound=Forkable)

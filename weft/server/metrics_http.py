@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from weft.abi.errors import WeftError
 from weft.core.wire import EngineStats, HistogramPicture
-from weft.endpoints.models import Model
+from weft.endpoints.models import ActiveModel
 from weft.metrics import Histogram, ModelMetrics
 from weft.server.state import Service
 
@@ -87,7 +87,7 @@ async def exposition(service: Service, accept: str) -> tuple[bytes, str]:
     return text_format.generate_latest(registry, unescaped), text_format.CONTENT_TYPE_PLAIN_0_0_4
 
 
-async def _stats(model: Model) -> EngineStats | None:
+async def _stats(model: ActiveModel) -> EngineStats | None:
     try:
         async with asyncio.timeout(SCRAPE_TIMEOUT_S):
             return await model.engine.stats()
@@ -98,7 +98,7 @@ async def _stats(model: Model) -> EngineStats | None:
 class _Families:
     """A collector over one picture of everything."""
 
-    def __init__(self, service: Service, stats: dict[Model, EngineStats | None]):
+    def __init__(self, service: Service, stats: dict[ActiveModel, EngineStats | None]):
         self._service = service
         self._up = {model.names[0]: picture is not None for model, picture in stats.items()}
         self._stats = {model.names[0]: picture for model, picture in stats.items() if picture is not None}

@@ -20,7 +20,7 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest, UnknownProgram, Unsupported
 from weft.config import EngineConfig, ProgramsConfig, data_directory
-from weft.endpoints.models import Model
+from weft.endpoints.models import ActiveModel
 from weft.engine.supervisor import ProcessEngine
 from weft.programs.history import History
 from weft.programs.host.client import HostClient
@@ -266,7 +266,7 @@ def _quota(config: ProgramsConfig) -> Quota:
     return Quota(max_programs=config.max_uploads, max_bytes=config.max_upload_bytes)
 
 
-def _parsers(model: Model) -> dict[str, str | None]:
+def _parsers(model: ActiveModel) -> dict[str, str | None]:
     dialect = model.dialect
     return {"tool_call_parser": dialect.tool_form, "reasoning_parser": "think" if dialect.reasoning else None}
 

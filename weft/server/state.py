@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from weft.abi.errors import Draining, WeftError
 from weft.config import ServerConfig
 from weft.endpoints.dialect import dialect_of
-from weft.endpoints.models import Model, Models, ServedModel
+from weft.endpoints.models import ActiveModel, Models, ServedModel
 from weft.metrics import FrontMetrics
 from weft.server.auth import parse_keys
 from weft.server.bodies import BodyBudget
@@ -41,7 +41,7 @@ class Service:
         self.metrics = FrontMetrics()
         self.traces = Traces(config.trace)
         self.models = Models(
-            Model(
+            ActiveModel(
                 model,
                 config,
                 dialect_of(model.tokenizer, config.tool_call_parser, config.reasoning_parser),
@@ -83,7 +83,7 @@ class Service:
         except WeftError as error:
             logger.error("programs cannot be run: %s", error.message)
 
-    async def _wait_ready(self, model: Model) -> None:
+    async def _wait_ready(self, model: ActiveModel) -> None:
         try:
             info = await model.engine.wait_ready()
         except WeftError as error:

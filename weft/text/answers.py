@@ -35,7 +35,7 @@ class AnswerParser:
 
     @property
     def num_complete_calls(self) -> int:
-        """Calls to which nothing is added any more, whatever comes."""
+        """Calls whose arguments have ended."""
         return 0 if self._calls is None else self._calls.num_complete
 
     def push(self, text: str) -> list[Delta]:

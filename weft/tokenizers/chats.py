@@ -32,7 +32,7 @@ class ChatPrompt:
 
 
 class EncodedChat(NamedTuple):
-    """A rendered chat, tokenized."""
+    """Token ids of a rendered chat, and how the answer to it begins."""
 
     tokens: bytes
     """Packed token ids."""

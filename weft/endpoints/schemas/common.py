@@ -190,7 +190,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class UsageInfo(msgspec.Struct, frozen=True):
-    """Tokens of a request. The prompt counts once, whatever `n` is.
+    """Tokens of a request. The prompt counts once for all `n` choices.
 
     The details are absent in events of a stream that precede the end of a prompt's first choice: the engine reports
     them with that end.
