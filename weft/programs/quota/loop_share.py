@@ -16,6 +16,9 @@ PASS_S = 0.02
 """What commands of programs may take of a pass, all together; the last command begun in it is finished."""
 TURN_S = 0.005
 """What one program may take of it while others wait."""
+SMALL_PART = 0.05
+"""Of a pass's share: less than it counts for the next pass too. The callback that ends the count would cost a program's
+only command as much as carrying it out does."""
 
 GoesOn = Callable[[], bool]
 """Whether the next command may be carried out in this turn."""
@@ -48,7 +51,8 @@ class LoopShare:
             return portion(lambda: self._clock() < until_s)
         finally:
             self._spent_s += self._clock() - began_s
-            self._schedule()
+            if self._spent_s >= self._pass_s * SMALL_PART:
+                self._schedule()
 
     def wait(self, tenant: str, portion: Portion) -> None:
         """Turns in later passes, until there is no more. The portion must not raise."""
