@@ -58,7 +58,7 @@ async def report_attention(options: Options, lengths: Lengths) -> dict[str, Any]
             for kind, values in rates.items():
                 spread = Spread.of(values)
                 print(
-                    f"  {at_once:3} at once  {kind:9} {spread} tokens/s  {spread.median / full:5.2f} x full  "
+                    f"  {at_once:3} at once  {kind:9} {spread.text(1)} tokens/s  {spread.median / full:5.2f} x full  "
                     f"{pages[kind]:4} pages each",
                     flush=True,
                 )

@@ -78,7 +78,7 @@ async def report_costs(runs: int, counts: list[int], tokens: int) -> dict[str, A
     table = await added_per_token(counts, tokens, runs)
     for (kind, count), spread in table.items():
         share = spread.median / (STEP_MS + spread.median)
-        print(f"  {kind:9} {count:4} programs {spread}   {share:6.1%} of the time")
+        print(f"  {kind:9} {count:4} programs {spread.text(2)}   {share:6.1%} of the time")
     return {f"{kind} x {count}": list(spread) for (kind, count), spread in table.items()}
 
 
@@ -87,7 +87,7 @@ async def report_calls(runs: int) -> dict[str, Any]:
     print("calls, in microseconds")
     table = await calls(runs)
     for name, spread in table.items():
-        print(f"  {name:24} {spread}")
+        print(f"  {name:24} {spread.text(1)}")
     return {name: list(spread) for name, spread in table.items()}
 
 
@@ -96,5 +96,5 @@ async def report_policies(runs: int, programs: int, tokens: int) -> dict[str, An
     print(f"batching policies: completions of {tokens} tokens per second, {programs} fine-grained loops")
     table = await policies(programs, tokens, runs)
     for name, spread in table.items():
-        print(f"  {name:9} {spread}")
+        print(f"  {name:9} {spread.text(2)}")
     return {name: list(spread) for name, spread in table.items()}

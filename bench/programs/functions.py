@@ -92,7 +92,7 @@ async def report_functions(options: Options, shape: Shape = CALLING, tool_ms: fl
                 held = f", {pages} pages held, {notes[step]['last_pages']} at the end" if pages else ""
                 gain = base / statistics.median(seconds)
                 print(
-                    f"  {at_once:3} at once  {step:8} {statistics.median(seconds):7.3f} s  {spread} agents/s  "
+                    f"  {at_once:3} at once  {step:8} {statistics.median(seconds):7.3f} s  {spread.text(2)} agents/s  "
                     f"{gain:5.2f} x the client{held}",
                     flush=True,
                 )
