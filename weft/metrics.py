@@ -151,7 +151,7 @@ class ModelMetrics:
         self.request_prompt_tokens = Histogram(TOKEN_COUNT_BUCKETS)
         self.request_generation_tokens = Histogram(TOKEN_COUNT_BUCKETS)
         self.finished = Counters()
-        """Choices by `finish_reason`; `abort` for those whose client went away, `error` for those that failed."""
+        """Choices by `finish_reason`; `abort` for those that were cancelled, `error` for those that failed."""
 
 
 class FrontMetrics:

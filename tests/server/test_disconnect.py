@@ -61,6 +61,24 @@ def test_gone_before_the_first_token(stepped: RunningServer, what: str, stream: 
     assert stepped.engine.steps == 0
 
 
+def test_gone_while_the_prompt_waits_for_a_thread(stepped: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[BaseException] = []
+
+    async def never(*args: object, **options: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            ended.append(error)
+            raise
+
+    monkeypatch.setattr("weft.endpoints.chat.chats.encode", never)
+    connection = connect(stepped, *BODIES["chat"])
+    stepped.wait_until(lambda: stepped.service.num_active == 1)
+    connection.close()
+    stepped.assert_nothing_left()
+    assert len(ended) == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("what", ["chat", "several choices", "several prompts"])
 def test_gone_in_the_middle(stepped: RunningServer, what: str, stream: bool) -> None:

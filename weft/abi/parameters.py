@@ -1,7 +1,7 @@
 """The parameters of generation: sampling, stopping, and what a generation reports it cost.
 
 One table of names, defaults, ranges and descriptions. The typed classes that carry these fields stay handwritten:
-`weft.core.sampling` in the engine, `weft.server.schemas` over HTTP, `weft.sdk` in programs, `weft.llm` offline. They
+`weft.core.sampling` in the engine, `weft.endpoints.schemas` over HTTP, `weft.sdk` in programs, `weft.llm` offline. They
 take their ranges and descriptions from here, and `tests/abi/test_parameters.py` holds their names and defaults to it.
 """
 
