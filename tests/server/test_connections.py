@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import resource
@@ -83,7 +84,11 @@ def check_readers(count: int) -> None:
         server.wait_until(lambda: len(server.engine.sequences) == NUM_CHOICES * count + 1)
         server.on_loop(lambda: look(1059.0))
         assert server.service.num_active == count + 1
-        server.on_loop(lambda: look(1060.0))
+        # The system may still have taken some bytes between two looks.
+        for now in range(1060, 1000 + 60 * count, 15):
+            server.on_loop(functools.partial(look, float(now)))
+            if server.service.num_active == 1:
+                break
         server.wait_until(lambda: server.service.num_active == 1)
         server.wait_until(lambda: len(server.engine.sequences) == 1)
         server.on_loop(lambda: server.engine.step(5))
@@ -136,7 +141,7 @@ def check_idle(count: int, most: int) -> None:
         assert newest.get("/health").status_code == 200
         server.wait_until(lambda: len(server.server.server_state.connections) <= most)
         # The first to come are the first to go, kept ones without a word, and the others are told.
-        for connection in idle[: count + 3 - most - len(busy)]:
+        for connection in idle[: max(0, count + 3 - most - len(busy))]:
             assert b"HTTP/1.1 503" in read_until(connection, b"try again shortly")
             assert connection.recv(100) == b""
         idle[-1].sendall(

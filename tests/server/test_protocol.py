@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import socket
 from collections.abc import Iterator
 
 import pytest
 
 from tests.server.conftest import RunningServer, running
-from tests.server.test_disconnect import BODIES, connect, read_until
+from tests.server.test_disconnect import BODIES, connect, head_of, read_until
 from tests.server.test_limits import exchange
 
 UPGRADE = (
@@ -116,3 +117,46 @@ def test_a_refused_handshake_is_a_line(
 
 def test_the_server_is_no_proxy(server: RunningServer) -> None:
     assert ask(server, "CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n")[0] == 501
+
+
+def test_every_request_of_a_connection_hears_of_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    path, body = BODIES["chat"]
+    data = json.dumps(body | {"stream": True}).encode()
+    with running(auto=False) as server:
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        connection.sendall((head_of(path, len(data)) + data) * 2)
+        server.wait_until(lambda: bool(server.engine.sequences))
+        [protocol] = server.server.server_state.connections
+        server.wait_until(lambda: bool(protocol.pipeline))
+        server.on_loop(protocol.transport.abort)
+        # The engine never moves: the first request ends because it is told.
+        server.assert_nothing_left()
+        connection.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("rest", [b"x", b"\r\n"])
+def test_what_follows_an_answer_and_begins_no_request_does_not_keep_a_connection(rest: bytes) -> None:
+    with running(keep_alive_s=1) as server:
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        connection.sendall(head_of("/nowhere", 100 * len(rest.strip())))
+        read_until(connection, b'"error"')
+        connection.sendall(rest)
+        assert connection.recv(100) == b""
+        server.wait_until(lambda: not server.server.server_state.connections)
+        connection.close()
+
+
+def test_a_handshake_behind_a_request_is_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    path, body = BODIES["chat"]
+    data = json.dumps(body | {"stream": True}).encode()
+    with running(auto=False) as server:
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        connection.sendall(head_of(path, len(data)) + data + f"GET /health HTTP/1.1\r\n{UPGRADE}\r\n".encode())
+        server.wait_until(lambda: bool(server.engine.sequences))
+        server.on_loop(lambda: server.engine.step(200))
+        assert b"HTTP/1.1 101" not in (text := read_until(connection, b'{"status":"ok"}'))
+        assert text.index(b"[DONE]") < text.index(b'"ok"')
+        connection.close()
+        server.assert_nothing_left()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []

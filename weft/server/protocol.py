@@ -8,13 +8,14 @@ handshakes. It knows nothing of the application.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any, cast
 
 import httptools
 import msgspec
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from weft.endpoints.errors import ErrorBody, ErrorResponse
@@ -54,6 +55,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _has_asked = False
     """Whether there was a request with a complete head."""
 
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        """Requests whose responses are not complete, in their order; the first is being answered."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for a request. Where there are too many connections, the one that waits longest is closed."""
         super().connection_made(transport)
@@ -73,15 +79,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timer of the head."""
+        """Cancel the timer of the head, and tell every request: uvicorn tells the latest alone."""
         self._limits.works(self)
         self._stop_timer()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Wait for the next request, unless it is here already."""
+        self._unanswered.popleft()
         super().on_response_complete()
-        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
+        if not self._unanswered and not self.transport.is_closing():
             self._limits.waits(self)
 
     def data_received(self, data: bytes) -> None:
@@ -93,11 +103,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.send_400_response("")
             return
+        self._wait_again()
         if self._in_head and was_in_head:
             self._fed_bytes += len(data)
             if self._fed_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refusal = _too_large()
                 self.send_400_response("")
+
+    def _wait_again(self) -> None:
+        """Wait for a request where what came began none: an empty line, or the rest of a body whose request is
+        answered."""
+        is_timed = self._head_timer is not None or self.timeout_keep_alive_task is not None
+        if not is_timed and not self._unanswered and self in self.connections and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_message_begin(self) -> None:
         """Reset the counts of the head, and start its timer."""
@@ -124,8 +144,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._limits.works(self)
         if self.parser.should_upgrade() and not self._should_upgrade():
             self._ignored_upgrade = self._head_without_upgrade()
-        else:
-            super().on_headers_complete()
+            return
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """The request is complete, unless it is to be parsed again."""
@@ -161,8 +184,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._feed(head + data[upgrade.args[0] :])
 
     def _should_upgrade(self) -> bool:
-        # The handshake is a GET; any other request with this header is answered as one without it.
-        return self.parser.get_method() == b"GET" and super()._should_upgrade()
+        # The handshake is a GET; any other request with this header is answered as one without it. So is one behind
+        # requests that are not answered yet: the connection is theirs.
+        return self.parser.get_method() == b"GET" and not self._unanswered and super()._should_upgrade()
 
     def _head_without_upgrade(self) -> bytes:
         line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
