@@ -1,58 +1,57 @@
 """Offline throughput and latency against other engines on the same weights, tokens and threads.
 
-    python -m bench.offline [--runs 5] [--peers transformers,llama.cpp,openvino,vllm] [--packages DIR] [--json FILE]
-                            [--vllm-python PATH]
+    python -m bench.offline [--runs 5] [--peers transformers,llama.cpp,openvino,vllm] [--packages DIR]
+                            [--vllm-python PATH] [--level LEVEL] [--shape SHAPE] [--requests 32 1]
+                            [--json FILE [--resume]]
 
-Random weights in the shape of Qwen3-0.6B (vocabulary 32,000), bfloat16, greedy, end-of-sequence ignored: 32 requests
-of 256 -> 64 tokens at once, and one alone. Engines take turns; the median of the runs is reported, its spread, and the
-ratio to each peer, with the least and the greatest ratio of neighbouring runs. A peer that is not installed is left
-out, and said so, with what would install it: into this environment, or with pip's `--target` into a directory of its
-own, which `--packages` names. What is there is looked for last, so it replaces nothing that Weft uses.
+Random weights in the shape of Qwen3-0.6B (vocabulary 32,000) or Qwen3-1.7B, bfloat16, greedy, end-of-sequence ignored:
+32 requests of 256 -> 64 tokens at once, and one alone. Every engine has a process of its own, and times itself inside
+it. One peer is loaded at a time; Weft and the peer take turns, and while one computes the other is stopped. The medians
+of the runs are reported, the ratio of the medians, and the least and the greatest ratio of neighbouring runs.
 
-Engines share this process, but for vLLM, which needs a Python environment of its own (`--vllm-python` names its
-interpreter). Its process is stopped while others are measured, and its time is taken inside it.
+A peer that is not installed is left out, and said so, with what would install it: into this environment, or with pip's
+`--target` into a directory of its own, which `--packages` names; vLLM needs an environment of its own.
+
+`--level` holds all engines to the instructions of a smaller processor. An engine whose own output does not show that it
+stays there gets no figure. With `--json`, every comparison is written when it is done, and `--resume` continues such a
+file: what it has is not measured again.
 """
 
 from __future__ import annotations
 
-import os
-
-# What Weft's engine process sets for itself; here it is for every engine. Read when torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 import argparse
-import asyncio
-import contextlib
+import json
+import os
 import platform
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from bench import alone
-from bench.peers import INSTALL, PEERS, PYTHON_VARIABLE
+from bench.peers import INSTALL, PEERS, levels
+from bench.peers.child import ChildPeer
 from bench.peers.text import one_line
+from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_cpu
 from weft.cli.bench.measure import Spread, pair_ratios
 from weft.cli.bench.record import command_line, surroundings, write_record
-from weft.config import EngineConfig
-from weft.core import wire
-from weft.core.ids import pack_tokens
-from weft.core.sampling import SamplingParams, StopParams
-from weft.engine.inline import InlineEngine
-from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
-from weft.version import __version__
+from weft.models.random_checkpoints import QWEN3_0_6B, QWEN3_1_7B, write_checkpoint
 from weft.worker.machine import cpu_name
 
 INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS = 256, 64, 32, 2
 CONTEXT = 512
 """Tokens that each engine has room for, in each of `REQUESTS` sequences."""
+SHAPES = {"qwen3-0.6b": QWEN3_0_6B, "qwen3-1.7b": QWEN3_1_7B}
+# What Weft's engine process sets for itself; here every engine has it.
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+
+Prompts = list[list[int]]
 
 
 class Contender(Protocol):
@@ -60,236 +59,225 @@ class Contender(Protocol):
 
     name: str
     version: str
-    seconds_inside: float | None
-    """Of the last `generate`, by the process that computes; None where that is this one."""
-    notes: Sequence[str]
+    notes: list[str]
     """Settings that the engine refused, and what it uses instead."""
+    seconds_inside: float | None
+    """Of the last `generate`, as the engine's process measured it."""
 
-    def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
+    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
         """Generate exactly `output_tokens` greedy tokens for each prompt, all at once."""
         ...
 
+    def instructions(self) -> list[str]:
+        """What the engine has said of the instructions that it uses."""
+        ...
+
     def close(self) -> None:
-        """Free everything."""
+        """Free everything. Idempotent."""
         ...
 
 
-class Weft:
-    """The engine as `weft.LLM` runs it, without the text."""
-
-    name = "weft"
-    version = __version__
-    seconds_inside = None
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, checkpoint: Path, threads: int, **options: object):
-        defaults: dict[str, object] = {
-            "num_pages": 1200,
-            "prefix_cache": False,
-            "max_context": 4096,
-            "performance_mode": "throughput",
-        }
-        config = EngineConfig(model=str(checkpoint), dtype="bfloat16", threads=threads, **(defaults | options))
-        self.loop = asyncio.new_event_loop()
-        self.engine = InlineEngine.from_config(config)
-        self.loop.run_until_complete(self.engine.wait_ready())
-        self._next = 0
-
-    def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
-        return self.loop.run_until_complete(self._generate(prompts, output_tokens))
-
-    async def _generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
-        outputs: dict[int, list[int]] = {}
-        done = asyncio.Event()
-        left = len(prompts)
-
-        def receive(envelope: wire.Envelope) -> None:
-            nonlocal left
-            for event in envelope.events:
-                if isinstance(event, wire.Token):
-                    outputs[event.op].append(event.token)
-                elif isinstance(event, wire.Finished):
-                    left -= 1
-                else:
-                    raise RuntimeError(f"unexpected {event}")
-            if left == 0:
-                done.set()
-
-        self.engine.subscribe(receive)
-        commands: list[wire.Command] = []
-        ids = []
-        for prompt in prompts:
-            self._next += 1
-            ids.append(self._next)
-            outputs[self._next] = []
-            stop = StopParams(max_tokens=output_tokens, ignore_eos=True)
-            commands += [
-                wire.Open(seq=self._next),
-                wire.Append(seq=self._next, op=self._next, tokens=pack_tokens(prompt)),
-                wire.Generate(seq=self._next, op=self._next, sampling=SamplingParams(temperature=0.0), stop=stop),
-            ]
-        self.engine.send(commands)
-        await done.wait()
-        self.engine.send([wire.Release(seq=seq) for seq in ids])
-        return [outputs[seq] for seq in ids]
-
-    def close(self) -> None:
-        self.loop.run_until_complete(self.engine.close())
-        self.loop.close()
+class Unmeasured(Exception):
+    """A comparison without a figure; the message says why."""
 
 
-class Measured(NamedTuple):
-    """The runs of all contenders on the same prompts."""
+def start(name: str, checkpoint: Path, args: argparse.Namespace) -> ChildPeer:
+    """Load an engine. Raises `ImportError` for a peer that is not installed, else `ChildError`."""
+    environment = {**_WAITING, **levels.environment(args.level)}
+    if name == "vllm":
+        return vllm_cpu(checkpoint, args.threads, environment)
+    command = [sys.executable, "-m", "bench.peers.engine_child", name]
+    if args.packages:
+        command.append(str(args.packages.resolve()))
+    options = {"quantization": args.quantization} if name == "weft" else {}
+    return ChildPeer(name, command, environment, checkpoint=str(checkpoint), threads=args.threads, **options)
 
-    times: dict[str, list[float]]
-    """Seconds of each run, by name; only of contenders that completed every run."""
-    failures: dict[str, str]
-    """Why the others did not, by name."""
 
+def compare(
+    ours: Contender, peer: Contender, prompts: Prompts, output_tokens: int, runs: int, level: str | None = None
+) -> dict[str, Any]:
+    """Time `runs` runs of each, taking turns, after one warm-up each that is not counted; the record of it as data.
 
-def measure(contenders: list[Contender], prompts: list[list[int]], output_tokens: int, runs: int) -> Measured:
-    """Time each run of each contender, taking turns; one warm-up run each is not counted.
-
-    A contender that fails is not run again, and the others go on.
+    Raises `Unmeasured` where the peer fails, or where one of them does not show that it stays at `level`.
     """
-    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    failures: dict[str, str] = {}
+    times: dict[str, list[float]] = {ours.name: [], peer.name: []}
     for run in range(runs + 1):
-        for contender in contenders:
-            if contender.name in failures:
-                continue
+        for contender in (ours, peer):
             try:
                 seconds = _timed(contender, prompts, output_tokens)
             except Exception as error:  # each peer has errors of its own
-                failures[contender.name] = one_line(error)
-                del times[contender.name]
-                print(f"{contender.name} failed and is left out of these runs: {failures[contender.name]}")
-                continue
+                if contender is ours:
+                    raise
+                raise Unmeasured(one_line(error)) from error
             if run:
                 times[contender.name].append(seconds)
-    return Measured(times, failures)
+            elif level is not None and (why := levels.refusal(level, contender.instructions())):
+                raise Unmeasured(f"{contender.name}: {why}")
+    mine, theirs = times[ours.name], times[peer.name]
+    pairs = Spread.of(pair_ratios(theirs, mine))
+    return {
+        "median_s": statistics.median(theirs),
+        "all_s": theirs,
+        "weft_median_s": statistics.median(mine),
+        "weft_all_s": mine,
+        "ratio_to_weft": statistics.median(theirs) / statistics.median(mine),
+        "ratio_pairs": [pairs.low, pairs.high],
+        "version": peer.version,
+        "notes": list(peer.notes),
+        "instructions": {each.name: each.instructions() for each in (ours, peer)} if level else {},
+    }
 
 
-def _timed(contender: Contender, prompts: list[list[int]], output_tokens: int) -> float:
+def _timed(contender: Contender, prompts: Prompts, output_tokens: int) -> float:
     """Seconds of one `generate`. Raises `RuntimeError` for another number of tokens than was asked for."""
-    began = time.perf_counter()
     outputs = contender.generate(prompts, output_tokens)
-    seconds = time.perf_counter() - began
     if [len(output) for output in outputs] != [output_tokens] * len(prompts):
         raise RuntimeError(f"{contender.name} did not generate {output_tokens} tokens for each prompt")
-    inside = contender.seconds_inside
-    return seconds if inside is None else inside
+    assert contender.seconds_inside is not None
+    return contender.seconds_inside
 
 
-def report(title: str, times: dict[str, list[float]]) -> dict[str, object]:
-    """Print a table; returns it as data."""
-    print(f"\n{title}")
-    if "weft" not in times:
-        raise RuntimeError("Weft itself failed, so there is nothing to compare with")
-    ours = statistics.median(times["weft"])
-    rows: dict[str, object] = {}
-    for name, seconds in times.items():
-        median, least, most = Spread.of(seconds)
-        pairs = Spread.of(pair_ratios(seconds, times["weft"]))
-        ratio = f"{median / ours:5.2f}x  (pairs {pairs.low:.2f} to {pairs.high:.2f})" if name != "weft" else ""
-        print(f"  {name:14s} {median:8.2f} s  (min {least:.2f}, max {most:.2f})  {ratio}")
-        rows[name] = {
-            "median_s": median,
-            "all_s": seconds,
-            "ratio_to_weft": median / ours,
-            "ratio_pairs": [pairs.low, pairs.high],
-        }
-    return rows
+def show(name: str, found: Mapping[str, Any]) -> None:
+    """Print the line of a peer."""
+    if "error" in found:
+        print(f"  {name:14s} no figure: {found['error']}", flush=True)
+        return
+    ours, theirs = Spread.of(found["weft_all_s"]), Spread.of(found["all_s"])
+    low, high = found["ratio_pairs"]
+    print(
+        f"  {name:14s} {theirs.median:7.2f} s ({theirs.low:.2f} to {theirs.high:.2f}), weft {ours.median:7.2f} s "
+        f"({ours.low:.2f} to {ours.high:.2f}): {found['ratio_to_weft']:.2f}x (pairs {low:.2f} to {high:.2f})",
+        flush=True,
+    )
+    for note in found["notes"]:
+        print(f"  {'':14s} {note}")
 
 
-def load_peers(checkpoint: Path, names: list[str], threads: int) -> tuple[list[Contender], dict[str, str]]:
-    """Load the peers; return those that run here, and why the others do not, by name.
-
-    Prints that too, with what installs a peer that is missing, and the settings that a peer refused.
-    """
-    peers: list[Contender] = []
-    left_out: dict[str, str] = {}
-    for name in names:
-        make: Callable[[Path, int], Contender] = PEERS[name]
-        try:
-            peer = make(checkpoint, threads)
-        except Exception as error:  # each peer has errors of its own
-            left_out[name] = one_line(error)
-            print(f"{name} is left out: {left_out[name]}")
-            if isinstance(error, ImportError):
-                print(f"  {INSTALL[name]}")
-            continue
-        peers.append(peer)
-        for note in peer.notes:
-            print(f"{name}: {note}")
-    return peers, left_out
+@contextmanager
+def loaded(name: str, checkpoint: Path, args: argparse.Namespace) -> Iterator[ChildPeer]:
+    """A peer while it is loaded. Raises `Unmeasured`, after it has printed what would install it."""
+    try:
+        peer = start(name, checkpoint, args)
+    except Exception as error:
+        if isinstance(error, ImportError) or "ModuleNotFoundError" in str(error) or "ImportError" in str(error):
+            print(f"{name} is not installed: {INSTALL[name]}")
+        raise Unmeasured(one_line(error)) from error
+    try:
+        yield peer
+    finally:
+        peer.close()
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def run(args: argparse.Namespace, checkpoint: Path, record: dict[str, Any]) -> None:
+    """Measure what `record` lacks; it is written after each comparison."""
+    results: dict[str, dict[str, Any]] = record["results"]
+    generator = np.random.default_rng(0)
+    vocab_size = SHAPES[args.shape]["vocab_size"]
+    work = {n: generator.integers(0, vocab_size, (n, args.input_tokens)).tolist() for n in sorted(set(args.requests))}
+    missing = {name: [n for n in args.requests if name not in results.get(str(n), {})] for name in args.peers}
+    if not any(missing.values()):
+        return
+    ours = start("weft", checkpoint, args)
+    try:
+        for name, counts in missing.items():
+            if not counts:
+                continue
+            found: dict[int, Any] = {}
+            try:
+                with loaded(name, checkpoint, args) as peer:
+                    for count in counts:
+                        title = f"{count} request(s) of {args.input_tokens} -> {args.output_tokens}"
+                        print(f"{title} tokens, median of {args.runs}", flush=True)
+                        try:
+                            found[count] = compare(ours, peer, work[count], args.output_tokens, args.runs, args.level)
+                        except Unmeasured as error:
+                            found[count] = {"error": str(error)}
+                        _keep(args, record, count, name, found[count])
+            except Unmeasured as error:
+                for count in counts:
+                    _keep(args, record, count, name, {"error": str(error)})
+    finally:
+        ours.close()
+
+
+def _keep(args: argparse.Namespace, record: dict[str, Any], count: int, name: str, found: Any) -> None:
+    show(name, found)
+    record["results"].setdefault(str(count), {})[name] = found
+    if args.json:
+        write_record(args.json, record)
+
+
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    """What has to be equal for figures to stand in one file."""
+    names = ("shape", "level", "threads", "runs", "input_tokens", "output_tokens", "quantization")
+    return {name: getattr(args, name) for name in names}
+
+
+def begin(args: argparse.Namespace) -> dict[str, Any]:
+    """The record to fill: a new one, or with `--resume` that of the file. Ends the process where that is of another
+    machine or other settings."""
+    record: dict[str, Any] = {
+        **surroundings(threads=args.threads),
+        "command": command_line("bench.offline"),
+        "asked": asked(args),
+        "results": {},
+    }
+    if not args.resume or not args.json.exists():
+        return record
+    before: dict[str, Any] = json.loads(args.json.read_text(encoding="utf-8"))
+    same = before.get("asked") == record["asked"] and before["machine"]["cpu"] == record["machine"]["cpu"]
+    if not same or before["versions"] != record["versions"]:
+        sys.exit(f"{args.json} is of another machine, other versions or other settings: {before.get('asked')}")
+    errors = 0
+    for found in before["results"].values():
+        for name in [name for name, result in found.items() if "error" in result]:
+            del found[name]
+            errors += 1
+    print(f"{args.json} is continued; {errors} comparisons without a figure are tried again")
+    return before
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--peers", default=",".join(PEERS), help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument("--packages", type=Path, help="a directory into which pip installed peers with --target")
     parser.add_argument("--vllm-python", help=f"the interpreter of an environment with vLLM ({PYTHON_VARIABLE})")
+    parser.add_argument("--level", choices=levels.LEVELS, help="hold every engine to these instructions")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="of the random checkpoint")
     parser.add_argument("--requests", type=int, nargs="*", default=[REQUESTS, 1])
     parser.add_argument("--input-tokens", type=int, default=INPUT_TOKENS)
     parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
     parser.add_argument("--quantization", choices=["int8"], help="of Weft's weights; peers keep bfloat16")
-    parser.add_argument("--checkpoint", type=Path, help="use this checkpoint instead of a random one")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    parser.add_argument("--checkpoint", type=Path, help="a checkpoint of SHAPE to use instead of a random one")
+    parser.add_argument("--json", type=Path, help="write every comparison to this file")
+    parser.add_argument("--resume", action="store_true", help="keep the figures that the file has")
+    args = parser.parse_args(arguments)
     args.peers = [name for name in args.peers.split(",") if name]
     if unknown := [name for name in args.peers if name not in PEERS]:
         parser.error(f"no such peer: {', '.join(unknown)}; there are {', '.join(PEERS)}")
     if max(args.requests, default=1) > REQUESTS or args.input_tokens + args.output_tokens > CONTEXT:
         parser.error(f"every engine has room for {REQUESTS} requests of {CONTEXT} tokens, input and output together")
-    if args.packages:
-        if not args.packages.is_dir():
-            parser.error(f"--packages {args.packages} is not a directory")
-        sys.path.append(str(args.packages.resolve()))
+    if args.packages and not args.packages.is_dir():
+        parser.error(f"--packages {args.packages} is not a directory")
+    if args.resume and not args.json:
+        parser.error("--resume needs --json, the file to continue")
     if args.vllm_python:
         os.environ[PYTHON_VARIABLE] = args.vllm_python
     return args
 
 
-def run(args: argparse.Namespace, checkpoint: Path) -> dict[str, object]:
-    """Load every engine, measure them in turn, free them; the whole report as data."""
-    results: dict[str, object] = {}
-    with contextlib.ExitStack() as stack:
-        contenders: list[Contender] = [Weft(checkpoint, args.threads, quantization=args.quantization)]
-        stack.callback(contenders[0].close)
-        peers, left_out = load_peers(checkpoint, args.peers, args.threads)
-        for peer in peers:
-            contenders.append(peer)
-            stack.callback(peer.close)
-        print(f"{cpu_name()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}")
-        print(", ".join(f"{c.name} {c.version}" for c in contenders) + f", torch {torch.__version__}")
-        generator = np.random.default_rng(0)
-        for count in args.requests:
-            prompts = generator.integers(0, QWEN3_0_6B["vocab_size"], (count, args.input_tokens)).tolist()
-            title = f"{count} request(s) of {args.input_tokens} -> {args.output_tokens} tokens, median of {args.runs}"
-            measured = measure(contenders, prompts, args.output_tokens, args.runs)
-            results[str(count)] = report(title, measured.times) | {
-                name: {"error": reason} for name, reason in measured.failures.items()
-            }
-        where = surroundings(threads=args.threads, ran={each.name: each.version for each in contenders})
-    notes = {contender.name: list(contender.notes) for contender in contenders if contender.notes}
-    lengths = {"input_tokens": args.input_tokens, "output_tokens": args.output_tokens}
-    asked = {"command": command_line("bench.offline"), **lengths, "quantization": args.quantization}
-    return {**where, **asked, "left_out": left_out, "notes": notes, "results": results}
-
-
 def main() -> None:
     args = parse_arguments()
-    torch.set_num_threads(args.threads)
+    record = begin(args)
+    print(f"{cpu_name()}, {os.cpu_count()} cores, {args.threads} threads, level {args.level or 'of the processor'}")
+    print(f"Python {platform.python_version()}, torch {torch.__version__}")
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         checkpoint = args.checkpoint or write_checkpoint(
-            Path(folder) / "qwen3-0.6b-random", QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True
+            Path(folder) / args.shape, SHAPES[args.shape], dtype=torch.bfloat16, tokenizer=True
         )
-        data = run(args, checkpoint)
-    if args.json:
-        write_record(args.json, data)
+        run(args, checkpoint, record)
 
 
 if __name__ == "__main__":

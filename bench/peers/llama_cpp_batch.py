@@ -20,8 +20,6 @@ GGML_TYPE_BF16 = 30
 class LlamaCpp:
     """Prompts of any number up to `max_sequences`; raises `ImportError` where the packages are missing."""
 
-    name = "llama.cpp"
-    seconds_inside = None
     notes: tuple[str, ...] = ()
 
     def __init__(self, checkpoint: Path, threads: int, max_sequences: int = 32, context: int = 512):
@@ -30,6 +28,7 @@ class LlamaCpp:
         self._api: Any = llama_cpp
         self.version = str(llama_cpp.__version__)
         llama_cpp.llama_backend_init()
+        self.instructions = [llama_cpp.llama_print_system_info().decode()]
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, None)
         self._model = llama_cpp.llama_model_load_from_file(

@@ -31,8 +31,7 @@ PAGE_TOKENS = 32
 class OpenVino:
     """Prompts of any number up to `max_sequences`; raises `ImportError` where the packages are missing."""
 
-    name = "openvino"
-    seconds_inside = None
+    instructions: tuple[str, ...] = ()  # oneDNN writes them
 
     def __init__(
         self,

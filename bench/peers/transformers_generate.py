@@ -10,14 +10,13 @@ import torch
 class TransformersGenerate:
     """All prompts have the same length, so the batch needs no padding."""
 
-    name = "transformers"
-    seconds_inside = None
     notes: tuple[str, ...] = ()
 
     def __init__(self, checkpoint: Path, threads: int):
         import transformers
 
         self.version = transformers.__version__
+        self.instructions = [f"ATen: {torch.backends.cpu.get_cpu_capability()}"]
         torch.set_num_threads(threads)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=torch.bfloat16, attn_implementation="sdpa"

@@ -3,7 +3,7 @@
 import json
 import sys
 
-print("a library's greeting", file=sys.stderr)
+print("a library's greeting\nonednn_verbose,v1,info,cpu,isa:Intel AVX2", file=sys.stderr, flush=True)
 for line in sys.stdin:
     message = json.loads(line)
     if message["call"] == "quit":
@@ -11,7 +11,7 @@ for line in sys.stdin:
     if message["call"] == "load":
         if message["checkpoint"] == "broken":
             sys.exit("there is no such checkpoint")
-        answer = {"version": f"1.0 with {message['threads']} threads"}
+        answer = {"version": f"1.0 with {message['threads']} threads", "instructions": ["in its own words"]}
     elif message["prompts"] == [[13]]:
         answer = {"error": "unlucky"}
     elif message["prompts"] == [[14]]:

@@ -8,16 +8,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from bench import offline
+from bench.peers import levels
 from bench.peers.child import ChildError, ChildPeer
-from bench.peers.vllm_cpu import PYTHON_VARIABLE, VllmCpu
+from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_cpu
+from weft.cli import probe
+from weft.models.random_checkpoints import write_tiny
 
 SCRIPT = str(Path(__file__).with_name("child_script.py"))
 
 
 def start(checkpoint: str = "somewhere") -> ChildPeer:
-    return ChildPeer([sys.executable, SCRIPT], {}, checkpoint=checkpoint, threads=2, max_sequences=4, context=64)
+    return ChildPeer(
+        "a peer", [sys.executable, SCRIPT], {}, checkpoint=checkpoint, threads=2, max_sequences=4, context=64
+    )
 
 
 @pytest.fixture
@@ -35,7 +41,11 @@ def test_it_loads_and_generates(peer: ChildPeer) -> None:
 
 
 def test_its_own_time_is_what_counts(peer: ChildPeer) -> None:
-    assert offline.measure([peer], [[1], [2]], 3, runs=2).times == {"child": [0.25, 0.25]}
+    assert offline.compare(peer, peer, [[1], [2]], 3, runs=1)["all_s"] == [0.25, 0.25]
+
+
+def test_its_log_is_searched_for_instructions(peer: ChildPeer) -> None:
+    assert peer.instructions() == ["in its own words", "oneDNN isa:Intel AVX2"]
 
 
 def test_it_is_stopped_between_calls(peer: ChildPeer) -> None:
@@ -76,7 +86,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stand_in")
 def test_the_child_of_vllm(tmp_path: Path) -> None:
-    peer = VllmCpu(tmp_path, threads=1)
+    peer = vllm_cpu(tmp_path, 1, {})
     try:
         assert peer.version == "0.0 of a stand-in"
         assert peer.generate([[1, 2], [3]], 2) == [[2, 2], [3, 3]]
@@ -89,13 +99,32 @@ def test_the_child_of_vllm(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("stand_in")
 def test_what_vllm_raises_is_told() -> None:
     with pytest.raises(ChildError, match="vllm could not load: ValueError: no such checkpoint"):
-        VllmCpu(Path("missing"), threads=1)
+        vllm_cpu(Path("missing"), 1, {})
 
 
-@pytest.mark.parametrize(("python", "why"), [("", "does not name"), ("/nowhere/python", "is no program")])
+@pytest.mark.parametrize(("python", "why"), [("", "does not name"), ("/nowhere/python", "is not a program")])
 def test_vllm_without_its_python_is_not_installed(
     python: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PYTHON_VARIABLE, python)
     with pytest.raises(ImportError, match=why):
-        VllmCpu(tmp_path, 1)
+        vllm_cpu(tmp_path, 1, {})
+
+
+def test_an_engine_of_this_environment_in_a_process_of_its_own(tmp_path: Path) -> None:
+    if "avx2" not in probe.machine()["cpu_features"]:
+        pytest.skip("the processor has no AVX2")
+    checkpoint = write_tiny(tmp_path, "qwen3", dtype=torch.bfloat16, tokenizer=True, max_position_embeddings=4096)
+    peer = offline.start("weft", checkpoint, offline.parse_arguments(["--threads", "1", "--level", "avx2"]))
+    try:
+        assert [len(output) for output in peer.generate([[5, 6, 7], [8]], 4)] == [4, 4]
+        assert levels.refusal("avx2", peer.instructions()) is None
+    finally:
+        peer.close()
+
+
+def test_an_engine_that_is_not_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('it is not here')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(offline.__file__).parents[1]}")
+    with pytest.raises(ChildError, match="could not load: ImportError: it is not here"):
+        offline.start("llama.cpp", tmp_path, offline.parse_arguments([]))

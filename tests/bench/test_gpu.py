@@ -59,7 +59,7 @@ def test_pages_that_come_back_wrong_are_told(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_every_operation_is_measured_or_a_product() -> None:
     cases = list(gpu_kernels.other_cases(20, gpu_kernels.SMALL[0], torch.float32, "cpu"))
-    products = {"linear", "gated_linear", "linear_rms_norm", "pack_weight"}
+    products = {"linear", "gated_linear", "linear_rms_norm", "pack_weight", "take_rows"}
     absent = {"prepare_block"}  # Triton has none
     assert {case.operation for case in cases} | {"attention"} | products | absent == set(Kernels._fields)
     assert all(case.bytes > 0 for case in cases)

@@ -1,9 +1,11 @@
-"""The offline benchmark without its peers: what is missing is said, with what would install it."""
+"""The offline comparison with engines that compute nothing: figures, refusals, files that are continued."""
 
 from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -11,114 +13,185 @@ from typing import ClassVar
 import pytest
 
 from bench import offline
-from bench.peers import INSTALL, PEERS, PYTHON_VARIABLE
+from bench.peers import CLASSES, INSTALL, PEERS, levels
+from bench.peers.openvino_genai import OpenVino
 from weft.cli.bench.record import surroundings
 
-MODULES = {"transformers": "transformers", "llama.cpp": "llama_cpp", "openvino": "openvino_genai"}
 
+class Engine:
+    """It takes `step` seconds longer in every run."""
 
-class Peer:
-    name, version = "a peer", "1.2"
-    seconds_inside = None
-    notes = ("it refuses bf16 and uses f16",)
-
-    def __init__(self, checkpoint: Path, threads: int):
-        self.threads = threads
+    def __init__(self, name: str, step: float = 1.0, notes: tuple[str, ...] = (), words: tuple[str, ...] = ()):
+        self.name, self.version, self.notes, self.words, self.step = name, "1.2", list(notes), list(words), step
+        self.calls = 0
+        self.closed = False
+        self.seconds_inside: float | None = None
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
+        self.calls += 1
+        self.seconds_inside = self.calls * self.step
         return [[0] * output_tokens for _ in prompts]
 
+    def instructions(self) -> list[str]:
+        return self.words
+
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
-def test_every_peer_can_be_installed() -> None:
-    assert set(PEERS) == set(INSTALL) == {*MODULES, "vllm"}
+class Failing(Engine):
+    def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
+        if self.calls == 1:
+            raise RuntimeError("bf16 KV\nis not supported")
+        return super().generate(prompts, output_tokens)
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_a_peer_that_is_not_installed_is_named_with_what_installs_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_every_peer_can_be_installed_and_started() -> None:
+    assert set(PEERS) == set(INSTALL) == {*CLASSES, "vllm"} - {"weft"}
+
+
+def test_ratios_are_of_neighbouring_runs_and_the_warm_up_is_not_counted() -> None:
+    found = offline.compare(Engine("weft"), Engine("a peer", 3.0, ("it uses f16",)), [[1, 2]], 3, runs=3)
+    assert found == {
+        "median_s": 9.0,
+        "all_s": [6.0, 9.0, 12.0],
+        "weft_median_s": 3.0,
+        "weft_all_s": [2.0, 3.0, 4.0],
+        "ratio_to_weft": 3.0,
+        "ratio_pairs": [3.0, 3.0],
+        "version": "1.2",
+        "notes": ["it uses f16"],
+        "instructions": {},
+    }
+
+
+def test_a_peer_that_fails_has_no_figure_and_our_own_failure_ends_the_run() -> None:
+    with pytest.raises(offline.Unmeasured, match="bf16 KV is not supported"):
+        offline.compare(Engine("weft"), Failing("a peer"), [[1]], 3, runs=3)
+    with pytest.raises(RuntimeError, match="not supported"):
+        offline.compare(Failing("weft"), Engine("a peer"), [[1]], 3, runs=3)
+
+
+def test_the_wrong_number_of_tokens_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Engine("a peer")
+    monkeypatch.setattr(peer, "generate", lambda prompts, output_tokens: [[0]])
+    with pytest.raises(offline.Unmeasured, match="a peer did not generate 3 tokens for each prompt"):
+        offline.compare(Engine("weft"), peer, [[1, 2]], 3, runs=1)
+
+
+def test_an_engine_that_does_not_show_its_level_has_no_figure() -> None:
+    ours = Engine("weft", words=("kernels: avx2",))
+    held = Engine("a peer", words=("CPU : AVX2 = 1 | AVX512 = 0 | FMA = 1",))
+    found = offline.compare(ours, held, [[1]], 2, runs=1, level="avx2")
+    assert found["instructions"] == {"weft": ours.words, "a peer": held.words}
+    for words, why in (((), "nothing that it says shows avx2"), (("AVX2 = 1 | AVX512 = 1",), "it uses more than avx2")):
+        with pytest.raises(offline.Unmeasured, match=f"a peer: {why}"):
+            offline.compare(ours, Engine("a peer", words=words), [[1]], 2, runs=1, level="avx2")
+    with pytest.raises(offline.Unmeasured, match="weft: it uses more"):
+        offline.compare(Engine("weft", words=("kernels: avx512",)), held, [[1]], 2, runs=1, level="avx2")
+
+
+LOG = """a library's greeting
+onednn_verbose,v1,info,oneDNN v3.7.1 (commit 8d26)
+onednn_verbose,v1,info,cpu,isa:Intel AVX2
+onednn_verbose,v1,primitive,create:cache_miss,cpu,matmul,brg_matmul:avx2,undef,src:f32::blocked:ab::f0,,,4x8:8x4,0.1
+onednn_verbose,v1,primitive,create:cache_miss,cpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0,,,4x8,0.1
+"""
+
+
+def test_what_onednn_writes_of_instructions_is_found() -> None:
+    found = levels.in_log(LOG)
+    assert found == ["oneDNN brg_matmul:avx2", "oneDNN isa:Intel AVX2", "oneDNN jit:uni"]
+    assert levels.refusal("avx2", found) is None
+    assert levels.refusal("avx2", levels.in_log(LOG.replace("matmul:avx2", "matmul:avx512_core"))) == (
+        "it uses more than avx2: onednn brg_matmul:avx512_core"
+    )
+
+
+def test_every_variable_of_a_level_is_set() -> None:
+    assert levels.environment(None) == {}
+    for level in levels.LEVELS:
+        variables = levels.environment(level)
+        assert variables["WEFT_CPU_KERNELS"] == level
+        assert {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"} < set(variables)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """Every engine that was started, in order. llama.cpp is not installed and transformers fails."""
+    made: list[Engine] = []
+
+    def start(name: str, checkpoint: Path, args: Namespace) -> Engine:
+        if name == "llama.cpp":
+            raise ImportError("No module named 'llama_cpp'")
+        loaded = [engine.name for engine in made if not engine.closed]
+        assert loaded == ([] if name == "weft" else ["weft"])  # one peer at a time
+        made.append((Failing if name == "transformers" else Engine)(name))
+        return made[-1]
+
+    monkeypatch.setattr(offline, "start", start)
+    return made
+
+
+def compare_all(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str) -> dict[str, dict[str, dict[str, object]]]:
+    arguments = ["--requests", "2", "1", "--runs", "3", "--checkpoint", str(folder), "--json", str(folder / "out.json")]
+    monkeypatch.setattr(sys, "argv", ["offline", *arguments, *more])
+    offline.main()
+    found: dict[str, dict[str, dict[str, object]]] = json.loads((folder / "out.json").read_text())["results"]
+    return found
+
+
+def test_a_peer_without_a_figure_loses_none_of_the_others(
+    started: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name in MODULES:
-        monkeypatch.setitem(sys.modules, MODULES[name], None)
-    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
-    peers, left_out = offline.load_peers(tmp_path, [name], threads=1)
-    assert (peers, list(left_out)) == ([], [name])
-    said = capsys.readouterr().out
-    assert f"{name} is left out: " in said
-    assert INSTALL[name] in said
+    results = compare_all(monkeypatch, tmp_path, "--peers", "transformers,llama.cpp,openvino")
+    for count in ("1", "2"):
+        assert results[count]["llama.cpp"] == {"error": "No module named 'llama_cpp'"}
+        assert results[count]["openvino"]["ratio_to_weft"]
+    assert results["2"]["transformers"] == {"error": "bf16 KV is not supported"}
+    assert INSTALL["llama.cpp"] in capsys.readouterr().out
+    assert all(engine.closed for engine in started)
 
 
-def test_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, MODULES["llama.cpp"], None)
-    monkeypatch.setitem(offline.PEERS, "a peer", Peer)
-    monkeypatch.setitem(offline.PEERS, "broken", lambda checkpoint, threads: 1 / 0)
-    peers, left_out = offline.load_peers(tmp_path, ["llama.cpp", "broken", "a peer"], threads=3)
-    assert [peer.name for peer in peers] == ["a peer"]
-    assert list(left_out) == ["llama.cpp", "broken"]
-    said = capsys.readouterr().out
-    assert "llama.cpp is left out" in said
-    assert "broken is left out: division by zero" in said
-    assert "a peer: it refuses bf16 and uses f16" in said
-
-
-def test_a_peer_that_nobody_knows_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_file_that_is_continued_measures_what_it_lacks(
+    started: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["offline", "--peers", "transformers,vlm"])
-    with pytest.raises(SystemExit):
-        offline.main()
-    assert "no such peer: vlm" in capsys.readouterr().err
+    first = compare_all(monkeypatch, tmp_path, "--peers", "transformers,openvino")
+    started.clear()
+    monkeypatch.setattr(Failing, "generate", Engine.generate)  # what failed is tried again
+    second = compare_all(monkeypatch, tmp_path, "--peers", "transformers,openvino", "--resume")
+    assert Counter(engine.name for engine in started) == {"weft": 1, "transformers": 1}
+    assert second["1"]["openvino"] == first["1"]["openvino"]
+    assert "error" not in second["2"]["transformers"]
+    started.clear()
+    assert compare_all(monkeypatch, tmp_path, "--peers", "transformers,openvino", "--resume") == second
+    assert not started
+    with pytest.raises(SystemExit, match="other settings"):
+        compare_all(monkeypatch, tmp_path, "--level", "avx2", "--resume")
 
 
 def test_numbers_carry_the_machine_and_the_versions() -> None:
-    where = json.loads(json.dumps(surroundings(threads=2, ran={Peer.name: Peer.version})))
+    where = json.loads(json.dumps(surroundings(threads=2, ran={"a peer": "1.2"})))
     assert {"cpu", "cores", "usable_cores", "cpu_features", "threads"} <= set(where["machine"])
     assert where["machine"]["threads"] == 2
     assert {"weft", "python", "torch"} <= set(where["versions"])
     assert where["versions"]["a peer"] == "1.2"
 
 
-def test_the_wrong_number_of_tokens_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = Peer(tmp_path, 1)
-    monkeypatch.setattr(peer, "generate", lambda prompts, output_tokens: [[0]])
-    measured = offline.measure([peer], [[1, 2]], 3, runs=1)
-    assert measured == ({}, {"a peer": "a peer did not generate 3 tokens for each prompt"})
-
-
-def test_a_peer_that_fails_loses_no_results_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls = 0
-
-    class Failing(Peer):
-        name, notes = "failing", ()
-
-        def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                raise RuntimeError("bf16 KV\nis not supported")
-            return super().generate(prompts, output_tokens)
-
-    class Ours(Peer):
-        name, notes = "weft", ()
-
-        def __init__(self, checkpoint: Path, threads: int, quantization: str | None):
-            super().__init__(checkpoint, threads)
-
-    monkeypatch.setattr(offline, "Weft", Ours)
-    monkeypatch.setattr(offline, "PEERS", {"a peer": Peer, "failing": Failing})
-    arguments = ["--peers", "failing,a peer", "--requests", "2", "--runs", "3", "--checkpoint", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["offline", *arguments, "--json", str(tmp_path / "result.json")])
-    offline.main()
-    found = json.loads((tmp_path / "result.json").read_text())
-    assert calls == 2
-    assert found["results"]["2"]["failing"] == {"error": "bf16 KV is not supported"}
-    assert len(found["results"]["2"]["a peer"]["all_s"]) == len(found["results"]["2"]["weft"]["all_s"]) == 3
-    assert found["notes"] == {"a peer": ["it refuses bf16 and uses f16"]}
-    assert "failing failed and is left out of these runs: bf16 KV is not supported" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--peers", "transformers,vlm"], "no such peer: vlm"),
+        (["--requests", "33"], "room for 32 requests of 512 tokens"),
+        (["--input-tokens", "500", "--output-tokens", "13"], "room for 32 requests of 512 tokens"),
+        (["--packages", "/nowhere"], "--packages /nowhere is not a directory"),
+        (["--resume"], "--resume needs --json"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        offline.parse_arguments(arguments)
+    assert why in capsys.readouterr().err
 
 
 class Pipeline:
@@ -163,34 +236,13 @@ def test_openvino_falls_back_to_a_precision_that_it_takes(
     pipeline: type[Pipeline], late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "late", late)
-    assert PEERS["openvino"](tmp_path, 2).notes == [
+    assert OpenVino(tmp_path, 2).notes == [
         "KV pages are not in bf16, which is refused: KV cache precision bf16 is not supported",
         "KV pages are in f16",
     ]
     monkeypatch.setattr(pipeline, "takes", ("bf16",))
-    assert PEERS["openvino"](tmp_path, 2).notes == []
+    assert OpenVino(tmp_path, 2).notes == []
     monkeypatch.setattr(pipeline, "takes", ())
-    peers, left_out = offline.load_peers(tmp_path, ["openvino"], threads=2)
-    assert (peers, left_out) == ([], {"openvino": "KV cache precision f32 is not supported"})
+    with pytest.raises(RuntimeError, match="KV cache precision f32 is not supported"):
+        OpenVino(tmp_path, 2)
     assert pipeline.tried == ["bf16", "f16", "bf16", "bf16", "f16", "f32"]
-
-
-def test_more_than_there_is_room_for_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in (["--requests", "33"], ["--input-tokens", "500", "--output-tokens", "13"]):
-        monkeypatch.setattr(sys, "argv", ["offline", *arguments])
-        with pytest.raises(SystemExit):
-            offline.parse_arguments()
-        assert "room for 32 requests of 512 tokens" in capsys.readouterr().err
-
-
-def test_ratios_are_of_neighbouring_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = offline.report("title", {"weft": [1.0, 2.0, 4.0], "a peer": [2.0, 3.0, 12.0]})
-    assert rows["a peer"] == {
-        "median_s": 3.0,
-        "all_s": [2.0, 3.0, 12.0],
-        "ratio_to_weft": 1.5,
-        "ratio_pairs": [1.5, 3.0],
-    }
-    assert "1.50x  (pairs 1.50 to 3.00)" in capsys.readouterr().out

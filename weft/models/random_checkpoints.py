@@ -75,6 +75,8 @@ QWEN3_0_6B: Mapping[str, Any] = MappingProxyType(
     }
 )
 """The shape of Qwen3-0.6B with a vocabulary of 32,000, for benchmarks."""
+QWEN3_1_7B: Mapping[str, Any] = MappingProxyType({**QWEN3_0_6B, "hidden_size": 2048, "intermediate_size": 6144})
+"""The shape of Qwen3-1.7B with a vocabulary of 32,000."""
 
 
 def write_tiny(
