@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from weft.cli import profile_report
 from weft.config import EngineConfig
@@ -84,6 +86,23 @@ def test_an_engine_uses_what_was_kept(weft, checkpoint, monkeypatch, tmp_path, c
     with LLM(checkpoint, **options) as llm:
         assert llm.stats().cost_factor is None
     assert f"{stored} is not used: it is no cost profile, or a damaged one" in caplog.text
+
+
+def test_doctor_says_what_another_dtype_takes_where_it_was_measured(weft, checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    config = EngineConfig(model=checkpoint, device="cpu", num_pages=64, max_running=4, threads=1)
+    flags = ("--json", "--device", "cpu", "--num-pages", "64", "--max-running", "4", "--threads", "1")
+
+    def measured() -> list[str]:
+        return json.loads(weft("doctor", checkpoint, *flags).output)["will_use"]["measured"]
+
+    assert measured() == []
+    spec = read_spec(Path(checkpoint))
+    for dtype, quantization in ((torch.float32, None), (torch.bfloat16, "int8")):
+        store_profile(tmp_path, made_up(identify_spec(config, replace(spec, dtype=dtype, quantization=quantization))))
+    (with_int8, float32) = measured()
+    assert re.fullmatch(r"float32: [\d.]+ ms for a token, [\d.e+]+ ms for a prompt of 256 tokens", float32)
+    assert with_int8.startswith("bfloat16 with int8 weights: ")
 
 
 def test_the_saturation_point_bounds_prompts(weft, checkpoint, monkeypatch, tmp_path, caplog):

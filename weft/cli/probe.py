@@ -8,14 +8,18 @@ import os
 import platform
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.abi.errors import WeftError
 from weft.cli.version import versions
 from weft.config import EngineConfig, cache_directory
 from weft.hub import OFFLINE_IS_SET, find_model
 from weft.worker.machine import cpu_lines, cpu_name
+
+if TYPE_CHECKING:
+    from weft.models.base import ModelSpec
 
 REQUIRED = (
     "numpy",
@@ -190,8 +194,30 @@ def plan(config: EngineConfig) -> dict[str, Any]:
         "max_context": sizing.max_context,
         "max_step_tokens": step_tokens(config),
         "saturation_tokens": saturation_tokens(config, profile) or "none",
+        "measured": _measured(config, spec),
         "notice": sizing.notice or "none",
     }
+
+
+def _measured(config: EngineConfig, spec: ModelSpec) -> list[str]:
+    """Return step times: a line for each dtype and quantization that `weft profile` has measured on this machine."""
+    import torch
+
+    from weft.core.cost.model import StepShape
+    from weft.engine.profiles import find_profile, profile_path
+    from weft.worker.identity import identify_spec
+
+    cache = cache_directory(os.environ)
+    lines = []
+    for dtype, quantization in product((torch.bfloat16, torch.float16, torch.float32), (None, "int8")):
+        identity = identify_spec(config, replace(spec, dtype=dtype, quantization=quantization))
+        profile = find_profile(cache, identity, config.model) if profile_path(cache, identity).exists() else None
+        if profile is not None:
+            token = profile.forward.predict_s(StepShape.decodes(1, 256))
+            prompt = profile.forward.predict_s(StepShape.chunk(256, 0, 1))
+            name = str(dtype).removeprefix("torch.") + (f" with {quantization} weights" if quantization else "")
+            lines.append(f"{name}: {token * 1e3:.3g} ms for a token, {prompt * 1e3:.3g} ms for a prompt of 256 tokens")
+    return lines
 
 
 def gib(num_bytes: int) -> float:
