@@ -7,7 +7,7 @@ number of threads, pages for all requests at once, no prefix cache, no more than
 prompts and decoding in one step (`dynamic_split_fuse`). Everything else is its default.
 
 OpenVINO refuses bfloat16 KV on processors without AVX-512. Then KV pages are in float16, or else in float32, and
-`notes` says so.
+`notes` says so. Its paged attention cannot be held to a lower level than the processor's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from bench.peers.gguf_checkpoint import gguf_file
 from bench.peers.text import one_line
+from weft.cli.probe import cpu_features
 
 BATCH_TOKENS = 512
 KV_PRECISIONS = ("bf16", "f16", "f32")
@@ -30,8 +31,6 @@ PAGE_TOKENS = 32
 
 class OpenVino:
     """Prompts of any number up to `max_sequences`; raises `ImportError` where the packages are missing."""
-
-    instructions: tuple[str, ...] = ()  # oneDNN writes them
 
     def __init__(
         self,
@@ -56,6 +55,8 @@ class OpenVino:
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = False
         file = str(gguf_file(checkpoint, "f16", tokens=True))
+        # oneDNN writes what it uses; the attention over pages has kernels of its own and reads the processor's flags.
+        self.instructions = ["paged attention: avx512f"] if "avx512f" in cpu_features() else []
         self.notes: list[str] = []
         for precision in kv_precisions:
             properties = {

@@ -19,6 +19,7 @@ from weft.hub import OFFLINE_IS_SET, find_model
 from weft.worker.machine import cpu_lines, cpu_name
 
 if TYPE_CHECKING:
+    from weft.config import Quantization
     from weft.models.base import ModelSpec
 
 REQUIRED = (
@@ -209,7 +210,8 @@ def _measured(config: EngineConfig, spec: ModelSpec) -> list[str]:
 
     cache = cache_directory(os.environ)
     lines = []
-    for dtype, quantization in product((torch.bfloat16, torch.float16, torch.float32), (None, "int8")):
+    quantizations: tuple[Quantization | None, ...] = (None, "int8")
+    for dtype, quantization in product((torch.bfloat16, torch.float16, torch.float32), quantizations):
         identity = identify_spec(config, replace(spec, dtype=dtype, quantization=quantization))
         profile = find_profile(cache, identity, config.model) if profile_path(cache, identity).exists() else None
         if profile is not None:
