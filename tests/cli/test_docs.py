@@ -65,8 +65,8 @@ def test_every_command_is_documented():
 
 def test_examples_use_flags_that_exist(weft):
     text = (DOCS / "cli.md").read_text()
-    for block in re.findall(r"```\n(.*?)```", text, re.DOTALL):
-        for line in block.splitlines():
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        for line in block.splitlines() if not language else ():
             words = line.partition("weft ")[2].split()
             command = words[:2] if words[0] in ("bench", "programs") else words[:1]
             shown = weft(*command, "--help").output
