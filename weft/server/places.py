@@ -26,7 +26,7 @@ class Places:
 
     @property
     def num_taken(self) -> int:
-        """Requests under way."""
+        """How many requests are under way, of all tenants."""
         return self._num_taken
 
     def take(self, tenant: str, now: float) -> None:
@@ -40,7 +40,7 @@ class Places:
         self._num_taken += 1
 
     def give_back(self, tenant: str, now: float) -> None:
-        """End a request."""
+        """Free the place of a request that has ended, and count it towards how fast places become free."""
         self._num_taken -= 1
         self._taken[tenant] -= 1
         if not self._taken[tenant]:
