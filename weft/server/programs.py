@@ -70,6 +70,7 @@ class Programs:
         self._registry = registry
         self._checker = CodeChecker()
         self._writing = asyncio.Lock()
+        """One upload or deletion at a time: each occupies a thread while it waits for the disk."""
         self._own = _own_programs(config)
         self._make_host = make_host
         self._host: RunHost | None = None
@@ -97,22 +98,22 @@ class Programs:
         async with self._writing:
             return await asyncio.to_thread(self._registry.upload, tenant, name, content, kind)
 
-    def find(self, tenant: str, reference: str) -> Found:
-        """The program of a reference. Raises `UnknownProgram`."""
+    async def find(self, tenant: str, reference: str) -> Found:
+        """The program of a reference. Raises `UnknownProgram` or `StorageFailed`."""
         own = self._own.get(reference)
         if own is not None:
-            version = _version_of(own)
-            return Found(Program(reference, [version]), version, True)
-        return Found(*self._registry.find(tenant, reference), False)
+            return _found_own(own)
+        return Found(*await asyncio.to_thread(self._registry.find, tenant, reference), False)
 
-    def visible(self, tenant: str) -> list[Found]:
-        """All that the tenant may run, in alphabetical order; the operator's first."""
-        own = [self.find(tenant, name) for name in sorted(self._own)]
-        return own + [Found(program, program.latest, False) for program in self._registry.programs(tenant)]
+    async def visible(self, tenant: str) -> list[Found]:
+        """All that the tenant may run, in alphabetical order; the operator's first. Raises `StorageFailed`."""
+        own = [_found_own(code) for _, code in sorted(self._own.items())]
+        uploaded = await asyncio.to_thread(self._registry.programs, tenant)
+        return own + [Found(program, program.latest, False) for program in uploaded]
 
     async def delete(self, tenant: str, reference: str) -> tuple[str, list[str]]:
         """The name, and the hashes that are gone. Raises `UnknownProgram`, `InvalidRequest`, `StorageFailed`."""
-        found = self.find(tenant, reference)
+        found = await self.find(tenant, reference)
         if found.trusted:
             raise InvalidRequest(f"{reference} belongs to this server's operator.", "program")
         async with self._writing:
@@ -293,6 +294,7 @@ def _own_programs(config: ProgramsConfig) -> dict[str, Code]:
     return own
 
 
-def _version_of(code: Code) -> ProgramVersion:
+def _found_own(code: Code) -> Found:
     digest = hashlib.sha256(code.content).hexdigest()
-    return ProgramVersion(hash=digest, kind=code.kind, size_bytes=len(code.content), created_s=0.0)
+    version = ProgramVersion(hash=digest, kind=code.kind, size_bytes=len(code.content), created_s=0.0)
+    return Found(Program(code.name, [version]), version, True)

@@ -45,12 +45,14 @@ async def upload(service: Service, request: Request) -> ASGIApp:
 
 async def list_programs(service: Service, request: Request) -> ASGIApp:
     """All programs of the caller."""
-    return answer(ProgramList(data=[_card(found) for found in service.programs.visible(record_of(request).tenant)]))
+    visible = await service.programs.visible(record_of(request).tenant)
+    return answer(ProgramList(data=[_card(found) for found in visible]))
 
 
 async def get_program(service: Service, request: Request) -> ASGIApp:
     """One program, by name, `name@hash` or hash."""
-    return answer(_card(service.programs.find(record_of(request).tenant, request.path_params["program"])))
+    found = await service.programs.find(record_of(request).tenant, request.path_params["program"])
+    return answer(_card(found))
 
 
 async def delete_program(service: Service, request: Request) -> ASGIApp:
