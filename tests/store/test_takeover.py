@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import Engine, event
+from sqlalchemy.exc import OperationalError
 
 from tests.programs.test_run_records import record
 from weft.abi.errors import HostDead, QuotaExceeded, StorageFailed
 from weft.programs.registry import Registry
 from weft.programs.run_records import RunRecords
+from weft.store import takeover
 from weft.store.database import FILE, Database
 from weft.store.values import INLINE_BYTES, DatabaseValueStore
 
@@ -246,3 +248,19 @@ def test_what_is_damaged_stays_and_the_rest_is_taken_over(
     with closing(sqlite3.connect(folder / FILE)) as database:
         counts = [database.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in ("runs", "program_values")]
     assert counts == [0 if damaged in ("runs", "format") else 2, 0 if damaged in ("values", "empty") else 1201]
+
+
+def test_a_disk_that_is_full_after_the_take_over_keeps_nothing_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_old(tmp_path / "data")
+
+    def full(*_: object) -> None:
+        raise OperationalError("DELETE", None, sqlite3.OperationalError("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(takeover, "delete", full)
+        registry = Registry(Database(tmp_path / "data"))
+        assert registry.code("", "agent").content == TWO
+        registry.close()
+    assert_taken_over(tmp_path / "data")

@@ -76,7 +76,7 @@ def take_over(connection: Connection, folder: Path, blobs: FolderBlobs) -> None:
 
 
 def remove_leftovers(engine: Engine, folder: Path) -> None:
-    """Remove old files that were taken over. Files that cannot be removed stay on the list."""
+    """Remove old files that were taken over. Files that cannot be removed now stay on the list."""
     with engine.connect() as connection:
         names = connection.execute(select(leftovers.c.path)).scalars().all()
     if not names:
@@ -88,8 +88,11 @@ def remove_leftovers(engine: Engine, folder: Path) -> None:
     with contextlib.suppress(OSError):
         (folder / _PROGRAMS).rmdir()
     gone = [name for name in names if not (folder / name).exists()]
-    with sqlite.writing(engine) as connection:
-        connection.execute(delete(leftovers).where(leftovers.c.path.in_(gone)))
+    try:
+        with sqlite.writing(engine) as connection:
+            connection.execute(delete(leftovers).where(leftovers.c.path.in_(gone)))
+    except DBAPIError as error:  # The data is complete; the next opening removes the list.
+        logger.warning("the list of old files in %s cannot be shortened: %s", folder, error.orig)
 
 
 def _remove_later(connection: Connection, name: str) -> None:
