@@ -42,7 +42,7 @@ from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
 from weft.worker import runner
 from weft.worker.lowering import input_embeddings
 from weft.worker.runner import StepRunner
-from weft.worker.sampler import Sampler
+from weft.worker.sampler import StepSampler
 
 PROMPT_TOKENS = 64
 STEPS = 20
@@ -125,7 +125,7 @@ class Timers:
             mock.patch.object(dispatch, "select", timed_select),
             mock.patch.object(StepRunner, "forward_half", self.begins(StepRunner.forward_half)),
             mock.patch.object(StepRunner, "sampling_half", self.ends(StepRunner.sampling_half)),
-            mock.patch.object(Sampler, "sample", self.timed("sampling", Sampler.sample)),
+            mock.patch.object(StepSampler, "sample", self.timed("sampling", StepSampler.sample)),
             mock.patch.object(DecoderModel, "head", self.timed("torch: logits", DecoderModel.head)),
             mock.patch.object(DecoderModel, "embed", self.timed("torch: embedding", DecoderModel.embed)),
             mock.patch.object(Rope, "rotation", self.timed("torch: rotation", Rope.rotation)),

@@ -33,7 +33,7 @@ from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.config import EMBEDDED_MODEL, DType, Quantization
 from weft.core.step import ForwardBatch
 from weft.kernels import dispatch
-from weft.models.base import Model, lower
+from weft.models.base import LanguageModel, lower
 from weft.models.loader import load_model
 
 PAGE = 16
@@ -57,7 +57,7 @@ PAIRS = ((BFLOAT16, FLOAT32), (INT8, FLOAT32), (INT8, BFLOAT16))
 
 
 @torch.inference_mode()
-def next_token_logprobs(model: Model, ids: list[int]) -> Tensor:
+def next_token_logprobs(model: LanguageModel, ids: list[int]) -> Tensor:
     """Log-probabilities of all tokens after each of these, [tokens, vocabulary] float64."""
     count, pages = len(ids), -(-len(ids) // PAGE)
     numbers = np.arange(count, dtype=np.int32)
@@ -78,7 +78,7 @@ def next_token_logprobs(model: Model, ids: list[int]) -> Tensor:
     return model.head(model.final_norm(x)).to(torch.float64).log_softmax(-1)
 
 
-def distances(models: dict[str, Model], texts: list[list[int]]) -> dict[str, dict[str, float]]:
+def distances(models: dict[str, LanguageModel], texts: list[list[int]]) -> dict[str, dict[str, float]]:
     """For each pair: divergence per token, mean and largest, and how often the likeliest token is the same."""
     found: dict[tuple[Setting, Setting], list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for ids in texts:

@@ -86,7 +86,7 @@ EVENTS: list[wire.Event] = [
     wire.Welcome(info=_INFO),
     wire.Loading(1, 2),
     wire.Drained(),
-    wire.Stats(stats=wire.EngineStats(finished={"stop": 1}, step_time=wire.HistogramPicture((0.5,), [1, 2], 3.0))),
+    wire.Stats(stats=wire.EngineStats(finished={"stop": 1}, step_time=wire.HistogramSnapshot((0.5,), [1, 2], 3.0))),
     wire.TraceSpan("r", "chunk", 1.5, 3),
 ]
 

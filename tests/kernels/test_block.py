@@ -23,7 +23,7 @@ from weft.models.layers.rope import Rope
 try:
     LOADED = library.load()
     LEVELS = [ops.CpuKernels(LOADED, level) for level in library.levels(LOADED)]
-except library.Unavailable as reason:
+except library.KernelsUnavailable as reason:
     pytest.skip(f"the library is {reason}", allow_module_level=True)
 
 SPEC = ModelSpec(

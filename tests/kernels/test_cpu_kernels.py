@@ -24,7 +24,7 @@ from weft.kernels.cpu import build, huge_pages, library, ops, tensors
 
 try:
     LOADED = library.load()
-except library.Unavailable as reason:
+except library.KernelsUnavailable as reason:
     pytest.skip(f"the library is {reason}", allow_module_level=True)
 
 KERNELS = [ops.CpuKernels(LOADED, level) for level in library.levels(LOADED)]
@@ -407,11 +407,11 @@ def test_dispatch_takes_the_best_level():
 
 
 def test_a_library_that_is_missing_or_broken_is_unavailable(tmp_path):
-    with pytest.raises(library.Unavailable, match=r"weft\.kernels\.cpu\.build"):
+    with pytest.raises(library.KernelsUnavailable, match=r"weft\.kernels\.cpu\.build"):
         library.load(tmp_path / "none.so")
     broken = tmp_path / "broken.so"
     broken.write_text("no library")
-    with pytest.raises(library.Unavailable, match="cannot be loaded"):
+    with pytest.raises(library.KernelsUnavailable, match="cannot be loaded"):
         library.load(broken)
 
 

@@ -79,7 +79,7 @@ def test_bfloat16_is_computed_well_where_a_level_packs_it(monkeypatch):
     for level in library.levels(library.load()):
         monkeypatch.setattr(dispatch.cpu_ops, "best", lambda level=level: cpu_ops.CpuKernels(library.load(), level))
         assert dispatch.computes_well("cpu", torch.bfloat16) == (level > library.Level.PORTABLE)
-    monkeypatch.setattr(dispatch.cpu_ops, "best", lambda: library.Unavailable("not built"))
+    monkeypatch.setattr(dispatch.cpu_ops, "best", lambda: library.KernelsUnavailable("not built"))
     assert not dispatch.computes_well("cpu", torch.bfloat16)
 
 

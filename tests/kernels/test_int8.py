@@ -20,7 +20,7 @@ C_BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
 try:
     LOADED = library.load()
     LEVELS = [ops.CpuKernels(LOADED, level) for level in library.levels(LOADED)]
-except library.Unavailable:
+except library.KernelsUnavailable:
     LEVELS = []
 levels = pytest.mark.parametrize("kernels", LEVELS, ids=[k.level.name.lower() for k in LEVELS])
 PACKING = [

@@ -105,7 +105,7 @@ def test_what_not_every_query_sees_is_not_shared():
 def test_attention_is_the_same_to_the_bit_whoever_shares(rows, heads, dtype, page_size):
     try:
         loaded = library.load()
-    except library.Unavailable as reason:
+    except library.KernelsUnavailable as reason:
         pytest.skip(f"the library is {reason}")
     num_heads, kv_heads, head_dim = heads
     batch, num_pages = batch_of(rows, page_size)

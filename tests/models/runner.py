@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.core.step import ForwardBatch
-from weft.models.base import Model, lower
+from weft.models.base import LanguageModel, lower
 
 
 def ragged(rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], page_size: int, **options: object) -> ForwardBatch:
@@ -51,7 +51,7 @@ class Sequence_:
 class Runner:
     """Owns the KV of one model and hands out scattered pages."""
 
-    model: Model
+    model: LanguageModel
     num_pages: int = 64
     page_size: int = 8
     free: list[int] = field(init=False)

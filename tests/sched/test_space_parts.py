@@ -7,7 +7,7 @@ import numpy as np
 from weft.core.sampling import SamplingParams
 from weft.sched.slots import uniforms
 from weft.sched.spaces.parts import SpaceParts, SpaceRow
-from weft.sched.spaces.rows import Row
+from weft.sched.spaces.rows import ExplicitRow
 
 
 def test_the_last_states_of_a_row_are_stored() -> None:
@@ -41,8 +41,8 @@ def test_a_draw_is_that_of_its_seed_and_number() -> None:
 
 def test_masks_and_visibility_are_of_their_rows() -> None:
     parts = SpaceParts()
-    parts.add_row(1, 2, Row([5, 6], 20, [0xF, 0xFFFFFFFF], True, b""))
-    parts.add_row(3, 6, Row([7], 9, None, False, b"abc"))
+    parts.add_row(1, 2, ExplicitRow([5, 6], 20, [0xF, 0xFFFFFFFF], True, b""))
+    parts.add_row(3, 6, ExplicitRow([7], 9, None, False, b"abc"))
     causal, visible = parts.causal(5), parts.visibility(8)
     assert causal is not None
     assert visible is not None

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from weft.abi.errors import InvalidRequest
-from weft.sched.spaces.resources import Page
-from weft.sched.spaces.rows import Place, Row, explicit_mask, make_row
+from weft.sched.spaces.resources import PageHandle
+from weft.sched.spaces.rows import ExplicitRow, Place, explicit_mask, make_row
 
 SIZE = 8
 
 
-def seen_in(row: Row, num_inputs: int) -> list[set[int]]:
+def seen_in(row: ExplicitRow, num_inputs: int) -> list[set[int]]:
     """Which places each input sees, as attention reads the row."""
     assert len(row.page_ids) == -(-row.kv_len // SIZE)
     words = row.visibility or [0xFFFFFFFF] * len(row.page_ids)
@@ -26,9 +26,9 @@ def seen_in(row: Row, num_inputs: int) -> list[set[int]]:
     return [{place for place in shown if mask[index, place]} for index in range(num_inputs)]
 
 
-def some_pages(rng: random.Random) -> tuple[list[Page], list[int], list[Place], list[int]]:
+def some_pages(rng: random.Random) -> tuple[list[PageHandle], list[int], list[Place], list[int]]:
     """Pages with holes and hidden tokens, and inputs put on the first free places of some of them."""
-    pages = [Page.empty(10 + number, SIZE) for number in range(rng.randrange(1, 4))]
+    pages = [PageHandle.empty(10 + number, SIZE) for number in range(rng.randrange(1, 4))]
     tidy = rng.random() < 0.5
     position = 0
     for page in pages:
@@ -102,7 +102,7 @@ def test_a_mask_says_who_sees_whom(seed: int) -> None:
 
 
 def test_an_input_that_sees_nothing_is_refused() -> None:
-    page = Page.empty(3, SIZE)
+    page = PageHandle.empty(3, SIZE)
     page.fill(0, 5)
     with pytest.raises(InvalidRequest, match="input 0 of the forward sees no token at all"):
         make_row([page], [1], [Place(0, 0)], [5], np.zeros((1, SIZE), np.bool_))

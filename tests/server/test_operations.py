@@ -26,7 +26,7 @@ from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect
 from weft.abi.errors import ConfigError
 from weft.config import ServerConfig
-from weft.core.wire import EngineStats, Envelope, HistogramPicture, TraceSpan
+from weft.core.wire import EngineStats, Envelope, HistogramSnapshot, TraceSpan
 from weft.endpoints.fields import ADVISORY, REFUSED
 from weft.server.logs import JsonFormatter, TextFormatter
 from weft.server.openapi import OPERATIONS, openapi
@@ -73,7 +73,7 @@ def test_metrics() -> None:
 def test_metrics_of_a_cost_profile(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [name for name, _ in samples(server) if "cost_model" in name or "saturation" in name]
     stats = EngineStats(
-        cost_factor=1.5, saturation_tokens=77, cost_ratio=HistogramPicture((0.5, 1.0, 2.0), [1, 0, 3, 0], 5.0)
+        cost_factor=1.5, saturation_tokens=77, cost_ratio=HistogramSnapshot((0.5, 1.0, 2.0), [1, 0, 3, 0], 5.0)
     )
 
     async def with_profile() -> EngineStats:

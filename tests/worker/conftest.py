@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.kernels import dispatch
-from weft.models.base import Model
+from weft.models.base import LanguageModel
 from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
 from weft.worker.executor import PoolSizes, TorchWorker
@@ -17,7 +17,7 @@ SIZES = PoolSizes(page_size=8, num_device_pages=40, num_host_pages=6, num_slots=
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     directory = write_tiny(tmp_path_factory.mktemp("model"), "qwen3", dtype=torch.float32)
     # The reference kernels, so that a fault found here is one of the worker.
     kernels = dispatch.select("cpu", torch.float64, {"*": "reference"})
@@ -25,10 +25,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture
-def make_worker(model: Model) -> Iterator[Callable[..., TorchWorker]]:
+def make_worker(model: LanguageModel) -> Iterator[Callable[..., TorchWorker]]:
     made: list[TorchWorker] = []
 
-    def make(other: Model | None = None, **changes: int) -> TorchWorker:
+    def make(other: LanguageModel | None = None, **changes: int) -> TorchWorker:
         made.append(TorchWorker(other or model, SIZES._replace(**changes)))
         return made[-1]
 

@@ -10,7 +10,7 @@ import torch
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams
 from weft.core.step import LateInputs, SamplingBatch, SlotSet
-from weft.worker.sampler import Sampler
+from weft.worker.sampler import StepSampler
 from weft.worker.slots import SlotTable
 
 CPU = torch.device("cpu")
@@ -51,4 +51,4 @@ def table_of(*sets: SlotSet, vocab_size: int, num_slots: int = 512) -> SlotTable
 
 
 def sample(table: SlotTable, logits: torch.Tensor, batch: SamplingBatch, late: LateInputs | None = None, **options):
-    return Sampler(table, **options).sample(logits, batch, late or LateInputs()).tolist()
+    return StepSampler(table, **options).sample(logits, batch, late or LateInputs()).tolist()

@@ -16,7 +16,7 @@ from tests.worker.step_help import dist, forward, greedy, ints, run, set_slots, 
 from weft.abi.errors import WeftError
 from weft.core.sampling import SamplingParams
 from weft.core.step import EmbedBatch, HeadBatch, LateInputs, Step, decode_step, encode
-from weft.models.base import Model, lower
+from weft.models.base import LanguageModel, lower
 from weft.worker.errors import StepError
 from weft.worker.executor import TorchWorker
 
@@ -24,7 +24,7 @@ PROMPT = [5, 17, 3, 42, 8, 30, 21, 9, 11, 2, 60, 7, 33, 12, 4, 19, 25, 1, 50, 6]
 PAGES = [7, 3, 12, 30]
 
 
-def reference_logits(model: Model, tokens: list[int]) -> torch.Tensor:
+def reference_logits(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
     """The model alone, in one pass over a fresh KV: [tokens, V]."""
     spec = model.kv_spec()
     pages = list(range(-(-len(tokens) // 8)))
@@ -38,7 +38,7 @@ def reference_logits(model: Model, tokens: list[int]) -> torch.Tensor:
         return model.head(model.final_norm(x))
 
 
-def reference_greedy(model: Model, prompt: list[int], count: int) -> list[int]:
+def reference_greedy(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(reference_logits(model, tokens)[-1].argmax()))
@@ -50,7 +50,7 @@ def logprobs_by_id(result, row: int) -> np.ndarray:
     return values[np.argsort(ids)]
 
 
-def test_whole_prompt_gives_the_models_distribution(worker: TorchWorker, model: Model):
+def test_whole_prompt_gives_the_models_distribution(worker: TorchWorker, model: LanguageModel):
     vocab_size = worker.spec.vocab_size
     result = run(worker, step(forward=forward([(PROMPT, 0, PAGES)]), sampling=dist([0], vocab_size)))
     expected = reference_logits(model, PROMPT)[-1].log_softmax(-1).numpy()
@@ -61,7 +61,7 @@ def test_whole_prompt_gives_the_models_distribution(worker: TorchWorker, model: 
 
 
 @pytest.mark.parametrize("cuts", [(3,), (8, 16), (1, 2, 9, 19)])
-def test_a_prompt_in_chunks_gives_what_it_gives_whole(worker: TorchWorker, model: Model, cuts):
+def test_a_prompt_in_chunks_gives_what_it_gives_whole(worker: TorchWorker, model: LanguageModel, cuts):
     bounds = [0, *cuts, len(PROMPT)]
     for begin, end in pairwise(bounds):
         batch = forward([(PROMPT[begin:end], begin, PAGES)])
@@ -76,7 +76,7 @@ def decode_step_of(slot: int, length: int) -> Step:
     return step(forward=batch, sampling=sampling_batch([0], [slot], [0.37], num_logprobs=ints([0])))
 
 
-def test_tokens_chain_on_the_device(worker: TorchWorker, model: Model):
+def test_tokens_chain_on_the_device(worker: TorchWorker, model: LanguageModel):
     params = SamplingParams(temperature=1.5)
     batch = forward([(PROMPT, 0, PAGES)])
     first = step(slot_sets=set_slots(4, params=params), forward=batch, sampling=sampling_batch([0], [4], [0.7]))
@@ -95,7 +95,7 @@ def test_tokens_chain_on_the_device(worker: TorchWorker, model: Model):
         assert tokens[i] == oracle.draw(weights.tolist(), 0.37)
 
 
-def test_steps_survive_the_wire(worker: TorchWorker, model: Model):
+def test_steps_survive_the_wire(worker: TorchWorker, model: LanguageModel):
     one = step(
         slot_sets=set_slots(0),
         forward=forward([(PROMPT, 0, PAGES)], causal=np.array([True])),
@@ -105,7 +105,7 @@ def test_steps_survive_the_wire(worker: TorchWorker, model: Model):
     assert result.tokens.tolist() == reference_greedy(model, PROMPT, 1)
 
 
-def test_a_batch_gives_each_row_what_it_gives_alone(worker: TorchWorker, model: Model):
+def test_a_batch_gives_each_row_what_it_gives_alone(worker: TorchWorker, model: LanguageModel):
     prompts = [PROMPT, PROMPT[:9], PROMPT[4:7]]
     pages = [[0, 1, 2], [9, 5], [20]]
     batch = forward([(tokens, 0, own) for tokens, own in zip(prompts, pages, strict=True)])
@@ -114,7 +114,7 @@ def test_a_batch_gives_each_row_what_it_gives_alone(worker: TorchWorker, model: 
     assert run(worker, one).tokens.tolist() == [expected[2], expected[0], expected[1]]
 
 
-def test_logprobs_are_those_of_the_model(worker: TorchWorker, model: Model):
+def test_logprobs_are_those_of_the_model(worker: TorchWorker, model: LanguageModel):
     batch = forward([(PROMPT, 0, PAGES)], output_tokens=ints(range(len(PROMPT))))
     last = len(PROMPT) - 1
     sampling = greedy(
@@ -139,7 +139,7 @@ def test_logprobs_are_those_of_the_model(worker: TorchWorker, model: Model):
     assert result.score_top.ids.tolist() == top.indices[:last, :2].tolist()
 
 
-def test_embeddings_hidden_sums_and_head(worker: TorchWorker, model: Model):
+def test_embeddings_hidden_sums_and_head(worker: TorchWorker, model: LanguageModel):
     spec = worker.spec
     # The prompt's tokens come in through embedding slots but for two, and its last hidden state goes out to a slot.
     embed = EmbedBatch(ints(PROMPT[:6]), ints(range(6)))
@@ -167,7 +167,7 @@ def test_embeddings_hidden_sums_and_head(worker: TorchWorker, model: Model):
     np.testing.assert_allclose(logprobs_by_id(later, 0), expected[3], atol=1e-6)
 
 
-def test_inputs_of_all_three_kinds_in_one_batch(worker: TorchWorker, model: Model):
+def test_inputs_of_all_three_kinds_in_one_batch(worker: TorchWorker, model: LanguageModel):
     first = step(slot_sets=set_slots(2), forward=forward([(PROMPT, 0, PAGES)]), sampling=greedy([0], [2]))
     token = int(run(worker, first).tokens[0])
     # Slot numbers are given for every token; the first kind of input that is there counts.
@@ -190,11 +190,11 @@ def after(worker: TorchWorker, tokens: list[int], pages: list[int], **moves: np.
     return logprobs_by_id(result, 0)
 
 
-def expected_after(model: Model, tokens: list[int]) -> np.ndarray:
+def expected_after(model: LanguageModel, tokens: list[int]) -> np.ndarray:
     return reference_logits(model, tokens)[-1].log_softmax(-1).numpy()
 
 
-def test_pages_go_to_the_host_and_back_while_others_overwrite_them(worker: TorchWorker, model: Model):
+def test_pages_go_to_the_host_and_back_while_others_overwrite_them(worker: TorchWorker, model: LanguageModel):
     tokens = PROMPT[:17]
     expected = expected_after(model, tokens)
     fill(worker, tokens[:16], [7, 3])
@@ -210,7 +210,7 @@ def test_pages_go_to_the_host_and_back_while_others_overwrite_them(worker: Torch
     assert not np.allclose(after(worker, tokens, [20, 21, 22]), expected, atol=1e-4)
 
 
-def test_copied_pages_and_tokens_serve_as_the_originals(worker: TorchWorker, model: Model):
+def test_copied_pages_and_tokens_serve_as_the_originals(worker: TorchWorker, model: LanguageModel):
     tokens = PROMPT[:14]
     expected = expected_after(model, tokens)
     fill(worker, tokens[:13], [7, 3])
@@ -223,7 +223,7 @@ def test_copied_pages_and_tokens_serve_as_the_originals(worker: TorchWorker, mod
     np.testing.assert_allclose(after(worker, tokens, [30, 36], token_copies=copies), expected, atol=1e-6)
 
 
-def test_many_pages_are_swapped_in_parts(make_worker: Callable[..., TorchWorker], model: Model, monkeypatch):
+def test_many_pages_are_swapped_in_parts(make_worker: Callable[..., TorchWorker], model: LanguageModel, monkeypatch):
     monkeypatch.setattr("weft.worker.kv_store.STAGING_BYTES", 1)
     worker = make_worker(num_host_pages=40)
     tokens = PROMPT[:17]
@@ -267,7 +267,7 @@ def test_an_empty_step_completes(worker: TorchWorker):
 class Breaking:
     """A model whose first layer fails, once, when told to."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: LanguageModel):
         self._model = model
         self.broken = False
 
@@ -281,7 +281,7 @@ class Breaking:
         return self._model.embed(token_ids)
 
 
-def test_a_failed_step_takes_the_worker_with_it(make_worker: Callable[..., TorchWorker], model: Model):
+def test_a_failed_step_takes_the_worker_with_it(make_worker: Callable[..., TorchWorker], model: LanguageModel):
     breaking = Breaking(model)
     worker = make_worker(breaking)
     run(worker, step(forward=forward([(PROMPT, 0, PAGES)])))
@@ -307,7 +307,7 @@ def test_a_contradiction_found_while_sampling_fails_the_step(worker: TorchWorker
         handle.wait()
 
 
-def test_close_finishes_bound_steps_and_fails_the_others(worker: TorchWorker, model: Model):
+def test_close_finishes_bound_steps_and_fails_the_others(worker: TorchWorker, model: LanguageModel):
     first = worker.launch(
         step(slot_sets=set_slots(0), forward=forward([(PROMPT, 0, PAGES)]), sampling=greedy([0], [0]))
     )

@@ -23,7 +23,7 @@ from weft.core.step import ForwardBatch
 from weft.engine.engine import Engine
 from weft.kernels import splits
 from weft.kernels.base import Norm, NormedSum
-from weft.models.base import Model
+from weft.models.base import LanguageModel
 from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
 from weft.sched.scheduler import SchedulerConfig
@@ -66,7 +66,7 @@ def exact_linear_rms_norm(x: Tensor, weight: Tensor, residual: Tensor, norm: Nor
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     directory = write_tiny(tmp_path_factory.mktemp("model"), "qwen3", **SHAPE)
     kernels = ops.KERNELS._replace(
         linear=exact_linear,
@@ -157,7 +157,7 @@ def random_script(seed: int, turns: int) -> list[tuple[int, list[wire.Command]]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_graphs_change_no_token(model: Model, backend: RecordingBackend, seed: int):
+def test_graphs_change_no_token(model: LanguageModel, backend: RecordingBackend, seed: int):
     plain = Client(TorchWorker(model, SIZES)).play(random_script(seed, 14))
     worker = TorchWorker(model, SIZES, graphs=options(backend))
     with_graphs = Client(worker)
@@ -183,7 +183,7 @@ def decode_step(rows: list[tuple[int, list[int]]]):
     return step(slot_sets=set_slots(*every), forward=decode(rows), sampling=greedy(every, every))
 
 
-def test_a_graph_is_captured_at_the_second_need(model: Model, backend: RecordingBackend):
+def test_a_graph_is_captured_at_the_second_need(model: LanguageModel, backend: RecordingBackend):
     worker = TorchWorker(model, SIZES, graphs=options(backend))
     captured = []
     for before in (3, 4, 5):
@@ -195,7 +195,7 @@ def test_a_graph_is_captured_at_the_second_need(model: Model, backend: Recording
     assert worker.graph_counts is None
 
 
-def test_tokens_that_the_host_knows(model: Model, backend: RecordingBackend):
+def test_tokens_that_the_host_knows(model: LanguageModel, backend: RecordingBackend):
     """In rows beside those whose tokens only the device knows."""
     found = []
     for graphs in (None, options(backend)):
@@ -213,7 +213,7 @@ def test_tokens_that_the_host_knows(model: Model, backend: RecordingBackend):
     assert len(backend.graphs) == 1
 
 
-def test_padding_takes_its_part_of_the_table(model: Model, backend: RecordingBackend):
+def test_padding_takes_its_part_of_the_table(model: LanguageModel, backend: RecordingBackend):
     """Three rows with four splits, and a fourth row."""
     rows = [(CHUNK, [1, 4, 5]), (3, [2]), (3, [3])]
     plain, padded = TorchWorker(model, SIZES), TorchWorker(model, SIZES, graphs=options(backend))
@@ -224,7 +224,7 @@ def test_padding_takes_its_part_of_the_table(model: Model, backend: RecordingBac
     padded.close()
 
 
-def test_padding_writes_nothing(model: Model, backend: RecordingBackend):
+def test_padding_writes_nothing(model: LanguageModel, backend: RecordingBackend):
     worker = TorchWorker(model, SIZES, graphs=options(backend))
     graphs = worker._graphs
     assert graphs is not None
@@ -236,7 +236,7 @@ def test_padding_writes_nothing(model: Model, backend: RecordingBackend):
     worker.close()
 
 
-def test_the_least_recently_used_graph_gives_way(model: Model, backend: RecordingBackend):
+def test_the_least_recently_used_graph_gives_way(model: LanguageModel, backend: RecordingBackend):
     worker = TorchWorker(model, SIZES, graphs=options(backend, max_graphs=1))
     one, two = [(3, [1])], [(3, [1]), (3, [2])]
     counts = []
@@ -250,7 +250,7 @@ def test_the_least_recently_used_graph_gives_way(model: Model, backend: Recordin
 
 
 def test_a_failed_capture_is_told_once_and_changes_nothing(
-    model: Model, backend: RecordingBackend, caplog: pytest.LogCaptureFixture
+    model: LanguageModel, backend: RecordingBackend, caplog: pytest.LogCaptureFixture
 ):
     steps = [[(3, [1])], [(4, [1])], [(5, [1])], [(5, [1]), (2, [2])], [(6, [1]), (3, [2])], [(7, [1]), (4, [2])]]
     plain = TorchWorker(model, SIZES)
@@ -265,7 +265,7 @@ def test_a_failed_capture_is_told_once_and_changes_nothing(
     assert "RuntimeError: operation not permitted when stream is capturing" in warning
 
 
-def test_graphs_that_were_captured_go_on_when_a_capture_fails(model: Model, backend: RecordingBackend):
+def test_graphs_that_were_captured_go_on_when_a_capture_fails(model: LanguageModel, backend: RecordingBackend):
     worker = TorchWorker(model, SIZES, graphs=options(backend))
     for _ in range(2):
         run(worker, decode_step([(3, [1])]))
@@ -302,7 +302,7 @@ def test_plain_decoding_in_other_words_is_taken():
     assert is_plain_decode(forward([([4], 3, [1])]))
 
 
-def test_batches_that_no_graph_holds_run_as_ever(model: Model, backend: RecordingBackend, monkeypatch):
+def test_batches_that_no_graph_holds_run_as_ever(model: LanguageModel, backend: RecordingBackend, monkeypatch):
     monkeypatch.setattr("weft.worker.graphs.MAX_ITEMS", 4)
     worker = TorchWorker(model, SIZES, graphs=options(backend)._replace(batch_sizes=(2,)))
     long, short = (4 * CHUNK, [*range(1, 10)]), (3, [20])

@@ -15,7 +15,7 @@ from weft.core.step import LateInputs
 from weft.worker.draw_device import DEVICE
 from weft.worker.draw_host import host_drawing
 from weft.worker.errors import StepError
-from weft.worker.sampler import Sampler
+from weft.worker.sampler import StepSampler
 
 V = 61
 HOST = host_drawing(2)
@@ -156,7 +156,7 @@ def test_penalties_and_bad_words_follow_sampled_tokens_without_the_host():
     )
     prompt, output = [1, 2, 5], [6]
     table = table_of(slot_set(7, params, prompt, output), vocab_size=8)
-    sampler = Sampler(table)
+    sampler = StepSampler(table)
     for _ in range(60):
         logits, uniform = rng.normal(size=8), float(rng.random())
         token = sampler.sample(torch.tensor(logits[None]), sampling_batch([0], [7], [uniform]), LateInputs()).item()

@@ -22,13 +22,13 @@ from weft.core.sampling import SamplingParams
 from weft.core.step import LateInputs, SlotSet
 from weft.kernels import batch as kernels_batch
 from weft.kernels import torch_ops
-from weft.models.base import Model, ResidentWeights
+from weft.models.base import LanguageModel, ResidentWeights
 from weft.models.random_checkpoints import FAMILIES
 from weft.models.registry import family_of
 from weft.worker import transfer
 from weft.worker.draw_device import DEVICE
 from weft.worker.runner import StepRunner
-from weft.worker.sampler import Sampler
+from weft.worker.sampler import StepSampler
 from weft.worker.slots import SlotTable
 
 THERE = torch.device("meta")
@@ -95,7 +95,7 @@ def sample(params: list[SamplingParams], late: LateInputs | None = None, **optio
     rows = range(len(params))
     batch = sampling_batch(rows, rows, np.linspace(0, 0.9, len(rows)), **options)
     logits = torch.empty(len(rows), VOCABULARY, device=THERE)
-    return Sampler(table, drawing=DEVICE).sample(logits, batch, late or LateInputs())
+    return StepSampler(table, drawing=DEVICE).sample(logits, batch, late or LateInputs())
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_edited_rows_do_not_wait(crossings: Crossings):
 
 
 @pytest.fixture
-def model() -> Model:
+def model() -> LanguageModel:
     """With torch's kernels; those in Triton cannot be launched on such tensors."""
     raw = FAMILIES["qwen3"]
     family = family_of(raw)
@@ -131,7 +131,7 @@ def model() -> Model:
     return family.build(spec, ResidentWeights(weights(family.shared_weights(spec)), layers), torch_ops.KERNELS)
 
 
-def test_a_whole_decode_step_does_not_wait(crossings: Crossings, model: Model):
+def test_a_whole_decode_step_does_not_wait(crossings: Crossings, model: LanguageModel):
     spec = model.spec
     worker = WorkerSpec(
         vocab_size=spec.vocab_size,

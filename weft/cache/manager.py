@@ -265,7 +265,7 @@ class KVCache:
         """Give up an empty table: its namespace may be forgotten. A table with pages needs `free` first."""
         self.tiers.unlock(table.tree.root, now)
 
-    # Emptying and pictures
+    # Emptying and views
 
     def reset(self) -> None:
         """Forget every cached page that nothing uses."""
@@ -282,7 +282,7 @@ class KVCache:
         return self.tiers.take_copies()
 
     def trees(self) -> dict[str, RadixTree]:
-        """The namespaces' trees, for integrity checks and pictures."""
+        """The namespaces' trees, for integrity checks and snapshots."""
         return self._trees
 
     # Inside

@@ -20,7 +20,7 @@ from weft.core.clock import Clock, SystemClock
 from weft.core.cost.model import CostModel, Costs
 from weft.core.protocols import Worker
 from weft.core.step import LateInputs, Step, StepHandle
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramPicture
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramSnapshot
 from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
 from weft.engine.grammar import Compiling, Encode, Grammars
@@ -221,16 +221,16 @@ class Engine:
         return self.costs.model
 
     def stats(self) -> EngineStats:
-        """A frozen picture of the engine."""
+        """A frozen snapshot of the engine."""
         model = self.costs.model
         return msgspec.structs.replace(
             self.scheduler.stats(),
             step_device_s=self._step_time.total,
             step_host_s=self._step_host_s,
-            step_time=_picture(self._step_time),
-            batch_size=_picture(self._batch_size),
-            batch_tokens=_picture(self._batch_tokens),
-            cost_ratio=None if model is None else _picture(self.costs.ratios),
+            step_time=_snapshot(self._step_time),
+            batch_size=_snapshot(self._batch_size),
+            batch_tokens=_snapshot(self._batch_tokens),
+            cost_ratio=None if model is None else _snapshot(self.costs.ratios),
             cost_factor=None if model is None else model.factor,
             saturation_tokens=None if model is None else model.saturation_tokens,
         )
@@ -289,5 +289,5 @@ class Engine:
         self._note(events)
 
 
-def _picture(histogram: Histogram) -> HistogramPicture:
-    return HistogramPicture(histogram.bounds, list(histogram.counts), histogram.total)
+def _snapshot(histogram: Histogram) -> HistogramSnapshot:
+    return HistogramSnapshot(histogram.bounds, list(histogram.counts), histogram.total)

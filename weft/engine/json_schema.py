@@ -41,7 +41,7 @@ _FIXES_TEXT = ("maxLength", "pattern", "format")
 _LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b\s*', re.S)
 
 
-class Block(NamedTuple):
+class SchemaBlock(NamedTuple):
     """A schema within a grammar."""
 
     schema: Any
@@ -78,12 +78,12 @@ def prepared_lark(text: str, max_string_chars: int | None, *, limits_untyped: bo
     return "".join([*parts, text[end:]])
 
 
-def blocks(text: str) -> list[Block]:
+def blocks(text: str) -> list[SchemaBlock]:
     """The `%json` schemas of a grammar in Lark."""
     found = []
     for _, _, schema in _blocks(text):
         options = schema.get(OPTIONS) if isinstance(schema, dict) else None
-        found.append(Block(schema, options.get("path", "") if isinstance(options, dict) else ""))
+        found.append(SchemaBlock(schema, options.get("path", "") if isinstance(options, dict) else ""))
     return found
 
 

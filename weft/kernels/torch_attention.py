@@ -37,7 +37,7 @@ MIN_FILL = 0.75
 """The shortest row of a group has at least this share of the longest one's entries."""
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Plain rows of equal query count that attend in one call.
 
     B rows, Q queries each, E entries per row: exact for a single row, else whole pages of the longest one.
@@ -59,10 +59,10 @@ class Group(NamedTuple):
     """A single row whose entries are exactly its own queries; needs no mask."""
 
 
-class Plan(NamedTuple):
+class TorchPlan(NamedTuple):
     """How a pass attends in layers of one geometry."""
 
-    groups: list[Group]
+    groups: list[RowGroup]
     other_rows: list[int]
     """Rows for the reference."""
     workspace: Tensor
@@ -83,7 +83,7 @@ def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, slidin
     return out
 
 
-def _attend(q: Tensor, kv: Tensor, group: Group, shape: HeadShape, scale: float, workspace: Tensor) -> Tensor:
+def _attend(q: Tensor, kv: Tensor, group: RowGroup, shape: HeadShape, scale: float, workspace: Tensor) -> Tensor:
     """Attention of one group: q [B * Q, num_heads, D] -> [B * Q, num_kv_heads, group, D], in any memory order."""
     rows, queries, heads, head_dim = group.num_rows, group.num_queries, shape.num_kv_heads, shape.head_dim
     page_elements = kv.shape[3] * kv.shape[4]
@@ -110,15 +110,15 @@ def _attend(q: Tensor, kv: Tensor, group: Group, shape: HeadShape, scale: float,
     return mixed.permute(2, 1, 0, 3)
 
 
-def _plan_for(batch: AttentionBatch, shape: HeadShape, window: int | None, dtype: torch.dtype) -> Plan:
+def _plan_for(batch: AttentionBatch, shape: HeadShape, window: int | None, dtype: torch.dtype) -> TorchPlan:
     key = ("torch.attention", shape, window, dtype)
-    plan: Plan | None = batch.cache.get(key)
+    plan: TorchPlan | None = batch.cache.get(key)
     if plan is None:
         plan = batch.cache[key] = _plan(batch, shape, window, dtype)
     return plan
 
 
-def _plan(batch: AttentionBatch, shape: HeadShape, window: int | None, dtype: torch.dtype) -> Plan:
+def _plan(batch: AttentionBatch, shape: HeadShape, window: int | None, dtype: torch.dtype) -> TorchPlan:
     lengths, queries = batch.kv_lens_host.astype(np.int64), batch.q_lens.astype(np.int64)
     # Fewer entries than queries leaves queries that see nothing: rare, and the reference knows what to do.
     plain = batch.plain_rows & (lengths >= queries)
@@ -134,7 +134,7 @@ def _plan(batch: AttentionBatch, shape: HeadShape, window: int | None, dtype: to
     ]
     size = max((len(g.blocks) for g in groups), default=0) * batch.page_size * shape.head_dim
     others = np.nonzero(~plain & (queries > 0))[0].tolist()
-    return Plan(groups, others, torch.empty(size, dtype=dtype, device=batch.positions.device))
+    return TorchPlan(groups, others, torch.empty(size, dtype=dtype, device=batch.positions.device))
 
 
 def _windowed(batch: AttentionBatch, window: int) -> tuple[I64, Bool]:
@@ -167,7 +167,7 @@ def _similar_rows(rows: I64, queries: I64, entries: I64, max_entries: int) -> It
 
 def _group(
     batch: AttentionBatch, shape: HeadShape, window: int | None, dtype: torch.dtype, rows: I64, first_pages: I64
-) -> Group:
+) -> RowGroup:
     device = batch.positions.device
     queries, lengths = int(batch.q_lens[rows[0]]), batch.kv_lens_host[rows].astype(np.int64)
     single, is_batched = len(rows) == 1, queries <= BATCHED_QUERIES
@@ -184,7 +184,7 @@ def _group(
             mask = mask.repeat(1, 1, shape.group, 1)
     beyond = np.arange(num_entries) >= entries[:, None]
     hidden = np.broadcast_to(beyond[:, None], (2, len(rows), shape.num_kv_heads, num_entries)).reshape(-1).nonzero()[0]
-    return Group(
+    return RowGroup(
         tokens=slice(int(tokens[0, 0]), int(tokens[0, -1]) + 1)
         if single
         else torch.from_numpy(tokens.ravel()).to(device),

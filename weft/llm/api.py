@@ -280,7 +280,7 @@ class LLM:
     # ---- life
 
     def stats(self) -> EngineStats:
-        """A fresh picture of the engine."""
+        """A fresh snapshot of the engine."""
         return self._thread.run(self._runtime.engine.stats())
 
     def close(self) -> None:

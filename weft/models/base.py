@@ -26,9 +26,9 @@ from weft.kernels.batch import AttentionBatch, lower
 __all__ = [
     "AttentionBatch",
     "KVSpec",
+    "LanguageModel",
     "Layer",
     "LayerKV",
-    "Model",
     "ModelSpec",
     "ResidentWeights",
     "RopeSpec",
@@ -165,7 +165,7 @@ class Layer(Protocol):
         ...
 
 
-class Model(Protocol):
+class LanguageModel(Protocol):
     """A decoder-only language model, layer by layer; the worker owns the loop over layers."""
 
     @property

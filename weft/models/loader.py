@@ -27,10 +27,10 @@ from weft.hub import find_model
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
 from weft.kernels.quantize import quantize
-from weft.models.base import Model, ModelSpec, ResidentWeights
+from weft.models.base import LanguageModel, ModelSpec, ResidentWeights
 from weft.models.config_json import DTYPES
-from weft.models.layers.weights import Source, WeightTarget
-from weft.models.registry import Family, family_of
+from weft.models.layers.weights import WeightSource, WeightTarget
+from weft.models.registry import ModelFamily, family_of
 from weft.models.safetensors_files import FLOATS, TensorInfo, list_tensors, open_tensors, read_json
 
 Progress = Callable[[int, int], None]
@@ -49,7 +49,7 @@ QUANTIZED_NUMBERS = 4 << 20
 class LoadedModel:
     """A model that is ready to run, and what its checkpoint says beyond the weights."""
 
-    model: Model
+    model: LanguageModel
     directory: Path
     eos_ids: tuple[int, ...]
     """Tokens that end a sequence; empty when the checkpoint names none."""
@@ -69,7 +69,7 @@ class _Slice(NamedTuple):
 
     weight: Tensor
     first: int
-    source: Source
+    source: WeightSource
     scales: Tensor | None
     """[rows of `weight`], where it is quantized."""
 
@@ -149,7 +149,7 @@ def read_eos_ids(directory: Path, raw: Mapping[str, Any], vocab_size: int) -> tu
 
 def _load_weights(
     directory: Path,
-    family: Family,
+    family: ModelFamily,
     spec: ModelSpec,
     device: torch.device,
     kernels: Kernels,
@@ -181,7 +181,7 @@ def _load_weights(
     return ResidentWeights(loaded[0], loaded[1:]), _num_bytes(loaded)
 
 
-def _targets(family: Family, spec: ModelSpec) -> list[list[WeightTarget]]:
+def _targets(family: ModelFamily, spec: ModelSpec) -> list[list[WeightTarget]]:
     """The weights outside of layers, then those of each layer."""
     return [family.shared_weights(spec), *(family.layer_weights(spec, i) for i in range(spec.num_layers))]
 

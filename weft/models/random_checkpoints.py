@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from weft.models.layers.weights import Source, WeightTarget
+from weft.models.layers.weights import WeightSource, WeightTarget
 from weft.models.registry import family_of
 from weft.models.safetensors_files import INDEX_FILE, SINGLE_FILE
 
@@ -158,7 +158,7 @@ def _sources(raw: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {s.name: _shape(s, t) for t in targets for s in t.sources}
 
 
-def _shape(source: Source, target: WeightTarget) -> tuple[int, ...]:
+def _shape(source: WeightSource, target: WeightTarget) -> tuple[int, ...]:
     return (source.rows, *target.shape[1:])
 
 

@@ -8,32 +8,32 @@ from typing import Any, NamedTuple
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.kernels.base import Kernels
 from weft.models import llama, mistral, qwen2, qwen3
-from weft.models.base import Model, ModelSpec, WeightProvider
+from weft.models.base import LanguageModel, ModelSpec, WeightProvider
 from weft.models.layers import decoder
 from weft.models.layers.weights import WeightTarget
 
 
-class Family(NamedTuple):
+class ModelFamily(NamedTuple):
     """What it takes to load and run the checkpoints of one architecture."""
 
     spec: Callable[[Mapping[str, Any]], ModelSpec]
     """From config.json."""
     shared_weights: Callable[[ModelSpec], list[WeightTarget]]
     layer_weights: Callable[[ModelSpec, int], list[WeightTarget]]
-    build: Callable[[ModelSpec, WeightProvider, Kernels], Model]
+    build: Callable[[ModelSpec, WeightProvider, Kernels], LanguageModel]
 
 
-def _decoder_family(spec: Callable[[Mapping[str, Any]], ModelSpec]) -> Family:
-    return Family(spec, decoder.shared_weights, decoder.layer_weights, decoder.DecoderModel)
+def _decoder_family(spec: Callable[[Mapping[str, Any]], ModelSpec]) -> ModelFamily:
+    return ModelFamily(spec, decoder.shared_weights, decoder.layer_weights, decoder.DecoderModel)
 
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, ModelFamily] = {
     module.ARCHITECTURE: _decoder_family(module.spec) for module in (llama, mistral, qwen2, qwen3)
 }
 """Architecture, as in config.json's `architectures`, -> family."""
 
 
-def family_of(raw: Mapping[str, Any]) -> Family:
+def family_of(raw: Mapping[str, Any]) -> ModelFamily:
     """The family of a config.json. Raises `ModelLoadError` when it names none, `Unsupported` when it is not known."""
     architectures = raw.get("architectures")
     if not isinstance(architectures, Sequence) or isinstance(architectures, str) or not architectures:

@@ -25,7 +25,7 @@ from weft.sched.ragged import RaggedRows
 from weft.sched.sequence import AppendOp, Sequence, begin_decodes
 from weft.sched.slots import DecodeTable
 from weft.sched.spaces.parts import SpaceDist, SpaceParts, SpaceRow, SpaceSample
-from weft.sched.spaces.rows import Row
+from weft.sched.spaces.rows import ExplicitRow
 
 
 class StepBuilder:
@@ -102,7 +102,7 @@ class StepBuilder:
 
     def add_space_row(
         self,
-        row: Row,
+        row: ExplicitRow,
         positions: Items[int],
         write_slots: Items[int],
         tokens: Items[int] | None,

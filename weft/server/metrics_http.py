@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from weft.abi.errors import WeftError
-from weft.core.wire import EngineStats, HistogramPicture
+from weft.core.wire import EngineStats, HistogramSnapshot
 from weft.endpoints.models import ActiveModel
 from weft.metrics import Histogram, ModelMetrics
 from weft.server.state import Service
@@ -96,12 +96,12 @@ async def _stats(model: ActiveModel) -> EngineStats | None:
 
 
 class _Families:
-    """A collector over one picture of everything."""
+    """A collector over one snapshot of everything."""
 
     def __init__(self, service: Service, stats: dict[ActiveModel, EngineStats | None]):
         self._service = service
-        self._up = {model.names[0]: picture is not None for model, picture in stats.items()}
-        self._stats = {model.names[0]: picture for model, picture in stats.items() if picture is not None}
+        self._up = {model.names[0]: snapshot is not None for model, snapshot in stats.items()}
+        self._stats = {model.names[0]: snapshot for model, snapshot in stats.items() if snapshot is not None}
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
@@ -135,9 +135,9 @@ class _Families:
         for metric, field, meaning in ENGINE_HISTOGRAMS:
             family = HistogramMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
             for name, stats in self._stats.items():
-                picture: HistogramPicture | None = getattr(stats, field)
-                if picture is not None:
-                    family.add_metric([name], _buckets(picture.bounds, picture.counts), picture.total)
+                snapshot: HistogramSnapshot | None = getattr(stats, field)
+                if snapshot is not None:
+                    family.add_metric([name], _buckets(snapshot.bounds, snapshot.counts), snapshot.total)
             yield family
         ended = CounterMetricFamily("weft:engine_operations", "Operations by their end.", labels=["model_name", "end"])
         for name, stats in self._stats.items():

@@ -22,7 +22,7 @@ from weft.core.protocols import WorkerSpec
 from weft.core.step import LateInputs, Step, StepHandle, StepResult
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
-from weft.models.base import Model
+from weft.models.base import LanguageModel
 from weft.worker.checks import check_step
 from weft.worker.errors import StepError
 from weft.worker.graphs import GraphCounts, GraphOptions
@@ -47,7 +47,7 @@ class TorchWorker:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         sizes: PoolSizes,
         *,
         max_context: int | None = None,

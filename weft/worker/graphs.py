@@ -23,7 +23,7 @@ from torch import Tensor
 
 from weft.core.step import ForwardBatch
 from weft.kernels import splits
-from weft.models.base import Model, ModelSpec
+from weft.models.base import LanguageModel, ModelSpec
 from weft.worker.graphs_inputs import Bucket, StaticInputs, attention_batch
 
 MAX_GRAPHS = 64
@@ -80,7 +80,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         kv: Sequence[Tensor],
         last_tokens: Tensor,
         options: GraphOptions,
@@ -204,7 +204,7 @@ def is_plain_decode(forward: ForwardBatch) -> bool:
 
 
 def _logits_dtype(spec: ModelSpec) -> torch.dtype:
-    """See `models.base.Model.head`."""
+    """See `models.base.LanguageModel.head`."""
     return torch.float64 if spec.dtype == torch.float64 else torch.float32
 
 

@@ -55,5 +55,5 @@ def _build(on_gpu: bool) -> list[str]:
     try:
         loaded = library.load()
         return [f"C++: {library.wanted_level(loaded).name.lower()}, {loaded.weft_source_hash().decode()}"]
-    except library.Unavailable:
+    except library.KernelsUnavailable:
         return ["C++: none"]

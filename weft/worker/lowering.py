@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from weft.core.step import I32, ForwardBatch
-from weft.models.base import Model
+from weft.models.base import LanguageModel
 from weft.worker.drawing import I64
 from weft.worker.transfer import upload
 
 
-def input_embeddings(forward: ForwardBatch, model: Model, last_tokens: Tensor, embed_table: Tensor) -> Tensor:
+def input_embeddings(forward: ForwardBatch, model: LanguageModel, last_tokens: Tensor, embed_table: Tensor) -> Tensor:
     """The input of the first layer, [T, hidden size].
 
     `last_tokens` [slots] int64 holds the token last sampled into each device slot, `embed_table` [embedding slots,

@@ -62,7 +62,7 @@ class Effort(NamedTuple):
 FULL, QUICK = Effort(3, 15, True, 16, 4096), Effort(2, 8, False, 5, 2048)
 
 
-class Row(NamedTuple):
+class ProfileRow(NamedTuple):
     """Query tokens `kv_before` to `kv_before + num_tokens` of a lane."""
 
     lane: int
@@ -76,10 +76,10 @@ class Scenario(NamedTuple):
     """One batch shape that is measured."""
 
     kind: str
-    rows: tuple[Row, ...]
+    rows: tuple[ProfileRow, ...]
 
 
-class Group(NamedTuple):
+class ProfileGroup(NamedTuple):
     """Scenarios that share a layout of pages."""
 
     lane_tokens: int
@@ -88,11 +88,11 @@ class Group(NamedTuple):
     scenarios: tuple[Scenario, ...]
 
 
-class Plan(NamedTuple):
+class ProfilePlan(NamedTuple):
     """Everything that is to be measured."""
 
     long_tokens: int
-    groups: tuple[Group, ...]
+    groups: tuple[ProfileGroup, ...]
     swap_pages: tuple[int, ...]
     rounds: int
     most_rounds: int
@@ -103,7 +103,7 @@ class Plan(NamedTuple):
         return self.rounds * (sum(len(group.scenarios) for group in self.groups) + len(self.swap_pages))
 
 
-def make_plan(spec: WorkerSpec, max_step_tokens: int, effort: Effort = FULL) -> Plan:
+def make_plan(spec: WorkerSpec, max_step_tokens: int, effort: Effort = FULL) -> ProfilePlan:
     """What is measured on a worker of these sizes. Deterministic."""
     room = DEVICE_KV_BYTES if spec.device == "cuda" else HOST_KV_BYTES
     num_pages = max(2, min(spec.num_device_pages, room // spec.bytes_per_page))
@@ -111,17 +111,17 @@ def make_plan(spec: WorkerSpec, max_step_tokens: int, effort: Effort = FULL) -> 
     long_pages = max(1, min(num_pages // 2, -(-min(spec.max_context, effort.longest_context) // size)))
     long_tokens = min(long_pages * size, spec.max_context)
     random = np.random.default_rng(0)
-    groups = [Group(0, 0, tuple(_chunks(max_step_tokens, long_tokens, effort)))]
+    groups = [ProfileGroup(0, 0, tuple(_chunks(max_step_tokens, long_tokens, effort)))]
     context = SHORTEST_CONTEXT
     while context <= long_tokens:
         lanes = min(spec.num_slots, max_step_tokens, (num_pages - long_pages) // -(-context // size))
         if lanes > 0:
             sizes = _Sizes(context, lanes, spec.num_slots, long_tokens, max_step_tokens)
-            groups.append(Group(context, lanes, tuple(_batches(sizes, effort, random))))
+            groups.append(ProfileGroup(context, lanes, tuple(_batches(sizes, effort, random))))
         context *= 4
     most = min(spec.num_host_pages, long_pages, SWAP_BYTES // spec.bytes_per_page)
     swap_pages = tuple(_powers(most, effort.fine))
-    return Plan(long_tokens, tuple(groups), swap_pages, effort.rounds, effort.most_rounds)
+    return ProfilePlan(long_tokens, tuple(groups), swap_pages, effort.rounds, effort.most_rounds)
 
 
 class _Sizes(NamedTuple):
@@ -138,7 +138,7 @@ def _chunks(max_step_tokens: int, long_tokens: int, effort: Effort) -> Iterator[
         depths = sorted({0, long_tokens // 8, long_tokens // 2, long_tokens - tokens})
         fitting = [depth for depth in depths if depth + tokens <= long_tokens]
         for place, depth in enumerate(fitting if effort.fine else fitting[:: max(1, len(fitting) - 1)]):
-            yield Scenario("chunk", (Row(0, tokens, depth, (index + place) % 2 == 0),))
+            yield Scenario("chunk", (ProfileRow(0, tokens, depth, (index + place) % 2 == 0),))
 
 
 def _batches(sizes: _Sizes, effort: Effort, random: np.random.Generator) -> Iterator[Scenario]:
@@ -147,19 +147,19 @@ def _batches(sizes: _Sizes, effort: Effort, random: np.random.Generator) -> Iter
     for count in _powers(sizes.lanes, fine=False)[1:]:
         tokens = min(sizes.context, sizes.max_step_tokens // count)
         if tokens > 1:
-            yield Scenario("prompts", tuple(Row(1 + lane, tokens, 0) for lane in range(count)))
+            yield Scenario("prompts", tuple(ProfileRow(1 + lane, tokens, 0) for lane in range(count)))
     most = min(sizes.max_step_tokens, sizes.long_tokens)
     for _ in range(effort.num_mixed if most > 2 else 0):
         count = int(_log_uniform(random, 1, min(sizes.lanes, most - 2)))
         tokens = int(_log_uniform(random, 2, most - count))
         depth = int(random.integers(0, sizes.long_tokens - tokens + 1))
-        chunk = Row(0, tokens, depth, count < sizes.num_slots and bool(random.integers(0, 2)))
+        chunk = ProfileRow(0, tokens, depth, count < sizes.num_slots and bool(random.integers(0, 2)))
         yield Scenario("mixed", (*_decoding(sizes, count, random), chunk))
 
 
-def _decoding(sizes: _Sizes, count: int, random: np.random.Generator) -> tuple[Row, ...]:
+def _decoding(sizes: _Sizes, count: int, random: np.random.Generator) -> tuple[ProfileRow, ...]:
     depths = random.integers(sizes.context // 2, sizes.context, count).tolist()
-    return tuple(Row(1 + lane, 1, depth) for lane, depth in enumerate(depths))
+    return tuple(ProfileRow(1 + lane, 1, depth) for lane, depth in enumerate(depths))
 
 
 def _powers(most: int, fine: bool) -> list[int]:
@@ -183,7 +183,7 @@ class Profiler:
         self._long_pages: I32 = np.empty(0, np.int32)
         self._lane_pages = 0
 
-    def measure(self, plan: Plan, progress: Progress | None = None) -> Measurements:
+    def measure(self, plan: ProfilePlan, progress: Progress | None = None) -> Measurements:
         """The least time of every scenario. Raises what the worker raises."""
         tell = progress or (lambda done, total: None)
         tell(0, plan.num_visits)
@@ -217,17 +217,17 @@ class Profiler:
             [SwapSample(count, min(times)) for count, times in ins.items()],
         )
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, plan: ProfilePlan) -> None:
         """Give every slot a sampling state, greedy and random in turn, and compute the long lane."""
         params = (SamplingParams(temperature=0.0), SamplingParams())
         self._run({"slot_sets": [SlotSet(slot, params[slot % 2]) for slot in range(self._spec.num_slots)]})
         self._long_pages = np.arange(-(-plan.long_tokens // self._spec.page_size), dtype=np.int32)
         widest = max(scenario.rows[0].num_tokens for scenario in plan.groups[0].scenarios)
         for start in range(0, plan.long_tokens, widest):
-            row = Row(0, min(widest, plan.long_tokens - start), start, has_output=False)
+            row = ProfileRow(0, min(widest, plan.long_tokens - start), start, has_output=False)
             self._run(self._forward(Scenario("", (row,))))
 
-    def _lay_out(self, group: Group) -> None:
+    def _lay_out(self, group: ProfileGroup) -> None:
         """Make the group's lanes copies of the beginning of the long one."""
         self._lane_pages = -(-group.lane_tokens // self._spec.page_size)
         count = self._lane_pages * group.num_lanes
@@ -277,7 +277,7 @@ class Profiler:
         return handle.wait().device_s
 
 
-def _settled(times: list[float], plan: Plan) -> bool:
+def _settled(times: list[float], plan: ProfilePlan) -> bool:
     """Whether a shape was measured often enough."""
     if len(times) < plan.rounds:
         return False

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from weft.core.protocols import WorkerSpec
 from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, Step
-from weft.models.base import Model, lower
+from weft.models.base import LanguageModel, lower
 from weft.worker.graphs import DecodeGraphs, GraphOptions
 from weft.worker.kv_store import KVStore
 from weft.worker.logprobs import score_tokens, top_tokens
 from weft.worker.lowering import input_embeddings, is_every_row, rows_of
-from weft.worker.sampler import Sampler
+from weft.worker.sampler import StepSampler
 from weft.worker.slots import SlotTable
 from weft.worker.transfer import upload
 
@@ -37,14 +37,14 @@ class Halfway(NamedTuple):
 class StepRunner:
     """One model with its pools, slots and sampler."""
 
-    def __init__(self, model: Model, kv: KVStore, spec: WorkerSpec, device: torch.device, threads: int):
+    def __init__(self, model: LanguageModel, kv: KVStore, spec: WorkerSpec, device: torch.device, threads: int):
         """`spec` gives the sizes; the model's weights and `kv` are on `device`. `threads` are those of a CPU."""
         self._model = model
         self._kv = kv
         self._page_size = spec.page_size
         self._device = device
         self._slots = SlotTable(spec.num_slots, spec.vocab_size, spec.max_context, device)
-        self._sampler = Sampler(self._slots, threads=threads)
+        self._sampler = StepSampler(self._slots, threads=threads)
         shape = (spec.num_embed_slots, spec.hidden_size)
         self._embeddings = torch.zeros(shape, dtype=model.spec.dtype, device=device)
         self.graphs: DecodeGraphs | None = None

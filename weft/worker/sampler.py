@@ -28,7 +28,7 @@ HOST_BLOCK_ELEMENTS = 1 << 19
 DEVICE_BLOCK_ELEMENTS = 1 << 25
 
 
-class Sampler:
+class StepSampler:
     """Draws the tokens of a step and records them in the slots."""
 
     def __init__(

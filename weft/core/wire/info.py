@@ -31,7 +31,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Device pages of all spaces together."""
 
 
-class HistogramPicture(msgspec.Struct, frozen=True, array_like=True):
+class HistogramSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """Bounds, counts and total of a `weft.metrics.Histogram`, frozen."""
 
     bounds: tuple[float, ...]
@@ -41,7 +41,7 @@ class HistogramPicture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen picture of an engine. Counters grow for the engine's life; gauges are of this moment."""
+    """A frozen snapshot of an engine. Counters grow for the engine's life; gauges are of this moment."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -80,13 +80,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     swapped_out_pages: int = 0
     finished: dict[str, int] = {}
     """Operations by how they ended: stop, length, cancelled, failed."""
-    step_time: HistogramPicture | None = None
+    step_time: HistogramSnapshot | None = None
     """Seconds of a step on the device."""
-    batch_size: HistogramPicture | None = None
+    batch_size: HistogramSnapshot | None = None
     """Sequences in a step."""
-    batch_tokens: HistogramPicture | None = None
+    batch_tokens: HistogramSnapshot | None = None
     """Query tokens in a step."""
-    cost_ratio: HistogramPicture | None = None
+    cost_ratio: HistogramSnapshot | None = None
     """Measured to predicted time of steps; None without a cost profile."""
     cost_factor: float | None = None
     """What the profile's predictions are multiplied by now; None without one."""

@@ -128,24 +128,24 @@ _PROBES = {
 }
 
 
-class Unavailable(Exception):
+class KernelsUnavailable(Exception):
     """The library cannot be used here; the message says why and what would help."""
 
 
 @cache
 def load(path: Path = build.LIBRARY) -> ctypes.CDLL:
-    """The library with its signatures. Raises `Unavailable`."""
+    """The library with its signatures. Raises `KernelsUnavailable`."""
     if not path.exists():
-        raise Unavailable("not built; `python -m weft.kernels.cpu.build` builds it and says what is missing")
+        raise KernelsUnavailable("not built; `python -m weft.kernels.cpu.build` builds it and says what is missing")
     try:
         library = ctypes.CDLL(str(path))
         library.weft_source_hash.restype = c_char_p
         version = library.weft_abi_version()
         built_from = library.weft_source_hash().decode()
     except (OSError, AttributeError) as error:
-        raise Unavailable(f"cannot be loaded: {error}") from error
+        raise KernelsUnavailable(f"cannot be loaded: {error}") from error
     if version != ABI_VERSION or (build.SOURCES.is_dir() and built_from != build.source_hash()):
-        raise Unavailable("built from other sources; `python -m weft.kernels.cpu.build` builds it anew")
+        raise KernelsUnavailable("built from other sources; `python -m weft.kernels.cpu.build` builds it anew")
     for signatures, result in ((_SIGNATURES, None), (_COUNTING, c_int64), (_PROBES, c_double)):
         for name, arguments in signatures.items():
             function = getattr(library, name)
@@ -160,14 +160,16 @@ def levels(library: ctypes.CDLL) -> list[Level]:
 
 
 def wanted_level(library: ctypes.CDLL) -> Level:
-    """The level to use: the one that the environment names, else the best. Raises `Unavailable`."""
+    """The level to use: the one that the environment names, else the best. Raises `KernelsUnavailable`."""
     runs = levels(library)
     named = os.environ.get(VARIABLE, "").lower()
     if named == "off":
-        raise Unavailable(f"switched off by {VARIABLE}")
+        raise KernelsUnavailable(f"switched off by {VARIABLE}")
     if not named:
         return runs[0]
     for level in runs:
         if level.name.lower() == named:
             return level
-    raise Unavailable(f"{VARIABLE} is {named!r}; this machine runs {', '.join(level.name.lower() for level in runs)}")
+    raise KernelsUnavailable(
+        f"{VARIABLE} is {named!r}; this machine runs {', '.join(level.name.lower() for level in runs)}"
+    )

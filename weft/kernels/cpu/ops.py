@@ -18,7 +18,7 @@ from weft.kernels.base import BlockShape, HeadNorm, HeadShape, Kernels, Norm, No
 from weft.kernels.batch import AttentionBatch
 from weft.kernels.cpu import huge_pages, library
 from weft.kernels.cpu.block import CpuBlock
-from weft.kernels.cpu.library import Level, Unavailable
+from weft.kernels.cpu.library import KernelsUnavailable, Level
 from weft.kernels.cpu.tensors import (
     DTYPES,
     MAX_GROUP,
@@ -267,12 +267,12 @@ class CpuKernels:
 
 
 @cache
-def best() -> CpuKernels | Unavailable:
+def best() -> CpuKernels | KernelsUnavailable:
     """The operations at the level that this process uses, or why there are none."""
     try:
         loaded = library.load()
         return CpuKernels(loaded, library.wanted_level(loaded))
-    except Unavailable as reason:
+    except KernelsUnavailable as reason:
         return reason
 
 

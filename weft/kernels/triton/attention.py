@@ -64,7 +64,7 @@ class Launch(NamedTuple):
     sizes: dict[str, Any]
 
 
-class Plan(NamedTuple):
+class TritonPlan(NamedTuple):
     """How a pass attends in layers of one geometry."""
 
     launches: list[Launch]
@@ -144,9 +144,9 @@ def _padded(shape: HeadShape) -> int:
     return max(16, int(triton.next_power_of_2(shape.head_dim)))
 
 
-def _plan_for(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
+def _plan_for(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> TritonPlan:
     key = ("triton.attention", shape, dtype)
-    plan: Plan | None = batch.cache.get(key)
+    plan: TritonPlan | None = batch.cache.get(key)
     if plan is None:
         tables = batch.splits
         plan = _plan(batch, shape, dtype) if tables is None else _plan_of_tables(batch, tables, shape, dtype)
@@ -154,14 +154,14 @@ def _plan_for(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Pl
     return plan
 
 
-def _plan_of_tables(batch: AttentionBatch, tables: SplitTables, shape: HeadShape, dtype: torch.dtype) -> Plan:
+def _plan_of_tables(batch: AttentionBatch, tables: SplitTables, shape: HeadShape, dtype: torch.dtype) -> TritonPlan:
     """Launches that depend on the sizes of the tables alone."""
     scratch = _scratch(batch, 0 if tables.merges is None else len(tables.items), shape)
     launch = _launch(batch, shape, dtype, tables.items, scratch, is_decode=True, is_plain=True)
-    return Plan([launch], tables.merges, scratch)
+    return TritonPlan([launch], tables.merges, scratch)
 
 
-def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
+def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> TritonPlan:
     queries = batch.q_lens
     is_decode = queries <= decode_queries(shape.group)
     splits = np.where(is_decode, np.maximum(-(-batch.kv_lens_host // CHUNK), 1), 1).astype(np.int64)
@@ -183,7 +183,7 @@ def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Plan:
         arrays.append(_merges(batch, rows, splits, first_partials))
     on_device = _upload(arrays, batch.positions.device)
     scratch = _scratch(batch, int(partials.sum()), shape)
-    return Plan(
+    return TritonPlan(
         launches=[
             _launch(batch, shape, dtype, items, scratch, *kind) for kind, items in zip(kinds, on_device, strict=False)
         ],

@@ -16,7 +16,7 @@ from weft.models.base import KVSpec, Layer, LayerKV, ModelSpec, WeightProvider
 from weft.models.layers.attention import AttentionBlock, attention_weights
 from weft.models.layers.mlp import GatedMlp, mlp_weights
 from weft.models.layers.rope import Rope
-from weft.models.layers.weights import Source, WeightTarget, vector
+from weft.models.layers.weights import WeightSource, WeightTarget, vector
 
 
 class DecoderLayer:
@@ -60,7 +60,7 @@ class DecoderLayer:
 
 
 class DecoderModel:
-    """Embedding, blocks, final norm and head. See `base.Model`."""
+    """Embedding, blocks, final norm and head. See `base.LanguageModel`."""
 
     def __init__(self, spec: ModelSpec, provider: WeightProvider, kernels: Kernels):
         self._spec = spec
@@ -109,12 +109,15 @@ def shared_weights(spec: ModelSpec) -> list[WeightTarget]:
     table = (spec.vocab_size, spec.hidden_size)
     targets = [
         WeightTarget(
-            "embedding", table, (Source("model.embed_tokens.weight", spec.vocab_size),), packed=spec.tie_embeddings
+            "embedding",
+            table,
+            (WeightSource("model.embed_tokens.weight", spec.vocab_size),),
+            packed=spec.tie_embeddings,
         ),
         vector("final_norm", "model.norm.weight", spec.hidden_size),
     ]
     if not spec.tie_embeddings:
-        targets.append(WeightTarget("head", table, (Source("lm_head.weight", spec.vocab_size),), packed=True))
+        targets.append(WeightTarget("head", table, (WeightSource("lm_head.weight", spec.vocab_size),), packed=True))
     return targets
 
 

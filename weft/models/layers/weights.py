@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Source(NamedTuple):
+class WeightSource(NamedTuple):
     """A tensor of the checkpoint, which fills a run of rows of a weight."""
 
     name: str
@@ -20,7 +20,7 @@ class WeightTarget(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[WeightSource, ...]
     packed: bool = False
     """Whether only `linear` and `take_rows` read it, so that they may have it in an order of their own."""
     scales: str | None = None
@@ -29,7 +29,7 @@ class WeightTarget(NamedTuple):
 
 def vector(name: str, source: str, size: int) -> WeightTarget:
     """A one-dimensional weight of `size` from one tensor."""
-    return WeightTarget(name, (size,), (Source(source, size),))
+    return WeightTarget(name, (size,), (WeightSource(source, size),))
 
 
 def projection(name: str, bias: str | None, sources: dict[str, int], columns: int) -> list[WeightTarget]:
@@ -38,8 +38,8 @@ def projection(name: str, bias: str | None, sources: dict[str, int], columns: in
     Every projection is quantized when weights are.
     """
     rows = sum(sources.values())
-    matrices = tuple(Source(f"{s}.weight", n) for s, n in sources.items())
+    matrices = tuple(WeightSource(f"{s}.weight", n) for s, n in sources.items())
     targets = [WeightTarget(name, (rows, columns), matrices, packed=True, scales=f"{name}_scales")]
     if bias is not None:
-        targets.append(WeightTarget(bias, (rows,), tuple(Source(f"{s}.bias", n) for s, n in sources.items())))
+        targets.append(WeightTarget(bias, (rows,), tuple(WeightSource(f"{s}.bias", n) for s, n in sources.items())))
     return targets

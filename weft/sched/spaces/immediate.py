@@ -21,7 +21,7 @@ from weft.core.wire import (
     ReleaseExport,
 )
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import Embed, Page, Space, handles
+from weft.sched.spaces.resources import EmbedHandle, PageHandle, Space, handles
 
 MAX_NAME = 256
 
@@ -51,7 +51,7 @@ class ImmediateCommands:
         if pages is None:
             return None
         size = self._page_size
-        space.pages.update((number, Page.empty(page, size)) for number, page in zip(numbers, pages, strict=True))
+        space.pages.update((number, PageHandle.empty(page, size)) for number, page in zip(numbers, pages, strict=True))
         return 0
 
     def _free_pages(self, space: Space, command: FreePages, now: float) -> Count:
@@ -68,7 +68,7 @@ class ImmediateCommands:
         slots = self._pool.take_embeds(command.count)
         if slots is None:
             return None
-        space.embeds.update((number, Embed(slot)) for number, slot in zip(numbers, slots, strict=True))
+        space.embeds.update((number, EmbedHandle(slot)) for number, slot in zip(numbers, slots, strict=True))
         return 0
 
     def _free_embeds(self, space: Space, command: FreeEmbeds, now: float) -> Count:

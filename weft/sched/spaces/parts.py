@@ -16,7 +16,7 @@ from weft.core.sampling import SamplingParams
 from weft.core.step import F64, I32, U32, Bool, EmbedBatch, HeadBatch, SlotSet
 from weft.sched.columns import as_array
 from weft.sched.slots import uniforms
-from weft.sched.spaces.rows import Row
+from weft.sched.spaces.rows import ExplicitRow
 
 _ALL = np.uint32(0xFFFFFFFF)
 _MASK64 = (1 << 64) - 1
@@ -91,7 +91,7 @@ class SpaceParts:
         self._embed_tokens.extend(tokens)
         self._embed_slots.extend(slots)
 
-    def add_row(self, row: int, entry: int, made: Row) -> None:
+    def add_row(self, row: int, entry: int, made: ExplicitRow) -> None:
         """Row number `row` of the batch, whose pages begin at `entry`."""
         if made.visibility is not None:
             self._shown.append((entry, made.visibility))

@@ -16,7 +16,7 @@ from weft.sched.batch import StepBuilder
 from weft.sched.spaces.conflicts import Conflicts, Stage
 from weft.sched.spaces.parts import SpaceRow
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import Embed, Page, PendingCommand, Space, handles, int32s
+from weft.sched.spaces.resources import EmbedHandle, PageHandle, PendingCommand, Space, handles, int32s
 from weft.sched.spaces.rows import Place, explicit_mask, is_rising, make_row
 
 MAX_HEAD_ROWS = 256
@@ -42,8 +42,8 @@ class _Request(NamedTuple):
     """A forward, resolved."""
 
     tenant: str
-    read: list[Page]
-    write: list[Page]
+    read: list[PageHandle]
+    write: list[PageHandle]
     positions: Sequence[int]
     mask: bytes
     piece: int
@@ -272,7 +272,7 @@ class Placer:
         positions = request.positions[request.pending.done : end]
         size = self.page_size
         scratch, self._scratch = self._scratch, []
-        write = request.write or [Page.empty(page, size) for page in scratch]
+        write = request.write or [PageHandle.empty(page, size) for page in scratch]
         pages = request.read + [page for page in write if page not in request.read]
         # Of a page that is only written to, a row sees what its own forward puts there.
         words = [page.filled & ~page.hidden for page in request.read]
@@ -311,7 +311,7 @@ class Placer:
     def _next_dist(
         self, builder: StepBuilder, space: Space, command: NextDist, pending: PendingCommand, now: float
     ) -> Placement:
-        embeds: list[Embed] = [space.written_embed(number) for number in handles(command.embeds, "embeds")]
+        embeds: list[EmbedHandle] = [space.written_embed(number) for number in handles(command.embeds, "embeds")]
         targets = self._tokens(command.targets)
         most = min(self._sizes.vocab_size, MAX_DIST)
         if not embeds:
@@ -368,11 +368,11 @@ def outputs_of(command: QueueCommand) -> bytes:
     return command.embeds if isinstance(command, EmbedText) else b""
 
 
-def _slots(embeds: Sequence[Embed]) -> list[int]:
+def _slots(embeds: Sequence[EmbedHandle]) -> list[int]:
     return [embed.slot for embed in embeds]
 
 
-def _free_places(pages: Sequence[Page], write: Sequence[Page], count: int, size: int) -> list[Place]:
+def _free_places(pages: Sequence[PageHandle], write: Sequence[PageHandle], count: int, size: int) -> list[Place]:
     """The first free places of the pages to write, as places in the row."""
     places: list[Place] = []
     for page in write:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from weft.abi.errors import OutOfPages, UnknownHandle
 from weft.cache.manager import KVCache
-from weft.sched.spaces.resources import Page, Space
+from weft.sched.spaces.resources import PageHandle, Space
 
 MakeRoom = Callable[[int, float], bool]
 """(pages, now): have sequences without a slot give pages up until so many are available. Whether they are."""
@@ -21,7 +21,7 @@ class Export(NamedTuple):
     """Pages under a name, as they were when they were exported. They are the tenant's until the name is released."""
 
     tenant: str
-    pages: list[Page]
+    pages: list[PageHandle]
 
 
 class SpacePool:
@@ -118,7 +118,7 @@ class SpacePool:
         """Whether somebody else refers to it too."""
         return self._cache.tiers.device.refs[page] > 1
 
-    def own_copy(self, space: Space, page: Page, now: float) -> bool:
+    def own_copy(self, space: Space, page: PageHandle, now: float) -> bool:
         """Put a copy of its own in place of a shared page, made by the step being built. False: no room now."""
         pages = self._take_reserved_first(space, 1, now)
         if pages is None:
@@ -142,7 +142,7 @@ class SpacePool:
 
     # Exports
 
-    def export(self, space: Space, name: str, pages: list[Page], now: float) -> None:
+    def export(self, space: Space, name: str, pages: list[PageHandle], now: float) -> None:
         """Keep pages under a name, in place of what was there. Raises `OutOfPages`."""
         # References first: the pages of what is replaced may be among the new ones.
         numbers = [page.page for page in pages]
@@ -157,7 +157,7 @@ class SpacePool:
             copy.hidden = 0  # a mask belongs to a handle
         self._exports[space.namespace, name] = Export(space.tenant, copies)
 
-    def find_export(self, namespace: str, name: str) -> list[Page]:
+    def find_export(self, namespace: str, name: str) -> list[PageHandle]:
         """New handles on exported pages. Raises `UnknownHandle`."""
         export = self._exports.get((namespace, name))
         if export is None:

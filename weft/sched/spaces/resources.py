@@ -18,7 +18,7 @@ MAX_HANDLE = 2**32
 
 
 @dataclass(slots=True, eq=False)
-class Page:
+class PageHandle:
     """A handle on a device page."""
 
     page: int
@@ -32,13 +32,13 @@ class Page:
     """The largest of them."""
 
     @classmethod
-    def empty(cls, page: int, page_size: int) -> Page:
+    def empty(cls, page: int, page_size: int) -> PageHandle:
         """A handle on a device page none of whose places is written."""
         return cls(page, positions=[-1] * page_size)
 
-    def copy(self) -> Page:
+    def copy(self) -> PageHandle:
         """Another handle on the same page."""
-        return Page(self.page, self.filled, self.hidden, list(self.positions), self.last_position)
+        return PageHandle(self.page, self.filled, self.hidden, list(self.positions), self.last_position)
 
     def fill(self, offset: int, position: int) -> None:
         """Note a token at a place."""
@@ -53,7 +53,7 @@ class Page:
 
 
 @dataclass(slots=True, eq=False)
-class Embed:
+class EmbedHandle:
     """A handle on an embedding slot."""
 
     slot: int
@@ -78,12 +78,12 @@ class PendingCommand:
     """When it first found no room for pages or embeddings."""
     done: int = 0
     """Inputs of a forward that have gone into steps already."""
-    written: dict[Page, int] = field(default_factory=dict)
+    written: dict[PageHandle, int] = field(default_factory=dict)
     """Where their KV went: places as bits, by page."""
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
+class SpaceQueue:
     """Commands that run in order."""
 
     number: int
@@ -109,9 +109,9 @@ class Space:
     arrival_s: float
     tenant_pages: int | None = None
     """As in `OpenSpace`."""
-    pages: dict[int, Page] = field(default_factory=dict)
-    embeds: dict[int, Embed] = field(default_factory=dict)
-    queues: dict[int, Queue] = field(default_factory=dict)
+    pages: dict[int, PageHandle] = field(default_factory=dict)
+    embeds: dict[int, EmbedHandle] = field(default_factory=dict)
+    queues: dict[int, SpaceQueue] = field(default_factory=dict)
     reserved: list[int] = field(default_factory=list)
     """Device pages of the reservation that are not in use."""
     reservation: int = 0
@@ -119,24 +119,24 @@ class Space:
     """Commands on its queues that have not run yet."""
     failure: WeftError | None = None
     """Why it was taken away."""
-    _listed: tuple[bytes, list[Page]] = (b"", [])
+    _listed: tuple[bytes, list[PageHandle]] = (b"", [])
     """The pages listed last: a program lists the same ones from token to token."""
 
-    def queue(self, number: int) -> Queue:
+    def queue(self, number: int) -> SpaceQueue:
         """The queue of a number. Raises `UnknownHandle`."""
         queue = self.queues.get(number)
         if queue is None or queue.closing:
             raise UnknownHandle(f"there is no queue {number}: it was never opened, or was closed")
         return queue
 
-    def page(self, number: int) -> Page:
+    def page(self, number: int) -> PageHandle:
         """The page of a number. Raises `UnknownHandle`."""
         page = self.pages.get(number)
         if page is None:
             raise UnknownHandle(f"there is no page {number}: it was never allocated, or was freed")
         return page
 
-    def listed(self, packed: bytes, what: str) -> list[Page]:
+    def listed(self, packed: bytes, what: str) -> list[PageHandle]:
         """Pages by packed numbers, all different. Raises `UnknownHandle` and `InvalidRequest`. The list is shared."""
         if packed != self._listed[0]:
             self._listed = packed, [self.page(number) for number in handles(packed, what)]
@@ -148,14 +148,14 @@ class Space:
             del self.pages[number]
         self._listed = b"", []
 
-    def embed(self, number: int) -> Embed:
+    def embed(self, number: int) -> EmbedHandle:
         """The embedding of a number. Raises `UnknownHandle`."""
         embed = self.embeds.get(number)
         if embed is None:
             raise UnknownHandle(f"there is no embedding {number}: it was never allocated, or was freed")
         return embed
 
-    def written_embed(self, number: int) -> Embed:
+    def written_embed(self, number: int) -> EmbedHandle:
         """An embedding that holds something. Raises `UnknownHandle`, `InvalidRequest`, or what its writer failed
         with."""
         embed = self.embed(number)

@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.abi.errors import InvalidRequest
 from weft.core.step import Bool
-from weft.sched.spaces.resources import Page
+from weft.sched.spaces.resources import PageHandle
 
 _ALL = 0xFFFFFFFF
 
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     offset: int
 
 
-class Row(NamedTuple):
+class ExplicitRow(NamedTuple):
     """One row of `ForwardBatch` over explicit pages: its pages, its KV length and what it sees."""
 
     page_ids: list[int]
@@ -44,8 +44,8 @@ class Row(NamedTuple):
 
 
 def make_row(
-    pages: Sequence[Page], words: list[int], places: Sequence[Place], positions: Sequence[int], mask: Bool | None
-) -> Row:
+    pages: Sequence[PageHandle], words: list[int], places: Sequence[Place], positions: Sequence[int], mask: Bool | None
+) -> ExplicitRow:
     """One row.
 
     `pages` [k] are in order and know their new tokens already; `words` [k] say which of their places this row may see
@@ -57,7 +57,7 @@ def make_row(
     if mask is None and _is_tail(pages, words, own, positions):
         kv_len = own[-1] + 1
         count = -(-kv_len // size)
-        return Row([page.page for page in pages[:count]], kv_len, _visibility(words, kv_len, size), True, b"")
+        return ExplicitRow([page.page for page in pages[:count]], kv_len, _visibility(words, kv_len, size), True, b"")
     shown = _bits(words, size)
     kv_len = int(np.flatnonzero(shown)[-1]) + 1
     count = -(-kv_len // size)
@@ -69,10 +69,10 @@ def make_row(
     if len(blind):
         raise InvalidRequest(f"input {int(blind[0])} of the forward sees no token at all", "mask")
     packed = np.packbits(seen, axis=1, bitorder="little").tobytes()
-    return Row([page.page for page in pages[:count]], kv_len, list(words[:count]), False, packed)
+    return ExplicitRow([page.page for page in pages[:count]], kv_len, list(words[:count]), False, packed)
 
 
-def explicit_mask(packed: bytes, pages: Sequence[Page], num_read: int, places: Sequence[Place]) -> Bool:
+def explicit_mask(packed: bytes, pages: Sequence[PageHandle], num_read: int, places: Sequence[Place]) -> Bool:
     """A caller's mask, over the tokens of the pages it reads and the inputs, as a mask over all places of the row.
 
     `packed` has a row of [tokens of the first `num_read` pages + q] bits for each of q inputs. Tokens that were put
@@ -101,7 +101,7 @@ def explicit_mask(packed: bytes, pages: Sequence[Page], num_read: int, places: S
     return mask
 
 
-def _is_tail(pages: Sequence[Page], words: Sequence[int], own: Sequence[int], positions: Sequence[int]) -> bool:
+def _is_tail(pages: Sequence[PageHandle], words: Sequence[int], own: Sequence[int], positions: Sequence[int]) -> bool:
     """Whether the inputs are the row's last tokens, in order, and come after all others."""
     size = len(pages[0].positions)
     begin, end, first = own[0], own[-1] + 1, positions[0]

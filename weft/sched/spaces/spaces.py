@@ -50,7 +50,7 @@ from weft.sched.spaces.conflicts import Conflicts
 from weft.sched.spaces.immediate import ImmediateCommands
 from weft.sched.spaces.place import NEEDS_STEP, Placement, Placer, outputs_of
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import PendingCommand, Queue, Space, known_handles
+from weft.sched.spaces.resources import PendingCommand, Space, SpaceQueue, known_handles
 
 MAX_QUEUES = 1024
 MAX_PENDING = 65536
@@ -79,7 +79,7 @@ class Spaces:
         self._alloc_wait_s = alloc_wait_s
         self._refusal = refusal
         self._spaces: dict[tuple[int, int], Space] = {}
-        self._ready: dict[tuple[int, int, int], tuple[Space, Queue]] = {}
+        self._ready: dict[tuple[int, int, int], tuple[Space, SpaceQueue]] = {}
         """Queues with commands, by (client, space, queue)."""
         self._syncs: dict[int, list[tuple[int, int]]] = {}
         """Step -> (client, operation) that end with it."""
@@ -265,7 +265,7 @@ class Spaces:
                 raise InvalidRequest(f"queue {command.queue} is open already: numbers may be used once", "queue")
             if len(space.queues) >= MAX_QUEUES:
                 raise Overloaded(f"a program may have {MAX_QUEUES} queues open; close some")
-            space.queues[command.queue] = Queue(command.queue, command.priority)
+            space.queues[command.queue] = SpaceQueue(command.queue, command.priority)
             return
         queue = space.queue(command.queue)
         if isinstance(command, SetQueuePriority):
@@ -279,7 +279,7 @@ class Spaces:
             self._ready[space.client, space.number, queue.number] = space, queue
             self._pump(space, queue, now)
 
-    def _rank(self, item: tuple[Space, Queue]) -> tuple[float, int, int]:
+    def _rank(self, item: tuple[Space, SpaceQueue]) -> tuple[float, int, int]:
         space, queue = item
         arrival = queue.commands[0].arrival_s
         return (arrival + (space.priority + queue.priority) * self._aging_s, space.number, queue.number)
@@ -289,7 +289,7 @@ class Spaces:
         for space, queue in list(self._ready.values()):
             self._pump(space, queue, now)
 
-    def _pump(self, space: Space, queue: Queue, now: float) -> None:
+    def _pump(self, space: Space, queue: SpaceQueue, now: float) -> None:
         """Carry out the commands at the head of a queue that need no step; try again what found no room."""
         queue.is_blocked = False
         while queue.commands and type(queue.commands[0].command) not in NEEDS_STEP:
@@ -309,7 +309,7 @@ class Spaces:
             if queue.closing:
                 del space.queues[queue.number]
 
-    def _fill_from(self, builder: StepBuilder, space: Space, queue: Queue, now: float) -> None:
+    def _fill_from(self, builder: StepBuilder, space: Space, queue: SpaceQueue, now: float) -> None:
         while queue.commands and not queue.is_blocked:
             pending = queue.commands[0]
             try:
@@ -327,7 +327,7 @@ class Spaces:
             _pop(space, queue)
             self._pump(space, queue, now)
 
-    def _carry_out(self, space: Space, queue: Queue, command: QueueCommand, now: float) -> bool:
+    def _carry_out(self, space: Space, queue: SpaceQueue, command: QueueCommand, now: float) -> bool:
         """A command that needs no step. False: it has to wait for room."""
         count: int | None = 0
         if isinstance(command, CloseQueue):
@@ -364,12 +364,12 @@ class Spaces:
         yield from self._spaces.values()
 
 
-def _pop(space: Space, queue: Queue) -> PendingCommand:
+def _pop(space: Space, queue: SpaceQueue) -> PendingCommand:
     space.num_pending -= 1
     return queue.commands.popleft()
 
 
-def _block(queue: Queue, now: float) -> None:
+def _block(queue: SpaceQueue, now: float) -> None:
     queue.is_blocked = True
     first = queue.commands[0]
     first.blocked_since_s = now if first.blocked_since_s is None else first.blocked_since_s
