@@ -9,7 +9,8 @@ import pytest
 
 from weft.cache.evict import POLICIES
 from weft.cache.integrity import check_integrity
-from weft.cache.manager import KVCache, PageTable
+from weft.cache.manager import KVCache
+from weft.cache.page_table import PageTable
 from weft.core.ids import pack_tokens
 
 PAGE = 8

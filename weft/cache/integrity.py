@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from weft.abi.errors import WeftError
-from weft.cache.manager import KVCache, PageTable
+from weft.cache.manager import KVCache
+from weft.cache.page_table import PageTable
 from weft.cache.radix import Node
 from weft.core.ids import TOKEN_BYTES
 
@@ -118,7 +119,7 @@ def _check_tails(cache: KVCache, tables: list[PageTable]) -> None:
             for number, tail in node.tails.items():
                 known = (node.node_id, tail.page) in held if number > 0 else (number, node.node_id, tail.page) in own
                 if not known:
-                    _fail(f"node {node.node_id} offers page {tail.page}, which nobody keeps there")
+                    _fail(f"node {node.node_id} offers page {tail.page}, which no table or hold keeps there")
 
 
 def _check_in_flight(cache: KVCache, tables: list[PageTable]) -> None:

@@ -15,29 +15,11 @@ import itertools
 from array import array
 
 from weft.cache.evict import EvictionPolicy, LeastRecentlyUsed
+from weft.cache.page_table import PageTable
 from weft.cache.radix import InFlightPrefix, Match, Node, Partial, RadixTree, Tail, detach, split
 from weft.cache.retention import Retention
 from weft.cache.tiers import Copies, TieredPages
 from weft.core.ids import TOKEN_BYTES
-
-
-class PageTable:
-    """The pages of one sequence: `pages[:num_indexed]` are kept alive by a lock on `node`, each of the rest by a
-    reference of its own."""
-
-    __slots__ = ("announced", "indexable", "namespace", "node", "num_indexed", "pages", "seq", "tree")
-
-    def __init__(self, seq: int, namespace: str, tree: RadixTree):
-        self.seq = seq
-        self.namespace = namespace
-        self.tree = tree
-        self.pages: list[int] = []
-        self.node = tree.root
-        self.num_indexed = 0
-        self.indexable = True
-        """False once a full page duplicated an indexed one, or lost its lineage: later pages stay private."""
-        self.announced = b""
-        """Tokens of the in-flight prefix that others find at `node`; empty: there is none."""
 
 
 class KVCache:

@@ -33,7 +33,7 @@ class PagePool:
 
     @property
     def num_fenced(self) -> int:
-        """Pages nobody holds, that a step in flight may still touch."""
+        """Pages without holders that a step in flight may still read or write."""
         return sum(len(pages) for pages in self._fenced.values())
 
     def allocate(self, count: int) -> list[int]:

@@ -54,7 +54,7 @@ class InFlightRuns:
             self._by_start.setdefault(start, {})[seq] = None
 
     def discard(self, seq: int) -> None:
-        """Undo `add`."""
+        """The sequence computes its run no more. It must have one."""
         _, *starts = self._runs.pop(seq)
         for start in dict.fromkeys(starts):
             del self._by_start[start][seq]

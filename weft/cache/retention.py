@@ -1,4 +1,4 @@
-"""`Retention`: KV that is kept although nobody uses it: holds of finished sequences, pins of prefixes.
+"""`Retention`: KV that is kept although no sequence uses it: holds of finished sequences, pins of prefixes.
 
 Owns who asked for what to be kept until when, and gives it up when its time is over or pages run out. Both together may
 take `max_pages` of the device. Called by the scheduler, and by the cache when it has nothing else to evict.
@@ -8,12 +8,34 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from weft.cache.radix import Node, Tail
+from weft.cache.page_table import PageTable
+from weft.cache.radix import Match, Node, Tail
+from weft.cache.tiers import TieredPages
 
-if TYPE_CHECKING:
-    from weft.cache.manager import KVCache, PageTable
+
+class PrefixPages(Protocol):
+    """What retention needs of the cache whose pages it keeps: `KVCache`."""
+
+    page_size: int
+    tiers: TieredPages
+
+    def commit(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
+        """As `KVCache.commit`: index the full pages of a table."""
+        ...
+
+    def free(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
+        """As `KVCache.free`: empty a table."""
+        ...
+
+    def find(self, namespace: str, tokens: bytes) -> Match | None:
+        """As `KVCache.find`: the longest indexed prefix."""
+        ...
+
+    def node_for(self, match: Match) -> Node:
+        """As `KVCache.node_for`: the node that ends where a match does."""
+        ...
 
 
 class _Hold(NamedTuple):
@@ -30,7 +52,7 @@ class _Pin(NamedTuple):
 class Retention:
     """Holds by the number of their sequence, and pins by a number of their own."""
 
-    def __init__(self, cache: KVCache, max_pages: int):
+    def __init__(self, cache: PrefixPages, max_pages: int):
         self._cache = cache
         self._max_pinned_pages = max_pages
         self._ids = itertools.count(1)

@@ -178,7 +178,7 @@ class TieredPages:
         self._fill(("host", host_page), device_page)
 
     def keep_readable(self, tier: Tier, page: int) -> None:
-        """The step being built reads `page`: wherever the page goes, nobody may write it before that step is done."""
+        """The step being built reads `page`, so the page is not handed out again before that step is done."""
         self._busy[tier, page] = self.building
 
     def _fill(self, origin: tuple[Tier, int], destination: int) -> None:

@@ -217,7 +217,7 @@ class Engine:
 
     @property
     def cost_model(self) -> Costs | None:
-        """Predictions for whoever decides by time; None without a profile."""
+        """Predicted times of steps and copies; None without a profile."""
         return self.costs.model
 
     def stats(self) -> EngineStats:

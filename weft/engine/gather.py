@@ -18,7 +18,7 @@ from weft.config import EngineConfig
 from weft.core.wire import Command
 
 MOST_WAIT_S = 0.05
-"""Whatever a policy thinks, a step begins after so long."""
+"""Upper bound on the wait before a step, in seconds, for every policy."""
 _SMOOTHING = 0.2
 
 
@@ -82,7 +82,7 @@ class KOnly:
 
 
 class TOnly:
-    """Wait for a fixed time, whoever is there."""
+    """Wait for a fixed time, however many programs are ready."""
 
     def __init__(self, wait_s: float):
         self._wait_s = wait_s

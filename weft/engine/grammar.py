@@ -1,7 +1,7 @@
 """Grammars: compiled once, followed token by token, and turned into masks for the sampling half of a step.
 
 Owns llguidance, the threads that compile, and the grammars compiled so far. Commands that need one that is still being
-compiled wait in `Compiling`, in their order, and with them whatever follows on the same sequences; nobody else does.
+compiled wait in `Compiling`, in their order, and with them the commands that follow on the same sequences; no others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Grammars:
         self._held: Counter[Grammar] = Counter()
 
     def hold(self, grammar: Grammar) -> None:
-        """Begin to compile, and forget it only after as many calls of `let_go`: somebody waits for it."""
+        """Begin to compile a grammar that a command waits for. It is kept until `let_go` was called as often."""
         self._held[grammar] += 1
         self._future(grammar)
 
@@ -149,7 +149,7 @@ class Grammars:
                 message = matcher.get_error() if matcher.is_error() else ""
             except WeftError:
                 raise
-            except Exception as error:  # whatever the library makes of a caller's text is the caller's
+            except Exception as error:  # every error that a caller's text causes in llguidance is the caller's
                 message = str(error) or type(error).__name__
             if not message:
                 return matcher

@@ -253,7 +253,7 @@ def _put(schema: dict[str, Any], steps: tuple[str, ...], child: Any) -> None:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, Any]]:
-    """Where in Lark the `%json` schemas are, and the schemas. What is no JSON is left to the library."""
+    """The `%json` schemas of a grammar in Lark, with their places. Invalid JSON is left to llguidance."""
     decoder, at = json.JSONDecoder(), 0
     while (match := _LARK.search(text, at)) is not None:
         at = match.end()

@@ -52,6 +52,12 @@ def _anywhere(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
+def _load_triton() -> Kernels:
+    from weft.kernels.triton.ops import KERNELS  # imports Triton, which takes long and is not everywhere
+
+    return KERNELS
+
+
 def _variants(operation: str) -> tuple[Variant, ...]:
     compiled = cpu_ops.best()
     first = []
@@ -59,7 +65,7 @@ def _variants(operation: str) -> tuple[Variant, ...]:
         first.append(Variant(cpu_ops.NAME, operation, cpu_ops.supports, compiled.gather))
     return (
         *first,
-        Variant(triton_support.NAME, operation, triton_support.supports, triton_support.load),
+        Variant(triton_support.NAME, operation, triton_support.supports, _load_triton),
         Variant(torch_ops.NAME, operation, _anywhere, lambda: torch_ops.KERNELS),
         Variant(reference.NAME, operation, _anywhere, lambda: reference.KERNELS),
     )

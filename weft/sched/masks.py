@@ -1,8 +1,8 @@
 """Tokens that a sequence hides from those that follow.
 
 A mask holds from a position on: what stands there and later does not see the hidden tokens. So every token of a
-sequence has one meaning, whenever and in whatever chunks it is computed, and a sequence with masks may be discarded and
-recomputed like any other. What was computed under a mask never enters the prefix index.
+sequence has one meaning, independent of the chunks in which it is computed, and a sequence with masks may be discarded
+and recomputed like any other. What was computed under a mask never enters the prefix index.
 """
 
 from __future__ import annotations

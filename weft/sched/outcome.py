@@ -118,7 +118,7 @@ def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, no
 def _take_watched(
     state: SchedulerState, sequence: Sequence, op: GenerateOp, token: int, result: StepResult, index: int, now: float
 ) -> None:
-    """A token whose bytes a stop string or a grammar follows, or whose probability somebody asked for."""
+    """A token whose bytes a stop string or a grammar follows, or whose log-probability the request asks for."""
     complete = op.guide is not None and op.guide.push(token)
     if op.guide is not None and op.guide.error:
         # The token was drawn although the grammar left none, so it is not told.

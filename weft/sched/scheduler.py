@@ -44,11 +44,11 @@ class Scheduled(NamedTuple):
 
 
 def _no_monitor(stop: list[bytes]) -> StopMonitor:
-    raise Unsupported("this scheduler was given nothing that knows the text of tokens, so it matches no stop strings")
+    raise Unsupported("this scheduler has no text of its tokens, so it matches no stop strings")
 
 
 def _no_guide(grammar: Grammar) -> TokenGuide:
-    raise Unsupported("this scheduler was given nothing that compiles grammars, so it follows none", "grammar")
+    raise Unsupported("this scheduler has no grammar compiler", "grammar")
 
 
 class Scheduler:

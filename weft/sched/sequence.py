@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol
 
-from weft.cache.manager import PageTable
+from weft.cache.page_table import PageTable
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
 from weft.sched.masks import Mask
@@ -134,7 +134,7 @@ class GenerateOp:
     first_launch_s: float | None = None
     first_token_s: float | None = None
     is_plain: bool = field(init=False)
-    """A token of it is a number and no more: nobody looks at its bytes or asks for its probability."""
+    """Only token ids are needed: no stop strings, no grammar, no log-probabilities."""
     needs_last: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

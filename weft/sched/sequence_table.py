@@ -94,7 +94,8 @@ class SequenceTable:
         self._decoding = None
 
     def stop_running(self, sequence: Sequence) -> None:
-        """Take a running sequence's slot away. Results in flight stay valid."""
+        """Take a running sequence's slot away. KV that steps in flight write stays valid; their tokens do too, unless
+        the caller moves the sequence's `epoch` on."""
         if sequence.slot >= 0:
             del self.running[sequence.slot]
             self.slots.give_back(sequence.slot)

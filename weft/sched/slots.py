@@ -59,7 +59,8 @@ class DecodeTable:
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        """The slot's sequence no longer runs."""
+        """The slot's sequence no longer runs. The slot is free at once, without a fence: a step in flight may still
+        sample into it, but that token is void by its epoch, and the next owner's `SlotSet` comes with a later step."""
         self.remaining[slot] = 0
         self._free.append(slot)
 

@@ -1,6 +1,6 @@
 """Whether a step fits the worker it is launched on.
 
-Everything here is a bug of the scheduler, caught before it can overwrite somebody's memory. Vectorised: a few
+Every violation is a bug of the scheduler, caught before it can overwrite memory of another request. Vectorised: a few
 microseconds per array.
 """
 

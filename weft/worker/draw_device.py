@@ -1,6 +1,6 @@
 """Drawing tokens with torch alone: batched, on any device, without ever waiting for it. See `drawing` for the contract.
 
-Works in blocks of rows, so that memory stays bounded whatever the batch.
+Works in blocks of rows, so that memory is bounded for every size of batch.
 
 Shapes use: n rows, V vocabulary. Weights are in [0, 1] and need not sum to anything.
 """

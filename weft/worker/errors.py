@@ -1,4 +1,4 @@
-"""The worker's own error. It reaches clients as an internal error: nobody outside can cause or mend it."""
+"""The worker's own error. It reaches clients as an internal error: no request causes or mends it."""
 
 from __future__ import annotations
 

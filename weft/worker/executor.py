@@ -1,7 +1,7 @@
 """A worker in this process: a thread that carries out steps in the order they were launched.
 
 Owns the thread, the queue of launched steps, and their failures. What a step does is in `runner`. On a GPU the thread
-only issues work; results come back with one asynchronous copy, and `wait` is where somebody waits for it.
+only issues work; results come back with one asynchronous copy, and `wait` waits for that copy.
 
 A step that fails takes the worker with it: what it wrote is unknown, so every later step fails as well, naming it.
 """
@@ -234,7 +234,7 @@ class _Loop:
                 raise StepError(f"step {step.step_id} was not bound before the worker closed")
             late = launched.late
         found = self._runner.sampling_half(step, halfway, late)
-        # Before the copy is issued: whoever waits for the copy then waits for this mark as well.
+        # Before the copy is issued, so that waiting for the copy waits for this mark as well.
         stopwatch.pause()
         readback = Readback(found, self._results_stream)
         return _Outcome(readback, stopwatch.seconds)

@@ -33,7 +33,7 @@ MAX_ITEMS = 8192
 MAX_ENTRIES = 1 << 19
 """(row, page) entries of a step."""
 GRAPH_BYTES = 4 << 20
-"""Of one graph, outside of torch's memory. An assumption: nobody has measured it."""
+"""Of one graph, outside of torch's memory. An assumption, not measured."""
 EVERY_VISIBLE = np.uint32(0xFFFFFFFF)
 
 _log = logging.getLogger("weft.worker")
@@ -52,8 +52,8 @@ class GraphBackend(Protocol):
 
     def capture(self, body: Callable[[], None]) -> Graph:
         """Record `body`, which reads and writes tensors that stay where they are, and has run before with the same
-        shapes. Whether it is also done does not matter: the caller replays. Raises whatever keeps it from being
-        captured."""
+        shapes. Whether it is also done does not matter: the caller replays. Raises the error that keeps
+        it from being captured."""
         ...
 
 
@@ -162,7 +162,7 @@ class DecodeGraphs:
             return None
         try:
             graph = self._backend.capture(lambda: self._pass(bucket))
-        except Exception as error:  # whatever a device or a kernel has against it, there is another way
+        except Exception as error:  # every error of a device or a kernel: steps also run without graphs
             self._captures = False
             reason = f"{type(error).__name__}: {error}"
             _log.warning("CUDA graphs: no more are captured, decoding is slower without (%s)", reason)

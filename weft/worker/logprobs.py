@@ -71,7 +71,7 @@ def _top_block(logits: Tensor, k: int) -> Top:
 
 
 def _log_total(logits: Tensor) -> Tensor:
-    """[n, V] -> log-sum-exp [n, 1], the same whatever n is."""
+    """[n, V] -> log-sum-exp [n, 1], bit for bit the same for every n."""
     largest = logits.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
     return largest + row_sums((logits - largest).exp_()).clamp_(min=torch.finfo(torch.float64).tiny).log_().to(
         logits.dtype

@@ -1,4 +1,4 @@
-"""What the processor calls itself. Imports nothing that has to be loaded."""
+"""The name of the processor model. Imports the standard library alone."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _ancestors(root: Path, path: str) -> list[Path]:
 
 
 def _room(folder: Path, limit_name: str, usage_name: str, cache_name: str) -> int:
-    """What is left under one cgroup's limit. Cached file pages that nobody uses count as left."""
+    """What is left under one cgroup's limit. Inactive pages of the file cache count as left."""
     limit, usage = _number(folder / limit_name), _number(folder / usage_name)
     if limit is None or usage is None or limit >= UNLIMITED:
         return UNLIMITED

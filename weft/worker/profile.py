@@ -7,7 +7,7 @@ mixtures; then pages to the host tier and back. Times are those that steps repor
 
 The pages hold KV as a serving engine's would. One long sequence (the *long lane*) is computed by forwards; further
 lanes are copies of its first pages, laid out anew for each length of context. Every row writes the tokens that its
-lane has at those places, so that a lane stays what it was, whatever is measured on it.
+lane has at those places, so that a measurement leaves the lane as it was.
 
 A plan is carried out in rounds, in another order each, and a sample is the least time over all rounds: what else the
 machine does can only add to a step's time, and is another thing in every round. A shape whose two least times do not
@@ -174,7 +174,7 @@ def _log_uniform(random: np.random.Generator, low: int, high: int) -> float:
 
 
 class Profiler:
-    """Carries out a plan on a worker that nobody else uses meanwhile. The caller closes the worker."""
+    """Carries out a plan on a worker that takes no other steps meanwhile. The caller closes the worker."""
 
     def __init__(self, worker: Worker):
         self._worker = worker

@@ -1,7 +1,7 @@
 """From output rows of logits to tokens.
 
 Owns who is sampled how: greedy rows by one argmax, random ones by `drawing`, and those whose logits must be edited
-first (bias, penalties, masks) on a copy, in blocks, so that memory stays bounded whatever the batch. Never waits for
+first (bias, penalties, masks) on a copy, in blocks, so that memory is bounded for every size of batch. Never waits for
 the device.
 
 Shapes use: O output rows, S samplers, V vocabulary.

@@ -139,7 +139,7 @@ def _pages_of(tokens: int, page_size: int) -> int:
 
 
 def _size_up(num_bytes: int) -> str:
-    """A size that is no smaller, in a form that settings take."""
+    """The size, rounded up, as a number and a unit: a form that settings take."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if num_bytes % factor == 0:
             return f"{num_bytes // factor} {unit}"

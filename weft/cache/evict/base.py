@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class NodeView(NamedTuple):
-    """A run of cached pages that nobody uses, as a policy sees it."""
+    """A run of cached pages without locks, as a policy sees it."""
 
     node_id: int
     """Grows with creation; the last tie-break, so that the order is total."""

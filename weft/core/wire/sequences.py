@@ -91,8 +91,8 @@ class Truncate(CommandBase, frozen=True, kw_only=True):
 
 
 class Hold(CommandBase, frozen=True, kw_only=True):
-    """Give the sequence up but keep its KV, partial page included, for whoever next opens a sequence of the same
-    namespace that starts with the same tokens. It may be evicted at any time, and is after `ttl_s` seconds."""
+    """Give the sequence up but keep its KV, partial page included, for the next sequence of the same namespace
+    that starts with the same tokens. It may be evicted at any time, and is after `ttl_s` seconds."""
 
     seq: int
     ttl_s: float

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
-from weft.kernels.base import HeadShape, Kernels
+from weft.kernels.base import HeadShape
 
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -68,10 +68,3 @@ def _missing_on(device: torch.device) -> str | None:
     if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return "needs a device of compute capability {}.{}".format(*MIN_CAPABILITY)
     return None
-
-
-def load() -> Kernels:
-    """Import Triton and return its operations."""
-    from weft.kernels.triton.ops import KERNELS
-
-    return KERNELS

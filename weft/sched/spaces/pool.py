@@ -35,7 +35,7 @@ class SpacePool:
         self._free_embeds = list(range(num_embeds - 1, -1, -1))
         self._exports: OrderedDict[tuple[str, str], Export] = OrderedDict()
         self._is_named = False
-        """The step being built names pages: it may name whatever is given up meanwhile."""
+        """The step being built names pages, so a page that is given up now may be named by it."""
         self._returning: list[tuple[Space, int]] = []
         """Pages of reservations that the step being built may name: theirs again when it is."""
         self.num_pages = 0
@@ -46,8 +46,8 @@ class SpacePool:
     # Steps
 
     def named(self) -> None:
-        """The step being built names pages: what is given up from now on is nobody else's in it. Before, nothing has
-        to wait for a step that, if nothing else comes into it, is never launched."""
+        """The step being built names pages: a page that is given up from now on is not handed out again in this step.
+        Before this call, pages are free at once: a step that stays empty is never launched, so no fence would fall."""
         self._is_named = True
 
     def end_step(self) -> None:
@@ -87,7 +87,7 @@ class SpacePool:
         return pages
 
     def give_back(self, space: Space, pages: list[int], now: float) -> None:
-        """A space no longer uses these; its reservation keeps what it lacks, unless somebody shares them."""
+        """A space no longer uses these; its reservation keeps what it lacks, unless they are shared."""
         for page in pages:
             idle = len(space.reserved) + sum(owner is space for owner, _ in self._returning)
             if idle < self._unused_reservation(space) and not self.is_shared(page):
@@ -115,7 +115,7 @@ class SpacePool:
         return self._keep(space, pages, now)
 
     def is_shared(self, page: int) -> bool:
-        """Whether somebody else refers to it too."""
+        """Whether the device page has other references."""
         return self._cache.tiers.device.refs[page] > 1
 
     def own_copy(self, space: Space, page: PageHandle, now: float) -> bool:
@@ -137,7 +137,8 @@ class SpacePool:
         return [self._free_embeds.pop() for _ in range(count)]
 
     def give_back_embeds(self, slots: list[int]) -> None:
-        """Steps run in order, so whoever gets them next writes after their last reader."""
+        """Embedding slots are free at once, without a fence: steps run in order, so the next owner writes a slot after
+        its last reader."""
         self._free_embeds.extend(slots)
 
     # Exports

@@ -25,7 +25,7 @@ class PageHandle:
     filled: int = 0
     """Bit s: place s holds a token, or will when the steps launched so far are done."""
     hidden: int = 0
-    """Bit s: whoever reads through this handle does not see place s."""
+    """Bit s: reads through this handle do not see place s."""
     positions: list[int] = field(default_factory=list)
     """[page size] of the tokens; -1 where there is none."""
     last_position: int = -1

@@ -131,7 +131,7 @@ def _attend(
         total = total * kept + tl.sum(weights, 1)
         v = tl.load(kv + slot[:, None] + KV_HEADS * PAGE * HEAD_DIM + d[None, :], mask=loaded, other=0.0)
         if GENERAL or WINDOW >= 0:
-            # What nobody sees may be NaN, which a weight of 0 would not take away. Elsewhere `stop` leaves it out.
+            # Masked values may be NaN, which a weight of 0 would not remove. Elsewhere `stop` leaves it out.
             is_seen = tl.max(seen.to(tl.int32), 0) != 0
             v = tl.where(is_seen[:, None], v, tl.zeros_like(v))
         values = values * kept[:, None] + _product(weights.to(v.dtype), v, WIDEN)
