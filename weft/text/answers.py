@@ -40,6 +40,8 @@ class AnswerParser:
 
     def push(self, text: str) -> list[Delta]:
         """Take in the next piece of text. Returns the deltas that are final."""
+        if self._reasoning is None and self._calls is None:
+            return [Content(text)] if text else []  # of most answers, for every token
         deltas: list[Delta] = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
         return joined(self._read(deltas))
 
