@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.server.conftest import RunningServer, running
-from weft.endpoints.models import Model
+from weft.endpoints.models import ActiveModel
 from weft.endpoints.prompts import Fit, tokenize
 from weft.server import limits
 from weft.testing.byte_tokenizer import byte_tokenizer
@@ -118,7 +118,7 @@ def test_a_list_of_short_prompts_is_tokenized_in_many_turns(entry: str | list[in
     model = SimpleNamespace(
         engine=SimpleNamespace(info=DEFAULT_INFO), max_context=CONTEXT, longest_prompt=CONTEXT, max_text_chars=CONTEXT
     )
-    fit = Fit(cast(Model, model), max_tokens=0, keep_last=None, param="input")
+    fit = Fit(cast(ActiveModel, model), max_tokens=0, keep_last=None, param="input")
     entries = [entry] * 2048
 
     async def run() -> int:
