@@ -1,7 +1,7 @@
-"""Every knob, frozen and composed. `resolve` returns a new config that fits a machine; nothing mutates one.
+"""All settings, as frozen structs with defaults.
 
-Precedence, lowest first: defaults here, a TOML file, `WEFT_…` environment variables, command-line flags
-(`weft.cli.settings` merges them; this file does not read the environment).
+`weft.cli.settings` merges them with a TOML file, `WEFT_…` environment variables and flags; this module does not read
+the environment.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Quantization = Literal["int8"]
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether a model is named as on the Hugging Face hub, `org/name`. Whether there is one is not looked up; with a
-    leading '.', '~' or '/', or a second '/', it can only have been meant as a path."""
+    """Whether a model has the form of a Hugging Face hub id, `org/name`. Its existence is not checked. A name with a
+    leading '.', '~' or '/', or a second '/', is a path."""
     return _HUB_ID.fullmatch(model) is not None
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Where Weft keeps files that it can make again: `WEFT_CACHE`, else `weft` under `XDG_CACHE_HOME` or `~/.cache`."""
+    """Directory of files that Weft can recreate: `WEFT_CACHE`, else `weft` under `XDG_CACHE_HOME` or `~/.cache`."""
     own = environment.get("WEFT_CACHE")
     return Path(own) if own else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
 
 
 def data_directory(environment: Mapping[str, str]) -> Path:
-    """Where Weft keeps what its users gave it: `WEFT_DATA`, else `weft` under `XDG_DATA_HOME` or `~/.local/share`."""
+    """Directory of users' data: `WEFT_DATA`, else `weft` under `XDG_DATA_HOME` or `~/.local/share`."""
     own = environment.get("WEFT_DATA")
     return Path(own) if own else Path(environment.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "weft"
 
@@ -51,48 +51,48 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     offline: bool = False
-    """Use only what the hub cache already has."""
+    """Use only models in the hub cache."""
     generation_config: Literal["auto", "none"] = "auto"
-    """auto: sampling parameters that a request leaves out take the values of the checkpoint's generation_config.json;
-    none: those of the API."""
+    """auto: sampling parameters that a request omits take the values of the checkpoint's generation_config.json; none:
+    those of the API."""
     dtype: DType = "auto"
-    """auto: the checkpoint's, except bfloat16 and float16 where the device computes neither well: then float32."""
+    """auto: the checkpoint's, or float32 where the device is slow or inexact in it."""
     quantization: Quantization | None = None
-    """int8: the weights of the layers' products are quantized when they are loaded, with a scale for each output;
-    activations, KV, embeddings and the output head keep `dtype`."""
+    """int8: quantize the weights of the layers' projections at load, with one scale per output channel. Activations,
+    KV, embeddings and the output head keep `dtype`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     page_size: int = 16
     kv_cache_bytes: int | None = None
     """Device memory for KV pages. None: `memory_fraction` of what is free."""
     num_pages: int | None = None
-    """Device pages, instead of bytes."""
+    """Number of device pages, instead of bytes."""
     memory_fraction: float | None = None
-    """Of the free device memory after loading. None: 0.9 on a GPU, 0.3 on a CPU (which other programs share)."""
+    """Share of the device memory that is free after loading, for KV pages. None: 0.9 on a GPU, 0.3 on a CPU."""
     host_kv_bytes: int | None = None
     """Host memory for KV pages evicted from the device. None: none on a CPU, 0.2 of free memory with a GPU."""
     max_context: int | None = None
-    """Longest sequence in tokens, prompt and output. None: what the model allows."""
+    """Longest sequence in tokens, prompt and output. None: the model's limit."""
     max_running: int = 256
-    """Sequences that may be in one step."""
+    """Maximum number of sequences in one step."""
     max_waiting: int = 4096
-    """Operations waiting before new ones are refused with 429."""
+    """Maximum number of waiting operations; more are refused with 429."""
     max_step_tokens: int | None = None
-    """Query tokens of one step. None: 512 on a CPU (2048 for throughput), 8192 on a GPU."""
+    """Maximum number of query tokens in one step. None: 512 on a CPU (2048 for throughput), 8192 on a GPU."""
     performance_mode: Literal["interactivity", "throughput"] = "interactivity"
-    """Short steps, so that tokens come evenly, or longer ones, which finish a whole batch sooner. `weft.LLM` takes
-    the latter."""
+    """Short steps for even token intervals, or longer ones, which complete a batch sooner. `weft.LLM` uses
+    `throughput`."""
     aging_s: float = 30.0
-    """A waiting request's priority improves by one every so many seconds: every wait is bounded."""
+    """The priority of a waiting request improves by one after this many seconds, so every wait is bounded."""
     prefix_cache: bool = True
     prefix_wait_steps: int = 64
-    """How many steps a request waits for a prefix that another is computing before it computes it itself."""
+    """Maximum number of steps that a request waits for a prefix that another request is computing."""
     program_pages_fraction: float = 0.5
-    """Of the device pages, what programs may hold explicitly, reservations and exports included."""
+    """Share of the device pages that programs may hold explicitly, reservations and exports included."""
     program_pages_wait_s: float = 5.0
-    """How long a program waits for a page or an embedding before it is told that there is none."""
+    """Time that a program waits for a page or an embedding before `OutOfPages`."""
     batching: Literal["adaptive", "eager", "k", "t"] = "adaptive"
-    """When a step begins that has nothing but single commands of programs: when nobody is worth waiting for; at once,
-    each command alone; with so many; or after so long. All but the first are for comparisons."""
+    """When a step starts that has only programs' single commands: when no other command is worth waiting for; at once,
+    one command per step; with `batching_k` commands; after `batching_wait_s`. All but the first are for comparisons."""
     batching_k: int = 32
     batching_wait_s: float = 0.01
     json_string_chars: int = 4096
@@ -101,18 +101,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overlap: bool = True
     """Schedule the next step while the device runs this one."""
     cuda_graphs: bool = True
-    """On CUDA devices, launch decode steps as captured graphs. Not yet run on a device; a capture that fails is told
-    once, and steps then run without."""
+    """On CUDA devices, launch decode steps as captured graphs. Not tested on a device yet. If a capture fails, the log
+    says so once and steps run without graphs."""
     graph_batch_sizes: list[int] | None = None
-    """Batch sizes that decode steps are padded to for graphs; larger ones run without. None: about thirty sizes up to
-    `max_running`, at most 512."""
+    """Batch sizes to which decode steps are padded for graphs; larger batches run without. None: about thirty sizes up
+    to `max_running`, at most 512."""
     threads: int | None = None
-    """CPU threads of kernels. None: one per core, less what front and host need on four cores and more."""
+    """CPU threads of kernels. None: one per core, minus one or two for front and program host from four cores on."""
     progress_deadline_s: float = 60.0
-    """An engine whose loop makes no turn for so long is killed and restarted; ten times as long if it uses the
-    processor meanwhile."""
+    """An engine whose loop makes no progress for this many seconds is killed and restarted; one that uses the processor
+    meanwhile, after ten times as long."""
     lease_s: float = 30.0
-    """A client that says nothing for so long loses its sequences."""
+    """A client that sends nothing for this many seconds loses its sequences."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -147,14 +147,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: list[str] = []
-    """Names clients may use. Empty: the model as given."""
+    """Names that clients use. Empty: the model as given."""
     api_keys: list[str] = []
-    """`name=key` or `key`; each is a tenant with a cache namespace of its own. Empty: no key is asked for."""
+    """`name=key` or `key`; each name is a tenant with a separate cache namespace. Empty: no key is required."""
     max_body_bytes: int = 32 * 1024 * 1024
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """Of all request bodies that are being received or decoded; of one tenant, half where keys name several."""
+    """Maximum size of all request bodies in memory; half of it per tenant if keys name several."""
     max_text_chars: int | None = None
-    """Of a text to tokenize. None: what the model's context can hold, with room for Unicode normalisation."""
+    """Maximum length of a text to tokenize. None: what the model's context can hold, with room for Unicode
+    normalisation."""
     max_concurrent_requests: int = 4096
     """More are refused with 429; of one tenant, half where keys name several."""
     max_connections: int = 10_000
@@ -171,27 +172,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     that none is closed while they reuse it."""
     cors_origins: list[str] = []
     allowed_hosts: list[str] = []
-    """Names that requests may have as `Host`, beside local ones; `*`: any. Empty: local ones alone where the server
-    listens on loopback and asks for no key, else any."""
+    """Permitted values of `Host`, besides local ones; `*`: any. Empty: only local ones if the server listens on
+    loopback without keys, otherwise any."""
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     drain_s: float = 30.0
-    """How long running requests may finish after SIGTERM."""
+    """Seconds that running requests have to finish after SIGTERM."""
     engine_wait_s: float = 60.0
-    """How long requests wait for the restart of an engine that died, to be continued there. 0: they fail with it."""
+    """Seconds that requests wait for the restart of an engine that died, to be continued there. 0: they fail with
+    it."""
     stream_keep_alive_s: float = 15.0
-    """A stream that has nothing to say for so long gets a comment line. 0: never."""
+    """Seconds without events after which a stream gets a comment line. 0: never."""
     tool_call_parser: ToolCallParserName = "auto"
-    """How the model writes calls of tools. auto: as its chat template shows."""
+    """Format of the model's tool calls. auto: detected from the chat template."""
     reasoning_parser: ReasoningParserName = "auto"
-    """How the model writes reasoning. auto: `<think>`, where its chat template has that."""
+    """Format of the model's reasoning. auto: `think` if the chat template has `<think>`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     trace: bool = False
-    """Record each request's life; readable at /v1/traces/{request id}."""
+    """Record the events of each request, for /v1/traces/{request id}."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:  # event loops take the last sixteen bits of a larger number without a word
+        if not 0 <= self.port <= 65535:  # event loops silently truncate larger numbers to sixteen bits
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
         counts = ("max_concurrent_requests", "max_connections")
         for name in ("max_body_bytes", "max_bodies_bytes", "max_text_chars", *counts):
@@ -207,65 +209,66 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 MAX_RUNS = 8192
-"""Runs at once of one program host. Each may need some 8 GiB of address space and 6 mappings of memory. A process has
-128 TiB, and 65,530 mappings as Linux is set up."""
+"""Maximum number of concurrent runs of a program host. Each may need about 8 GiB of address space and 6 memory
+mappings; a process has 128 TiB and, by default, 65,530 mappings."""
 
 
 class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Programs that users upload and run."""
+    """Settings of users' programs."""
 
     start: Literal["lazy", "eager", "off"] = "lazy"
-    """When the process that runs programs starts: with the first run, with the server, or never."""
+    """When the program host starts: with the first run, with the server, or never."""
     data_dir: str | None = None
-    """Where uploaded programs and what programs store are kept. None: `data_directory`."""
+    """Directory of uploaded programs, their stored values and records of runs. None: `data_directory`."""
     trusted_dir: str | None = None
-    """Python files here are programs that every client may run, without a sandbox. Whoever can write here owns the
+    """Directory of Python programs that every client may run, without a sandbox. Write access to it is control of the
     server."""
     network: list[str] = []
-    """Hosts that programs may talk to where their run asks for it too; `*` is every public one, and `NAME=HOST` is for
-    one tenant. Empty: none."""
+    """Hosts that programs may reach if their run asks for them too; `*` is every public host, and `NAME=HOST` applies
+    to one tenant. Empty: none."""
     max_connections_per_tenant: int = 64
-    """Requests of a tenant's programs to the web at once; more wait."""
+    """Maximum number of concurrent HTTP requests of a tenant's programs; more wait."""
     max_runs: int = 1024
-    """Runs at once, children included; more wait. At most `MAX_RUNS`."""
+    """Maximum number of concurrent runs, children included; more wait. At most `MAX_RUNS`."""
     max_runs_per_tenant: int = 256
     max_waiting: int = 4096
-    """Runs that wait before new ones are refused with 429."""
+    """Maximum number of waiting runs; more are refused with 429."""
     max_pages: int | None = None
-    """KV pages that all programs hold together. None: what the engine has."""
+    """Maximum number of KV pages that all programs hold. None: the engine's."""
     max_pages_per_tenant: int | None = None
     tenant_pages_fraction: float | None = None
-    """Of an engine's pages for programs, the share that the programs and exports of one tenant may hold. None: all, or
-    half where there are several tenants."""
+    """Share of one tenant's programs and exports in an engine's pages for programs. None: 1, or 0.5 with several
+    tenants."""
     max_sandbox_bytes: int | None = None
-    """Memory that all sandboxes may grow to, the sum of their limits; more runs wait. None: four times the
-    machine's, because one that waits holds a few MiB of the many it may grow to."""
+    """Maximum of the sum of all sandboxes' memory limits; runs beyond it wait. None: four times the machine's memory,
+    because most sandboxes use a few MiB of their limit."""
     max_sandbox_bytes_per_tenant: int | None = None
-    """None: all of that; where there are several tenants, half of the machine's memory at most."""
+    """None: no separate limit; with several tenants, half of `max_sandbox_bytes` or of the machine's memory, whichever
+    is less."""
     tenant_cpu_s_per_minute: float | None = None
-    """Processor time that the programs of a tenant may use; then they wait, as with the following. None: no limit."""
+    """CPU seconds per minute of a tenant's programs; beyond it they wait. None: no limit. The next two are likewise."""
     tenant_host_calls_per_minute: float | None = None
     tenant_tokens_per_minute: float | None = None
-    """Put in and generated."""
+    """Tokens put in and generated."""
     tenants: list[str] = []
-    """What single tenants have instead of the above: `NAME.SETTING=VALUE`, of `TENANT_SETTINGS`."""
+    """Exceptions for single tenants: `NAME.SETTING=VALUE`, with a setting of `TENANT_SETTINGS`."""
     max_cpu_s: float = 300.0
-    """What a run may ask for at most, as the following."""
+    """Maximum CPU seconds that a run may ask for. The next two are maxima too."""
     max_memory_bytes: int = 512 << 20
     max_wall_s: float = 86400.0
     max_uploads: int = 1000
-    """Versions of programs that a tenant may keep."""
+    """Maximum number of program versions of a tenant."""
     max_upload_bytes: int = 256 << 20
-    """Of all of them together."""
+    """Maximum total size of a tenant's versions."""
     max_store_bytes: int = 64 << 20
-    """What a tenant's programs may store."""
+    """Maximum total size of a tenant's stored values."""
     max_kept_runs: int = 200
-    """Runs of each tenant that are remembered after their end, across restarts too."""
+    """Ended runs of each tenant that are kept, across restarts too."""
     max_kept_s: float = 30 * 86400.0
-    """And for how long."""
+    """Seconds for which they are kept."""
     progress_deadline_s: float = 30.0
-    """A process that runs programs and makes no progress for so long is killed and restarted; ten times as long if it
-    uses the processor meanwhile."""
+    """A program host that makes no progress for this many seconds is killed and restarted; one that uses the processor
+    meanwhile, after ten times as long."""
 
     def __post_init__(self) -> None:
         counts = ("max_runs", "max_runs_per_tenant", "max_waiting", "max_kept_runs", "max_memory_bytes")
@@ -275,8 +278,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.max_runs > MAX_RUNS:
             raise ConfigError(
-                f"max_runs must be at most {MAX_RUNS}, got {self.max_runs}: each run in the sandbox takes address "
-                "space and mappings of the one process that carries programs out"
+                f"max_runs must be at most {MAX_RUNS}, got {self.max_runs}: each sandboxed run takes address "
+                "space and memory mappings of the program host"
             )
         rates = ("tenant_cpu_s_per_minute", "tenant_host_calls_per_minute", "tenant_tokens_per_minute")
         for name in ("max_cpu_s", "max_wall_s", "max_kept_s", "progress_deadline_s", *rates):
@@ -289,7 +292,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.of(_tenant_setting(entry).tenant)
 
     def of(self, tenant: str) -> ProgramsConfig:
-        """What holds for this tenant. Raises `ConfigError`."""
+        """The configuration for this tenant. Raises `ConfigError`."""
         asked = [setting for setting in map(_tenant_setting, self.tenants) if setting.tenant == tenant]
         own = {setting.name: setting.value for setting in asked}
         return msgspec.structs.replace(self, tenants=[], **own) if own else self
@@ -298,7 +301,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 TENANT_SETTINGS = tuple(
     name for name in ProgramsConfig.__struct_fields__ if name.startswith("tenant_") or name.endswith("_per_tenant")
 )
-"""The settings that `ProgramsConfig.tenants` may have: those of a tenant, which their names say."""
+"""Settings that `ProgramsConfig.tenants` may override: those with `tenant` in their name."""
 
 
 class _TenantSetting(NamedTuple):
@@ -318,7 +321,7 @@ def _tenant_setting(entry: str) -> _TenantSetting:
     try:
         value = msgspec.convert(text.strip(), get_type_hints(ProgramsConfig)[name], strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"tenants has {entry!r}, whose value cannot be used: {error}") from None
+        raise ConfigError(f"tenants has {entry!r}, whose value is invalid: {error}") from None
     return _TenantSetting(tenant, name, value)
 
 

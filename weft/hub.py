@@ -15,7 +15,7 @@ from weft.config import EMBEDDED_MODEL, is_hub_id
 
 OFFLINE_IS_SET = "offline is set"
 WEIGHT_FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx")
-"""Endings of files that hold weights; a word that ends so and names a file is a model and no prompt."""
+"""Suffixes of weight files; an argument that names such a file is a model, not a prompt."""
 
 
 def find_model(
@@ -28,13 +28,13 @@ def find_model(
 ) -> Path:
     """The directory that holds `model`. Of a hub id that is not in the cache, `files` (patterns) are downloaded first.
 
-    A directory of that name wins over a hub id. `offline` uses only what the hub cache has, and `offline_because` is
-    the reason that the error gives. Raises `ModelLoadError`.
+    A directory takes precedence over a hub id of the same name. `offline` uses only what the hub cache has, and
+    `offline_because` is the reason that the error gives. Raises `ModelLoadError`.
     """
     if model == EMBEDDED_MODEL:
         return _embedded()
     path = Path(model).expanduser()
-    # An empty name would be the current directory.
+    # An empty name would mean the current directory.
     if model and path.is_dir():
         return path
     if model and path.exists():
@@ -91,5 +91,5 @@ def _download(model: str, revision: str | None, files: Sequence[str], offline_be
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         reason = offline_because or "the hub cannot be reached"
         raise ModelLoadError(f"{model} is not in the hub cache and {reason}; give a local directory instead") from error
-    except Exception as error:  # the network and the file system have errors of several libraries
+    except Exception as error:  # network and file system errors come from several libraries
         raise ModelLoadError(f"{model} could not be downloaded: {error}") from error

@@ -1,7 +1,7 @@
-"""Counters and histograms as plain structs, and the list of those the front keeps.
+"""Counters and histograms as plain structs, and the metrics of the front.
 
-Owns arithmetic on numbers. Does not know who exposes them (`weft.server.metrics_http` renders the text format) nor what
-engines count for themselves (`weft.core.wire.EngineStats`). Used from one thread.
+Owns the arithmetic. `weft.server.metrics_http` renders them as text; engines have their own counters
+(`weft.core.wire.EngineStats`). Used from one thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LATENCY_BUCKETS_S = (
     80.0,
     160.0,
 )
-"""Time to first token."""
+"""Bounds of the time to first token."""
 TOKEN_GAP_BUCKETS_S = (
     0.001,
     0.0025,
@@ -55,7 +55,7 @@ TOKEN_GAP_BUCKETS_S = (
     40.0,
     80.0,
 )
-"""Between two tokens."""
+"""Bounds of the time between two tokens."""
 REQUEST_BUCKETS_S = (
     0.01,
     0.03,
@@ -81,7 +81,7 @@ REQUEST_BUCKETS_S = (
     960.0,
     1920.0,
 )
-"""Whole requests, and waits for a place in the batch."""
+"""Bounds of the duration of requests and of their waits in the queue."""
 BATCH_SIZE_BUCKETS = tuple(float(2**e) for e in range(11))
 """Sequences in a step: 1, 2, 4 … 1,024."""
 TOKEN_COUNT_BUCKETS = tuple(float(m * 10**e) for e in range(7) for m in (1, 2, 5))
@@ -89,12 +89,12 @@ TOKEN_COUNT_BUCKETS = tuple(float(m * 10**e) for e in range(7) for m in (1, 2, 5
 
 
 RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
-"""Measured to predicted."""
+"""Bounds of the ratio of measured to predicted times."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """A family of counters that share a name and differ in the values of their labels."""
+    """Counters that share a name and differ in their label values."""
 
     values: dict[tuple[str, ...], float] = field(default_factory=dict)
 
@@ -103,12 +103,12 @@ class Counters:
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
     def get(self, *labels: str) -> float:
-        """What was counted under these label values."""
+        """The count under these label values."""
         return self.values.get(labels, 0.0)
 
 
 class Histogram:
-    """Observations counted into buckets. A bucket holds what is at most its upper bound, as Prometheus wants it."""
+    """Observations counted in buckets with inclusive upper bounds, as in Prometheus."""
 
     __slots__ = ("bounds", "count", "counts", "total")
 
@@ -117,7 +117,7 @@ class Histogram:
             raise ValueError("bucket bounds must increase")
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """[len(bounds) + 1] observations of each bucket alone; the last has no bound."""
+        """[len(bounds) + 1] observations per bucket, not cumulative; the last bucket is unbounded."""
         self.count = 0
         self.total = 0.0
 
@@ -128,7 +128,7 @@ class Histogram:
         self.total += value * times
 
     def cumulative(self) -> list[int]:
-        """[len(bounds) + 1] observations at most each bound; the last is all of them."""
+        """[len(bounds) + 1] cumulative observations; the last entry is the total."""
         sums, running = [], 0
         for count in self.counts:
             running += count
@@ -137,7 +137,7 @@ class Histogram:
 
 
 class ModelMetrics:
-    """What the front observes of one served model. Times in seconds, as the front sees them."""
+    """Metrics of one served model, measured in the front. Times are in seconds."""
 
     def __init__(self) -> None:
         self.time_to_first_token = Histogram(LATENCY_BUCKETS_S)
@@ -151,7 +151,7 @@ class ModelMetrics:
         self.request_prompt_tokens = Histogram(TOKEN_COUNT_BUCKETS)
         self.request_generation_tokens = Histogram(TOKEN_COUNT_BUCKETS)
         self.finished = Counters()
-        """Choices by `finish_reason`; `abort` for those that were cancelled, `error` for those that failed."""
+        """Choices by `finish_reason`; `abort` if the choice was cancelled, `error` if it failed."""
 
 
 class FrontMetrics:
@@ -161,7 +161,7 @@ class FrontMetrics:
         self.models: dict[str, ModelMetrics] = {}
         """By the model's first served name."""
         self.http_requests = Counters()
-        """Requests answered, by method, route and status; the route is the pattern, never the path as sent."""
+        """Requests answered, by method, route and status; the route is the pattern, not the path of the request."""
         self.http_in_flight = 0
         self.stream_writes = 0
 

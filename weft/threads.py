@@ -1,8 +1,8 @@
-"""Threads that tenants share fairly: a tenant that asks for much delays its own work alone.
+"""Thread pools that tenants share fairly: a tenant with much work delays only its own jobs.
 
-Owns which job runs next. The tenant that has been served least goes first, by processor time; a tenant's own jobs begin
-in their order, and no more than `per_tenant` of them run at once, so that a thread is free for the others. The
-processor time of a job is reported to its submitter, which may charge a program for it.
+Owns the order of jobs. The tenant with the least CPU time served goes first. A tenant's jobs start in order, and at
+most `per_tenant` of them run at once, so that threads remain for other tenants. The CPU time of a job is reported to
+its submitter, which may charge a program for it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ T = TypeVar("T")
 J = TypeVar("J")
 
 MIN_COST_S = 1e-5
-"""What a job counts as at least, so that jobs without a measurable cost take turns too."""
+"""Minimum cost of a job, so that jobs without a measurable cost alternate too."""
 
 Charge = Callable[[float], object]
-"""Told the seconds of processor time that a job took."""
+"""Called with the CPU seconds of a job."""
 
 
 class FairQueue(Generic[J]):
-    """Jobs of tenants, in the order in which they are to run. Knows no threads and no clock.
+    """Queue of jobs by tenant, in fair order. Has no threads and no clock.
 
-    A tenant's account of what it was served is kept while it has jobs that wait or run. One that comes (back) starts
-    level with the least served of the others: it neither has to catch up nor has saved anything.
+    A tenant's account is kept while it has waiting or running jobs. A tenant that arrives (again) starts level with the
+    least served of the others, without credit or debt.
     """
 
     def __init__(self, per_tenant: int):
@@ -42,13 +42,13 @@ class FairQueue(Generic[J]):
         return sum(map(len, self._waiting.values()))
 
     def put(self, tenant: str, job: J) -> None:
-        """Add a job, behind those of its tenant."""
+        """Append a job to those of its tenant."""
         if tenant not in self._served_s:
             self._served_s[tenant] = min(self._served_s.values(), default=0.0)
         self._waiting.setdefault(tenant, deque()).append(job)
 
     def take(self) -> tuple[str, J] | None:
-        """The job that runs next, with its tenant; None where none may run now. `done` follows every one."""
+        """Remove and return the next job with its tenant; None if no job may run now. Call `done` after each job."""
         may = [tenant for tenant in self._waiting if self._running[tenant] < self._per_tenant]
         if not may:
             return None
@@ -61,7 +61,7 @@ class FairQueue(Generic[J]):
         return tenant, job
 
     def done(self, tenant: str, cost_s: float) -> None:
-        """A job that was taken is over; what it took."""
+        """Record the end of a job and its CPU time."""
         self._served_s[tenant] += max(cost_s, MIN_COST_S)
         self._running[tenant] -= 1
         if not self._running[tenant]:
@@ -70,7 +70,7 @@ class FairQueue(Generic[J]):
                 del self._served_s[tenant]
 
     def clear(self) -> list[J]:
-        """Forget the jobs that wait; which those were."""
+        """Remove and return the waiting jobs."""
         dropped = [job for jobs in self._waiting.values() for job in jobs]
         self._waiting.clear()
         self._served_s = {tenant: self._served_s[tenant] for tenant in self._running}
@@ -84,7 +84,8 @@ class _Job(NamedTuple):
 
 
 class FairThreads:
-    """`num_threads` threads, of which one tenant has `per_tenant` at most. May be used from any thread and loop."""
+    """A pool of `num_threads` threads, at most `per_tenant` of them for one tenant. Usable from any thread and event
+    loop."""
 
     def __init__(self, num_threads: int, *, per_tenant: int, name: str):
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
@@ -92,8 +93,8 @@ class FairThreads:
         self._queue: FairQueue[_Job] = FairQueue(per_tenant)
 
     async def run(self, work: Callable[[], T], *, tenant: str = "", charge: Charge | None = None) -> T:
-        """What `work` returns, or raises. `charge` is told, on this loop, what it took, also where the caller was
-        cancelled meanwhile: the work then ends unheard, or does not begin."""
+        """Run `work` on a thread and return its result. `charge` is called on this event loop with its CPU seconds,
+        also if the caller is cancelled meanwhile; a cancelled job that has not started does not start."""
         loop = asyncio.get_running_loop()
 
         def charge_later(seconds: float) -> None:
@@ -103,20 +104,21 @@ class FairThreads:
         return await asyncio.wrap_future(self.submit(work, tenant=tenant, charge=charge_later))
 
     def submit(self, work: Callable[[], T], *, tenant: str = "", charge: Charge | None = None) -> Future[T]:
-        """The future of `work`. `charge` is called on the thread that did it. Raises `RuntimeError` once closed."""
+        """Submit `work` and return its future. `charge` is called on the pool's thread. Raises `RuntimeError` after
+        `close`."""
         future: Future[T] = Future()
         with self._lock:
             self._queue.put(tenant, _Job(work, future, charge))
         try:
             self._threads.submit(self._drain)
         except RuntimeError:
-            # Closed: waiting work is not started any more.
+            # Closed: waiting jobs are not started.
             self.close()
             raise
         return future
 
     def close(self) -> None:
-        """Begin nothing any more; what runs ends in its own time. Idempotent."""
+        """Start no further jobs; running jobs finish. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             dropped = self._queue.clear()
@@ -124,8 +126,8 @@ class FairThreads:
             job.future.cancel()
 
     def _drain(self) -> None:
-        """On a thread: jobs, until none may run. One that its tenant's share keeps waiting is begun by the thread that
-        ends another job of that tenant."""
+        """Body of a thread: run jobs until none may run. A job that waits for its tenant's share is started by the
+        thread that ends another job of that tenant."""
         while True:
             with self._lock:
                 taken = self._queue.take()
@@ -141,7 +143,7 @@ class FairThreads:
 
 
 def _carry_out(job: _Job) -> float:
-    """Processor time that it took."""
+    """CPU seconds of the job."""
     if not job.future.set_running_or_notify_cancel():
         return 0.0
     began_s = time.thread_time()
@@ -151,7 +153,7 @@ def _carry_out(job: _Job) -> float:
     except BaseException as raised:  # passed on to the task that awaits the future
         error = raised
     cost_s = time.thread_time() - began_s
-    # Charge first: a task that learns of the end must find the time charged.
+    # Charge first, so that the task that awaits the future finds the time charged.
     if job.charge is not None:
         job.charge(cost_s)
     if error is not None:

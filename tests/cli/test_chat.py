@@ -95,14 +95,14 @@ def test_commands(capsys, tmp_path):
     saved = json.loads(file.read_text())
     assert [message["role"] for message in saved["messages"]] == ["system", "user", "assistant"]
     err = capsys.readouterr().err
-    assert "There is no /nothing" in err
+    assert "Unknown command /nothing" in err
     assert all(f"/{name}" in err for name in ("help", "reset", "system", "save", "exit"))
 
 
 def test_save_says_why_it_cannot(capsys):
     play(Script(), "/save", "/save /no/such/folder/x")
     err = capsys.readouterr().err
-    assert "needs the name of a file" in err
+    assert "needs a file name" in err
     assert "cannot be written: No such file" in err
 
 

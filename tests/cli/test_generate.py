@@ -84,7 +84,7 @@ def test_a_pipe_that_is_too_long_is_named_with_what_helps(weft):
 def test_an_empty_pipe_is_no_prompt(weft, tmp_path):
     (tmp_path / "blank.txt").write_text(" \n")
     result = weft("generate", "--chat", "--system", "Summarise this.", input="")
-    assert (result.exit_code, result.stderr) == (1, "weft: standard input is empty: there is no prompt in it\n")
+    assert (result.exit_code, result.stderr) == (1, "weft: standard input is empty; it must contain a prompt\n")
     assert "blank.txt is empty" in weft("generate", "--file", str(tmp_path / "blank.txt")).stderr
 
 

@@ -99,7 +99,7 @@ def test_a_program_that_misses_its_arguments_says_how_to_give_them(
     (files / "ask.py").write_text("def main(args):\n    return args['question']\n")
     result = weft("run", str(files / "ask.py"), *flags)
     assert "line 2, in main\n    return args['question']\n" in result.stderr
-    assert result.stderr.endswith("no arguments were given: add --arg NAME=VALUE or -- VALUE\n")
+    assert result.stderr.endswith("no arguments were given; add --arg NAME=VALUE or -- VALUE\n")
     assert "no arguments" not in weft("run", str(files / "ask.py"), *flags, "--", "null", "null").stderr
 
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_run(weft: Weft, files: Path) -> None:
     for arguments, message in [
         (["missing.py"], "cannot be read: No such file"),
         ([str(files / "none.py")], "no `main`"),
-        ([str(files / "hello.py"), "--limit", "cpu=1"], "unknown field `cpu`; there are cpu_s"),
+        ([str(files / "hello.py"), "--limit", "cpu=1"], "unknown field `cpu`; known limits are cpu_s"),
         ([str(files / "hello.py"), "--url", "127.0.0.1:1"], "it begins with http:// or https://"),
         ([str(files / "hello.py"), "--url", "http://127.0.0.1:1"], "is `weft serve` running there"),
     ]:

@@ -169,8 +169,8 @@ def test_ebnf_becomes_a_grammar_that_the_engine_compiles() -> None:
         ('a ::= "x"', "no rule root"),
         ("root ::= other", "line 1 .* other"),
         ('"x"\nroot ::= "a"', "before any rule"),
-        ('root ::= "x', "without an end"),
-        ("root ::= &", "means nothing: &"),
+        ('root ::= "x', "unterminated"),
+        ("root ::= &", "unexpected character: &"),
     ],
 )
 def test_ebnf_that_is_none(rules: str, message: str) -> None:

@@ -124,7 +124,7 @@ def test_wrong_forms_are_named(server: RunningServer, path: str, fields: dict, p
 
 def test_gbnf_that_is_none_says_in_which_line(server: RunningServer) -> None:
     error = error_of(post(server, PATHS[1], guided_grammar='root ::= "a"\n\nb ::= c'))
-    assert error["message"] == "guided_grammar, read as GBNF: line 3 of the grammar names a rule that is none: c."
+    assert error["message"] == "guided_grammar, read as GBNF: line 3 of the grammar refers to an undefined rule: c."
 
 
 @both

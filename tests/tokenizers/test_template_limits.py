@@ -6,7 +6,7 @@ import pytest
 
 from weft.abi.errors import InvalidRequest
 from weft.tokenizers.chat_template import ChatTemplate
-from weft.tokenizers.limits import MAX_TEMPLATE_CHARS, Budget, TemplateLimit
+from weft.tokenizers.limits import MAX_TEMPLATE_CHARS, TemplateBudget, TemplateLimit
 
 TALK = [{"role": "user", "content": "hello " * 200}]
 DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = DOUBLED %}{% endfor %}"
@@ -139,11 +139,11 @@ def test_long_chats_are_not() -> None:
 
 
 def test_budget_counts_steps_and_characters() -> None:
-    budget = Budget(10)
+    budget = TemplateBudget(10)
     for _ in range(9):
         budget.spend()
     budget.spend(127)
     with pytest.raises(TemplateLimit, match="10 steps"):
         budget.spend()
     with pytest.raises(TemplateLimit):
-        Budget(10).spend(128 * 10)
+        TemplateBudget(10).spend(128 * 10)

@@ -1,1 +1,1 @@
-"""Child processes of a front: how they are started, watched, stopped and started again, from both ends."""
+"""Child processes of a front: start, supervision, stop and restart, from both ends."""

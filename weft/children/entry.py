@@ -1,4 +1,4 @@
-"""A child process from the inside: `python -m weft.children.entry MODULE ADDRESS` runs `MODULE.main(ADDRESS)`.
+"""Entry point of a child process: `python -m weft.children.entry MODULE ADDRESS` runs `MODULE.main(ADDRESS)`.
 
 SIGTERM and SIGINT are ignored before anything else is imported. They reach the whole process group (a terminal,
 `timeout`, a service manager), and the front must finish its requests before its children end. A child ends when its
@@ -19,7 +19,7 @@ from pathlib import Path
 from weft.children.progress import open_own
 
 STOP_GRACE_S = 5.0
-"""How long a child whose stdin has closed may take to finish the work in hand."""
+"""Time that a child has to finish its work after its stdin has closed."""
 
 
 def ignore_group_signals() -> None:
@@ -42,7 +42,7 @@ def call_when_stdin_closes(stop: Callable[[], object]) -> None:
 
 
 def main(module: str, address: str) -> int:
-    """Run a child's module; the exit status of the process."""
+    """Run a child's module and return the exit status of the process."""
     ignore_group_signals()
     open_own(Path(address.removeprefix("ipc://")).with_suffix(".progress"))
     status: int = importlib.import_module(module).main(address)

@@ -1,7 +1,7 @@
-"""What of a child's liveness its parent can see without asking: a counter that both processes map.
+"""The progress of a child process: a counter in memory that parent and child map.
 
-The child counts each turn of its loop and each piece of work; the parent reads. A counter in shared memory moves even
-while the child is too busy to answer messages, and stands still when the child does.
+The child increments it with each turn of its loop and each piece of work; the parent reads it. The counter advances
+even while the child is too busy to answer messages.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ _SIZE = 8
 
 
 class ProgressCounter:
-    """Eight bytes of a file, mapped. One process counts, the other reads."""
+    """A counter in eight mapped bytes of a file. One process increments it, the other reads it."""
 
     def __init__(self, path: Path):
-        """Map the file; make it, with 0, where it does not exist. Raises `OSError`."""
+        """Map the file; create it with 0 if it does not exist. Raises `OSError`."""
         if not path.exists():
             path.write_bytes(bytes(_SIZE))
         with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), _SIZE)
 
     def read(self) -> int:
-        """How often `count` was called."""
+        """Number of calls of `count`."""
         return int.from_bytes(self._shared[:_SIZE], "little")
 
     def count(self) -> None:
-        """Note that something was done."""
+        """Increment the counter."""
         self._shared[:_SIZE] = (self.read() + 1).to_bytes(_SIZE, "little")
 
     def close(self) -> None:
@@ -39,12 +39,12 @@ _own: ProgressCounter | None = None
 
 
 def open_own(path: Path) -> None:
-    """In a child: let `made_progress` count there."""
+    """In a child: open the counter that `made_progress` increments."""
     global _own
     _own = ProgressCounter(path)
 
 
 def made_progress() -> None:
-    """Note that this process did something. Does nothing outside a child process."""
+    """Increment this process's counter. Does nothing outside a child process."""
     if _own is not None:
         _own.count()

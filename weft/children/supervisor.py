@@ -1,7 +1,7 @@
-"""`ChildSupervisor`: one child process of a front: started, watched, stopped, and started again when it dies.
+"""`ChildSupervisor`: starts, watches, stops and restarts one child process of a front.
 
-Owns the process, the private folder of its socket and the pauses between restarts. What is said over the socket is the
-owner's: `weft.engine.supervisor` has an engine as its child, `weft.programs.host.client` a program host.
+Owns the process, the private directory of its socket and the pauses between restarts. Messages on the socket belong to
+the owner: `weft.engine.supervisor` for an engine, `weft.programs.host.client` for the program host.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from weft.children.progress import ProgressCounter
 from weft.children.watchdog import Signs, Watchdog
 
 LOOK_EVERY_S = 1.0
-"""How often a child is pinged and looked at."""
+"""Interval of pings and of checks of the child's progress."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
-"""Before restarts, doubled from one to the next; a child that lived longer than the longest pause starts anew."""
+"""Pauses before restarts: doubled each time, reset after a child that lived longer than the longest pause."""
 STOP_GRACE_S = 10.0
-"""How long a child whose stdin was closed may take before it is killed."""
+"""Time after the child's stdin was closed until the child is killed."""
 LAST_WORDS_S = 0.05
-"""For messages that a child sent just before its end."""
+"""Time for messages that a child sent just before its end to arrive."""
 
 _log = logging.getLogger("weft.children")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSettings:
-    """How one kind of child is run."""
+    """Settings of one kind of child."""
 
     name: str
-    """As in "the engine", for logs."""
+    """Name in logs, such as "the engine"."""
     module: str
-    """What `weft.children.entry` runs."""
+    """Module that `weft.children.entry` runs."""
     args: bytes
     """The line that the child reads from stdin."""
     deadline_s: float
-    """Of the `Watchdog`, once the child is ready."""
+    """Deadline of the `Watchdog` once the child is ready."""
     start_deadline_s: float = float("inf")
-    """The same, before it is."""
+    """Deadline of the `Watchdog` before the child is ready."""
     environment: Mapping[str, str] | None = None
-    """Instead of the front's own."""
+    """Environment of the child; None: the front's."""
 
 
 class ChildOwner(Protocol):
-    """What a supervisor tells the owner of its child. Called on the event loop; must not wait."""
+    """Callbacks from a supervisor to the owner of its child. Called on the event loop; must not block."""
 
     def connect(self, address: str) -> None:
         """A process is about to start, and will listen at this address."""
@@ -67,8 +67,8 @@ class ChildOwner(Protocol):
         """Send the child something that its loop answers."""
 
     def lost(self, reason: str) -> bool:
-        """The process has ended or is about to be killed; `reason` is the end of a sentence. Whether to start another
-        one."""
+        """The process has ended or is about to be killed; `reason` is the end of a sentence. Returns whether to start
+        another one."""
 
 
 class ChildSupervisor:
@@ -80,25 +80,25 @@ class ChildSupervisor:
         self._task: asyncio.Task[None] | None = None
         self.process: asyncio.subprocess.Process | None = None
         self.folder: Path | None = None
-        """Of the child's socket; readable by this user alone."""
+        """Directory of the child's socket; only this user can read it."""
         self.address: str | None = None
-        """Of the latest child."""
+        """Address of the latest child."""
         self.is_ready = False
-        """Set by the owner, when the child says so."""
+        """Set by the owner when the child reports that it is ready."""
         self.num_restarts = 0
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The process id of the child; None without one."""
         return None if self.process is None else self.process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a child, or another one will be started."""
+        """Whether there is a child or one will be started."""
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Start a child and keep it running. Does nothing while one is kept."""
+        """Start a child and keep it running. Does nothing if already started."""
         if not self.is_running:
             self._task = asyncio.create_task(self._supervise(), name=f"weft-supervisor-{self._settings.module}")
 
@@ -113,7 +113,8 @@ class ChildSupervisor:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     async def stop(self, *, kill: bool) -> None:
-        """End the process, at once or by closing its stdin. May be cancelled, and is then done by the next call."""
+        """End the process, with `kill` at once, otherwise by closing its stdin. If cancelled, the next call completes
+        it."""
         self.is_ready = False
         self._owner.disconnect()
         process = self.process
@@ -122,7 +123,7 @@ class ChildSupervisor:
         if kill and process.returncode is None:
             _kill(process)  # first: a child whose stdin closes removes the folder
         if process.stdin is not None:
-            process.stdin.close()  # also of a process that has ended, or asyncio keeps its transport
+            process.stdin.close()  # also after the process has ended, or asyncio keeps its transport
         if process.returncode is None:
             try:
                 await asyncio.wait_for(process.wait(), STOP_GRACE_S)
@@ -154,7 +155,8 @@ class ChildSupervisor:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _live(self) -> str:
-        """Start a process and watch it until it ends or has to; what happened, as the end of a sentence."""
+        """Start a process and watch it until it ends or must be killed; returns the reason, as the end of a
+        sentence."""
         try:
             process, progress = await self._spawn()
         except OSError as error:
@@ -217,7 +219,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time of a process and of the children that it has waited for; 0 for one that has just ended."""
+    """CPU seconds of a process and of its reaped children; 0 if the process has just ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:

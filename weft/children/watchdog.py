@@ -1,30 +1,30 @@
-"""`Watchdog`: tells a child that is stuck from one that is busy. Pure: times and counters are arguments."""
+"""`Watchdog`: distinguishes a hung child from a busy one. Pure: times and counters are arguments."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 BUSY_FACTOR = 10
-"""How many times longer a child without progress may take while it uses the processor: a long compilation, say."""
+"""Factor on the deadline of a child that uses the processor without progress, such as a long compilation."""
 BUSY_SHARE = 0.01
-"""Processor seconds per second from which a child without progress counts as busy."""
+"""CPU seconds per second above which a child without progress counts as busy."""
 
 
 class Signs(NamedTuple):
-    """What a parent sees of a child at one moment."""
+    """The state of a child at one moment, as its parent observes it."""
 
     now_s: float
     progress: int
     """The child's `ProgressCounter`."""
     cpu_s: float
-    """Processor time that the child has used."""
+    """CPU seconds that the child has used."""
 
 
 class Watchdog:
-    """Watches one child. A child whose counter moves lives, however late it answers.
+    """Watches one child. A child whose counter advances is alive.
 
-    Without progress it is stuck after `deadline_s` seconds, and after `BUSY_FACTOR` times as many where it uses the
-    processor meanwhile; an endless loop ends there.
+    Without progress it counts as hung after `deadline_s` seconds, or `BUSY_FACTOR` times as many if it uses the
+    processor meanwhile, which ends endless loops.
     """
 
     def __init__(self, deadline_s: float, first: Signs):
@@ -32,7 +32,7 @@ class Watchdog:
         self._last = first
 
     def look(self, signs: Signs) -> str | None:
-        """Why the child has to be killed, as the end of a sentence; None while it need not be."""
+        """Why the child must be killed, as the end of a sentence; None if it must not."""
         if signs.progress != self._last.progress:
             self._last = signs
             return None

@@ -1,4 +1,4 @@
-"""A terminal attached to a run on a server: writes its messages, and sends it the lines of the keyboard or a pipe."""
+"""A terminal attached to a run on a server: writes the run's messages and sends it lines of standard input."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from weft.client.synchronous import Attached
 
 
 def attach_to(client: Client, run_id: str, screen: Screen) -> bool:
-    """Follow the run to its end and return whether it finished. The end of the input does not end it."""
+    """Follow the run to its end and return whether it finished. The end of standard input does not end the run."""
     with client.runs.attach(run_id) as attached:
-        # A daemon, because a thread that waits for the keyboard cannot be stopped.
+        # A daemon, because a thread that blocks on standard input cannot be stopped.
         threading.Thread(target=_pass_lines, args=(attached,), daemon=True).start()
         return screen.follow(attached)
 
@@ -26,4 +26,4 @@ def _pass_lines(attached: Attached) -> None:
             if text := line.rstrip("\r\n"):
                 attached.send(value_of(text))
     except (OSError, ValueError, WebSocketException):
-        return  # the terminal or the connection is gone, which the other thread tells
+        return  # the terminal or the connection is closed; the other thread reports it

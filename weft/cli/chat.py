@@ -24,13 +24,13 @@ HISTORY_LENGTH = 1000
 
 EXAMPLES = """Examples:
 
-  weft chat                                        the model in the package, in this process
+  weft chat                                        weft-tiny, in this process
 
   weft chat --system 'Answer in rhymes.' --temperature 0.7
 
-  weft chat --url http://127.0.0.1:8000            a running server
+  weft chat --url http://127.0.0.1:8000            on a running server
 
-  echo 'What is a weft?' | weft chat --max-tokens 64
+  echo 'Tell me a joke.' | weft chat --temperature 0
 """
 
 
@@ -46,7 +46,10 @@ def chat(
     named_model: NamedModel = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="The system prompt.")] = None,
     url: Annotated[
-        str | None, typer.Option("--url", envvar="WEFT_URL", help="Talk to this server instead.", show_default=False)
+        str | None,
+        typer.Option(
+            "--url", envvar="WEFT_URL", help="Use this server instead of a model in this process.", show_default=False
+        ),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="API key for the server.", show_default=False)
@@ -59,13 +62,13 @@ def chat(
     seed: Seed = None,
     stop: Stop = None,
 ) -> None:
-    """Chat with a model, here or on a server.
+    """Chat with a model, in this process or on a server.
 
-    Ctrl-C stops the answer, not the chat; Ctrl-D or /exit leaves; /help lists commands. Text of several lines can be
-    pasted and is one message.
+    Ctrl-C stops the answer, Ctrl-D or /exit ends the chat, /help lists commands. Pasted text of several lines is one
+    message.
     """
     if model is not None and named_model is not None:
-        raise typer.BadParameter("MODEL and --model: give one of them")
+        raise typer.BadParameter("give either MODEL or --model")
     if named_model is not None:
         settings = with_setting(settings, "engine.model", named_model, "flag --model")
     options = given(
@@ -100,10 +103,13 @@ class ChatSession:
         """All messages except the system prompt."""
         self._commands: Mapping[str, tuple[Callable[[str], None], str]] = {
             "help": (self._help, "list commands"),
-            "reset": (self._reset, "forget the conversation"),
-            "system": (self._set_system, "TEXT: replace the system prompt and start again; without TEXT, show it"),
+            "reset": (self._reset, "clear the conversation"),
+            "system": (
+                self._set_system,
+                "TEXT: set the system prompt and clear the conversation; without TEXT, show it",
+            ),
             "save": (self._save, "FILE: write the conversation as JSON"),
-            "exit": (self._help, "leave (so does Ctrl-D)"),
+            "exit": (self._help, "exit (or Ctrl-D)"),
         }
 
     def run(self) -> None:
@@ -116,7 +122,7 @@ class ChatSession:
             except EOFError:
                 break
             except KeyboardInterrupt:
-                print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+                print("\n(Ctrl-D or /exit to exit)", file=sys.stderr)
                 continue
             if line.split(maxsplit=1)[:1] == ["/exit"]:
                 return
@@ -128,7 +134,7 @@ class ChatSession:
             print(file=sys.stderr)
 
     def _turn(self, text: str) -> None:
-        """Ask and print. A question that failed is removed; an answer that was stopped is kept as far as it came."""
+        """Ask and print the answer. A question that fails is removed; a stopped answer is kept as far as it came."""
         self.messages.append({"role": "user", "content": text})
         system = [{"role": "system", "content": self._system}] if self._system else []
         answer: list[str] = []
@@ -156,7 +162,10 @@ class ChatSession:
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         if name not in self._commands:
-            print(f"There is no /{name}; /help lists commands, and //{name} sends /{name} as it is.", file=sys.stderr)
+            print(
+                f"Unknown command /{name}; /help lists commands, and //{name} sends /{name} as a message.",
+                file=sys.stderr,
+            )
             return
         self._commands[name][0](rest.strip())
 
@@ -166,7 +175,7 @@ class ChatSession:
 
     def _reset(self, rest: str) -> None:
         self.messages.clear()
-        print("The conversation starts again.", file=sys.stderr)
+        print("The conversation is cleared.", file=sys.stderr)
 
     def _set_system(self, rest: str) -> None:
         if not rest:
@@ -177,7 +186,7 @@ class ChatSession:
 
     def _save(self, rest: str) -> None:
         if not rest:
-            print("/save needs the name of a file.", file=sys.stderr)
+            print("/save needs a file name.", file=sys.stderr)
             return
         system = [{"role": "system", "content": self._system}] if self._system else []
         content = {"model": self._talker.name, "messages": [*system, *self.messages]}
@@ -193,7 +202,7 @@ class ChatSession:
 
 @contextlib.contextmanager
 def _history(interactive: bool) -> Iterator[None]:
-    """Enable line editing and the lines of earlier chats, if there is a terminal and a readline."""
+    """Enable line editing with the history of earlier chats, on a terminal with readline."""
     if not interactive:
         yield
         return
@@ -204,7 +213,7 @@ def _history(interactive: bool) -> Iterator[None]:
         return
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "weft"
     file = folder / "chat_history"
-    # Python turns it off. With it, pasted lines come as one text that Enter sends.
+    # Python disables it. With bracketed paste, pasted lines are one text, which Enter sends.
     readline.parse_and_bind("set enable-bracketed-paste on")
     with contextlib.suppress(OSError):
         readline.read_history_file(file)

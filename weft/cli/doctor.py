@@ -1,6 +1,6 @@
-"""`weft doctor`: reports what this machine has, what Weft will use of it, and what does not work.
+"""`weft doctor`: reports the machine's resources, what an engine would use, and what does not work.
 
-Owns the order and form of the report; `probe` looks at the machine, anew for every report.
+Owns the order and layout of the report; `probe` examines the machine for each report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
 
-  weft doctor                          this machine, and the model in the package on it
+  weft doctor                          this machine, and weft-tiny on it
 
   weft doctor Qwen/Qwen3-0.6B --dtype bfloat16 --kv-cache-size 2GiB
 
@@ -37,7 +37,7 @@ def doctor(
     model: Model = None,
     as_json: bool = typer.Option(False, "--json", help="Write JSON."),
 ) -> None:
-    """Show what this machine has, and how a model would run on it.
+    """Show the machine's resources and how a model would run on it.
 
     Nothing is downloaded and no weights are loaded. The exit status is 1 if a required component does not work.
     """

@@ -1,4 +1,4 @@
-"""Writing result files without losing what was there before."""
+"""Writing of result files that keeps the old content if it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def write_file(file: Path, text: str) -> None:
     """Write a file as a whole; if that fails, the old content stays. Raises `WeftError`."""
     try:
         if file.is_symlink() or (file.exists() and not file.is_file()):
-            file.write_text(text, encoding="utf-8")  # a device or a link is written through, not replaced
+            file.write_text(text, encoding="utf-8")  # write through a device or a link; do not replace it
         else:
             _replace(file, text)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`weft generate`: answers one prompt, or one per line of a file, with an engine in this process."""
+"""`weft generate`: generates text for a prompt, or for each line of a file, with an engine in this process."""
 
 from __future__ import annotations
 
@@ -46,29 +46,30 @@ def generate(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
-            help="One alone is the model if it is weft-tiny, a directory or like org/name; else it is the prompt.",
+            help="A single argument is the model if it is weft-tiny, a directory or org/name, otherwise the prompt.",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="The model; then the argument is the prompt.")
+        str | None, typer.Option("--model", "-m", help="The model; the argument is then the prompt.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
     as_chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Take the prompt as a user's message, or continue it as it is. (--raw)")
+        bool,
+        typer.Option("--chat/--raw", help="Send the prompt as a user message, or continue it as raw text. (--raw)"),
     ] = False,
     system: Annotated[str | None, typer.Option("--system", "-s", help="The system prompt, with --chat.")] = None,
-    n: Annotated[int, typer.Option("-n", help="Answers to each prompt.")] = 1,
+    n: Annotated[int, typer.Option("-n", help="Number of answers per prompt.")] = 1,
     logprobs: Annotated[
         int | None,
-        typer.Option("--logprobs", help="With JSON: log-probabilities of that many tokens at each position."),
+        typer.Option("--logprobs", help="With JSON: log-probabilities of this many tokens at each position."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the result as JSON.")] = False,
     jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Each line is a prompt; write a line of JSON for each, in their order.")
+        bool, typer.Option("--jsonl", help="Read a prompt per line and write a line of JSON for each, in order.")
     ] = False,
     stream: Annotated[
-        bool | None, typer.Option("--stream/--no-stream", help="Write text as it comes. (on a terminal)")
+        bool | None, typer.Option("--stream/--no-stream", help="Stream the text. (on a terminal)")
     ] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -78,7 +79,7 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
 ) -> None:
-    """Continue a prompt, or answer it as a chat message."""
+    """Generate text for a prompt, or for each line of a file."""
     named, prompt = split_words(words or [], model)
     if named is not None:
         settings = with_setting(settings, "engine.model", named, "argument MODEL")
@@ -97,9 +98,9 @@ def generate(
     if system is not None and not as_chat:
         raise typer.BadParameter("--system needs --chat: a raw prompt has no system message")
     if logprobs is not None and not (as_json or jsonl):
-        raise typer.BadParameter("--logprobs needs --json or --jsonl to show them")
+        raise typer.BadParameter("--logprobs needs --json or --jsonl")
     if jsonl and (as_json or stream or prompt is not None):
-        raise typer.BadParameter("--jsonl takes prompts from --file or a pipe, and neither --json nor --stream")
+        raise typer.BadParameter("--jsonl reads prompts from --file or a pipe, and excludes --json and --stream")
     with contextlib.ExitStack() as scope:
         lines = scope.enter_context(_open_lines(file)) if jsonl else None
         text = "" if jsonl else _prompt_text(prompt, file)
@@ -120,7 +121,7 @@ def generate(
 
 
 class Ask:
-    """The form in which prompts are sent, and the options of all of them."""
+    """How prompts are rendered, and the options of all prompts."""
 
     def __init__(self, as_chat: bool, system: str | None, options: Mapping[str, Any]):
         self.as_chat = as_chat
@@ -135,7 +136,7 @@ class Ask:
 def split_words(words: list[str], model: str | None) -> tuple[str | None, str | None]:
     """Return (model, prompt) of the arguments, None where missing. Raises `typer.BadParameter` for too many."""
     if len(words) > (2 if model is None else 1):
-        raise typer.BadParameter(f"{len(words)} arguments, but there is one prompt: put it in quotes")
+        raise typer.BadParameter(f"{len(words)} arguments; put the prompt in quotes")
     if model is not None:
         return model, words[0] if words else None
     if len(words) == 2:
@@ -146,7 +147,7 @@ def split_words(words: list[str], model: str | None) -> tuple[str | None, str | 
 
 
 def write_stream(llm: LLM, prompt: str, ask: Ask) -> None:
-    """Write one answer as it comes."""
+    """Stream one answer."""
     if ask.options["n"] != 1:
         raise InvalidRequest("several answers cannot be streamed; use --no-stream", "n")
     if ask.as_chat:
@@ -173,9 +174,9 @@ def write_result(llm: LLM, prompt: str, ask: Ask, as_json: bool) -> None:
 
 
 def write_lines(llm: LLM, lines: Iterable[str], ask: Ask) -> bool:
-    """Write a line of JSON per prompt, in their order, and return whether none failed. A failure stops no other prompt.
+    """Write a line of JSON per prompt, in order, and return whether all succeeded. A failure does not stop the others.
 
-    `line` counts from 1 in the input; empty lines are skipped. Results that are ready before an earlier one wait.
+    `line` is the input's line number, from 1; empty lines are skipped. A result waits for all earlier ones.
     """
     numbers: list[int] = []
 
@@ -230,8 +231,8 @@ def described(result: Result) -> dict[str, Any]:
 
 
 def _is_model_path(word: str) -> bool:
-    """Whether a word is a directory, or a file of weights (which loading then refuses by what it is)."""
-    # A prompt may be longer than a path can be, or hold what no path can.
+    """Whether a word is a directory or a file of weights (which loading refuses with a reason)."""
+    # A prompt may be too long for a path, or contain characters that paths cannot have.
     try:
         path = Path(word).expanduser()
         return path.is_dir() or (path.suffix.lower() in WEIGHT_FILES and path.is_file())
@@ -242,20 +243,20 @@ def _is_model_path(word: str) -> bool:
 def _prompt_text(prompt: str | None, file: Path | None) -> str:
     if prompt is not None:
         if file is not None:
-            raise typer.BadParameter("a prompt and --file: give one of them")
+            raise typer.BadParameter("give either a prompt or --file")
         return prompt
     with _open_lines(file) as source:
         text = source.read()
     if not text.strip():
-        raise WeftError(f"{file or 'standard input'} is empty: there is no prompt in it")
+        raise WeftError(f"{file or 'standard input'} is empty; it must contain a prompt")
     return text
 
 
 @contextlib.contextmanager
 def _open_lines(file: Path | None) -> Iterator[TextIO]:
-    """Open the file, or standard input. Raises `WeftError` for what cannot be read."""
+    """Open the file, or standard input. Raises `WeftError` if it cannot be read."""
     if file is None and sys.stdin.isatty():
-        raise typer.BadParameter("there is no prompt: give one, or --file, or a pipe")
+        raise typer.BadParameter("give a prompt, --file, or a pipe")
     try:
         source = sys.stdin if file is None else file.open(encoding="utf-8")
     except OSError as error:

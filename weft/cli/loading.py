@@ -39,12 +39,12 @@ class _Lines:
         if total < QUIET_BYTES or tenth == self._tenth:
             return
         self._tenth = tenth
-        with contextlib.suppress(OSError):  # a full disk under the log must not keep a model from loading
+        with contextlib.suppress(OSError):  # loading must not fail because the log's disk is full
             print(f"loading {self._name}: {done // MIB} of {total // MIB} MiB", file=sys.stderr, flush=True)
 
 
 class _Bar:
-    """A bar that appears with the first call and disappears with the last."""
+    """A bar that is shown from the first call to the last."""
 
     def __init__(self, name: str):
         self._name = name
@@ -76,5 +76,5 @@ class _Bar:
         )
         self._task = self._bar.add_task(self._name, total=total)
         self._bar.start()
-        # The bar hides the cursor, and must show it again if loading fails.
+        # The bar hides the cursor, which must be restored if loading fails.
         atexit.register(self._bar.stop)

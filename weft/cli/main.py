@@ -1,7 +1,7 @@
 """The console script `weft`: its commands, and how errors are reported.
 
-Each command is a module of its own and imports what it needs when it runs, so that `weft --help` loads neither torch
-nor a web server.
+Each command is a separate module that imports its dependencies when it runs, so `weft --help` loads neither torch nor a
+web server.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class CommandGroup(TyperGroup):
 
 
 def _flush_output() -> None:
-    """Flush here, where an error is reported, and not when the interpreter ends: the disk may be full."""
+    """Flush here, where an error such as a full disk is reported, and not at interpreter exit."""
     if sys.stdout is not None:  # None if the parent process closed it
         sys.stdout.flush()
 
 
 def _drop_output() -> None:
-    """Discard the rest of the output, or the interpreter reports the same error when it flushes."""
+    """Discard the rest of the output; the interpreter would report the same error again when it flushes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -69,7 +69,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Everything runs with the small model in the package: try [bold]weft chat[/bold]. "
+    epilog="Commands use weft-tiny, the model in the package, unless you name another. Try [bold]weft chat[/bold]. "
     "`weft COMMAND --help` has examples.",
 )
 
@@ -98,7 +98,7 @@ def root(
         bool, typer.Option("--debug", callback=_set_debug, help="Show tracebacks of errors (or set WEFT_DEBUG=1).")
     ] = False,
 ) -> None:
-    """Weft serves open-weights language models, and runs LLM programs beside them."""
+    """Serve open-weights language models, and run LLM programs beside them."""
 
 
 serve.register(app)

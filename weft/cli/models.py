@@ -21,12 +21,12 @@ def register(app: typer.Typer) -> None:
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     architectures: Annotated[
-        bool, typer.Option("--architectures", help="List what is supported too (loads torch).")
+        bool, typer.Option("--architectures", help="Also list supported architectures (loads torch).")
     ] = False,
 ) -> None:
     """List the model in the package and the models in the local hub cache.
 
-    A cached model can be served if its architecture is supported, which --architectures tells.
+    A cached model can be served if its architecture is supported; --architectures shows this.
     """
     known = supported() if architectures else None
     found = [embedded(), *cached()]
@@ -49,8 +49,8 @@ def embedded() -> dict[str, Any]:
 
 
 def cached() -> list[dict[str, Any]]:
-    """Describe the models in the hub cache that have a config.json, each revision apart."""
-    # Takes a moment to import, and only this command needs it.
+    """Describe the models in the hub cache that have a config.json, each revision separately."""
+    # Slow to import, and only this command needs it.
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -78,7 +78,7 @@ def supported() -> list[str]:
 
 
 def _from_config(folder: Path) -> dict[str, Any]:
-    """What config.json says; None where it says nothing or cannot be read."""
+    """The content of config.json; None if it is empty or cannot be read."""
     try:
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The flags that set settings: one table, from which each command that starts an engine takes its flags.
+"""The flags of settings: one table, from which each command that starts an engine takes its flags.
 
 A command decorated with `takes_settings` receives the merged `Settings` as its argument `settings`; this module adds
 the flags to its signature, which is what typer reads, and hands their values to `weft.cli.settings`.
@@ -22,7 +22,7 @@ ENGINE_PANEL, SERVER_PANEL = "Engine", "Server"
 
 
 class Flag(NamedTuple):
-    """The form of a setting on the command line."""
+    """A setting's flag on the command line."""
 
     names: tuple[str, ...]
     """The first one is used in messages."""
@@ -33,11 +33,11 @@ class Flag(NamedTuple):
 
 FLAGS: Mapping[str, Flag] = {
     "engine.revision": Flag(("--revision",), str, "Branch, tag or commit of a hub id."),
-    "engine.offline": Flag(("--offline/--no-offline",), bool, "Use only what the hub cache already has."),
+    "engine.offline": Flag(("--offline/--no-offline",), bool, "Use only models in the hub cache."),
     "engine.generation_config": Flag(
         ("--generation-config",),
         str,
-        "Sampling defaults of requests: the checkpoint's (auto), or the API's (none). (auto)",
+        "Sampling defaults: the checkpoint's (auto) or the API's (none). (auto)",
         "auto|none",
     ),
     "engine.dtype": Flag(("--dtype",), str, "Data type of weights and KV.", "auto|float32|bfloat16|float16|float64"),
@@ -49,21 +49,21 @@ FLAGS: Mapping[str, Flag] = {
     "engine.memory_fraction": Flag(
         ("--memory-fraction",),
         float,
-        "Share of the memory free after loading that KV pages get. (0.9 on a GPU, 0.3 on a CPU)",
+        "Share of the memory that is free after loading, for KV pages. (0.9 on a GPU, 0.3 on a CPU)",
     ),
     "engine.kv_cache_bytes": Flag(
         ("--kv-cache-size",), str, "Memory for KV pages, such as 2GiB, instead of --memory-fraction.", "SIZE"
     ),
     "engine.num_pages": Flag(("--num-pages",), int, "Number of KV pages, instead of --kv-cache-size."),
-    "engine.max_running": Flag(("--max-running",), int, "Sequences that may be in one step. (256)"),
-    "engine.max_step_tokens": Flag(("--max-step-tokens",), int, "Tokens of one step. (512 on a CPU, 8192 on a GPU)"),
+    "engine.max_running": Flag(("--max-running",), int, "Maximum number of sequences in one step. (256)"),
+    "engine.max_step_tokens": Flag(
+        ("--max-step-tokens",), int, "Maximum number of tokens in one step. (512 on a CPU, 8192 on a GPU)"
+    ),
     "engine.performance_mode": Flag(
-        ("--performance-mode",), str, "interactivity; or throughput: longer steps on a CPU."
+        ("--performance-mode",), str, "interactivity: short steps; throughput: longer steps on a CPU. (interactivity)"
     ),
-    "engine.prefix_cache": Flag(
-        ("--prefix-cache/--no-prefix-cache",), bool, "Reuse the KV of tokens that were computed before. (on)"
-    ),
-    "engine.threads": Flag(("--threads",), int, "CPU threads of kernels. (by the number of cores)"),
+    "engine.prefix_cache": Flag(("--prefix-cache/--no-prefix-cache",), bool, "Reuse the KV of common prefixes. (on)"),
+    "engine.threads": Flag(("--threads",), int, "CPU threads of kernels. (depends on the number of cores)"),
     "server.served_model_name": Flag(
         ("--served-model-name",), list[str], "Name that clients use; repeat for several. (the model as given)"
     ),
@@ -72,7 +72,7 @@ FLAGS: Mapping[str, Flag] = {
     "server.api_keys": Flag(
         ("--api-key",),
         list[str],
-        "KEY or NAME=KEY that clients must send; repeat for several. Flags are visible to other users of the machine: "
+        "KEY or NAME=KEY that clients must send; repeat for several. Other users of the machine can see flags: "
         "prefer WEFT_SERVER_API_KEYS or the configuration file.",
     ),
     "server.ssl_certfile": Flag(("--ssl-certfile",), str, "Certificate for HTTPS.", "FILE"),
@@ -83,24 +83,31 @@ FLAGS: Mapping[str, Flag] = {
     "server.allowed_hosts": Flag(
         ("--allowed-host",),
         list[str],
-        "Name that requests may have as Host, beside local ones; repeat for several, * for any. (local ones alone "
+        "Permitted Host besides local ones; repeat for several, * for any. (only local ones "
         "where the server listens on loopback and asks for no key)",
     ),
     "server.stream_keep_alive_s": Flag(
-        ("--stream-keep-alive",), float, "Seconds without an event until a stream gets a comment line; 0: never. (15)"
+        ("--stream-keep-alive",),
+        float,
+        "Seconds without events after which a stream gets a comment line; 0: never. (15)",
     ),
     "server.tool_call_parser": Flag(
         ("--tool-call-parser",),
         str,
-        "How the model writes calls of tools. (by its chat template)",
+        "Format of the model's tool calls. (detected from its chat template)",
         "auto|hermes|llama3_json|mistral|none",
     ),
     "server.reasoning_parser": Flag(
-        ("--reasoning-parser",), str, "How the model writes reasoning. (by its chat template)", "auto|think|none"
+        ("--reasoning-parser",),
+        str,
+        "Format of the model's reasoning. (detected from its chat template)",
+        "auto|think|none",
     ),
-    "server.log_level": Flag(("--log-level",), str, "Lowest level that is logged. (info)", "debug|info|warning|error"),
-    "server.log_format": Flag(("--log-format",), str, "How logs are written. (text)", "text|json"),
-    "server.trace": Flag(("--trace/--no-trace",), bool, "Record each request's life, for /v1/traces."),
+    "server.log_level": Flag(
+        ("--log-level",), str, "Minimum level of log messages. (info)", "debug|info|warning|error"
+    ),
+    "server.log_format": Flag(("--log-format",), str, "Format of the log. (text)", "text|json"),
+    "server.trace": Flag(("--trace/--no-trace",), bool, "Record the events of each request, for /v1/traces."),
 }
 """By `section.name`. Settings without a flag are set in the file or the environment."""
 
@@ -163,7 +170,7 @@ def _name(key: str) -> str:
 
 
 def _typed(key: str, value: Any) -> str:
-    """The flag as it was typed, but for other spellings of the same."""
+    """The flag's name as it was typed."""
     yes, _, no = FLAGS[key].names[0].partition("/")
     return no if value is False else yes
 

@@ -1,4 +1,4 @@
-"""Looks at this machine for `weft doctor` and for benchmarks."""
+"""Examines this machine for `weft doctor` and for benchmarks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REQUIRED = (
     "psutil",
     "rich",
 )
-"""Modules of the dependencies; an installation may have them and still be unable to load them."""
+"""Modules of the dependencies, which may be installed and still fail to import."""
 CPU_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512vbmi", "avx512_vnni", "amx_bf16"),
     *("asimd", "bf16", "sve"),
@@ -57,9 +57,9 @@ class MachineReport:
     machine: dict[str, Any] = field(default_factory=dict)
     software: dict[str, Any] = field(default_factory=dict)
     will_use: dict[str, Any] = field(default_factory=dict)
-    """Device, dtype, threads, pages and so on of an engine with the configuration."""
+    """Device, dtype, threads, pages and other choices of an engine with this configuration."""
     notes: list[str] = field(default_factory=list)
-    """Advice: what works but could be better."""
+    """Advice on components that work but could work better."""
     problems: list[str] = field(default_factory=list)
     """Required components that do not work."""
 
@@ -74,7 +74,7 @@ class MachineReport:
 
 
 def probe(config: EngineConfig) -> MachineReport:
-    """Make the whole report. Parts that need torch are left out if torch cannot be imported."""
+    """Create the report. Parts that need torch are omitted if torch cannot be imported."""
     report = MachineReport()
     report.software = dict(versions())
     broken = broken_modules()
@@ -137,7 +137,7 @@ def broken_modules() -> dict[str, str]:
     for name in REQUIRED:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a damaged shared library may raise anything
+        except Exception as error:  # a damaged shared library may raise any exception
             broken[name] = f"{type(error).__name__}: {error}"
     return broken
 
@@ -235,19 +235,19 @@ def _note_machine(report: MachineReport) -> None:
     if torch.cuda.is_available():
         return
     if NVIDIA.exists() and torch.version.cuda is None:
-        report.notes.append("an NVIDIA driver is here, but this torch was built without CUDA: install a CUDA build")
+        report.notes.append("there is an NVIDIA driver, but torch was built without CUDA; install a CUDA build")
     elif torch.version.cuda is not None:
         report.notes.append(f"torch was built for CUDA {torch.version.cuda} and finds no usable device")
 
 
 def _check_sockets(report: MachineReport) -> None:
-    """Engine processes are reached through a socket in the folder for temporary files."""
+    """Problems with the directory for temporary files, which holds the sockets of engine processes."""
     try:
         with tempfile.TemporaryDirectory(prefix="weft-"):
             pass
     except OSError as error:
-        report.problems.append(f"the folder for temporary files cannot be written ({error.strerror}); set TMPDIR")
+        report.problems.append(f"the directory for temporary files is not writable ({error.strerror}); set TMPDIR")
         return
-    # The kernel allows some hundred characters for a socket's path.
+    # The kernel limits a socket's path to about a hundred characters.
     if len(tempfile.gettempdir()) > 60:
         report.problems.append(f"TMPDIR is too long for sockets: {tempfile.gettempdir()}; set a shorter one")

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from weft.core.cost.profile import Profile
 
 MAX_HOST_PAGES = 256
-"""Of the host tier that is made to measure swaps, where the settings name none."""
+"""Bytes of the host tier for measuring swaps, if the settings have none."""
 
 EXAMPLES = """Examples:
 
-  weft profile                                    the model in the package, half a minute
+  weft profile                                    weft-tiny, half a minute
 
   weft profile Qwen/Qwen3-0.6B --quick            fewer shapes and rounds
 
   weft profile ./llama --dtype bfloat16 --threads 8 --json profile.json --png profile.png
 
-Give the settings that you serve with: a profile is used for exactly its model, dtype, device, threads, page size,
-kernels and release. `weft serve` then finds it when it starts, says so in its log, and follows what steps really take
-(`weft:cost_model_ratio` in /metrics).
+Use the settings that you serve with: a profile is valid for its model, dtype, device, threads, page size, kernels and
+release. `weft serve` finds it at start and logs its use; /metrics has the ratio of measured to predicted step times
+(`weft:cost_model_ratio`).
 """
 
 
@@ -51,23 +51,23 @@ def register(app: typer.Typer) -> None:
 def profile(
     settings: Settings,
     model: Model = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds: a rougher model.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds, for a coarser model.")] = False,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write the profile, with machine and versions, to a file.", metavar="FILE"),
     ] = None,
     png_file: Annotated[
-        Path | None, typer.Option("--png", help="Draw what was measured; needs matplotlib.", metavar="FILE")
+        Path | None, typer.Option("--png", help="Plot the measurements; requires matplotlib.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Measure how long steps take on this machine, and keep a model of it.
+    """Measure step times on this machine and store a cost model.
 
-    Runs batches of many shapes on the model alone (chunks of prompts, decoding rows, mixtures; KV pages to the host and
-    back) and fits T_fwd, the time of a forward, and T_swap, the time to move pages. A quarter of the shapes is not
-    fitted: the table tells how far predictions are off on those. S, the saturation point, is the number of tokens per
-    step from which more take proportionally longer: below it they are nearly free.
+    Runs batches of many shapes on the model (chunks of prompts, decoding rows, mixtures; KV pages to the host and back)
+    and fits T_fwd, the time of a forward pass, and T_swap, the time to copy pages. The table has the error on a quarter
+    of the shapes, which is held out. S, the saturation point, is the number of tokens per step above which the time
+    grows proportionally; below it additional tokens are nearly free.
 
-    Profile a machine that does nothing else. The result is stored under WEFT_CACHE, else XDG_CACHE_HOME or ~/.cache.
+    Profile an idle machine. The result is stored under WEFT_CACHE, else XDG_CACHE_HOME or ~/.cache.
     """
     from weft.cli import profile_report
 
@@ -86,7 +86,7 @@ def _measure(config: EngineConfig, quick: bool) -> tuple[Profile, Path]:
     from weft.worker.memory import usable_cores
     from weft.worker.sizing import kernel_environment, kernel_threads
 
-    if "torch" not in sys.modules:  # as an engine's process has it: its kernel threads read the environment once
+    if "torch" not in sys.modules:  # as in an engine process: kernel threads read the environment once
         os.environ.update(kernel_environment(kernel_threads(config.threads, usable_cores())) | os.environ)
     from weft.core.cost.profile import make_profile
     from weft.engine.profiles import store_profile
@@ -111,7 +111,7 @@ def _measure(config: EngineConfig, quick: bool) -> tuple[Profile, Path]:
 
 
 def _with_host_tier(config: EngineConfig, bytes_per_page: int) -> EngineConfig:
-    """Pages on the host to swap with: a CPU has none unless it is told to, a GPU more than are needed."""
+    """Host pages for swaps: a CPU has none by default, a GPU has more than needed."""
     from weft.worker.profile import SWAP_BYTES
 
     if config.host_kv_bytes is not None:

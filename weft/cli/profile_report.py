@@ -27,7 +27,7 @@ def show(profile: Profile, path: Path) -> None:
     console.print(f"{profile.name}: {profile.identity.describe()}", markup=False)
     for line in formula(profile):
         console.print(line, markup=False)
-    table = Table(title="Error on shapes that were not fitted", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="Error on held-out shapes", title_justify="left", box=None, pad_edge=False)
     for name in ("kind", "shapes", "median", "90th percentile"):
         table.add_column(name, justify="left" if name == "kind" else "right")
     for one in profile.errors:
@@ -91,13 +91,13 @@ def need_matplotlib() -> Any:
 
 
 def write_png(profile: Profile, file: Path) -> None:
-    """Draw measured against predicted times, and time over tokens. Raises `WeftError`."""
+    """Plot measured against predicted times, and time over tokens. Raises `WeftError`."""
     pyplot = need_matplotlib()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
     for kind in sorted({r.sample.kind for r in profile.residuals}):
         for held_out, marker in ((False, "."), (True, "x")):
             chosen = [r for r in profile.residuals if r.sample.kind == kind and r.held_out == held_out]
-            label = f"{kind}, not fitted" if held_out else kind
+            label = f"{kind}, held out" if held_out else kind
             left.plot([r.sample.seconds for r in chosen], [r.predicted_s for r in chosen], marker, label=label)
     ends = [f(r.sample.seconds for r in profile.residuals) for f in (min, max)]
     left.plot(ends, ends, color="grey", linewidth=0.8)
@@ -127,7 +127,7 @@ def _beginnings(profile: Profile) -> list[Residual]:
 
 
 def _parts(model: ForwardModel) -> Iterator[tuple[float, str]]:
-    """Slopes, and the range of tokens that each is for."""
+    """Slopes with their ranges of tokens."""
     if not model.knots:
         yield model.slopes[0], ""
         return

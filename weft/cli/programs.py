@@ -31,7 +31,7 @@ EXAMPLES = """Examples:
 
   weft programs upload agent.py
 
-  weft programs run agent --arg question='What is a weft?'
+  weft programs run agent --arg question='What is the weather in Rome?'
 
   weft programs run agent --background
 
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
     """Add the group `programs` with all its commands to `app`."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Upload programs to a server, run them there, and manage their runs. The server is --url, WEFT_URL, "
+        help="Upload programs to a server, run them, and manage their runs. The server is --url, WEFT_URL, "
         "or http://127.0.0.1:8000. `weft run` runs a file without a server.",
         epilog=EXAMPLES,
         rich_markup_mode="rich",
@@ -66,7 +66,7 @@ def upload(
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Upload a new version of a program; its name means this version from now on."""
+    """Upload a new version of a program; the name then refers to it."""
     with _client(url, api_key) as client:
         program = client.programs.upload(name or file.stem, file)
     typer.echo(f"{program.name}@{program.hash[:12]}")
@@ -104,7 +104,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[-- ARGS...]",
-            help="Argument of main: JSON, or else a text; several are a list.",
+            help="Argument of main: JSON if it parses, otherwise a string; several become a list.",
             show_default=False,
         ),
     ] = None,
@@ -113,9 +113,7 @@ def run(
     model: Annotated[str | None, typer.Option("--model", "-m", help="A served name.", show_default=False)] = None,
     limit: Limit = None,
     network: Network = None,
-    background: Annotated[
-        bool, typer.Option("--background", "-b", help="Write the id of the run and leave it running.")
-    ] = False,
+    background: Annotated[bool, typer.Option("--background", "-b", help="Print the run's id and return.")] = False,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
@@ -136,9 +134,9 @@ def run(
 
 
 def attach(run_id: RunId, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """Write the messages of a run until it ends; each line of a pipe or of the keyboard is a message to it.
+    """Write the messages of a run until it ends; send it each line of standard input as a message.
 
-    Ctrl-C leaves it running.
+    Ctrl-C detaches and leaves the run running.
     """
     from weft.cli.attach import attach_to
 
@@ -188,7 +186,7 @@ def cancel(run_id: RunId, url: Url = None, api_key: ApiKey = None) -> None:
 
 
 def remove(program: Reference, url: Url = None, api_key: ApiKey = None) -> None:
-    """Delete a program with all its versions, or the one version that name@hash or a hash means."""
+    """Delete a program with all versions, or one version by name@hash or hash."""
     with _client(url, api_key) as client:
         client.programs.delete(program)
 

@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, which measure the speed of a model's shape without its download."""
+"""Checkpoints with random weights, to measure the speed of a model's shape without downloading it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _write(shape: str, directory: Path) -> None:
 
     from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint, write_tiny
 
-    # A write that was interrupted must not be taken for a checkpoint.
+    # An interrupted write must not look like a checkpoint.
     partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
     try:
         if shape == "tiny":
@@ -44,7 +44,7 @@ def _write(shape: str, directory: Path) -> None:
         else:
             write_checkpoint(partial, QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True)
         partial.rename(directory)
-    except Exception as error:  # the libraries that write have errors of their own for a full disk
+    except Exception as error:  # each library reports a full disk with its own error
         raise ConfigError(f"random weights cannot be written to {directory}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

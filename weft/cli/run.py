@@ -27,7 +27,7 @@ EXAMPLES = """A program is a Python file with a function main:
 
 Examples:
 
-  weft run agent.py --arg question='What is a weft?'
+  weft run agent.py --arg question='Who are you?'
 
   weft run sum.py -- '[1, 2, 3]'
 
@@ -50,7 +50,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[-- ARGS...]",
-            help="Argument of main: JSON, or else a text; several are a list.",
+            help="Argument of main: JSON if it parses, otherwise a string; several become a list.",
             show_default=False,
         ),
     ] = None,
@@ -60,14 +60,14 @@ def run(
         str | None, typer.Option("--model", "-m", help="weft-tiny, a directory, or a hub id.", show_default=False)
     ] = None,
     sandbox: Annotated[
-        bool, typer.Option("--sandbox", help="Run it as a server would, instead of trusting it with this process.")
+        bool, typer.Option("--sandbox", help="Run the program in the sandbox, as a server does.")
     ] = False,
     limit: Limit = None,
     network: Network = None,
     as_json: AsJson = False,
     url: Annotated[
         str | None,
-        typer.Option("--url", envvar="WEFT_URL", help="Run it on this server instead.", show_default=False),
+        typer.Option("--url", envvar="WEFT_URL", help="Run the program on this server.", show_default=False),
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -106,10 +106,12 @@ def run(
 
 
 def _refuse_flags_of_engines(settings: Settings) -> None:
-    """Raise `typer.BadParameter` for flags of an engine, which a server does not take from a client."""
+    """Raise `typer.BadParameter` for engine flags, which do not apply with a server."""
     flags = [given.source for given in settings.given.values() if given.source.startswith("flag ")]
     if flags:
-        raise typer.BadParameter(f"{flags[0].removeprefix('flag ')} is for an engine in this process; leave out --url")
+        raise typer.BadParameter(
+            f"{flags[0].removeprefix('flag ')} configures an engine in this process; omit it or --url"
+        )
 
 
 def read_program(file: Path) -> bytes:

@@ -35,7 +35,7 @@ FOREVER_S = 10.0 * 365 * 86400
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A program and how it is run: its arguments, messages and limits, in the sandbox or trusted."""
+    """A program, its arguments, messages and limits, and whether it runs in the sandbox."""
 
     file: Path
     content: bytes
@@ -45,16 +45,16 @@ class LocalRun:
     sandbox: bool = False
 
     def spec(self) -> RunSpec:
-        """Return the specification of the run. Raises `InvalidRequest` for a file or a limit that cannot be used."""
+        """Return the specification of the run. Raises `InvalidRequest` for an invalid file or limit."""
         code = checked_code(self.content, None, Quota(), str(self.file))
         check_now(code)
         trusted = not self.sandbox and code.kind == "python"
-        # No other tenant shares this process, so time is unlimited by default.
+        # The process is not shared with other tenants, so time is unlimited by default.
         free: dict[str, Any] = {"wall_s": FOREVER_S, "cpu_s": FOREVER_S, **({"network": ["*"]} if trusted else {})}
         try:
             limits = msgspec.convert(free | self.limits, Limits)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"--limit: {error}; there are {', '.join(Limits.__struct_fields__)}") from None
+            raise InvalidRequest(f"--limit: {error}; known limits are {', '.join(Limits.__struct_fields__)}") from None
         return RunSpec(code=code, args=msgspec.json.encode(self.args), limits=limits, trusted=trusted)
 
 
@@ -117,13 +117,13 @@ async def _carry_out(host: ProgramHost, local: LocalRun, spec: RunSpec, screen: 
 
 
 class _Teller:
-    """Writes the messages of the first run and the log lines of all runs as they come."""
+    """Writes the messages of the first run and the log lines of all runs as they arrive."""
 
     def __init__(self, screen: Screen):
         self._screen = screen
         self._first: Run | None = None
         self.unwritten: OSError | None = None
-        """The error that kept output from being written: the reader of a pipe has left, or the disk is full."""
+        """The error of a failed write: the reader closed the pipe, or the disk is full."""
 
     @property
     def interrupted(self) -> bool:
@@ -141,7 +141,7 @@ class _Teller:
         try:
             self._write(run, change)
         except OSError as error:
-            # A watcher must not raise. The error is raised once the run has ended.
+            # A watcher must not raise; the error is raised after the run has ended.
             self.unwritten = error
             if self._first is not None:
                 self._first.cancel("its output cannot be written")
@@ -176,7 +176,7 @@ class _interruptible:
 
 
 def _parts(model: Model, config: ProgramsConfig, spec: RunSpec, folder: Path) -> HostParts:
-    """Make the parts of a program host: the allowed network, the user's store, and the programs beside the file."""
+    """Create the parts of a program host: the allowed network, the user's store, and the programs beside the file."""
     data = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
     allowed = msgspec.structs.replace(config, network=[*config.network, *spec.limits.network])
     parts = host_parts([model], allowed, open_store(data, config), guests_for(allowed))

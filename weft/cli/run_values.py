@@ -1,8 +1,8 @@
-"""Shared by `weft run` and `weft programs`: arguments from the command line, and the events of a run on the terminal.
+"""Shared by `weft run` and `weft programs`: arguments from the command line, and a run's events on the terminal.
 
 Messages and the result go to standard output, the log and errors to standard error. Programs send text in pieces, so
-messages that are texts are written without separators and read as one text. Every other message is JSON on a line of
-its own, and so is the result. With `--json` each message is a line of JSON, texts too.
+string messages are written without separators. Other messages, and results that are not strings, are written as one
+line of JSON each; with `--json` strings are too.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ EXIT_FAILED = 1
 Arg = Annotated[
     list[str] | None,
     typer.Option(
-        "--arg", "-a", metavar="NAME=VALUE", help="A field of the arguments; repeat. VALUE is JSON, or else a text."
+        "--arg",
+        "-a",
+        metavar="NAME=VALUE",
+        help="A field of the arguments; repeatable. VALUE is JSON if it parses, otherwise a string.",
     ),
 ]
 Limit = Annotated[
     list[str] | None,
     typer.Option(
-        "--limit", metavar="NAME=VALUE", help="Such as cpu_s=10 or tokens=5000; repeat. docs/api.md lists them."
+        "--limit",
+        metavar="NAME=VALUE",
+        help="A limit, such as cpu_s=10 or tokens=5000; repeatable. docs/api.md lists them.",
     ),
 ]
 Send = Annotated[
     list[str] | None,
-    typer.Option("--send", metavar="VALUE", help="A message that waits for the program when it starts; repeat."),
+    typer.Option("--send", metavar="VALUE", help="A message that the program finds when it starts; repeatable."),
 ]
 Network = Annotated[
     list[str] | None,
     typer.Option(
-        "--network", metavar="HOST", help="A host that the program may connect to; repeat. '*': every public one."
+        "--network", metavar="HOST", help="A host that the program may connect to; repeatable. '*': every public host."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Write every message, texts too, as a line of JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write every message as a line of JSON.")]
 Url = Annotated[str | None, typer.Option("--url", envvar="WEFT_URL", help="Address of the server.", show_default=False)]
 ApiKey = Annotated[
     str | None, typer.Option("--api-key", envvar="WEFT_API_KEY", help="API key for the server.", show_default=False)
@@ -49,7 +54,7 @@ ApiKey = Annotated[
 
 
 def value_of(text: str) -> Any:
-    """Parse JSON; a text that is not JSON is itself the value."""
+    """Parse JSON; text that is not JSON is a string value."""
     try:
         return json.loads(text)
     except ValueError:
@@ -63,7 +68,7 @@ def arguments(words: Sequence[str], fields: Iterable[str]) -> Any:
     """
     named = dict(_pair(field, "--arg") for field in fields)
     if named and words:
-        raise typer.BadParameter("arguments after -- and --arg: give one kind of them")
+        raise typer.BadParameter("give arguments either after -- or with --arg")
     if named:
         return named
     values = [value_of(word) for word in words]
@@ -84,14 +89,14 @@ def _pair(text: str, flag: str) -> tuple[str, Any]:
 
 
 class Screen:
-    """Writes the events of a run. Call `close` at the end, which ends an open line."""
+    """Writes the events of a run. Call `close` at the end to terminate an open line."""
 
     def __init__(self, *, as_json: bool = False, no_arguments: bool = False):
-        """`no_arguments`: the command gave none, which explains a program that fails on None."""
+        """`no_arguments`: the command line had none; used to explain a failure on None."""
         self._as_json = as_json
         self._no_arguments = no_arguments
         self._in_line = False
-        """Whether the last text that was written did not end its line."""
+        """Whether the last text written has no line break at its end."""
 
     def message(self, value: Any) -> None:
         """Write a message of the program: a text as it is, other values as JSON on a line."""
@@ -118,29 +123,29 @@ class Screen:
         if error.traceback:
             self._aside(error.traceback)
         if self._no_arguments and "'NoneType'" in error.message:
-            self._aside("weft: main received None, because no arguments were given: add --arg NAME=VALUE or -- VALUE")
-        # A message may begin with the error's kind, where the traceback has the name of its class.
+            self._aside("weft: main received None because no arguments were given; add --arg NAME=VALUE or -- VALUE")
+        # A message may begin with the error's kind, where the traceback has the class name.
         if not any(text in error.traceback for text in (error.message, error.message.partition(": ")[2]) if text):
             blamed = error.kind if error.param is None else f"{error.kind} ({error.param})"
             told = error.message if error.kind in ("program_failed", "run_cancelled") else f"{blamed}: {error.message}"
             self._aside(f"weft: the program {'was ' if status == 'cancelled' else ''}{status}: {told}")
 
     def close(self) -> None:
-        """End the line of a text that did not end it. Idempotent."""
+        """Terminate an open line. Idempotent."""
         if self._in_line:
             self._in_line = False
             print(flush=True)
 
     def follow(self, events: Iterable[RunEvent], *, log_of: Callable[[str], Iterable[LogEntry]] | None = None) -> bool:
-        """Write events as they come and return whether the run finished.
+        """Write events as they arrive and return whether the run finished.
 
-        `log_of` gives the log of a run by its id; it is written at the end. Raises `WeftError` if the stream ends
+        `log_of` returns the log of a run by its id; it is written at the end. Raises `WeftError` if the stream ends
         before the run.
         """
         try:
             return self._follow(events, log_of)
         except OSError:
-            raise  # most likely of the output itself
+            raise  # most likely an error of the output itself
         except BaseException:
             self.close()
             raise
@@ -168,7 +173,7 @@ class Screen:
                 for line in log_of(event.run.id) if log_of is not None else ():
                     self.log(line)
                 return self.end(event.run)
-        raise WeftError("the server ended the stream before the run's end; see `weft programs runs`")
+        raise WeftError("the server closed the stream before the run ended; see `weft programs runs`")
 
     def _line(self, value: Any) -> None:
         """On a line of its own."""

@@ -10,37 +10,45 @@ _PANEL = "Sampling"
 
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", help="Most tokens of the answer. (what the context leaves)", rich_help_panel=_PANEL),
+    typer.Option(
+        "--max-tokens", help="Maximum number of tokens of the answer. (what the context leaves)", rich_help_panel=_PANEL
+    ),
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", "-t", help="0: always the most probable token. (1)", rich_help_panel=_PANEL),
+    typer.Option("--temperature", "-t", help="Sampling temperature; 0: greedy decoding. (1)", rich_help_panel=_PANEL),
 ]
 TopP = Annotated[
     float | None,
     typer.Option(
-        "--top-p", help="Nucleus sampling: smallest set of tokens with this probability. (1)", rich_help_panel=_PANEL
+        "--top-p",
+        help="Nucleus sampling: keep the most probable tokens with this total probability. (1)",
+        rich_help_panel=_PANEL,
     ),
 ]
 TopK = Annotated[
     int | None,
-    typer.Option("--top-k", help="Sample among the k most probable tokens; 0: among all. (0)", rich_help_panel=_PANEL),
+    typer.Option("--top-k", help="Keep the k most probable tokens; 0: all. (0)", rich_help_panel=_PANEL),
 ]
 MinP = Annotated[
     float | None,
-    typer.Option("--min-p", help="Least probability, relative to the most probable token. (0)", rich_help_panel=_PANEL),
+    typer.Option(
+        "--min-p",
+        help="Drop tokens less probable than this share of the most probable one. (0)",
+        rich_help_panel=_PANEL,
+    ),
 ]
 Seed = Annotated[
     int | None,
     typer.Option(
         "--seed",
-        help="Makes sampling repeatable: the same seed and request give the same tokens.",
+        help="Seed of sampling: the same seed and request give the same tokens.",
         rich_help_panel=_PANEL,
     ),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="Text that ends the answer; repeat for several.", rich_help_panel=_PANEL),
+    typer.Option("--stop", help="Stop string; repeat for several.", rich_help_panel=_PANEL),
 ]
 
 

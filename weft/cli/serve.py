@@ -17,7 +17,7 @@ ARGUMENT = "argument MODEL"
 
 EXAMPLES = """Examples:
 
-  weft serve                                   the model in the package, on 127.0.0.1:8000
+  weft serve                                   weft-tiny, on 127.0.0.1:8000
 
   weft serve Qwen/Qwen3-0.6B --port 9000       from the hub
 
@@ -41,7 +41,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="weft-tiny, a directory, or a hub id; an engine is started for each.",
+            help="weft-tiny, a directory, or a hub id; each model has its own engine.",
             show_default=False,
         ),
     ] = None,
@@ -51,9 +51,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with OpenAI's API.
 
-    Settings come from defaults, a TOML file, WEFT_… variables and flags; each wins over those before it.
+    Settings come from defaults, a TOML file, WEFT_… variables and flags, in ascending precedence.
 
-    The first Ctrl-C (or SIGTERM) lets running requests finish, the second interrupts them, the third leaves at once.
+    The first Ctrl-C (or SIGTERM) lets running requests finish, the second interrupts them, the third exits at once.
     """
     each = per_model(settings, models or [])
     if print_config:
@@ -72,12 +72,11 @@ def per_model(settings: Settings, models: list[str]) -> list[Settings]:
     if len(models) == 1:
         return [with_setting(settings, "engine.model", models[0], ARGUMENT)]
     if len(set(models)) != len(models):
-        raise ConfigError("a model is given twice; one engine serves any number of names: use --served-model-name")
+        raise ConfigError("a model is given twice; use --served-model-name for several names of one model")
     names = settings.config.server.served_model_name
     if names and len(names) != len(models):
         raise ConfigError(
-            f"{len(models)} models and {len(names)} served model names: give one name for each model, in their order, "
-            "or none"
+            f"{len(models)} models and {len(names)} served model names; give one name per model, in order, or none"
         )
     return [_share(settings, model, name, len(models)) for model, name in zip(models, names or models, strict=True)]
 

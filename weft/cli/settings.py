@@ -1,7 +1,7 @@
 """Merges defaults, a TOML file, the environment and flags into one `Config`; writes it with the source of each value.
 
-Owns the precedence (each wins over those before it: defaults, file, `WEFT_…` variables, flags) and the messages about
-settings that cannot be used: the key, where it came from, what is near. The only reader of `WEFT_…` settings.
+Owns the precedence (ascending: defaults, file, `WEFT_…` variables, flags) and the errors about settings, which name the
+key, its source and similar names. The only reader of `WEFT_…` settings.
 
 A setting is `section.name`, as in `weft.config`: `engine.dtype` is `dtype` under `[engine]` in the file, and
 `WEFT_ENGINE_DTYPE` in the environment, where lists are separated by commas and an empty value counts as not set.
@@ -41,7 +41,7 @@ _UNITS = {"": 1, "b": 1} | {
     for ending, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
-# For a Service named "weft" or "weft-server", Kubernetes sets such variables in every pod; they are not ours.
+# For a Service named "weft" or "weft-server", Kubernetes sets such variables in every pod.
 _KUBERNETES_NAME = re.compile(r".*_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)\Z")
 _KUBERNETES_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
@@ -69,7 +69,7 @@ def load(
 ) -> Settings:
     """Merge everything. `flags` maps `section.name` to (the flag as typed, its value).
 
-    Raises `ConfigError`, naming the key and where it came from.
+    Raises `ConfigError` with the key and its source.
     """
     given: dict[str, Setting] = {}
     for key, setting in (*_from_file(file), *_from_environment(environment or {}), *_from_flags(flags or {})):
@@ -78,7 +78,7 @@ def load(
 
 
 def with_setting(settings: Settings, key: str, value: Any, source: str) -> Settings:
-    """Return the settings with one more, which a command determined itself. Raises `ConfigError`."""
+    """Return the settings with one more value, set by a command. Raises `ConfigError`."""
     return _settings({**settings.given, key: Setting(_convert(key, Setting(value, source)), source)})
 
 
@@ -207,7 +207,7 @@ def _section(section: str, given: Mapping[str, Setting]) -> Any:
     try:
         return SECTIONS[section](**values)
     except ConfigError as error:
-        # The config knows what fits together; only this module knows who asked for it.
+        # The config checks combinations; only this module knows the source of each value.
         blame = [f"{name} is from {given[f'{section}.{name}'].source}" for name in values if name in error.message]
         raise ConfigError(f"{error.message} ({'; '.join(blame)})" if blame else error.message) from error
 

@@ -1,4 +1,4 @@
-"""What answers a terminal chat: an engine in this process, or a server, behind one protocol."""
+"""The model behind a terminal chat: an engine in this process, or a server, behind one protocol."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Message = Mapping[str, str]
 
 CONNECT_S = 10.0
 ABOUT_EMBEDDED_MODEL = (
-    "It ships in the package to try Weft with: 5 million parameters, for small talk, short stories, JSON and tools.\n"
-    "It knows nothing about the world; `weft chat MODEL` takes another model"
+    "It is a demonstration model with 5 million parameters, for small talk, short stories, JSON and tools.\n"
+    "It knows nothing about the world; `weft chat MODEL` uses another model"
 )
 
 
@@ -33,11 +33,11 @@ class Talker(Protocol):
 
     @property
     def description(self) -> str:
-        """What the user should know of the model, for the greeting."""
+        """Description of the model, for the greeting."""
         ...
 
     def reply(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Generator[str, None, None]:
-        """Yield the pieces of the assistant's next message as they come; closing the generator stops it.
+        """Yield the pieces of the assistant's next message as they arrive; closing the generator stops it.
 
         Raises `WeftError`.
         """
@@ -73,7 +73,7 @@ class LocalTalker:
 
 
 class RemoteTalker:
-    """A server with OpenAI's API. Asks it for its model where none is named."""
+    """A server with OpenAI's API. Without a model name it uses the first model of the server."""
 
     def __init__(self, url: str, model: str | None, api_key: str | None, client: httpx.Client | None = None):
         import httpx
@@ -115,7 +115,7 @@ class RemoteTalker:
         except httpx.HTTPError as error:
             raise WeftError(f"no server answers at {self._url}: {error}; start one with `weft serve`") from error
         except (ValueError, LookupError, TypeError) as error:
-            raise WeftError(f"{self._url}/v1/models does not list models as OpenAI's API does; name one") from error
+            raise WeftError(f"{self._url}/v1/models does not list models as OpenAI's API does; name a model") from error
         return name
 
 

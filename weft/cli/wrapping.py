@@ -1,4 +1,4 @@
-"""Streamed text on a terminal, broken between words; text for a pipe or a file is written as it is."""
+"""Word wrap of streamed text on a terminal; text for a pipe or a file is written unchanged."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.cells import cell_len
 
 
 class WordWrap:
-    """Writes pieces of a text to `out` and starts a new line before a word that would cross the edge of the terminal.
+    """Writes pieces of a text to `out` and breaks the line before a word that would not fit.
 
     The last word is held back until its end is known, so call `finish` after the last piece.
     """
 
     def __init__(self, out: TextIO, columns: Callable[[], int] | None = None):
-        """`columns` gives the width in cells when it is called; None: that of the terminal, and no breaks elsewhere."""
+        """`columns` returns the width in cells; None: the terminal's width, and no wrapping elsewhere."""
         self._out = out
         self._columns = columns or (_terminal_columns if out.isatty() else lambda: 0)
         self._word = ""

@@ -3,6 +3,6 @@
 from weft.llm.api import LLM
 from weft.llm.chats import ChatOptions, TemplateOptions
 from weft.llm.options import Conversation, Options, Prompt
-from weft.llm.results import Output, Result
+from weft.llm.results import CompletionOutput, Result
 
-__all__ = ["LLM", "ChatOptions", "Conversation", "Options", "Output", "Prompt", "Result", "TemplateOptions"]
+__all__ = ["LLM", "ChatOptions", "CompletionOutput", "Conversation", "Options", "Prompt", "Result", "TemplateOptions"]

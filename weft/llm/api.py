@@ -1,8 +1,8 @@
 """`weft.LLM`: the offline API. Prompts in, results out, on an engine in this process.
 
-Owns the engine and its runtime, on an event loop in a thread of its own, so that it works in scripts, in notebooks
-(whose own loop is busy) and from several threads at once; and how many prompts are under way (a bounded window,
-however many are given). Everything it computes goes through the built-in programs, as the server's requests do.
+Owns the engine, its runtime, and the thread of their event loop, so that it works in scripts, in notebooks (which have
+a running loop) and from several threads. Bounds how many prompts are in progress. Requests go through the built-in
+programs, as in the server.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class LLM:
             print(results[0].text)
 
     `options` are the fields of `weft.config.EngineConfig`. Methods may be called from several threads at once; calls
-    share the engine's batches. Results do not depend on what else is under way. `close` (or leaving the `with`) frees
-    the model; so does the end of the interpreter.
+    share the engine's batches. Results do not depend on concurrent calls. `close` (or leaving the `with`) frees the
+    model; so does interpreter exit.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class LLM:
     ):
         """Load `model` (`weft-tiny`, a directory, or a hub id). Returns when it is ready.
 
-        `tool_call_parser` and `reasoning_parser` say how the model writes calls of tools and reasoning; auto: as its
-        chat template shows. Raises `ModelLoadError` or `ConfigError`, saying what to change.
+        `tool_call_parser` and `reasoning_parser` name the formats of tool calls and reasoning; auto: detected from the
+        chat template. Raises `ModelLoadError` or `ConfigError`.
         """
         config = engine_config(model, options)
         tokenizer = load_tokenizer(
@@ -95,7 +95,7 @@ class LLM:
         tool_call_parser: ToolCallParserName = "auto",
         reasoning_parser: ReasoningParserName = "auto",
     ) -> LLM:
-        """On an engine of another kind, which it then owns. `connect` is called on the loop that will use it."""
+        """An LLM on another kind of engine, which it then owns. `connect` is called on the event loop that uses it."""
         llm = cls.__new__(cls)
         llm._start(connect, tokenizer, dialect_of(tokenizer, tool_call_parser, reasoning_parser), max_waiting)
         return llm
@@ -113,7 +113,7 @@ class LLM:
             runtime = Runtime(engine[0], tokenizer)
             return runtime, await engine[0].wait_ready()
 
-        # Not a method: a finalizer that knew its object would keep it alive.
+        # Not a method: a reference to the object would keep it alive.
         self._finalizer = weakref.finalize(self, _close_unused, self._thread, engine)
         try:
             self._runtime, self.info = self._thread.run(begin())
@@ -134,11 +134,11 @@ class LLM:
         return_errors: bool = False,
         **options: Unpack[Options],
     ) -> list[Result]:
-        """Continue every prompt. One result per prompt, in their order.
+        """Continue every prompt. Returns one result per prompt, in order.
 
-        Prompts are texts or token ids, mixed as you like; one prompt alone gives a list of one result. `progress` draws
-        a bar on standard error (None: only on a terminal). Raises the first error of any prompt, saying which; with
-        `return_errors`, that prompt's result has it as `error` and the others go on.
+        Prompts are strings or token ids, in any mixture; a single prompt gives a list of one result. `progress` shows a
+        bar on standard error (None: only on a terminal). Raises the first error, which names its prompt; with
+        `return_errors`, the prompt's result has it as `error` and the others continue.
         """
         items = as_prompts(prompts)
         results = self.generate_iter(items, sampling, stopping, return_errors=return_errors, **options)
@@ -153,8 +153,8 @@ class LLM:
         return_errors: bool = False,
         **options: Unpack[Options],
     ) -> Iterator[Result]:
-        """Like `generate`, but results come as they are ready (`Result.index` says whose) and `prompts` is read only as
-        fast as they are taken: it may be endless. Leaving the loop early cancels what is under way."""
+        """Like `generate`, but yields results as they are ready (`Result.index` is the prompt's), and reads `prompts`
+        only as fast as results are taken, so it may be endless. Leaving the loop early cancels running prompts."""
         template, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
         self._check(template)
 
@@ -178,8 +178,8 @@ class LLM:
         """The assistant's next turn of every conversation, rendered by the model's chat template.
 
         With `tools`, the model may call them: an output's `message` has its calls, content and reasoning, and its
-        `finish_reason` is `tool_calls`. `response_format` holds the content to a JSON schema. One conversation alone
-        gives a list of one result. Otherwise as `generate`.
+        `finish_reason` is `tool_calls`. `response_format` restricts the content to a JSON schema. One conversation
+        alone gives a list of one result. Otherwise as `generate`.
         """
         items = as_conversations(conversations)
         results = self.chat_iter(items, sampling, stopping, return_errors=return_errors, template=template, **options)
@@ -195,7 +195,7 @@ class LLM:
         template: TemplateOptions | None = None,
         **options: Unpack[ChatOptions],
     ) -> Iterator[Result]:
-        """As `chat`, and results as in `generate_iter`."""
+        """The assistant's next turn of every conversation; yields results as `generate_iter` does."""
         plan = self._chat_plan(sampling, stopping, template, options)
 
         async def work(messages: Conversation) -> tuple[bytes, Result]:
@@ -217,9 +217,9 @@ class LLM:
         return_errors: bool = False,
         add_special_tokens: bool = True,
     ) -> list[Result]:
-        """The likeliest continuations of every prompt: `beam_width` outputs each, by falling `score`.
+        """The most probable continuations of every prompt: `beam_width` outputs each, by descending `score`.
 
-        A score is the sum of a continuation's log-probabilities over its length to the power `length_penalty`.
+        A score is the sum of a continuation's log-probabilities divided by its length to the power `length_penalty`.
         `early_stopping` says when a search with `beam_width` complete continuations ends. True: at once; False: when no
         other would be better at its present length; "never": when no other can become better at any length.
         """
@@ -250,7 +250,7 @@ class LLM:
         stopping: StopParams | None = None,
         **options: Unpack[Options],
     ) -> Iterator[Chunk]:
-        """Continue one prompt, in chunks as they are computed. Leaving the loop early cancels it."""
+        """Continue one prompt; yields chunks as they are computed. Leaving the loop early cancels the prompt."""
         args, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
         self._check(args)
 
@@ -268,8 +268,8 @@ class LLM:
         template: TemplateOptions | None = None,
         **options: Unpack[ChatOptions],
     ) -> Iterator[Chunk]:
-        """The assistant's next turn, in chunks as they are computed: their text is as the model writes it, calls of
-        tools and reasoning included. Leaving the loop early cancels it."""
+        """The assistant's next turn; yields chunks as they are computed. Their text is the model's raw output,
+        including tool calls and reasoning. Leaving the loop early cancels it."""
         plan = self._chat_plan(sampling, stopping, template, options)
 
         async def work() -> CompletionArgs:
@@ -280,11 +280,11 @@ class LLM:
     # ---- life
 
     def stats(self) -> EngineStats:
-        """A fresh snapshot of the engine."""
+        """Current statistics of the engine."""
         return self._thread.run(self._runtime.engine.stats())
 
     def close(self) -> None:
-        """Stop the engine and free the model. What is under way fails. Idempotent."""
+        """Stop the engine and free the model. Running calls fail. Idempotent."""
         if self._finalizer.detach() is not None:
             _close(self._thread, self._engine)
 
@@ -299,7 +299,7 @@ class LLM:
     # ---- inside
 
     def _check(self, args: CompletionArgs) -> None:
-        """What is wrong for every prompt is raised before the first."""
+        """Raise errors that concern every prompt before the first one starts."""
         args.stop.validate(self.info.vocab_size)
         completion.check(replace(args, prompt=pack_tokens([0]), stop=least(args.stop)), self.info)
 
@@ -323,7 +323,7 @@ class LLM:
         self, items: Iterable[T], work: Callable[[T], Coroutine[Any, Any, tuple[bytes, Result]]], n: int,
         return_errors: bool,
     ) -> Iterator[Result]:  # fmt: skip
-        """What `work` makes of every item, `n` sequences each: (packed prompt, result)."""
+        """The results of `work` for every item, of `n` sequences each. `work` returns (packed prompt, result)."""
 
         async def one(index: int, item: T) -> Result:
             prompt = cast(Prompt, item)
@@ -336,7 +336,7 @@ class LLM:
                 raise failure from error
             return replace(gathered, index=index, prompt=prompt, prompt_token_ids=unpack_tokens(packed).tolist())
 
-        # Enough to refill a batch that ends at once, and never so many that the engine refuses them.
+        # Enough to refill a batch whose sequences all end at once, and below the engine's limit of waiting operations.
         window = max(1, min(2 * self.info.max_running, self._max_waiting) // n)
         return windowed(self._thread, items, one, window)
 
@@ -359,11 +359,11 @@ def _close(thread: LoopThread, engine: list[EngineClient]) -> None:
 
 
 def _close_unused(thread: LoopThread, engine: list[EngineClient]) -> None:
-    """For an LLM that nobody holds any more, or at the interpreter's end."""
+    """Finalizer of an LLM without references, also called at interpreter exit."""
     if threading.current_thread() is threading.main_thread():
         _close(thread, engine)
     else:
-        # The collector may have run on the very thread that would have to be waited for.
+        # The garbage collector may run on the thread that `_close` would join.
         threading.Thread(target=_close, args=(thread, engine), name="weft-llm-close", daemon=True).start()
 
 

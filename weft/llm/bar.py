@@ -10,14 +10,14 @@ from weft.llm.results import Result
 
 @contextmanager
 def no_bar() -> Iterator[Callable[[Result], None]]:
-    """A context whose callback shows nothing."""
+    """A context manager whose callback does nothing."""
     yield lambda result: None
 
 
 @contextmanager
 def bar(total: int | None) -> Iterator[Callable[[Result], None]]:
-    """A bar on standard error; results move it."""
-    # Imported where it is drawn: a library that draws none should not load it.
+    """A bar on standard error that advances with each result."""
+    # Imported here, so that programs without a bar do not load it.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar

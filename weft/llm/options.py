@@ -1,4 +1,4 @@
-"""What may be asked of the offline API by keyword, and how it becomes the arguments of a built-in program."""
+"""Keyword options of the offline API, and their conversion to arguments of the built-in programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 class Options(TypedDict, total=False):
-    """What may be given by keyword. Sampling and stopping fields replace those of the given objects."""
+    """Keyword options. Sampling and stopping fields override those of the given objects."""
 
     temperature: float
     top_p: float
@@ -43,14 +43,14 @@ class Options(TypedDict, total=False):
     stop_token_ids: list[int]
     ignore_eos: bool
     n: int
-    """Outputs of each prompt; output i draws with seed + i."""
+    """Outputs per prompt; output i uses seed + i."""
     grammar: Grammar | None
-    """What each output must look like."""
+    """Grammar of each output."""
     prompt_logprobs: int | None
     include_stop: bool
     skip_special_tokens: bool
     add_special_tokens: bool
-    """Whether a text gets what the model expects around one (often a beginning-of-sequence token)."""
+    """Add the model's special tokens to a text (often a beginning-of-sequence token)."""
     priority: int
     """Lower runs earlier."""
     namespace: str
@@ -58,14 +58,14 @@ class Options(TypedDict, total=False):
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """What the program's arguments do not say."""
+    """Options that are not arguments of the program."""
 
     caller: Caller
     add_special_tokens: bool
 
 
 def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
-    """The configuration of an engine. Raises `ConfigError`, naming the option."""
+    """The configuration of an engine. Raises `ConfigError` with the option's name."""
     known = [name for name in EngineConfig.__struct_fields__ if name != "model"]
     for name in options:
         if name not in known:
@@ -115,7 +115,7 @@ def arguments(
 
 
 def _with(params: P, given: dict[str, Any]) -> P:
-    """`params` with the fields that are given, which are taken out of there; their types are checked."""
+    """`params` with its fields from `given`, which are removed there; types are checked."""
     fields = msgspec.structs.asdict(params)
     fields |= {name: given.pop(name) for name in list(given) if name in fields}
     try:
@@ -125,14 +125,14 @@ def _with(params: P, given: dict[str, Any]) -> P:
 
 
 def least(stop: StopParams) -> StopParams:
-    """Asks for no more tokens than any prompt leaves room for: each prompt is checked again with what it wants."""
+    """The least that any prompt asks for, for a check before prompts are known; each prompt is checked again."""
     if stop.max_tokens is None or stop.max_tokens < 1:
         return stop
     return msgspec.structs.replace(stop, max_tokens=max(1, stop.min_tokens))
 
 
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
-    """One prompt alone becomes a list: a text is not an iterable of letters, nor token ids of prompts."""
+    """A single prompt becomes a list; a string is not an iterable of letters, nor are token ids prompts."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, bytes):
@@ -143,9 +143,9 @@ def as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
 
 
 def as_conversations(conversations: str | Conversation | Iterable[Conversation]) -> Iterable[Conversation]:
-    """One conversation alone becomes a list."""
+    """A single conversation becomes a list."""
     if isinstance(conversations, str):
-        raise InvalidRequest("chat takes messages; give a text to generate", "conversations")
+        raise InvalidRequest("chat takes messages; pass text to generate", "conversations")
     if isinstance(conversations, Sequence) and conversations and isinstance(conversations[0], Mapping):
         return [cast(Conversation, conversations)]
     return cast(Iterable[Conversation], conversations)

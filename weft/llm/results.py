@@ -1,4 +1,4 @@
-"""What the offline API gives back, and how chunks become it."""
+"""Results of the offline API, and their construction from chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft.programs.types import Caller, CompletionArgs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class CompletionOutput:
     """One continuation of a prompt."""
 
     index: int
@@ -33,10 +33,10 @@ class Output:
     stop: str | int | None = None
     """The stop string or stop token that ended it."""
     logprobs: list[TokenLogprobs] | None = None
-    """One per token, where asked for."""
+    """One per token, if requested."""
     usage: Usage = field(default_factory=Usage)
     score: float | None = None
-    """Of a beam: what beams are ranked by."""
+    """Score by which beams are ranked; None without beam search."""
     message: dict[str, Any] | None = None
     """Of a chat: the answer as a message of OpenAI's chat API, which may be appended to the conversation. Beside
     `content` it has `reasoning_content` and `tool_calls` where there are any."""
@@ -44,26 +44,26 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one prompt: `outputs`, or an `error` where errors are returned."""
+    """Result of one prompt: `outputs`, or an `error` if errors are returned."""
 
     index: int
-    """Its place among the prompts given."""
+    """The prompt's index among those given."""
     prompt: Prompt | Conversation
     """As given."""
     prompt_token_ids: list[int] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
+    outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One per prompt token, None for the first; where asked for."""
+    """One per prompt token, None for the first; if requested."""
     error: WeftError | None = None
 
     @property
     def text(self) -> str:
-        """The first output's text. Raises the prompt's error where it has one."""
+        """The first output's text. Raises the prompt's error, if any."""
         return self._first.text
 
     @property
     def token_ids(self) -> list[int]:
-        """The first output's tokens. Raises the prompt's error where it has one."""
+        """The first output's tokens. Raises the prompt's error, if any."""
         return self._first.token_ids
 
     @property
@@ -73,12 +73,12 @@ class Result:
 
     @property
     def finish_reason(self) -> AnswerFinish:
-        """Why the first output ended. Raises the prompt's error where it has one."""
+        """Why the first output ended. Raises the prompt's error, if any."""
         return self._first.finish_reason
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens whose KV was found instead of computed."""
+        """Prompt tokens whose KV was cached."""
         return self.outputs[0].usage.num_cached_tokens if self.outputs else 0
 
     @property
@@ -87,7 +87,7 @@ class Result:
         return sum(len(output.token_ids) for output in self.outputs)
 
     @property
-    def _first(self) -> Output:
+    def _first(self) -> CompletionOutput:
         if self.error is not None:
             raise self.error
         return self.outputs[0]
@@ -121,14 +121,14 @@ def _result(gathered: Gathered, has_logprobs: bool, reading: Reading | None = No
     return Result(index=0, prompt=[], outputs=outputs, prompt_logprobs=None if reported is None else list(reported))
 
 
-def _output(index: int, choice: GatheredChoice, has_logprobs: bool, reading: Reading | None) -> Output:
+def _output(index: int, choice: GatheredChoice, has_logprobs: bool, reading: Reading | None) -> CompletionOutput:
     message: dict[str, Any] | None = None
     finish_reason: AnswerFinish = choice.finish_reason
     if reading is not None:
         read, finish_reason = read_answer(choice.text, choice.finish_reason, reading)
         message = msgspec.to_builtins(read)
         del message["refusal"]  # it is never set
-    return Output(
+    return CompletionOutput(
         index=index,
         text=choice.text,
         token_ids=choice.tokens,
@@ -142,6 +142,6 @@ def _output(index: int, choice: GatheredChoice, has_logprobs: bool, reading: Rea
 
 
 def of_prompt(index: int, error: WeftError) -> WeftError:
-    """The same error, saying which prompt it is of."""
+    """The same error with the index of its prompt in the message."""
     message = f"prompt {index}: {error.message}"
     return from_kind(error.kind, message, param=error.param, retry_after_s=error.retry_after_s)

@@ -1,4 +1,4 @@
-"""An event loop in a thread, and how callers' threads get many things done there, a bounded number at a time."""
+"""An event loop in a thread, and calls from other threads to it, with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class LoopThread:
         """Start work. Raises `RuntimeError` after `stop`."""
         if self.loop.is_closed() or not self._thread.is_alive():
             work.close()
-            raise RuntimeError("this LLM is closed; make another one")
+            raise RuntimeError("this LLM is closed; create another one")
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work and wait for its end."""
+        """Run a coroutine and return its result."""
         future = self.submit(work)
         try:
             return future.result()
@@ -40,7 +40,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Cancel what runs, let it end, and end the thread."""
+        """Cancel all tasks, wait for their end, and stop the thread."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
@@ -56,7 +56,7 @@ class LoopThread:
 
 
 class _ThreadPerCall(ThreadPoolExecutor):
-    """Pools refuse work as soon as the interpreter is ending, which is when forgotten engines are closed."""
+    """Thread pools refuse work during interpreter exit, when unclosed engines are closed."""
 
     def submit(self, work: Callable[..., R], /, *args: Any, **options: Any) -> Future[R]:
         future: Future[R] = Future()
@@ -74,10 +74,10 @@ class _ThreadPerCall(ThreadPoolExecutor):
 def windowed(
     thread: LoopThread, items: Iterable[T], work: Callable[[int, T], Coroutine[Any, Any, R]], window: int
 ) -> Iterator[R]:
-    """What `work(index, item)` gives for each item, as it comes, with at most `window` under way.
+    """Yield the results of `work(index, item)` as they complete, with at most `window` in progress.
 
-    `items` is read in the caller's thread, where it may block without making the loop late. Raises the first error of
-    any item and cancels the others; so does closing the generator.
+    `items` is read in the caller's thread, where it may block. Raises the first error of any item. An error, or closing
+    the generator, cancels the other items.
     """
     source = enumerate(items)
     done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
@@ -99,7 +99,7 @@ def windowed(
 
 
 def streamed(thread: LoopThread, items: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
-    """What an asynchronous generator gives, in the caller's thread. Closing the one closes the other."""
+    """Iterate over an asynchronous generator in the caller's thread. Closing this generator closes that one."""
     ready: queue.SimpleQueue[tuple[T] | Future[None]] = queue.SimpleQueue()
 
     async def pump() -> None:

@@ -1,7 +1,6 @@
-"""What a model is to a worker: a spec, the shape of its KV, layers, and weights that come from a provider.
+"""Interfaces of a model: its spec, the shape of its KV, its layers, and the provider of its weights.
 
-Owns the interfaces. Does not know checkpoints (`loader.py`), families (`registry.py`) or the loop over layers, which
-is the worker's:
+Checkpoints are the matter of `loader.py`, families of `registry.py`. The worker owns the loop over layers:
 
     x = model.embed(token_ids)
     for index, layer in enumerate(model.layers):
@@ -49,7 +48,7 @@ class RopeSpec(NamedTuple):
     high_freq_factor: float = 4.0
     """llama3"""
     attention_factor: float = 1.0
-    """yarn: what cos and sin are multiplied by."""
+    """yarn: factor on cos and sin."""
     beta_fast: float = 32.0
     """yarn"""
     beta_slow: float = 1.0
@@ -60,7 +59,7 @@ class RopeSpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Everything about a model that its config.json says and its output depends on."""
+    """The options of config.json that a model's output depends on."""
 
     architecture: str
     vocab_size: int
@@ -71,14 +70,14 @@ class ModelSpec:
     num_kv_heads: int
     head_dim: int
     max_position: int
-    """Longest sequence in tokens that the positions allow, scaling included."""
+    """Longest sequence in tokens, with the scaling of positions."""
     sliding_windows: tuple[int | None, ...]
-    """Per layer: how many KV entries a query sees, itself included; None: all."""
+    """Per layer: number of KV entries that a query sees, including its own; None: all."""
     rope: RopeSpec
     rms_eps: float
     tie_embeddings: bool
     dtype: torch.dtype
-    """What weights, activations and KV are held in."""
+    """Dtype of weights, activations and KV."""
     qkv_bias: bool = False
     output_bias: bool = False
     """Whether the attention's output projection has a bias."""
@@ -86,7 +85,7 @@ class ModelSpec:
     qk_norm: bool = False
     """Whether each query and key head is normalised before the rotation."""
     quantization: Literal["int8"] | None = None
-    """What the weights of the layers' products were made into when they were loaded; None: they have `dtype`."""
+    """Quantization of the layers' projections; None: they have `dtype`."""
 
 
 class LayerKV(NamedTuple):
@@ -114,7 +113,7 @@ class KVSpec:
 
 
 class WeightProvider(Protocol):
-    """Where weights come from. `layer` may block while a layer is on its way to the device."""
+    """Provider of weights. `layer` may block while a layer is copied to the device."""
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
@@ -130,7 +129,7 @@ class WeightProvider(Protocol):
 
 
 class ResidentWeights:
-    """All weights on the device, all the time."""
+    """Provider with all weights resident on the device."""
 
     def __init__(self, shared: Mapping[str, Tensor], layers: Sequence[Mapping[str, Tensor]]):
         self._shared = shared
@@ -147,7 +146,7 @@ class ResidentWeights:
 
 
 class Layer(Protocol):
-    """One block of a model. It holds no state of a pass, and no weights but those it prepared a call for last."""
+    """One block of a model. It keeps no state of a pass; of weights it keeps only the last prepared ones."""
 
     def attend(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
         """x [T, H] -> x plus attention, [T, H]. Writes the batch's KV into `kv` before reading it.
@@ -161,7 +160,7 @@ class Layer(Protocol):
         ...
 
     def forward(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
-        """`feed_forward` of `attend`, with what is between them as one operation. For callers that need all rows."""
+        """`feed_forward(attend(x))` with the operations between them fused, for callers that need all rows."""
         ...
 
 

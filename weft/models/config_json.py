@@ -1,7 +1,7 @@
-"""Reads what families need from a checkpoint's config.json, of either generation of its format.
+"""Reads a checkpoint's config.json, in both generations of its format.
 
-Owns the names and defaults of the format, and the refusal of options that would change a model's output and that are
-not implemented. `decoder_spec` is what family files call. Transformers 5 writes the rotary settings as
+Owns the names and defaults of the format, and refuses options that would change a model's output and are not
+implemented. Family files call `decoder_spec`. Transformers 5 writes the rotary settings as
 `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
 """
 
@@ -36,7 +36,7 @@ def decoder_spec(
     mlp_bias: bool = False,
     qk_norm: bool = False,
 ) -> ModelSpec:
-    """The spec of a decoder whose config.json is `raw`; keyword arguments are what a family knows beyond it.
+    """The spec of a decoder whose config.json is `raw`; keyword arguments are fixed by the family.
 
     Raises `ModelLoadError` for missing or impossible values, `Unsupported` for options that are not implemented.
     """
@@ -85,7 +85,7 @@ def number(raw: Mapping[str, Any], key: str, kind: type[N], default: N | None = 
         return default
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    # bool is an int to Python, and JSON's true is no size.
+    # In Python bool is an int, but JSON's true is not a size.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ModelLoadError(f"config.json: {key!r} must be of type {kind.__name__}, got {value!r}")
     if kind is not bool and (not math.isfinite(value) or value <= 0):
@@ -97,7 +97,7 @@ def refuse_unimplemented(raw: Mapping[str, Any]) -> None:
     """Raise `Unsupported` for an option that changes the output in a way these models do not follow.
 
     `pretraining_tp`, dropout and initializer settings do not matter to inference and are ignored, as is `auto_map`:
-    code that a checkpoint brings along is never executed.
+    code in a checkpoint is never executed.
     """
     quantization = raw.get("quantization_config")
     if quantization:
@@ -180,7 +180,7 @@ def checkpoint_dtype(raw: Mapping[str, Any]) -> torch.dtype:
 
 
 def _max_position(positions: int, rope: RopeSpec) -> int:
-    """What the scaling makes of the trained length: linear and yarn state the length before scaling, llama3 after."""
+    """The context length after scaling: linear and yarn state the length before scaling, llama3 after."""
     if rope.kind == "linear":
         return int(positions * rope.factor)
     if rope.kind == "yarn":
@@ -189,7 +189,7 @@ def _max_position(positions: int, rope: RopeSpec) -> int:
 
 
 def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
-    """What cos and sin are multiplied by (YaRN, section 3.4), or the value the checkpoint states."""
+    """Factor on cos and sin (YaRN, section 3.4), or the checkpoint's value."""
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

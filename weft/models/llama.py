@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and the many checkpoints that say they are Llama."""
+"""Llama 2 and 3, and other checkpoints with the Llama architecture."""
 
 from __future__ import annotations
 

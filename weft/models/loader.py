@@ -1,13 +1,12 @@
-"""From a checkpoint to a model: reads safetensors tensor by tensor into the weights that layers use.
+"""Loads a model from a checkpoint, tensor by tensor from safetensors.
 
-Owns the order of loading and the comparison of what a checkpoint has with what its architecture needs. Knows no
-family by name (`registry.py` does) and prints nothing: progress goes to a callback. The destination is allocated
-first and each tensor is copied (and converted) from the memory map into its rows, so anonymous memory peaks at one
-copy of the model plus one tensor. Weights that are quantized are so from the checkpoint's own values, some rows at a
-time: no copy of them in floats is ever whole.
+Owns the order of loading and the check of the checkpoint's tensors against the architecture. Families are the matter of
+`registry.py`; progress goes to a callback. The destination is allocated first, and each tensor is copied (and
+converted) from the memory map into its rows, so anonymous memory peaks at one copy of the model plus one tensor.
+Quantization reads the checkpoint's values a few rows at a time, without a complete copy in floating point.
 
-Tensors that the architecture does not use are refused, not ignored: a model that leaves out weights computes
-something else. Known harmless ones are in `HARMLESS`.
+Tensors that the architecture does not use are refused, because a model without them computes other results. `HARMLESS`
+lists exceptions.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes to read)."""
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja")
-"""Weights, configuration, tokenizer, chat template: what is downloaded of a hub id; never pickles or code."""
+"""Files downloaded for a hub id: weights, configuration, tokenizer, chat template; no pickles, no code."""
 HARMLESS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-"""Endings of tensors that old checkpoints carry: buffers that are computed from the configuration."""
+"""Suffixes of tensors in old checkpoints that are computed from the configuration."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 QUANTIZED_NUMBERS = 4 << 20
-"""Of a tensor, what is quantized at a time."""
+"""Rows of a tensor quantized at a time."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to run, and what its checkpoint says beyond the weights."""
+    """A model that is ready to run, with the checkpoint's other settings."""
 
     model: LanguageModel
     directory: Path
@@ -65,7 +64,7 @@ class LoadedModel:
 
 
 class _Slice(NamedTuple):
-    """Where one tensor of the checkpoint goes: rows `first` to `first + rows` of `weight`."""
+    """Destination of one tensor: rows `first` to `first + rows` of `weight`."""
 
     weight: Tensor
     first: int
@@ -88,8 +87,8 @@ def load_model(
 ) -> LoadedModel:
     """Load `model` (the embedded model's name, a directory, or a hub id) onto `device`.
 
-    With `quantization`, the weights of the layers' products are quantized; embeddings, norms, biases and the output
-    head, which decides between tokens directly, have the model's dtype. `kernels` default to the best for the device
+    With `quantization`, the weights of the layers' projections are quantized; embeddings, norms, biases and the output
+    head have the model's dtype. `kernels` default to the best for the device
     and dtype. Raises `ModelLoadError` for a checkpoint that is missing, damaged or of the wrong shape, `Unsupported`
     for an architecture or option that is not implemented, and `ConfigError` when `max_context` exceeds what the
     model's positions allow.
@@ -114,13 +113,13 @@ def load_model(
 
 
 def read_spec(directory: Path) -> ModelSpec:
-    """What config.json says, without touching the weights. Raises as `load_model` does."""
+    """The spec of config.json, without reading weights. Raises the errors of `load_model`."""
     raw = read_json(directory / "config.json")
     return family_of(raw).spec(raw)
 
 
 def read_weight_bytes(directory: Path, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
-    """Memory that the weights would take, by config.json alone. Raises as `load_model` does."""
+    """Bytes of the weights, from config.json. Raises the errors of `load_model`."""
     raw = read_json(directory / "config.json")
     family = family_of(raw)
     spec = replace(family.spec(raw), dtype=dtype, quantization=quantization)
@@ -129,7 +128,7 @@ def read_weight_bytes(directory: Path, dtype: torch.dtype, quantization: Quantiz
 
 
 def choose_dtype(checkpoint: torch.dtype, wanted: DType, device: torch.device | str) -> torch.dtype:
-    """What to compute in: `wanted`, or for "auto" the checkpoint's unless the device does not compute it well."""
+    """The dtype to compute in: `wanted`, or for "auto" the checkpoint's unless the device is slow or inexact in it."""
     if wanted != "auto":
         return DTYPES[wanted]
     return checkpoint if dispatch.computes_well(device, checkpoint) else torch.float32
@@ -182,7 +181,7 @@ def _load_weights(
 
 
 def _targets(family: ModelFamily, spec: ModelSpec) -> list[list[WeightTarget]]:
-    """The weights outside of layers, then those of each layer."""
+    """The weights outside the layers, then those of each layer."""
     return [family.shared_weights(spec), *(family.layer_weights(spec, i) for i in range(spec.num_layers))]
 
 
@@ -191,7 +190,7 @@ def _num_bytes(groups: list[dict[str, Tensor]]) -> int:
 
 
 def _allocate(targets: list[WeightTarget], spec: ModelSpec, device: torch.device) -> dict[str, Tensor]:
-    """The weights of a layer, or those outside of layers, with nothing in them yet."""
+    """The uninitialized weights of a layer, or those outside the layers."""
     weights = {}
     for target in targets:
         quantized = target.scales if spec.quantization == "int8" else None
@@ -233,7 +232,7 @@ def _quantize(name: str, tensor: Tensor, values: Tensor, scales: Tensor) -> None
 
 
 def _check(directory: Path, tensors: Mapping[str, TensorInfo], targets: list[WeightTarget], spec: ModelSpec) -> None:
-    """Compare what the checkpoint has with what the model needs, by name, shape and dtype."""
+    """Check the checkpoint's tensors against the model's weights: names, shapes and dtypes."""
     needed: dict[str, tuple[int, ...]] = {
         source.name: (source.rows, *target.shape[1:]) for target in targets for source in target.sources
     }

@@ -1,4 +1,4 @@
-"""Qwen 3 (dense): each query and key head is normalised, and a head's size is its own setting."""
+"""Qwen 3 (dense): normalised query and key heads, and a separate setting for the head size."""
 
 from __future__ import annotations
 

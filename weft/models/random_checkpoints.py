@@ -1,7 +1,7 @@
-"""Random checkpoints, written without any other model library: small ones for tests, full shapes for benchmarks.
+"""Checkpoints with random weights: small ones for tests, full shapes for benchmarks.
 
-Owns the recipes. The same arguments and seed give the same files. Weights are scaled so that logits spread as a
-trained model's do, which makes greedy tokens a meaningful comparison.
+The same arguments and seed give the same files. Weights are scaled so that logits have the spread of a trained model's,
+which makes the comparison of greedy tokens meaningful.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ def write_checkpoint(
     shards: int = 1,
     tokenizer: bool = False,
 ) -> Path:
-    """Write config.json and random weights for it, in `shards` files; returns `directory`, made if it is not there.
+    """Write config.json and random weights for it, in `shards` files; returns `directory`, created if it does not
+    exist.
 
-    With `tokenizer`, a byte-level tokenizer and a chat template come along (they need a vocabulary of at least 259).
+    With `tokenizer`, also write a byte-level tokenizer and a chat template (which need a vocabulary of at least 259).
     """
     directory.mkdir(parents=True, exist_ok=True)
     raw = {**config, "dtype": str(dtype).removeprefix("torch.")}
@@ -175,6 +176,6 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     if name.endswith("bias"):
         return values.mul_(0.2)
     if name.endswith("embed_tokens.weight"):
-        # Small enough that the blocks, not the token itself, decide a tied head's logits.
+        # Small enough that the blocks, not the input token, determine a tied head's logits.
         return values.mul_(0.3)
     return values.mul_(shape[1] ** -0.5)

@@ -1,4 +1,4 @@
-"""Which families there are. The only place that knows them by name."""
+"""The registry of model families, the only place that names them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.models.layers.weights import WeightTarget
 
 
 class ModelFamily(NamedTuple):
-    """What it takes to load and run the checkpoints of one architecture."""
+    """How to load and run the checkpoints of one architecture."""
 
     spec: Callable[[Mapping[str, Any]], ModelSpec]
     """From config.json."""

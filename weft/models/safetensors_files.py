@@ -1,7 +1,7 @@
-"""The safetensors files of a checkpoint directory: which tensors there are, and where.
+"""The safetensors files of a checkpoint directory: names and locations of tensors.
 
-Owns the validation of headers, so that a truncated or forged file is refused with its name before any weight is
-touched. Does not know models. Tensors are views of memory-mapped files.
+Owns the validation of headers, so that a truncated or forged file is refused by name before a weight is read. Knows no
+models. Tensors are views of memory-mapped files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ITEM_BYTES = {
     "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""What a weight may be stored as."""
+"""Dtypes that weights may be stored in."""
 
 
 class TensorInfo(NamedTuple):
@@ -149,7 +149,7 @@ def _tensor_info(file: Path, name: str, entry: Any, data_bytes: int) -> TensorIn
 
 
 def _is_file_name(value: Any) -> bool:
-    # An index may come from anywhere: it must not reach outside its directory.
+    # An index is untrusted: it must not reach outside its directory.
     return isinstance(value, str) and value not in ("", "..") and Path(value).name == value
 
 

@@ -1,1 +1,1 @@
-"""Fakes and tiny tokenizers for tests: of Weft itself, and of programs that run on it."""
+"""Fakes and small tokenizers for tests of Weft and of programs."""

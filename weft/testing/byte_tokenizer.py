@@ -1,4 +1,4 @@
-"""A tokenizer whose tokens are bytes: the smallest one that is real. For tests, and with `FakeEngine`."""
+"""A tokenizer whose tokens are bytes, for tests and for `FakeEngine`."""
 
 from __future__ import annotations
 

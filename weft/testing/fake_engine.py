@@ -1,8 +1,8 @@
 """An engine without a model: real sequences and operations, tokens from a script or a hash. For tests only.
 
-It owns the observable contract of `EngineClient` (order of operations, endings, one envelope a step) and knows nothing
-of pages, batches or time. By default it steps by itself on the event loop; with `auto=False` a test moves it with
-`step()`. A test may make it fail, die and restart.
+Implements the observable contract of `EngineClient` (order of operations, ends, one envelope per step) without pages,
+batches or time. By default it steps by itself on the event loop; with `auto=False` a test calls `step()`. A test can
+make it fail, die and restart.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _Operation = Append | Generate | Fork
 
 @dataclass
 class FakeSequence:
-    """What the engine knows of one open sequence. Readable by tests."""
+    """The state of one open sequence, for tests to read."""
 
     id: int
     namespace: str = ""
@@ -449,13 +449,13 @@ class FakeEngine:
 
 
 def _logprobs(token: int, k: int, vocab_size: int) -> TokenLogprobs:
-    """Made up, but consistent: the chosen token is the most probable, each next one half as probable."""
+    """Synthetic but consistent: the chosen token is the most probable, each next one half as probable."""
     tops = [(token + i) % vocab_size for i in range(k)]
     return TokenLogprobs(-0.5, 1, tops, [-0.5 - 0.75 * i for i in range(k)])
 
 
 def _dists(tokens: Sequence[int], k: int, vocab_size: int) -> Dists:
-    """Made up: a hash of the tokens picks the most probable one, each next one is half as probable."""
+    """Synthetic: a hash of the tokens selects the most probable one, each next one is half as probable."""
     first = zlib.crc32(pack_tokens(tokens)) % vocab_size
     ids = [(first + i) % vocab_size for i in range(k)]
     return Dists(pack_tokens(ids), array("f", [-0.7 * (i + 1) for i in range(k)]).tobytes())

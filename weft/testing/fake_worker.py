@@ -79,12 +79,12 @@ class _Done:
 
 
 class FakeWorker:
-    """Carries out a step when it is waited for, which is as late as a real device might."""
+    """Executes a step when it is waited for, as late as a real device may."""
 
     def __init__(
         self, spec: WorkerSpec, device_s: Callable[[Step], float] = lambda step: 0.0, *, lenient: bool = False
     ):
-        """`device_s` says how long each step held the device; nothing takes time."""
+        """`device_s` is the reported device time of each step; no time passes."""
         self._lenient = lenient
         self._embed_tokens = np.full(spec.num_embed_slots, -1, np.int64)
         self._embed_chains = np.zeros(spec.num_embed_slots, np.uint64)
@@ -100,7 +100,7 @@ class FakeWorker:
         self._last_step = 0
         self.fail_at_step: int | None = None
         self.invalid_slots: set[int] = set()
-        """Slots whose logits are not numbers."""
+        """Slots whose logits are NaN."""
         self.invalid_scores = False
         """Whether every log-probability, distribution and hidden state is NaN."""
         self.closed = False
@@ -125,12 +125,12 @@ class FakeWorker:
         self.closed = True
 
     def carry_out(self, step: Step) -> StepResult:
-        """Do what a step says, in the order its docstring gives. Steps must come in launch order."""
+        """Execute a step, in the order given in its docstring. Steps must arrive in launch order."""
         if step.step_id != self._last_step + 1:
             raise RuntimeError(f"step {step.step_id} after step {self._last_step}")
         self._last_step = step.step_id
         if step.step_id == self.fail_at_step:
-            raise RuntimeError("the device failed, as it was told to")
+            raise RuntimeError("the device failed, as the test requested")
         self._copy(step)
         if step.embed is not None:
             self._embed_tokens[step.embed.slots] = step.embed.token_ids
@@ -301,7 +301,7 @@ class FakeWorker:
 
 
 def fake_spec(**changes: object) -> WorkerSpec:
-    """A small worker's sizes, changed as wished."""
+    """The spec of a small worker, with `changes`."""
     values: dict[str, object] = {
         "vocab_size": 1000,
         "hidden_size": 4,

@@ -1,4 +1,4 @@
-"""Readers of what models write: calls of tools, reasoning, and the notations of grammars.
+"""Parsers of generated text: tool calls, reasoning, and grammar notations.
 
 Standard library and `weft.abi` only: the server uses them on streams, programs use them through `weft.sdk`, also inside
 the sandbox.

@@ -1,4 +1,4 @@
-"""Answers of a chat as their parts: reasoning, content and calls of tools, told apart while the text arrives."""
+"""Incremental parser of chat answers: separates reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.text.tool_calls import PARSERS, ToolCallParser
 class AnswerParser:
     """Splits one answer into deltas.
 
-    `form` is how the model writes calls, a key of `PARSERS`, or None: calls are content. `reasoning`: the answer may
+    `form` is the format of calls, a key of `PARSERS`, or None: calls are content. `reasoning`: the answer may
     begin with reasoning; `opened`: the prompt already ends with its opening tag. `names` and `hold` are those of
     `ToolCallParser`. With `only_one`, calls after the first are dropped.
     """
@@ -31,7 +31,7 @@ class AnswerParser:
         self._calls: ToolCallParser | None = None if form is None else PARSERS[form](names, hold=hold)
         self._only_one = only_one
         self.num_calls = 0
-        """Calls so far, the one that is arriving and those that are dropped among them."""
+        """Calls so far, including the incomplete one and dropped ones."""
 
     @property
     def num_complete_calls(self) -> int:
@@ -39,17 +39,17 @@ class AnswerParser:
         return 0 if self._calls is None else self._calls.num_complete
 
     def push(self, text: str) -> list[Delta]:
-        """Take in the next piece of text. Returns the deltas that are final."""
+        """Process the next piece of text. Returns the deltas that are final."""
         if self._reasoning is None and self._calls is None:
-            return [Content(text)] if text else []  # of most answers, for every token
+            return [Content(text)] if text else []  # the common case, for every token
         deltas: list[Delta] = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
         return joined(self._read(deltas))
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
-        """The text has ended. Returns what was held back.
+        """Process the end of the text. Returns the deltas that were held back.
 
-        A call that is not complete is content where calls are held back, unless `cut` says that the length cut it: then
-        it is returned as far as it came.
+        An incomplete call is content if calls are held back, unless it was `cut` by the token limit: then it is
+        returned as far as it came.
         """
         deltas = self._read([] if self._reasoning is None else self._reasoning.finish())
         if self._calls is not None:
@@ -57,7 +57,7 @@ class AnswerParser:
         return joined(deltas)
 
     def _read(self, deltas: list[Delta]) -> list[Delta]:
-        """Pass content through the parser of calls."""
+        """Parse tool calls in content."""
         if self._calls is None:
             return deltas
         result: list[Delta] = []

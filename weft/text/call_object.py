@@ -1,7 +1,7 @@
-"""One call as a JSON object, `{"name": …, "arguments": {…}}`, read while it arrives.
+"""Incremental scanner of one call, the JSON object `{"name": …, "arguments": {…}}`.
 
-Owns the question from when on a text is a call: once its name is known and its arguments have begun as an object.
-It does not know what stands around the object; `weft.text.tool_calls` does.
+Owns the condition under which text becomes a call: its name is known and its arguments have begun as an object. The
+text around the object is the matter of `weft.text.tool_calls`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ARGUMENTS = ("arguments", "parameters")
 
 
 class ScanState(Enum):
-    """How far an object is."""
+    """State of the scan of an object."""
 
     OPEN = auto()
     """More must follow."""
@@ -25,7 +25,7 @@ class ScanState(Enum):
 
 
 class Extent:
-    """Where a string, an array or an object ends, without a look at whether all in it is valid."""
+    """Finds the end of a string, array or object, without validating its content."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -34,11 +34,11 @@ class Extent:
 
     @property
     def depth(self) -> int:
-        """Number of brackets that are open."""
+        """Number of open brackets."""
         return self._depth
 
     def push(self, char: str) -> ScanState:
-        """Take in the next character, from the opening quote or bracket on."""
+        """Process the next character, starting with the opening quote or bracket."""
         if self._in_string:
             if self._escaped:
                 self._escaped = False
@@ -56,15 +56,15 @@ class Extent:
 
 
 class ArgumentsScanner:
-    """The extent of an object that is the arguments of a call."""
+    """Finds the end of the arguments of a call, an object."""
 
     def __init__(self) -> None:
         self.certain = False
-        """Whether it begins as an object must."""
+        """Whether the text so far can only be an object."""
         self._extent = Extent()
 
     def push(self, char: str) -> ScanState:
-        """Take in the next character, from the opening brace on."""
+        """Process the next character, starting with the opening brace."""
         if not self.certain and self._extent.depth and char not in BLANK:
             if char not in '"}':
                 return ScanState.BAD
@@ -73,10 +73,10 @@ class ArgumentsScanner:
 
 
 class CallObject:
-    """A call while it arrives, character by character.
+    """Scanner of one call, character by character.
 
-    `other_keys` are those that may stand beside the name and the arguments; None: any. `needs_arguments`: an object
-    without them is no call.
+    `other_keys` are permitted besides the name and the arguments; None: any. With `needs_arguments`, an object without
+    arguments is not a call.
     """
 
     def __init__(self, *, other_keys: Collection[str] | None = None, needs_arguments: bool = False):
@@ -94,17 +94,17 @@ class CallObject:
 
     @property
     def is_call(self) -> bool:
-        """Whether it is a call, however it goes on."""
+        """Whether the object is certainly a call."""
         return self.name is not None and self._scanner.certain
 
     def take_arguments(self) -> str:
-        """Text of the arguments that was not taken before."""
+        """Return the text of the arguments since the last call of this method."""
         text = "".join(self._arguments)
         self._arguments.clear()
         return text
 
     def push(self, char: str) -> ScanState:
-        """Take in the next character, from the opening brace on. A bad one is not taken in."""
+        """Process the next character, starting with the opening brace. An invalid character is not consumed."""
         return self._step(char)
 
     def _at_start(self, char: str) -> ScanState:
@@ -163,7 +163,7 @@ class CallObject:
         if name is None:
             return ScanState.OPEN if self._string else ScanState.BAD
         self.name, self._step = name, self._after_value
-        # Half of a surrogate pair is no text that could be told.
+        # A lone surrogate is not valid text.
         return ScanState.OPEN if name and name.isprintable() else ScanState.BAD
 
     def _in_arguments(self, char: str) -> ScanState:
@@ -176,13 +176,13 @@ class CallObject:
         return ScanState.OPEN
 
     def _in_other(self, char: str) -> ScanState:
-        """A string, an array or an object that is not looked at."""
+        """Skip a string, array or object."""
         if self._extent.push(char) is ScanState.DONE:
             self._step = self._after_value
         return ScanState.OPEN
 
     def _in_scalar(self, char: str) -> ScanState:
-        """A number, or a word of JSON."""
+        """Skip a number or a literal."""
         if char.isalnum() or char in "+-.":
             return ScanState.OPEN
         self._step = self._after_value
@@ -206,7 +206,7 @@ class CallObject:
         return ScanState.DONE
 
     def _read_string(self, char: str) -> str | None:
-        """The string that ends with this character; None while it goes on, with nothing in `_string` if it cannot."""
+        """The string that ends with this character; None if it continues, with an empty `_string` if it is invalid."""
         if char == '"' and not self._escaped:
             try:
                 return str(json.loads(f'"{self._string}"'))

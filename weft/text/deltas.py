@@ -27,12 +27,12 @@ class CallStart:
     index: int
     name: str
     id: str = ""
-    """The id that the model gave it, or empty."""
+    """The model's id of the call, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments; all pieces together are the JSON text that the model wrote."""
+    """A piece of a call's arguments; the pieces concatenate to the JSON text that the model generated."""
 
     index: int
     text: str

@@ -1,8 +1,8 @@
-r"""Grammars in the notation `root ::= "a" item*` (GBNF, llama.cpp's), translated to the engine's dialect of Lark.
+r"""Translates grammars in GBNF (llama.cpp's notation, `root ::= "a" item*`) to the engine's dialect of Lark.
 
-Strings, character classes and `.` are read to the characters they stand for and written anew, because escapes differ;
-rule names become lower-case identifiers, each its own; comments are dropped. Groups, `|`, `*`, `+`, `?` and `{m,n}` are
-written the same in both. A rule ends where the next one begins: line breaks mean nothing.
+Strings, character classes and `.` are decoded and encoded again, because escapes differ; rule names become unique
+lower-case identifiers; comments are dropped. Groups, `|`, `*`, `+`, `?` and `{m,n}` are the same in both. A rule ends
+where the next one begins: line breaks are not significant.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ START = "root"
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _CODES = {"x": 2, "u": 4, "U": 8}
-"""Escapes by number, with how many hexadecimal digits they have."""
+"""Numeric escapes, with their number of hexadecimal digits."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
-"""Characters that mean themselves in a regular expression, wherever they are."""
+"""Characters without a special meaning in regular expressions."""
 
 
 class GbnfToken(NamedTuple):
-    """A piece of the grammar: `text` is Lark already, but for names."""
+    """A token of the grammar; `text` is Lark, except for names."""
 
     kind: str
     """`name`, `defines`, `item` (a string or a class), `open`, `close`, `or`, or `suffix` (a repetition)."""
@@ -31,7 +31,7 @@ class GbnfToken(NamedTuple):
 
 
 def to_lark(rules: str) -> str:
-    """The same grammar in Lark. Raises `InvalidRequest`, with the line, for what is none."""
+    """The grammar in Lark. Raises `InvalidRequest` with the line of an error."""
     tokens = _Scanner(rules).tokens()
     names = _names(tokens)
     if START not in names:
@@ -52,11 +52,11 @@ def to_lark(rules: str) -> str:
             raise InvalidRequest(f"line {line} of the grammar comes before any rule: {text}", "grammar")
         elif kind == "name":
             if text not in names:
-                raise _wrong(line, f"names a rule that is none: {text}")
+                raise _wrong(line, f"refers to an undefined rule: {text}")
             lines[-1].append(names[text])
         elif kind == "suffix":
             if before not in ("item", "name", "close"):
-                raise _wrong(line, f"has {text} behind nothing that it could repeat; put that in parentheses")
+                raise _wrong(line, f"has {text} without an item before it to repeat; use parentheses")
             lines[-1][-1] += text
         else:
             if kind == "open":
@@ -73,7 +73,7 @@ def to_lark(rules: str) -> str:
 
 
 class _Scanner:
-    """Reads a grammar from its beginning to its end, once."""
+    """Lexer of a grammar."""
 
     def __init__(self, rules: str):
         self._rules = rules
@@ -99,7 +99,7 @@ class _Scanner:
         return found
 
     def _token(self, char: str) -> tuple[str, str]:
-        """The kind and the text of what begins here."""
+        """Kind and text of the token at this position."""
         if char in _NAME:
             return "name", self._word()
         if self._rules.startswith("::=", self._at):
@@ -124,7 +124,7 @@ class _Scanner:
             case "{":
                 return "suffix", self._count()
             case _:
-                raise _wrong(self._line, f"has a character that means nothing: {char}")
+                raise _wrong(self._line, f"has an unexpected character: {char}")
 
     def _word(self) -> str:
         start = self._at
@@ -139,7 +139,7 @@ class _Scanner:
         return json.dumps("".join(chars), ensure_ascii=False)
 
     def _class(self) -> str:
-        """The ranges of a class, whose opening bracket was read, as a regular expression."""
+        """The regular expression of a character class, after its opening bracket."""
         negated = self._rules.startswith("^", self._at)
         self._at += negated
         ranges: list[str] = []
@@ -159,13 +159,13 @@ class _Scanner:
                 ranges.append(_in_class(char))
             char = following
         if not ranges:
-            raise _wrong(self._line, "has a class without characters; write . for any character")
+            raise _wrong(self._line, "has an empty class; write . for any character")
         return f"/[{'^' if negated else ''}{''.join(ranges)}]/"
 
     def _char(self, last: str) -> tuple[str, bool]:
-        """The next character of a string or a class, and whether it was escaped; empty behind `last`, its end."""
+        """The next character of a string or class, and whether it was escaped; empty after `last`, the delimiter."""
         if self._at >= len(self._rules) or self._rules[self._at] == "\n":
-            raise _wrong(self._line, "has a string or class without an end")
+            raise _wrong(self._line, "has an unterminated string or class")
         char = self._rules[self._at]
         self._at += 1
         if char != "\\":
@@ -175,7 +175,7 @@ class _Scanner:
         if code in _CODES and code:
             return self._coded(code), True
         if not code or code == "\n" or (code in _PLAIN and code not in _ESCAPES):
-            raise _wrong(self._line, f"has an escape that means nothing: \\{code.strip()}")
+            raise _wrong(self._line, f"has an unknown escape: \\{code.strip()}")
         return _ESCAPES.get(code, code), True
 
     def _coded(self, code: str) -> str:
@@ -185,16 +185,16 @@ class _Scanner:
             char = chr(int(digits, 16)) if len(digits) == _CODES[code] and digits.isalnum() else "\ud800"
             char.encode()
         except (ValueError, OverflowError) as error:
-            raise _wrong(self._line, f"has an escape that is no character: \\{code}{digits}") from error
+            raise _wrong(self._line, f"has an escape of an invalid character: \\{code}{digits}") from error
         return char
 
     def _count(self) -> str:
-        """A repetition whose opening brace was read."""
+        """A repetition, after its opening brace."""
         end = self._rules.find("}", self._at)
         text = self._rules[self._at : end] if end >= 0 else ""
         counts = [part.strip() for part in text.split(",")]
         if not (len(counts) <= 2 and counts[0].isdecimal() and (counts[-1].isdecimal() or not counts[-1])):
-            raise _wrong(self._line, "has a repetition that is none; write {2}, {2,} or {2,5}")
+            raise _wrong(self._line, "has an invalid repetition; write {2}, {2,} or {2,5}")
         self._line += text.count("\n")
         self._at = end + 1
         return "{" + ",".join(counts) + "}"
@@ -205,7 +205,7 @@ def _wrong(line: int, what: str) -> InvalidRequest:
 
 
 def _in_class(char: str) -> str:
-    """A character inside the brackets of a regular expression."""
+    """A character, escaped for a regular expression's brackets."""
     return char if char in _PLAIN else f"\\x{{{ord(char):X}}}"
 
 
@@ -214,7 +214,7 @@ def _is_rule(tokens: list[GbnfToken], at: int) -> bool:
 
 
 def _names(tokens: list[GbnfToken]) -> dict[str, str]:
-    """What each rule is called in Lark. Raises `InvalidRequest` for a rule that is there twice."""
+    """The Lark name of each rule. Raises `InvalidRequest` for a duplicate rule."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for at, (kind, name, line) in enumerate(tokens):
@@ -231,9 +231,9 @@ def _names(tokens: list[GbnfToken]) -> dict[str, str]:
 
 
 def _lark_name(name: str) -> str:
-    """Lark tells rules (lower case) from terminals (upper case); dashes it does not know."""
+    """A lower-case name without dashes: Lark distinguishes rules (lower case) from terminals (upper case)."""
     if name == START:
         return "start"
     lower = name.replace("-", "_")
-    # Prefixed, so that `start` and names in capitals collide with nothing.
+    # Prefixed, to avoid collisions with `start` and with names in capitals.
     return "r_" + "".join(f"_{char.lower()}" if char.isupper() else char for char in lower)

@@ -1,6 +1,7 @@
-"""Reasoning between `<think>` and `</think>`, told apart from the answer while the text arrives in any pieces.
+"""Incremental parser of reasoning between `<think>` and `</think>`.
 
-White space around the tags belongs to neither. A text that does not begin with the tag is content, to the letter.
+White space around the tags belongs neither to reasoning nor to content. Text that does not begin with the tag is
+content, unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class ReasoningParser:
         self._text = ""
         """Text that was not returned yet."""
         self._trim = opened
-        """Whether white space that comes next is dropped."""
+        """Whether the next white space is dropped."""
 
     def push(self, text: str) -> list[Delta]:
-        """Take in the next piece of text. Returns the deltas that are final."""
+        """Process the next piece of text. Returns the deltas that are final."""
         self._text += text
         deltas: list[Delta] = []
         if self._state == "start":
@@ -39,7 +40,7 @@ class ReasoningParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """The text has ended. Returns the text that was held back."""
+        """Process the end of the text. Returns the text that was held back."""
         text, self._text = self._text, ""
         if self._state == "reasoning":
             text = text.rstrip()
@@ -65,7 +66,7 @@ class ReasoningParser:
             text = text.rstrip()
             self._text, self._state, self._trim = rest, "content", True
         else:
-            # The tag, or white space before it, may be what the text ends with.
+            # The text may end with a part of the tag, or with white space before the tag.
             text = text[: len(text) - num_held(text, CLOSE)].rstrip()
             self._text = self._text[len(text) :]
         if text:

@@ -1,9 +1,9 @@
-"""Calls of tools in generated text, told apart from the answer while the text arrives in any pieces.
+"""Incremental parsers of tool calls in generated text.
 
-Owns the forms in which families of models write calls. What looks like a call and turns out not to be one, before its
-name and the beginning of its arguments were seen, is content again, to the letter; what follows a finished call and is
-none is content too. White space before and between calls belongs to them. A parser tells the same however its text is
-cut; it holds back only what may still be the beginning of a call.
+Owns the formats of calls. Text that looks like a call, but turns out not to be one before its name and the start of its
+arguments are complete, is content, unchanged; so is text after a complete call that is not another call. White space
+before and between calls belongs to the calls. The result does not depend on how the text is divided into pieces. A
+parser holds back only text that may be the start of a call.
 """
 
 from __future__ import annotations
@@ -17,72 +17,73 @@ from weft.text.deltas import CallArguments, CallStart, Content, Delta, joined
 from weft.text.markers import num_blank, num_held
 
 Reader = Generator[None, str, None]
-"""Is sent the characters of calls one by one; ends with the last one."""
+"""A coroutine that receives the characters of calls one by one and returns after the last one."""
 MAX_NAME_CHARS = 64
 MAX_REREAD_CHARS = 1 << 16
-"""Of an answer: a model that repeats beginnings of calls must not cost the square of their number."""
+"""Limit per answer, so that repeated starts of calls do not take quadratic time."""
 _NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 
 
 class _NotACall(Exception):
-    """The character that was sent cannot belong to a call."""
+    """The last character cannot belong to a call."""
 
 
 class ToolCallParser(ABC):
-    """Reads one answer.
+    """Parses one answer.
 
-    `names` are the tools that may be called (None: any): a call of another is content. With `hold`, a call is returned
-    once it is complete; one that is never complete, or whose arguments are not valid JSON, is content too.
+    `names` are the tools that may be called (None: any); a call of another is content. With `hold`, a call is returned
+    once it is complete; an incomplete call, or one whose arguments are not valid JSON, is content.
     """
 
     marker: str
-    """What a call begins with."""
+    """The text that starts a call."""
     bare = False
-    """Whether an answer may also begin with a call's object, without the marker."""
+    """Whether an answer may also begin with a call without the marker."""
 
     def __init__(self, names: Collection[str] | None = None, *, hold: bool = False) -> None:
         self._names = names
         self._hold = hold
         self._held: list[str] = []
-        """Pieces of the arguments of the call that is held back."""
+        """Pieces of the arguments of the held-back call."""
         self._held_name = ""
         self._text = ""
-        """Not yet told."""
+        """Text without final deltas yet."""
         self._reader: Reader | None = None
-        """Of the calls that are arriving; None: content is."""
+        """Reader of the current calls; None: the current text is content."""
         self._scanned = 0
-        """Characters of `_text` that the reader was sent, and those of the marker."""
+        """Characters of `_text` that the reader has received, including the marker."""
         self._marker_end = 0
-        """Of `_text`: where the marker ends; 0 once something of the calls was told."""
+        """End of the marker in `_text`; 0 once a delta of the calls was returned."""
         self._told = 0
-        """Characters of `_text` that are told."""
+        """Characters of `_text` that are in returned deltas."""
         self._is_told = False
-        """Whether something of the calls that are arriving was told."""
+        """Whether a delta of the current calls was returned."""
         self._at_start = True
         self._leading = True
-        """Whether white space that comes next belongs to a call, if one follows."""
+        """Whether the next white space belongs to a call, if one follows."""
         self._num_calls = 0
         self._num_complete = 0
         self._num_reread = 0
         self._is_started = False
-        """Whether the start of the call that is arriving was told."""
+        """Whether the start of the current call was returned."""
         self._call_id = ""
-        """Of the call that is arriving, where the model gave it one."""
+        """The model's id of the current call, or empty."""
         self._deltas: list[Delta] = []
 
     @property
     def num_complete(self) -> int:
-        """Calls to which nothing is added any more, whatever comes."""
+        """Number of complete calls."""
         return self._num_complete
 
     def push(self, text: str) -> list[Delta]:
-        """What is certain after the next piece of text."""
+        """Process the next piece of text. Returns the deltas that are final."""
         self._text += text
         self._advance()
         return self._take()
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
-        """What was held back, once the text has ended. `cut`: a call that is not complete is told as far as it came."""
+        """Process the end of the text. Returns the deltas that were held back; with `cut`, an incomplete call is among
+        them."""
         if cut and self._held:
             self._tell(self._held_name, "".join(self._held))
         while self._reader is not None:
@@ -98,7 +99,7 @@ class ToolCallParser(ABC):
 
     @abstractmethod
     def _calls(self) -> Reader:
-        """Reads what follows the marker."""
+        """Read the text after the marker."""
 
     def _take(self) -> list[Delta]:
         deltas, self._deltas = joined(self._deltas), []
@@ -113,7 +114,7 @@ class ToolCallParser(ABC):
                 return
 
     def _read_content(self) -> bool:
-        """Tell what is content; whether a call begins behind it."""
+        """Return content; whether a call begins after it."""
         text = self._text
         if self._at_start:
             blank = num_blank(text)
@@ -128,7 +129,7 @@ class ToolCallParser(ABC):
         if self._leading and not text[:end].strip():
             if begin < 0:
                 return False
-            # Kept with the marker: should this be no call, then it is content.
+            # Kept with the marker: it is content if this is not a call.
             end = 0
         if end:
             self._deltas.append(Content(text[:end]))
@@ -149,13 +150,13 @@ class ToolCallParser(ABC):
         next(self._reader)
 
     def _leave(self, end: int) -> None:
-        """Go on with content behind the calls."""
+        """Continue with content after the calls."""
         self._num_complete = self._num_calls
         self._text, self._reader, self._leading = self._text[end:], None, True
 
     def _give_back(self, end: int) -> None:
-        """What was not told, up to `end`, is content after all: the marker for certain; what follows may begin another
-        call, so it is looked at again, within limits."""
+        """Return unreturned text up to `end` as content: certainly the marker. The text after it may start another call
+        and is parsed again, within limits."""
         self._num_complete = self._num_calls
         begin = self._marker_end or self._told
         self._num_reread += end - begin
@@ -165,7 +166,7 @@ class ToolCallParser(ABC):
         self._text, self._reader, self._leading = self._text[begin:], None, self._is_told
 
     def _read_calls(self, reader: Reader) -> bool:
-        """Send the reader what it has not seen; whether it ended, so that content follows."""
+        """Send the reader the remaining characters; whether it has ended, so that content follows."""
         text = self._text
         while self._scanned < len(text):
             char = text[self._scanned]
@@ -179,12 +180,12 @@ class ToolCallParser(ABC):
                 self._give_back(self._scanned - 1)
                 return True
         if self._told:
-            # Only what may still become content is kept.
+            # Keep only text that may still become content.
             self._text, self._scanned, self._told = text[self._told :], self._scanned - self._told, 0
         return False
 
     def _object(self, char: str, call: CallObject) -> Reader:
-        """One call whose object begins with the character. Leaves with its last one."""
+        """Read one call whose object begins with `char`, up to its last character."""
         self._begin()
         while (state := call.push(char)) is ScanState.OPEN:
             if call.is_call:
@@ -196,12 +197,12 @@ class ToolCallParser(ABC):
         self._take_in(call.name or "", call.take_arguments(), is_complete=True)
 
     def _object_in_a_row(self, char: str, call: CallObject) -> Reader:
-        """`_object`, where nothing of a call comes behind its object."""
+        """Like `_object`, for formats in which a call ends with its object."""
         yield from self._object(char, call)
         self._num_complete = self._num_calls
 
     def _arguments(self, name: str, char: str) -> Reader:
-        """The arguments of a call whose name is known. Leaves with their last character."""
+        """Read the arguments of a call whose name is known, up to their last character."""
         self._begin()
         scanner, held = ArgumentsScanner(), ""
         while (state := scanner.push(char)) is not ScanState.BAD:
@@ -216,12 +217,12 @@ class ToolCallParser(ABC):
         raise _NotACall
 
     def _begin(self) -> None:
-        """A call begins."""
+        """Reset the state at the start of a call."""
         self._is_started = False
         self._held.clear()
 
     def _take_in(self, name: str, arguments: str, *, is_complete: bool = False) -> None:
-        """More of a call's arguments: told at once, or held until the call is complete."""
+        """Add text to a call's arguments: return it at once, or hold it until the call is complete."""
         if self._names is not None and name not in self._names:
             raise _NotACall
         if self._hold:
@@ -244,7 +245,7 @@ class ToolCallParser(ABC):
         self._told, self._is_told, self._marker_end = self._scanned, True, 0
 
     def _char(self) -> str:
-        """The character that was sent last."""
+        """The last character that was sent."""
         return self._text[self._scanned - 1]
 
     def _skip_blank(self) -> Generator[None, str, str]:
@@ -255,7 +256,7 @@ class ToolCallParser(ABC):
         return char
 
     def _literal(self, text: str, char: str) -> Reader:
-        """The text, of which the first character has come. Leaves with its last one."""
+        """Read a literal text that begins with `char`."""
         for number, expected in enumerate(text):
             if number:
                 char = yield
@@ -291,7 +292,7 @@ class Llama3JsonParser(ToolCallParser):
     def _calls(self) -> Reader:
         while True:
             char = yield from self._skip_blank()
-            # Strict: an answer in JSON that was asked for is no call.
+            # Strict: an answer in JSON that the user requested is not a call.
             yield from self._object_in_a_row(char, CallObject(other_keys=("type",), needs_arguments=True))
             char = yield from self._skip_blank()
             if char != ";":
@@ -333,7 +334,7 @@ class MistralParser(ToolCallParser):
         yield from self._arguments(name, char)
 
     def _word(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """A name or an id that begins with the character, and the character behind it."""
+        """Read a name or an id that begins with `char`; returns it and the next character."""
         word = ""
         while char in _NAME_CHARS and len(word) < MAX_NAME_CHARS:
             word += char
@@ -348,4 +349,4 @@ PARSERS: dict[str, type[ToolCallParser]] = {
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
 }
-"""By the name of the form."""
+"""Parsers by the name of the format."""

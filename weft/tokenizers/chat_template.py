@@ -1,8 +1,8 @@
 """Chat messages to the text of a prompt, with a model's own Jinja template.
 
-Owns what a template sees and how a final message is continued; both follow transformers' `apply_chat_template`, so a
-prompt is the same text there and here. What a template may spend is `weft.tokenizers.limits`. It knows nothing of
-tokens or requests; messages come from `weft.tokenizers.messages`.
+Owns the variables of a template and the continuation of a final message; both follow transformers'
+`apply_chat_template`, so prompts are the same text. `weft.tokenizers.limits` limits the cost of a template. Knows
+neither tokens nor requests; messages come from `weft.tokenizers.messages`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import jinja2
 
 from weft.abi.errors import InvalidRequest
-from weft.tokenizers.limits import MAX_OUTPUT_CHARS, MAX_TEMPLATE_CHARS, Budget, TemplateLimit, budget
+from weft.tokenizers.limits import MAX_OUTPUT_CHARS, MAX_TEMPLATE_CHARS, TemplateBudget, TemplateLimit, budget
 from weft.tokenizers.template_env import TemplateEnvironment
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Marks where a message that is to be continued ends. The space shows whether the template trims messages."""
+"""Marks the end of a message that is to be continued. The space shows whether the template trims messages."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send reasoning; templates read the first (some the second)."""
+"""Field names of reasoning in messages; templates read the first, some the second."""
 
 
 @functools.cache
@@ -41,13 +41,13 @@ class ChatTemplate:
     @functools.cached_property
     def _compiled(self) -> jinja2.Template:
         try:
-            with budget(Budget()):
+            with budget(TemplateBudget()):
                 return _environment().from_string(self.source)
         except (jinja2.TemplateError, TemplateLimit, ValueError, RecursionError, MemoryError, SyntaxError) as error:
             raise InvalidRequest(f"the chat template cannot be compiled: {_say(error)}", "chat_template") from error
 
     def knows_role(self, role: str) -> bool:
-        """Whether the template's text mentions a role, and so can be given messages of it."""
+        """Whether the template mentions a role and so supports its messages."""
         return role in self.source
 
     def render(
@@ -63,8 +63,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt. `messages` and all else must be plain JSON values.
 
-        `continue_final_message` leaves the last message open at its end. `variables` are further names that the
-        template sees, over `special_tokens`. Raises `InvalidRequest` with what the template says is wrong.
+        `continue_final_message` leaves the last message open. `variables` are additional variables of the template,
+        which override `special_tokens`. Raises `InvalidRequest` with the template's error.
         """
         _check_variables(variables or {})
         chat = [_plain(message) for message in messages]
@@ -86,7 +86,7 @@ class ChatTemplate:
         pieces: list[str] = []
         num_chars = 0
         try:
-            with budget(Budget()):
+            with budget(TemplateBudget()):
                 for piece in self._compiled.generate(values):
                     num_chars += len(piece)
                     if num_chars > MAX_OUTPUT_CHARS:
@@ -96,13 +96,13 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refused the messages: {_say(error)}", "messages") from error
-        # A template is a program: with values it did not expect, it may fail in any way Python can.
+        # A template is a program: unexpected values may raise any Python exception.
         except Exception as error:
             raise InvalidRequest(f"the chat template failed on these messages: {_say(error)}", "messages") from error
         return "".join(pieces)
 
     def _open_final(self, chat: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        """Put the tag after the last message's content; what it was."""
+        """Append the tag to the last message's content; returns the original content."""
         if add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other; set the second to false",
@@ -119,8 +119,8 @@ class ChatTemplate:
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: without nulls, which many would write out, and with reasoning under every name
-    they read."""
+    """A message as templates expect it: without nulls, which many would render, and with reasoning under every name
+    that they read."""
     plain = {key: value for key, value in message.items() if value is not None}
     reasoning = next((plain[key] for key in _REASONING_FIELDS if key in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
@@ -135,7 +135,7 @@ def _cut_at_tag(text: str, final: str) -> str:
             "continue_final_message",
         )
     whole = text.startswith(_CONTINUE_TAG, at)
-    # A template that trims messages has also trimmed the tag's space; then the message's own trailing space goes too.
+    # A template that trims messages has trimmed the tag's space, so the message's trailing space is trimmed too.
     return text[:at] if whole else text[:at].rstrip()
 
 
@@ -148,10 +148,10 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
 
 
 def _say(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """The error's message in one line."""
     if isinstance(error, RecursionError):
-        return "it nests or calls itself too deeply"
+        return "it nests or recurses too deeply"
     if isinstance(error, MemoryError):
-        return "it needs more memory than there is"
+        return "it needs too much memory"
     text = " ".join(str(error).split())[:500]
     return text or type(error).__name__

@@ -1,4 +1,4 @@
-"""A chat as the prompt of a model: the one rendering, for the server, the offline API and programs."""
+"""Rendering of a chat to the prompt of a model, for the server, the offline API and programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """What a chat template sees."""
+    """Input of a chat template."""
 
     messages: Sequence[Mapping[str, Any]]
     """As in OpenAI's chat API; at least one."""
@@ -26,7 +26,7 @@ class ChatPrompt:
     """Instead of the model's."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """Leave the last message open, so that the model continues it. Excludes `add_generation_prompt`."""
+    """Leave the last message open for the model to continue. Excludes `add_generation_prompt`."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template."""
 
@@ -37,13 +37,13 @@ class EncodedChat(NamedTuple):
     tokens: bytes
     """Packed token ids."""
     opens_reasoning: bool
-    """Whether the answer begins inside the model's reasoning."""
+    """Whether the prompt ends inside the model's reasoning."""
 
 
 def render(chat: ChatPrompt, tokenizer: Tokenizer) -> str:
     """The prompt as text.
 
-    Raises `InvalidRequest` for messages or a template that cannot be used, `Unsupported` for a model without a
+    Raises `InvalidRequest` for invalid messages or an invalid template, `Unsupported` for a model without a
     template.
     """
     template = (
@@ -71,10 +71,11 @@ async def encode(
     add_special_tokens: bool = False,
     tenant: str = "",
 ) -> EncodedChat:
-    """The prompt as token ids. Raises as `render` does, and what `check` raises of the text before it is tokenized.
+    """The prompt as token ids. Raises the errors of `render`, and those of `check`, which is called with the text
+    before tokenization.
 
-    Long chats, and those with a template of their own, are rendered and tokenized on a thread. `num_chars` bounds the
-    characters of the chat, where the caller knows such a number; otherwise they are counted.
+    Long chats, and chats with their own template, are rendered and tokenized on a thread. `num_chars` is an upper bound
+    of the chat's characters, if the caller knows one; otherwise they are counted.
     """
 
     if num_chars is None:

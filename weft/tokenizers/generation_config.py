@@ -1,7 +1,7 @@
-"""Sampling defaults of a checkpoint: what generation_config.json says of requests that leave a parameter out.
+"""Sampling defaults of a checkpoint, from generation_config.json, for parameters that a request omits.
 
-Owns the reading of that file's sampling fields. The server and `weft.LLM` apply them, unless `engine.generation_config`
-is `none`.
+Owns the validation of that file's sampling fields. The server and `weft.LLM` apply them, unless
+`engine.generation_config` is `none`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from weft.abi.errors import ModelLoadError
 from weft.abi.parameters import SAMPLING
 
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields of generation_config.json that are defaults of requests; its names are those of `weft.abi.parameters`."""
+"""Fields of generation_config.json that are sampling defaults; the names are those of `weft.abi.parameters`."""
 
 
 def sampling_defaults(raw: Mapping[str, Any], source: str) -> dict[str, float]:
     """Defaults by parameter, from the content of generation_config.json; `source` is its path, for errors.
 
-    `do_sample: false` means the most probable token, so temperature is 0 and the other fields, which only shape a draw,
-    are left out; the repetition penalty changes logits and stays. Raises `ModelLoadError` for a value that is not a
-    number or is out of range.
+    `do_sample: false` means greedy decoding: temperature is 0, and the fields that only affect sampling are omitted;
+    the repetition penalty changes logits and is kept. Raises `ModelLoadError` for a value that is not a number or is
+    out of range.
     """
     found: dict[str, float] = {}
     for name in NAMES:

@@ -1,9 +1,8 @@
-"""What a chat template may spend: steps, characters, sizes. None is trusted: they come with models and requests.
+"""Limits of chat templates on steps, characters and sizes. Templates are untrusted: they come with models and requests.
 
-Owns the budget of one rendering and the sizes of values. Jinja's sandbox stops a template from reaching Python; it
-does not stop it from looping for ever, or from doubling a string forty times. `weft.tokenizers.template_env` calls it
-before each operation that costs more than a step. Nothing here reads a clock: the same template with the same input
-always ends the same way.
+Owns the budget of one rendering and the estimation of sizes. Jinja's sandbox keeps a template from reaching Python, but
+not from endless loops or exponential strings. `weft.tokenizers.template_env` charges the budget before each operation
+that costs more than a step. No clock is involved, so the same template and input always give the same result.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ T = TypeVar("T")
 
 MAX_TEMPLATE_CHARS = 256 * 1024
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
-"""Of the rendered prompt, and of every string on the way there."""
+"""Limit of the rendered prompt and of every intermediate string."""
 MAX_STEPS = 1_000_000
-"""Loop iterations and calls of one rendering. A chat of a thousand messages needs some ten thousand."""
+"""Limit of loop iterations and calls of one rendering. A chat of a thousand messages needs about ten thousand."""
 STEPS_PER_CALL = 4
 """A call of a macro, a filter or a method takes about four times as long as an iteration."""
 CHARS_PER_STEP = 128
-"""Characters that may be copied or searched for the price of one step."""
+"""Characters copied or searched that cost one step."""
 CHARS_PER_ENTRY = 8
-"""What an entry of a container costs, in characters."""
+"""Cost of a container's entry, in characters."""
 MAX_RANGE = 100_000
 MAX_INT_BITS = 4096
 MAX_FORMAT_DIGITS = 5
-"""Digits of a width or precision in a format string."""
+"""Maximum digits of a width or precision in a format string."""
 
 _LONG_NUMBER = re.compile(rf"\d{{{MAX_FORMAT_DIGITS + 1},}}|\*")
 
@@ -39,18 +38,18 @@ _NESTED_FIELD = re.compile(r"\{[^{}]*\{")
 
 
 class TemplateLimit(Exception):
-    """A template asked for more than it may have; the message says of what."""
+    """A template exceeded a limit, which the message names."""
 
 
-class Budget:
-    """What one rendering has left."""
+class TemplateBudget:
+    """The remaining steps of one rendering."""
 
     def __init__(self, max_steps: int = MAX_STEPS):
         self._max = max_steps
         self._left = max_steps
 
     def spend(self, chars: int = 0, steps: int = 1) -> None:
-        """Pay for steps that handle so many characters. Raises `TemplateLimit`."""
+        """Charge the steps for this many characters. Raises `TemplateLimit`."""
         self._left -= steps + chars // CHARS_PER_STEP
         if self._left < 0:
             raise TemplateLimit(
@@ -59,12 +58,12 @@ class Budget:
             )
 
 
-_budget: contextvars.ContextVar[Budget | None] = contextvars.ContextVar("weft_template_budget", default=None)
+_budget: contextvars.ContextVar[TemplateBudget | None] = contextvars.ContextVar("weft_template_budget", default=None)
 
 
 @contextmanager
-def budget(limit: Budget) -> Iterator[None]:
-    """Everything a template does inside is paid from `limit`."""
+def budget(limit: TemplateBudget) -> Iterator[None]:
+    """Charge template operations inside the context to `limit`."""
     token = _budget.set(limit)
     try:
         yield
@@ -73,21 +72,21 @@ def budget(limit: Budget) -> Iterator[None]:
 
 
 def spend(chars: int = 0, steps: int = 1) -> None:
-    """Pay from the current budget, if there is one."""
+    """Charge the current budget, if there is one."""
     current = _budget.get()
     if current is not None:
         current.spend(chars, steps)
 
 
 def count_iterations(values: Iterable[T]) -> Iterator[T]:
-    """The values, each paid for."""
+    """Iterate over the values, charging each."""
     for value in values:
         spend()
         yield value
 
 
 def size(value: object) -> int:
-    """What looking through a value costs, in characters, without looking into its entries."""
+    """Cost of scanning a value, in characters, without its entries."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, list | tuple | range | Mapping | set | frozenset):
@@ -96,7 +95,7 @@ def size(value: object) -> int:
 
 
 def paid(value: T) -> T:
-    """The value, once what looking through it costs is paid."""
+    """Charge the scan of a value and return the value."""
     chars = size(value)
     if chars > CHARS_PER_STEP:
         spend(chars)
@@ -104,22 +103,22 @@ def paid(value: T) -> T:
 
 
 def made(value: T) -> T:
-    """A value that the template has made: paid for, and refused where it is too large to go on with."""
+    """Charge a value that the template has created and return it. Raises `TemplateLimit` if it is too large."""
     check_size(size(value))
     return paid(value)
 
 
 def check_size(chars: int) -> None:
-    """Refuse a value of so many characters, before or after it is made."""
+    """Raise `TemplateLimit` for a value of too many characters."""
     if chars > MAX_OUTPUT_CHARS:
         raise TemplateLimit(f"the template makes a text of more than {MAX_OUTPUT_CHARS:,} characters")
 
 
 def weigh(value: object) -> int:
-    """Roughly the characters that `str(value)` or its JSON would have, paying as it counts.
+    """Estimate of the characters of `str(value)` or of its JSON; charges the count.
 
-    Shared parts count each time they occur, as they would be written: a list that holds itself twice, thirty times
-    over, is refused before anything is written.
+    Shared parts count each time they occur, as they would be written, so exponentially nested values are refused before
+    they are written.
     """
     total, stack = 0, [value]
     while stack:
@@ -141,15 +140,15 @@ def weigh(value: object) -> int:
 
 
 def check_number(value: object) -> None:
-    """Refuse integers that are only good for burning time."""
+    """Raise `TemplateLimit` for huge integers."""
     if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
         raise TemplateLimit(f"the template computes a number of more than {MAX_INT_BITS} bits")
 
 
 def check_format(pattern: str, arguments: object, *, may_nest: bool = False) -> None:
-    """Pay for what a format string makes of its arguments, and refuse huge widths before they are padded.
+    """Charge the result of a format string, and refuse huge widths before padding.
 
-    With `may_nest`, a field may take its width from an argument (`{:{}}`); that is refused too.
+    With `may_nest`, a field's width may come from an argument (`{:{}}`); that is refused too.
     """
     if may_nest and _NESTED_FIELD.search(pattern):
         raise TemplateLimit("the template formats with a width that is itself a field")
@@ -161,5 +160,5 @@ def check_format(pattern: str, arguments: object, *, may_nest: bool = False) -> 
 
 
 def largest_int(values: Iterable[object]) -> int:
-    """The largest magnitude of the integers among the values, at least 0."""
+    """The largest absolute value of the integers among the values, at least 0."""
     return max((abs(value) for value in values if isinstance(value, int)), default=0)

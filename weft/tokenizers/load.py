@@ -1,7 +1,7 @@
 """From a model's name to its `Tokenizer`: the embedded model, a directory, or a hub id.
 
 Owns the file formats (tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json,
-chat_template.jinja) and what transformers makes of them. It never runs code that comes with a model.
+chat_template.jinja), interpreted as in transformers. Never runs code that comes with a model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load_directory(path: Path, name: str = "", *, generation_config: bool = Fals
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
     config = _read_json(path / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        # The older layout, in which this file says which tokens are special.
+        # The older layout, in which this file lists the special tokens.
         config = config | _read_json(path / "special_tokens_map.json")
     special = _special_tokens(config)
     _add_tokens(backend, config, special)
@@ -91,7 +91,7 @@ def _token(value: object) -> tokenizers.AddedToken | None:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, tokenizers.AddedToken]:
-    """By the name that templates know them under: whatever is called `…_token`, and named extras."""
+    """Special tokens by the name that templates use: all fields named `…_token`, and named extra tokens."""
     values = {name: value for name, value in config.items() if name.endswith("_token")}
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
@@ -103,10 +103,10 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, tokenizers.AddedToke
 def _add_tokens(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, tokenizers.AddedToken]
 ) -> None:
-    """Tokens that only the config has, or has otherwise: listed ones in the order of their ids, then special ones.
+    """Tokens that the config adds or redefines: listed ones in the order of their ids, then special ones.
 
-    What stands before and after a text (a beginning of sequence, say) is tokenizer.json's alone to say;
-    `add_bos_token` beside it is ignored, as in transformers.
+    Only tokenizer.json determines the tokens around a text (such as a beginning of sequence); `add_bos_token` is
+    ignored, as in transformers.
     """
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder")
@@ -124,7 +124,7 @@ def _add_tokens(
 
 
 def _eos_token_ids(path: Path) -> list[int] | None:
-    """What generation_config.json says ends a text; None where it says nothing."""
+    """End-of-sequence tokens of generation_config.json; None if it has none."""
     value = _read_json(path / "generation_config.json").get("eos_token_id")
     if isinstance(value, int):
         return [value]
@@ -139,7 +139,7 @@ def _sampling_defaults(path: Path) -> dict[str, float]:
 
 
 def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name. Files beside the config win over what it contains."""
+    """Chat templates by name. Separate files take precedence over the config."""
     templates: dict[str, str] = {}
     match config.get("chat_template"):
         case str(text):

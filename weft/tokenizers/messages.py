@@ -1,7 +1,7 @@
-"""Chat messages as OpenAI's API takes them, turned into what chat templates expect.
+"""Converts chat messages of OpenAI's API to the form that chat templates expect.
 
-Owns the forms a message may have and the errors about them, which name the place (`messages[3].content`). It does not
-know templates, and changes nothing in what it is given.
+Owns the validation of messages, with errors that name the place (`messages[3].content`). Knows no templates, and does
+not change its input.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def normalize(messages: Sequence[Mapping[str, Any]], *, keep_developer: bool = False) -> list[dict[str, Any]]:
-    """Messages for a template: content as one text, tool calls with their arguments as mappings (as
-    text where they are no JSON), no nulls.
+    """Messages for a template: content as one string, tool calls with their arguments as mappings (as strings if they
+    are not JSON), without nulls.
 
-    A `developer` message becomes a `system` one unless the template knows the role. Raises `InvalidRequest` and
+    A `developer` message becomes a `system` message unless the template supports the role. Raises `InvalidRequest` and
     `Unsupported`, with `param` set to the place.
     """
     if not messages:
         raise InvalidRequest("messages is empty; send at least one", "messages")
     names: dict[str, str] = {}
-    """Of the functions that were called, by call id: templates want a tool's answer to name it."""
+    """Function names by call id: templates expect a tool's result to name its function."""
     return [_message(message, f"messages[{i}]", names, keep_developer) for i, message in enumerate(messages)]
 
 
@@ -59,7 +59,7 @@ def normalize_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def num_characters(value: object) -> int:
-    """Characters in all texts of a JSON value: what decides whether work on it leaves the event loop."""
+    """Characters of all strings in a JSON value; decides whether it is processed on a thread."""
     total, stack = 0, [value]
     while stack:
         item = stack.pop()
@@ -103,7 +103,7 @@ def _message(message: object, path: str, names: dict[str, str], keep_developer: 
 
 
 def _assistant(message: Mapping[str, Any], path: str, names: dict[str, str]) -> dict[str, Any]:
-    """What only an assistant's message has."""
+    """Fields that only an assistant's message has."""
     result: dict[str, Any] = {}
     for field in _REASONING:
         text = _text(message, field, path)
@@ -140,9 +140,9 @@ def _tool_call(call: object, path: str, names: dict[str, str]) -> dict[str, Any]
 
 
 def _arguments(value: object, path: str) -> Any:
-    """The arguments of a call as a mapping: templates write them out in their model's own form.
+    """The arguments of a call as a mapping; templates render them in the model's format.
 
-    What the model wrote and is no JSON stays a text, so that the conversation about it can go on.
+    Arguments that are not valid JSON stay a string, so that the conversation can continue.
     """
     if value is None or value == "":
         return {}
@@ -198,7 +198,7 @@ def _require_mapping(value: object, path: str) -> Mapping[str, Any]:
 
 
 def _kind(value: object) -> str:
-    """What JSON calls a value of this type."""
+    """The JSON name of a value's type."""
     match value:
         case None:
             return "nothing"

@@ -1,7 +1,7 @@
-"""The Jinja environment of chat templates: what transformers offers them, inside the sandbox, with every cost paid.
+"""The Jinja environment of chat templates: transformers' functions, in the sandbox, with costs charged to a budget.
 
-Owns the interception of whatever a template can do that costs more than a step: loops, calls, operators, filters,
-comparisons, output. Prices are in `weft.tokenizers.limits`. It knows nothing of chats.
+Owns the interception of operations that cost more than a step: loops, calls, operators, filters, comparisons, output.
+`weft.tokenizers.limits` defines their costs. Knows no chats.
 
 Differences from transformers, all for safety: `lipsum` and the filters `urlize`, `striptags` and `wordwrap`, which take
 more than linear time, are missing; `sum` adds numbers only.
@@ -30,7 +30,7 @@ _REMOVED_FILTERS = ("urlize", "striptags", "wordwrap")
 _CONSTANT_TIME = frozenset({"length", "count", "first", "last", "default", "d", "safe", "attr", "items"})
 _SHALLOW = frozenset({"list", "map", "select", "reject", "selectattr", "rejectattr", "sort", "unique", "groupby"})
 _SHALLOW |= {"reverse", "batch", "slice", "sum", "min", "max", "random", "dictsort", "int", "float", "abs", "round"}
-"""Filters that look at entries but write none of them out; all others may."""
+"""Filters that read entries without writing them; all others may write them."""
 _PADDING = frozenset({"center", "indent", "tojson", "batch", "slice", "truncate"})
 """Filters whose integer arguments multiply the size of the result."""
 _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
@@ -40,7 +40,7 @@ _COMPARING_TESTS |= {"gt", "greaterthan", ">", "ge", ">=", "lower", "upper"}
 
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """Every `{{ … }}` passes here before it is written. Taking the context keeps it out of compile time."""
+    """Finalizer of every `{{ … }}`. It takes the context so that Jinja does not call it at compile time."""
     if isinstance(value, str):
         return limits.made(value)
     if not isinstance(value, jinja2.Undefined | None):
@@ -57,7 +57,7 @@ def _concat(*parts: Any) -> str:
 
 
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Compiles chat templates. Rendering must happen inside `limits.budget(...)` for its limits to hold."""
+    """Compiles chat templates. Its limits apply to rendering inside `limits.budget(...)`."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     # Reached from compiled templates as `environment.…`.
@@ -70,7 +70,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationTag, jinja2.ext.loopcontrols],
-            # Constant folding would carry out filters at compile time, for nothing.
+            # Constant folding would run filters at compile time, outside the budget.
             optimized=False,
             finalize=_finalize,
         )
@@ -93,7 +93,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         }
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call something from a template, for one step and what its arguments cost."""
+        """Call a function from a template; charges one step and the cost of its arguments."""
         if __obj is limits.spend:
             limits.spend(*args)
             return True
@@ -105,7 +105,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return limits.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Carry out an operator that can make large values, once it is clear that it does not."""
+        """Apply an operator that can create large values, after checking the size of the result."""
         if operator == "%" and isinstance(left, str):
             limits.check_format(left, right)
         elif operator == "*":
@@ -118,7 +118,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return limits.made(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, paid for before it is carried out."""
+        """`str.format`, charged before it runs."""
         inner = super().wrap_str_format(value)
         if inner is None:
             return None
@@ -137,7 +137,8 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Meter(jinja2.visitor.NodeTransformer):
-    """Rewrites a template so that each iteration is a step, and comparisons, slices and `~` pay for what they read."""
+    """Rewrites a template so that each iteration is a step, and comparisons, slices and `~` are charged for their
+    input."""
 
     def __init__(self, environment: TemplateEnvironment):
         self._environment = environment
@@ -180,7 +181,7 @@ class _Meter(jinja2.visitor.NodeTransformer):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant wrote, for training. Here it is only a scope."""
+    """`{% generation %}` marks assistant text for training. Here it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012 (as in Jinja)
 
@@ -191,7 +192,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _TemplateDict:
-    """`dict(...)` in templates. Not the class itself: a template has no business with its attributes."""
+    """`dict(...)` in templates; a function, so that templates cannot reach the class's attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -201,7 +202,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(jinja2.utils.Namespace):
-    """`namespace(...)` that holds no names with a leading underscore."""
+    """`namespace(...)` without names that have a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # `self` is taken from `args`, so that a template may have an attribute of that name.
@@ -232,7 +233,7 @@ def _strftime_now(pattern: str) -> str:
 
 def _range(*args: int) -> range:
     values = range(*args)
-    # Through comparison, because `len` refuses ranges beyond the machine's integers.
+    # By comparison, because `len` fails for ranges beyond the machine's integers.
     if values[limits.MAX_RANGE :]:
         raise limits.TemplateLimit(f"the template asks for a range of more than {limits.MAX_RANGE:,} numbers")
     return values
@@ -252,7 +253,7 @@ def _sum(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def numbers(environment: Any, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
         if not isinstance(start, int | float):
-            raise limits.TemplateLimit("the template sums something other than numbers")
+            raise limits.TemplateLimit("the template sums values that are not numbers")
         return inner(environment, iterable, attribute, start)
 
     return numbers
@@ -269,7 +270,7 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _pay_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What a call costs beyond its step, before it is made."""
+    """Charge a call's cost beyond its step, before the call."""
     chars = sum(map(limits.size, args)) + sum(map(limits.size, kwargs.values()))
     receiver = getattr(function, "__self__", None)
     chars += limits.size(receiver)
@@ -287,7 +288,7 @@ def _pay_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 def _paid_filter(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, paid for before it is carried out, and its result checked."""
+    """The filter with its cost charged before it runs and its result checked."""
     if name in _CONSTANT_TIME:
         return inner
     first = 1 if hasattr(inner, "jinja_pass_arg") else 0

@@ -1,8 +1,8 @@
-"""The bytes of every token of a vocabulary, read off the tokenizer's decoder.
+"""The bytes of every token of a vocabulary, derived from the tokenizer's decoder.
 
-Owns the knowledge of the two families that open-weights models use: byte-level BPE (each character of a token stands
-for one byte) and SentencePiece style (▁ stands for a space, `<0xE2>` for a byte that has no token of its own). Stop
-strings, grammars and detokenization all work on these bytes. It knows nothing of files or special tokens' meaning.
+Owns the two families of open-weights models: byte-level BPE (each character of a token represents one byte) and
+SentencePiece style (▁ represents a space, `<0xE2>` a byte without a token). Stop strings, grammars and detokenization
+use these bytes. Knows neither files nor the meaning of special tokens.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Vocabulary(NamedTuple):
-    """What a decoder makes of each token."""
+    """The bytes of each token."""
 
     token_bytes: list[bytes]
     """By token id; empty for ids without a token."""
     strips_leading_space: bool
-    """Whether a text loses one space at its very beginning (SentencePiece puts one there when encoding)."""
+    """Whether decoding removes one leading space, which SentencePiece adds when encoding."""
 
 
 def read_vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
@@ -50,8 +50,8 @@ def read_vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
 
 
 def byte_level_alphabet() -> dict[int, str]:
-    """The character that stands for each byte in byte-level BPE (GPT-2): itself where it is printable Latin-1, else
-    the next unused one from U+0100 on."""
+    """The character of each byte in byte-level BPE (GPT-2): itself if it is printable Latin-1, otherwise the next
+    unused one from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {byte: chr(byte) for byte in printable}
     others = [byte for byte in range(256) if byte not in alphabet]
@@ -60,7 +60,7 @@ def byte_level_alphabet() -> dict[int, str]:
 
 def _byte_level(vocab: Mapping[str, int], size: int) -> list[bytes]:
     alphabet = byte_level_alphabet()
-    # Characters below U+0100 that stand for no byte must not pass for one: send them where Latin-1 cannot follow.
+    # Characters below U+0100 that represent no byte are mapped outside Latin-1, so that they are not taken for one.
     table = dict.fromkeys(range(256), "\ue000")
     table |= {ord(char): chr(byte) for byte, char in alphabet.items()}
     token_bytes = [b""] * size
@@ -82,7 +82,7 @@ def _decoder_steps(backend: tokenizers.Tokenizer) -> Sequence[Mapping[str, Any]]
 
 
 def _sentencepiece(steps: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], bool, bool]:
-    """What such a decoder replaces, whether it has byte tokens, whether it strips the leading space."""
+    """The decoder's replacements, whether it has byte tokens, and whether it strips the leading space."""
     replacements: list[tuple[str, str]] = []
     has_bytes = strips = False
     for step in steps:

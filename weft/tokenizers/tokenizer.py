@@ -1,11 +1,10 @@
-"""`Tokenizer`: a model's vocabulary, what its special tokens are, and its chat template.
+"""`Tokenizer`: a model's vocabulary, special tokens and chat template.
 
-Owns encoding (and where it runs: long texts go to a thread, piece by piece), and agrees with transformers token for
-token. It does not know requests or programs. Built by `weft.tokenizers.load`; used by the front from one event loop.
+Owns encoding (long texts run on a thread, in pieces); its tokens equal those of transformers. Knows neither requests
+nor programs. Created by `weft.tokenizers.load`; used by the front from one event loop.
 
-Special tokens written in a text are parsed as such, as transformers does: `<|im_end|>` in a user's message is the
-token, not nine characters. Chat templates rely on it. A text that must not be able to do that has to be cleaned by
-whoever accepts it.
+Special tokens in a text are parsed, as in transformers: `<|im_end|>` in a user's message is the token, not ten
+characters. Chat templates rely on this. Callers that accept untrusted text must remove them if they do not want this.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from weft.tokenizers.token_bytes import read_vocabulary
 T = TypeVar("T")
 
 INLINE_CHARS = 8192
-"""Texts up to this long are encoded on the event loop: about a millisecond, cheaper than a thread's wake-up is late."""
+"""Texts up to this length are encoded on the event loop: about a millisecond, less than the latency of a thread."""
 _PACK_TOKENS = 16384
-"""Ids packed between two chances for the event loop to run."""
+"""Ids packed between two yields to the event loop."""
 _WITHOUT_TEMPLATE = (
-    "give a prompt of your own instead of messages (over HTTP: /v1/completions), "
-    "or put a chat_template.jinja into the model's directory"
+    "send a prompt instead of messages (over HTTP: /v1/completions), or add a chat_template.jinja to the model's "
+    "directory"
 )
 
 
 @functools.cache
 def _threads() -> FairThreads:
-    """Two for each tenant: a second long text need not wait for the first, and more would only take cores from the
-    engine. A third is left for the others."""
+    """Two threads per tenant, so that a second long text does not wait for the first; the third is for other tenants.
+    More threads would take cores from the engine."""
     return FairThreads(3, per_tenant=2, name="weft-tokenize")
 
 
 async def off_loop(work: Callable[[], T], *, tenant: str = "", charge: Charge | None = None) -> T:
-    """Run long text work on a thread of this package, as `FairThreads.run`."""
+    """Run work on long texts on a thread of this package, as `FairThreads.run` does."""
     return await _threads().run(work, tenant=tenant, charge=charge)
 
 
@@ -70,16 +69,16 @@ class Tokenizer:
         self.name = name
         self.special_tokens = dict(special_tokens or {})
         self.sampling_defaults = dict(sampling_defaults or {})
-        """Sampling parameters that the checkpoint recommends for requests that leave them out."""
+        """The checkpoint's sampling defaults, by parameter."""
         self._backend = backend
         self._cutter = cutter_of(backend)
         self.token_bytes, self.strips_leading_space = read_vocabulary(backend)
-        """`token_bytes[id]` are the bytes of a token; those of special tokens are their text."""
+        """`token_bytes[id]` are the bytes of a token; for special tokens, of their text."""
         self.vocab_size = len(self.token_bytes)
         """One more than the highest token id. A model's logits may have more rows; those have no text."""
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        """Tokens that `skip_special` leaves out."""
+        """Tokens that `skip_special` omits."""
         self.bos_token_id = self._named("bos_token")
         self.eos_token_id = self._named("eos_token")
         ids = [self.eos_token_id] if eos_token_ids is None else eos_token_ids
@@ -87,15 +86,15 @@ class Tokenizer:
         self._templates = {key: ChatTemplate(text) for key, text in (chat_templates or {}).items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
-        """Packed int32 token ids. `add_special_tokens` puts in what the model expects around a text (often a
-        beginning-of-sequence token); rendered chat templates bring their own, so they are encoded without.
+        """Packed int32 token ids. `add_special_tokens` adds the tokens that the model expects around a text (often a
+        beginning-of-sequence token); rendered chat templates contain them and are encoded without.
 
-        Raises `InvalidRequest` for a text that is not valid Unicode (a lone surrogate).
+        Raises `InvalidRequest` for invalid Unicode (a lone surrogate).
         """
         return b"".join(self._encode_pieces(text, add_special_tokens))
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True, tenant: str = "") -> bytes:
-        """`encode`, on a thread where the text is long; the threads are shared fairly by tenant, piece by piece."""
+        """`encode`, on a thread if the text is long; tenants share the threads fairly, by piece."""
         if len(text) <= INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
         pieces = self._encode_pieces(text, add_special_tokens)
@@ -105,7 +104,7 @@ class Tokenizer:
         return b"".join(found)
 
     def _encode_pieces(self, text: str, add_special_tokens: bool) -> Iterator[bytes]:
-        """Packed ids that make those of the text, each computed when it is asked for."""
+        """Yield the packed ids of the text in pieces, computed lazily."""
         if len(text) <= PIECE_CHARS or self._cutter is None or self._around is None:
             yield self._encode_whole(text, add_special_tokens)
             return
@@ -117,10 +116,10 @@ class Tokenizer:
 
     def _encode_whole(self, text: str, add_special_tokens: bool) -> bytes:
         try:
-            # Unlike `encode`, this one lets other Python threads run, and it computes no character offsets.
+            # Unlike `encode`, `encode_batch_fast` releases the GIL and computes no character offsets.
             encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidRequest("the text is not valid Unicode: it has half of a surrogate pair") from error
+            raise InvalidRequest("the text is not valid Unicode: it has a lone surrogate") from error
         ids = encoding.ids
         packed = array("i")
         for start in range(0, len(ids), _PACK_TOKENS):
@@ -150,7 +149,7 @@ class Tokenizer:
         return self.token_bytes[token]
 
     def id_to_token(self, token: int) -> str | None:
-        """The token as the vocabulary writes it, or None."""
+        """The token's string in the vocabulary, or None."""
         return self._backend.id_to_token(token) if 0 <= token < self.vocab_size else None
 
     def token_to_id(self, token: str) -> int | None:
@@ -163,9 +162,9 @@ class Tokenizer:
         return bool(self._templates)
 
     def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:
-        """The model's template: the one named `tool_use` for requests with tools where there is one, else `default`.
+        """The model's template: `tool_use` for requests with tools if there is one, otherwise `default`.
 
-        Raises `Unsupported` for a model without.
+        Raises `Unsupported` for a model without a template.
         """
         if with_tools and "tool_use" in self._templates:
             return self._templates["tool_use"]

@@ -160,7 +160,7 @@ class TestServe:
         found = run(weft, tmp_path, "serve", *arguments)
         [figures] = found["runs"][""]
         assert (figures["answered_requests"], figures["failed_requests"], figures["failed_http_400"]) == (1, 2, 2)
-        assert any("requests failed (http_400), such as:" in note for note in found["notes"])
+        assert any("requests failed (http_400); example:" in note for note in found["notes"])
         assert "note: requests failed (http_400)" in found["stderr"]
 
     def test_where_nothing_works_it_fails(self, weft, fake):
@@ -172,15 +172,15 @@ class TestServe:
     @pytest.mark.parametrize(
         ("arguments", "why"),
         [
-            (("--request-rate", "0"), "is no rate"),
-            (("--slo", "itl:5"), "names no latency"),
-            (("--input-len", "many"), "is no length"),
+            (("--request-rate", "0"), "is not a rate"),
+            (("--slo", "itl:5"), "is not a target"),
+            (("--input-len", "many"), "is not a length"),
             (("--dataset", "nowhere"), "is neither a file"),
-            (("--scale", "0.5"), "is for shapes"),
+            (("--scale", "0.5"), "applies to published workloads"),
             (("--extra-body", "[1]"), "must be an object"),
-            (("--extra-body", "{"), "is no JSON"),
+            (("--extra-body", "{"), "is not valid JSON"),
             (("--shared-prefix-len", "128"), "must be less than"),
-            (("--base-url", "http://127.0.0.1:1", "--random-weights", "tiny"), "of its own"),
+            (("--base-url", "http://127.0.0.1:1", "--random-weights", "tiny"), "benchmark starts"),
         ],
     )
     def test_wrong_usage_is_told_before_anything_starts(self, weft, arguments, why):

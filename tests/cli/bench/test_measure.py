@@ -81,11 +81,11 @@ def test_targets_as_they_are_written():
     assert parse_targets([]) == Targets()
     assert parse_targets(["ttft:500", "e2e:2500"]) == Targets(ttft=0.5, e2e=2.5)
     for text, why in [
-        ("itl:5", "names no latency"),
-        ("ttft", "no number"),
-        ("ttft:soon", "no number"),
-        ("tpot:0", "never be kept"),
-        ("tpot:nan", "never be kept"),
+        ("itl:5", "is not a target"),
+        ("ttft", "needs a number"),
+        ("ttft:soon", "needs a number"),
+        ("tpot:0", "positive number"),
+        ("tpot:nan", "positive number"),
     ]:
         with pytest.raises(ValueError, match=why):
             parse_targets([text])

@@ -58,7 +58,7 @@ class TestLengths:
         ],
     )
     def test_what_is_no_length(self, text: str):
-        with pytest.raises(ValueError, match="is no length"):
+        with pytest.raises(ValueError, match="is not a length"):
             parse_lengths(text)
 
     @pytest.mark.parametrize(("kind", "deviation"), [("normal", 100), ("lognormal", 400)])
@@ -98,7 +98,7 @@ class TestArrivals:
         assert parse_rate("2.5") == 2.5
         assert parse_rate("inf") == math.inf
         for text in ("0", "-1", "nan", "fast", ""):
-            with pytest.raises(ValueError, match="is no rate"):
+            with pytest.raises(ValueError, match="is not a rate"):
                 parse_rate(text)
 
 
@@ -158,7 +158,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("line", "why"),
         [
-            ("{", "line 2 of .* is no JSON"),
+            ("{", "line 2 of .* is not valid JSON"),
             ("[1]", "line 2 of .* needs either"),
             ('{"text": "x"}', "line 2 of .* needs either"),
             ('{"prompt": "x", "messages": [1]}', "line 2 of .* needs either"),

@@ -1,1 +1,1 @@
-"""`weft bench`: how fast this machine runs a model, by the same paths that users take."""
+"""`weft bench`: measures the speed of a model on this machine, through the public interfaces."""

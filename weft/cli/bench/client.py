@@ -1,7 +1,7 @@
-"""A client that streams answers of any server with OpenAI's API and notes the time of each event.
+"""A client that streams answers of any server with OpenAI's API and records the time of each event.
 
-Numbers of tokens are those of the server (`usage` of the last event) and are never estimated from texts or events.
-Every request ends as one `Outcome`; an error is a `Failure` of some kind, and is not raised.
+Token counts are the server's (`usage` of the last event), never estimates. Every request results in one `Outcome`; an
+error is a `Failure`, and is not raised.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _SHOWN_CHARS = 300
 
 
 class Target(NamedTuple):
-    """A server, and how requests to it are made."""
+    """A server and the options of requests to it."""
 
     url: str | None
-    """None: none yet; one of its own is started."""
+    """None: the benchmark starts a server."""
     model: str | None = None
-    """None: the first that it lists."""
+    """None: the first model that the server lists."""
     api_key: str | None = None
     endpoint: Endpoint = "completions"
     ignore_eos: bool = True
-    """Ask for answers of exactly the length wanted. Not a field of OpenAI's; Weft, vLLM and SGLang have it."""
+    """Request answers of an exact length. An extension of OpenAI's API in Weft, vLLM and SGLang."""
     timeout_s: float = TIMEOUT_S
-    """Of one request, from its first byte to its last."""
+    """Time limit of one request, from its first byte to its last."""
 
 
 class StreamedAnswer:
@@ -49,19 +49,19 @@ class StreamedAnswer:
         self.came_s: list[float] = []
         self.text: list[str] = []
         self.token_ids: list[int] = []
-        """Where the request asked for them (`return_token_ids`) and the server knows that field."""
+        """Present if the request asked for them (`return_token_ids`) and the server supports the field."""
         self.usage: dict[str, Any] | None = None
 
 
 @asynccontextmanager
 async def open_client(target: Target) -> AsyncIterator[LoadClient]:
-    """A client of a server. Raises `WeftError` where no model is named and the server does not list any."""
+    """A client of a server. Raises `WeftError` if no model is named and the server lists none."""
     import httpx
 
     headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     base = (target.url or "").rstrip("/").removesuffix("/v1")
-    # A request has one time limit as a whole, set where it is sent; httpx's are of single reads.
+    # A request has one overall time limit, set in `send`; httpx's limits apply to single reads.
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits) as http:  # noqa: S113
         yield LoadClient(http, target, target.model or await _first_model(http, target.timeout_s))
 
@@ -128,7 +128,7 @@ class LoadClient:
 
     def _outcome(self, request: BenchRequest, answer: StreamedAnswer, due_s: float, sent_s: float) -> Outcome:
         if answer.usage is None:
-            return Failure("no_usage", "the stream told no usage, and tokens are not guessed from its events")
+            return Failure("no_usage", "the stream has no usage, and tokens are not estimated from events")
         try:
             prompt, output = int(answer.usage["prompt_tokens"]), int(answer.usage["completion_tokens"])
             cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
@@ -137,7 +137,7 @@ class LoadClient:
         if not answer.came_s or not output:
             return Failure("empty", "the answer has no tokens")
         if self._target.ignore_eos and output != request.output_len:
-            return Failure("length", f"{request.output_len} tokens were asked for and {output} came")
+            return Failure("length", f"{request.output_len} tokens were requested and {output} received")
         return Timing(due_s, sent_s, answer.came_s, output, prompt, cached)
 
 
@@ -147,7 +147,7 @@ class _Failed(Exception):
 
 
 def _take(data: bytes, answer: StreamedAnswer) -> None:
-    """Note what an event brings; its moment only if it brings a part of the answer."""
+    """Record the content of an event, and its time if it has a part of the answer."""
     came_s = time.perf_counter()
     try:
         event = msgspec.json.decode(data)
@@ -170,8 +170,8 @@ def _text(choice: dict[str, Any]) -> str | None:
 
 
 def _brings_tokens(choice: dict[str, Any]) -> bool:
-    """In a chat, a role alone or an end alone are no tokens. A completion's event is one even where it has no text:
-    the token may be a part of a letter."""
+    """Whether an event has tokens. In a chat, an event with only a role or a finish reason has none. In a completion
+    every event has some: a token without text may be a part of a character."""
     if "delta" not in choice:
         return "text" in choice
     delta = choice["delta"]
@@ -181,7 +181,7 @@ def _brings_tokens(choice: dict[str, Any]) -> bool:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, in one piece each; comments and other fields are skipped."""
+    """The data of each server-sent event; comments and other fields are skipped."""
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")

@@ -1,4 +1,4 @@
-"""The clock by which load is sent: that of the machine, or of a test; and a watch of the event loop."""
+"""The clock of the load generator, real or fake, and a monitor of the event loop."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ class LoadClock(Protocol):
     """A clock that can be waited on. Its seconds count from any origin."""
 
     def now(self) -> float:
-        """Return the present moment in seconds."""
+        """Return the current time in seconds."""
         ...
 
     async def until(self, moment: float) -> None:
-        """Return at this moment, or at once if it has passed."""
+        """Return at this time, or at once if it has passed."""
         ...
 
 
 class MachineClock:
-    """The clock of the machine, `time.perf_counter`, which measured events are timed by too."""
+    """`time.perf_counter`, which is also the clock of measured events."""
 
     def now(self) -> float:
-        """Return the present moment in seconds."""
+        """Return the current time in seconds."""
         return time.perf_counter()
 
     async def until(self, moment: float) -> None:
-        """Sleep until this moment; if it has passed, return without yielding to other tasks."""
+        """Sleep until this time; if it has passed, return without yielding to other tasks."""
         if (left := moment - time.perf_counter()) > 0:
             await asyncio.sleep(left)
 
 
 class LoopWatch:
-    """Measures how late this event loop wakes and how busy its process is, which limits how far its figures are right.
+    """Measures the delay of this event loop and the load of its process, which limit the accuracy of the figures.
 
-    A context manager. Inside, a task wakes every `PERIOD_S` and notes how much later than that it is.
+    A context manager. Inside, a task wakes every `PERIOD_S` and records its delay.
     """
 
     PERIOD_S = 0.01
@@ -43,7 +43,7 @@ class LoopWatch:
     def __init__(self) -> None:
         self.lags_s: list[float] = []
         self.busy_share = 0.0
-        """Processor time of this process by time that passed; 1 is a whole core."""
+        """CPU time of this process divided by elapsed time; 1 is a whole core."""
 
     async def __aenter__(self) -> LoopWatch:
         self._began, self._used = time.perf_counter(), time.process_time()

@@ -1,7 +1,7 @@
 """Conversations of several turns: lengths and pauses of each turn, and the loop that sends them to a server.
 
-Every turn sends the whole history, as clients of OpenAI's API do: as token ids, answers included exactly, or as
-messages with the answers' texts. A turn is due when the pause after the answer before it is over.
+Every turn sends the whole history, as clients of OpenAI's API do: as token ids, including the exact answers, or as
+messages with the answers' texts. A turn is due when the pause after the previous answer is over.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from weft.cli.bench.shapes import Conversations
 from weft.cli.bench.workload import BenchRequest, Message, Prompt, filler
 
 SendTurn = Callable[[BenchRequest, float, StreamedAnswer], Awaitable[Outcome]]
-"""Sends a request that is due at a moment, and fills in what came. Does not raise."""
+"""Sends a request that is due at a given time and fills in the answer. Does not raise."""
 
 
 class Turn(NamedTuple):
     """The new part of a prompt, and the answer that it asks for."""
 
     pause_s: float
-    """After the answer before it; 0 for the first."""
+    """Pause after the previous answer; 0 for the first turn."""
     said: list[int] | str
     output_len: int
 
 
 class Script(NamedTuple):
-    """One conversation before it is held."""
+    """The script of one conversation."""
 
     system: list[int] | str
     turns: list[Turn]
 
 
 class Pauses(NamedTuple):
-    """Time between an answer and the next turn, in seconds: a person's, or, for a share of the turns, a tool's."""
+    """Time between an answer and the next turn, in seconds: a user's or, for a share of the turns, a tool's."""
 
     think_s: float
     """Mean of an exponential distribution; 0: none."""
@@ -91,7 +91,7 @@ def _turns(workload: Workload, draw: random.Random, as_text: bool) -> Iterator[T
 
 
 class ConversationHistory:
-    """The messages or token ids of a conversation so far, as the next request sends them."""
+    """The messages or token ids of a conversation so far, in the form of the next request."""
 
     def __init__(self, system: list[int] | str):
         self._ids: list[int] = [] if isinstance(system, str) else list(system)
@@ -114,7 +114,9 @@ class ConversationHistory:
             self._messages.append({"role": "assistant", "content": "".join(answer.text)})
             return None
         if answer.usage is not None and len(answer.token_ids) != answer.usage["completion_tokens"]:
-            return Failure("no_token_ids", "the server does not tell all ids of its answers; try --endpoint chat")
+            return Failure(
+                "no_token_ids", "the server does not return all token ids of its answers; try --endpoint chat"
+            )
         self._ids += answer.token_ids
         return None
 
@@ -129,10 +131,10 @@ async def hold(
     on_done: Callable[[Outcome], None] = lambda outcome: None,
     clock: LoadClock | None = None,
 ) -> tuple[list[list[Outcome]], float]:
-    """Hold conversations that begin at the seconds of `schedule`; outcomes by conversation and turn, and seconds.
+    """Run conversations that start at the times of `schedule`; returns outcomes by conversation and turn, and seconds.
 
-    `max_concurrency` is of conversations, their pauses included. After a turn that failed the conversation ends; the
-    turns after it are failures of kind `not_sent`.
+    `max_concurrency` limits conversations, including their pauses. A failed turn ends its conversation; the turns after
+    it are failures of kind `not_sent`.
     """
     clock = clock or MachineClock()
     slots = asyncio.Semaphore(max_concurrency or max(1, len(held)))
@@ -156,7 +158,7 @@ async def hold(
                 if isinstance(outcome, Failure):
                     break
             missing = len(script.turns) - len(outcomes)
-            outcomes += [Failure("not_sent", "the turn before it failed")] * missing
+            outcomes += [Failure("not_sent", "the previous turn failed")] * missing
             for outcome in outcomes[len(outcomes) - missing :]:
                 on_done(outcome)
             return outcomes

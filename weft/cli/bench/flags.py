@@ -1,4 +1,4 @@
-"""Flags that several commands of `weft bench` have, and what the flags mean: a model, a server, targets, fields."""
+"""Flags that commands of `weft bench` share, and their evaluation: model, server, targets, fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Make a parser of flags for typer: a `ValueError` of `parse` becomes an error of usage with its message."""
+    """Make a flag parser for typer: a `ValueError` of `parse` becomes a usage error with its message."""
 
     def read(text: str) -> T:
         try:
@@ -35,18 +35,16 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Measured runs; the median and the extremes are reported.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of prompts and arrivals; run i uses SEED + i.")]
-InputLen = Annotated[int, typer.Option("--input-len", min=1, help="Tokens of each prompt, shared prefix included.")]
-OutputLen = Annotated[
-    int, typer.Option("--output-len", min=1, help="Tokens of each answer; the end of sequence is ignored.")
-]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of prompts and arrivals; run i uses SEED + i.")]
+InputLen = Annotated[int, typer.Option("--input-len", min=1, help="Tokens per prompt, including the shared prefix.")]
+OutputLen = Annotated[int, typer.Option("--output-len", min=1, help="Tokens per answer; end-of-sequence is ignored.")]
 InputLengths = Annotated[
     Lengths,
     typer.Option(
         "--input-len",
         parser=parsed(parse_lengths),
         metavar="LENGTHS",
-        help=f"Tokens of each prompt, shared prefix included: {KINDS}.",
+        help=f"Tokens per prompt, including the shared prefix: {KINDS}.",
         show_default=False,
     ),
 ]
@@ -56,22 +54,22 @@ OutputLengths = Annotated[
         "--output-len",
         parser=parsed(parse_lengths),
         metavar="LENGTHS",
-        help="Tokens of each answer, in the same form.",
+        help="Tokens per answer, in the same form.",
         show_default=False,
     ),
 ]
 SharedPrefixLen = Annotated[
-    int, typer.Option("--shared-prefix-len", min=0, help="First tokens that all prompts of a run share.")
+    int, typer.Option("--shared-prefix-len", min=0, help="Length of the prefix that all prompts of a run share.")
 ]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write everything, with machine and versions, to a file.", metavar="FILE")
+    Path | None, typer.Option("--json", help="Write all results, with machine and versions, to a file.", metavar="FILE")
 ]
 RandomWeights = Annotated[
     str | None,
     typer.Option(
         "--random-weights",
         metavar="|".join(SHAPES),
-        help="Use a checkpoint of this shape with random weights, made the first time, instead of MODEL.",
+        help="Use random weights in this shape instead of MODEL; the checkpoint is written once.",
         show_default=False,
     ),
 ]
@@ -83,7 +81,7 @@ BaseUrl = Annotated[
         "--base-url",
         "--url",
         envvar="WEFT_URL",
-        help="Of a server that runs; any with OpenAI's API. (one of its own is started)",
+        help="A running server with OpenAI's API. (a server is started)",
         rich_help_panel=SERVER_PANEL,
         show_default=False,
     ),
@@ -92,7 +90,7 @@ ModelName = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="What the model is called there, or which one to start. (the first that it lists)",
+        help="Name of the model on the server, or the model to start. (the first one listed)",
         rich_help_panel=SERVER_PANEL,
         show_default=False,
     ),
@@ -100,14 +98,18 @@ ModelName = Annotated[
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        "--api-key", envvar="WEFT_API_KEY", help="For that server.", rich_help_panel=SERVER_PANEL, show_default=False
+        "--api-key",
+        envvar="WEFT_API_KEY",
+        help="API key for the server.",
+        rich_help_panel=SERVER_PANEL,
+        show_default=False,
     ),
 ]
 EndpointFlag = Annotated[
     Endpoint,
     typer.Option(
         "--endpoint",
-        help="Token ids to /v1/completions, or words to /v1/chat/completions, for servers that take only texts.",
+        help="Send token ids to /v1/completions, or words to /v1/chat/completions.",
         rich_help_panel=SERVER_PANEL,
     ),
 ]
@@ -115,7 +117,7 @@ IgnoreEos = Annotated[
     bool,
     typer.Option(
         "--ignore-eos/--no-ignore-eos",
-        help="Ask for answers of exactly the length wanted; not every server knows that field.",
+        help="Request answers of an exact length, which some servers do not support.",
         rich_help_panel=SERVER_PANEL,
     ),
 ]
@@ -124,20 +126,21 @@ ExtraBody = Annotated[
     typer.Option(
         "--extra-body",
         metavar="JSON",
-        help="More fields of every request.",
+        help="Additional fields of every request, as JSON.",
         rich_help_panel=SERVER_PANEL,
         show_default=False,
     ),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="Seconds of one request.", rich_help_panel=SERVER_PANEL)
+    float,
+    typer.Option("--timeout", min=0.001, help="Time limit of one request in seconds.", rich_help_panel=SERVER_PANEL),
 ]
 MaxConcurrency = Annotated[
     int | None,
     typer.Option(
         "--max-concurrency",
         min=1,
-        help="Most under way at once; others wait in the client.",
+        help="Maximum number of concurrent requests; others wait in the client.",
         rich_help_panel=LOAD_PANEL,
         show_default=False,
     ),
@@ -148,7 +151,7 @@ Slo = Annotated[
         "--slo",
         "--goodput",
         metavar="NAME:MS",
-        help="Count as good what keeps ttft:MS, tpot:MS, e2e:MS; repeat.",
+        help="Latency target for goodput: ttft:MS, tpot:MS or e2e:MS; repeatable.",
         rich_help_panel=LOAD_PANEL,
         show_default=False,
     ),
@@ -161,7 +164,7 @@ def with_model(settings: Settings, random_shape: str | None) -> Settings:
     if random_shape is None:
         return settings
     if "engine.model" in settings.given and settings.given["engine.model"].source == "flag MODEL":
-        raise typer.BadParameter("MODEL and --random-weights: give one of them")
+        raise typer.BadParameter("give either MODEL or --random-weights")
     from weft.cli.random_weights import random_weights
 
     directory = random_weights(random_shape, lambda line: typer.echo(line, err=True))
@@ -169,7 +172,7 @@ def with_model(settings: Settings, random_shape: str | None) -> Settings:
 
 
 def engine_subject(settings: Settings) -> dict[str, Any]:
-    """Return the settings of an own engine that a report names because they differ from the defaults."""
+    """Return the engine settings that differ from the defaults, for the report."""
     engine = settings.config.engine
     return {
         **({"quantization": engine.quantization} if engine.quantization is not None else {}),
@@ -179,10 +182,10 @@ def engine_subject(settings: Settings) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def measured_server(settings: Settings, asked: Target, random_weights: str | None) -> Iterator[Target]:
-    """Give the server at `asked.url`, or start one with these settings for the duration of the context."""
+    """The server at `asked.url`, or a server started with these settings for the duration of the context."""
     if asked.url is not None:
         if random_weights is not None:
-            raise typer.BadParameter("--random-weights is for a server of its own; the one at --base-url has its model")
+            raise typer.BadParameter("--random-weights needs a server that the benchmark starts; omit it or --base-url")
         yield asked
         return
     from weft.cli.bench.server import own_server
@@ -190,7 +193,7 @@ def measured_server(settings: Settings, asked: Target, random_weights: str | Non
     if asked.model is not None:
         settings = with_setting(settings, "engine.model", asked.model, "flag MODEL")
     with own_server(with_model(settings, random_weights)) as url:
-        # It asks for no key, and has one model.
+        # It requires no key, and has one model.
         yield asked._replace(url=url, model=None, api_key=None)
 
 
@@ -204,20 +207,20 @@ def read_extra_body(text: str | None) -> dict[str, Any]:
     try:
         fields = json.loads(text) if text is not None else {}
     except ValueError as error:
-        raise typer.BadParameter(f"--extra-body is no JSON: {error}") from error
+        raise typer.BadParameter(f"--extra-body is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise typer.BadParameter("--extra-body must be an object, such as '{\"seed\": 1}'")
     return fields
 
 
 def text_of_random_weights(shape: str | None) -> dict[str, Any]:
-    """Return request fields for a model with random weights: most of its tokens have no text, so ids are asked for."""
+    """Return request fields for a model with random weights: ids, because most of its tokens have no text."""
     return {} if shape is None else {"return_token_ids": True}
 
 
 @contextlib.contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[object], None]]:
-    """Show a bar on standard error, if that is a terminal. The function it gives advances the bar by one."""
+    """A bar on standard error, if that is a terminal; yields a function that advances it by one."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

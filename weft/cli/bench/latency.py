@@ -1,4 +1,4 @@
-"""`weft bench latency`: how long tokens take at fixed batch sizes, from an engine process."""
+"""`weft bench latency`: latencies at fixed batch sizes, from an engine process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def latency(
     settings: Settings,
     model: Model = None,
     batch_size: Annotated[
-        list[int] | None, typer.Option("--batch-size", min=1, help="Requests at once; repeat for several.")
+        list[int] | None, typer.Option("--batch-size", min=1, help="Number of concurrent requests; repeat for several.")
     ] = None,
     input_len: InputLen = 128,
     output_len: OutputLen = 32,
@@ -57,7 +57,7 @@ def latency(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Time to the first token and between tokens, for batches that start together. No HTTP is involved."""
+    """Measure time to first token and between tokens, for batches that start together, without HTTP."""
     settings = with_model(settings, random_weights)
     sizes = batch_size or [1]
     groups, subject = asyncio.run(_measure(settings, sizes, input_len, output_len, runs, seed))
@@ -82,7 +82,7 @@ async def _measure(
         groups: dict[str, list[Run]] = {}
         lengths = fixed(input_len)
         for number, size in enumerate(sizes):
-            # Seeds of their own: no batch finds the KV of another. The first one warms up.
+            # Different seeds, so that batches share no KV. The first batch is a warm-up.
             first = seed + number * (runs + 1)
             measured = [
                 await _batch(runtime, random_prompts(first + index, tokens, count=size, lengths=lengths), output_len)
@@ -116,6 +116,6 @@ async def _request(runtime: Runtime, prompt: list[int], output_len: int) -> Timi
     sent = time.perf_counter()
     came: list[float] = []
     async for chunk in completion.main(args, Caller(), runtime):
-        # Tokens of one step come together: the gap between them is nothing.
+        # Tokens of one step arrive together, without a gap.
         came += [time.perf_counter()] * len(chunk.tokens)
     return Timing(sent, sent, came, len(came), len(prompt))

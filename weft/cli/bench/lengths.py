@@ -1,4 +1,4 @@
-"""How long prompts and answers are: a number of tokens, or a distribution of it. Pure."""
+"""Lengths of prompts and answers: a number of tokens, or a distribution. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def parse_lengths(text: str) -> Lengths:
         values = []
     wanted = {"fixed": 1, "uniform": 2, "normal": 2, "lognormal": 2}.get(kind)
     if wanted is None or len(values) != wanted or not all(map(math.isfinite, values)):
-        raise ValueError(f"{text!r} is no length; write tokens as {KINDS}")
+        raise ValueError(f"{text!r} is not a length; write {KINDS}")
     if values[0] < 1 or min(values) < 0 or (kind == "uniform" and values[1] < values[0]):
-        raise ValueError(f"{text!r} is no length: lengths begin at 1 token, deviations at 0, and LOW comes before HIGH")
+        raise ValueError(
+            f"{text!r} is not a length: lengths are at least 1, deviations at least 0, and LOW is at most HIGH"
+        )
     return Lengths(kind, *values)

@@ -1,8 +1,8 @@
 """Sends requests to a server at the times of a schedule, even if it falls behind, and returns an outcome for each.
 
-HTTP is behind `send`, which the caller gives. Latency counts from when a request is *due*, not
-from when it could be sent; a server that falls behind therefore shows in the latencies and cannot slow the arrivals
-down (Tene's "coordinated omission").
+The caller's `send` does the HTTP. Latency counts from the time at which a request is *due*, not from when it is sent,
+so that a server that falls behind increases the latencies and does not slow down the arrivals (Tene's "coordinated
+omission").
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.cli.bench.measure import Outcome
 from weft.cli.bench.workload import BenchRequest
 
 Send = Callable[[BenchRequest, float], Awaitable[Outcome]]
-"""Sends a request that is due at this moment of the clock. Does not raise."""
+"""Sends a request that is due at this time of the clock. Does not raise."""
 
 
 async def offer(
@@ -28,10 +28,11 @@ async def offer(
     on_done: Callable[[Outcome], None] = lambda outcome: None,
     clock: LoadClock | None = None,
 ) -> tuple[list[Outcome], float]:
-    """Send each request at its second of `schedule`; outcomes in the order of `requests`, and the seconds it all took.
+    """Send each request at its time in `schedule`; returns outcomes in the order of `requests`, and the elapsed
+    seconds.
 
-    With `max_concurrency`, requests that are due wait here for one that is under way to end, in their order, and the
-    wait is part of their latency. `closed_loop` is for a load without a schedule.
+    With `max_concurrency`, due requests wait here in order for a running one to end, and the wait is part of their
+    latency. Use `closed_loop` for a load without a schedule.
     """
     clock = clock or MachineClock()
     slots = asyncio.Semaphore(max_concurrency or max(1, len(requests)))
@@ -59,9 +60,9 @@ async def closed_loop(
     on_done: Callable[[Outcome], None] = lambda outcome: None,
     clock: LoadClock | None = None,
 ) -> tuple[list[Outcome], float]:
-    """Keep `concurrency` requests under way until all are done. A request is due when one before it has ended.
+    """Keep `concurrency` requests in progress until all are done. A request is due when an earlier one ends.
 
-    Nothing else says when it should be sent, so a slow server is offered less: for capacity, not for latency.
+    A slow server is offered less load, so this measures capacity, not latency.
     """
     clock = clock or MachineClock()
     began = clock.now()
@@ -80,5 +81,5 @@ async def closed_loop(
 
 
 def is_closed(rate: float, max_concurrency: int | None) -> bool:
-    """Whether a load has no schedule but what a number of requests under way makes of it."""
+    """Whether a load is limited only by its concurrency, without a schedule."""
     return math.isinf(rate) and max_concurrency is not None

@@ -1,4 +1,4 @@
-"""From the moments at which tokens came to the figures that are reported. Pure: times are arguments, in seconds."""
+"""Figures from the arrival times of tokens. Pure: times are arguments, in seconds."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import NamedTuple
 
 PERCENTILES = (50, 90, 95, 99)
 SLOW_LOOP_S = 0.01
-"""A client that notes events later than this, one time in a hundred, is no witness of milliseconds."""
+"""99th percentile of the client's lag above which its latencies are not reliable."""
 SLOW_LOOP_SHARE = 0.2
-"""Nor is one that is late by this part of the time between two tokens."""
+"""The same, as a share of the time between two tokens."""
 BUSY_SHARE = 0.8
-"""Of one core, which is all that an event loop has."""
+"""Share of one core, the most that an event loop can use, above which the client limits the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One request that was answered in full."""
+    """A request that succeeded."""
 
     due_s: float
-    """When it should have been sent. Latencies count from here, so a wait in the client counts too."""
+    """When the request was due. Latencies count from here, so a wait in the client counts too."""
     sent_s: float
     came_s: list[float]
-    """Of each token, or of each event where a server sends several tokens in one. Not empty."""
+    """Arrival of each token, or of each event if a server sends several tokens in one. Not empty."""
     num_output_tokens: int
     num_prompt_tokens: int = 0
     num_cached_tokens: int | None = None
-    """Of the prompt, those whose KV the server found; None where it does not tell."""
+    """Prompt tokens whose KV was cached; None if the server does not report them."""
 
     @property
     def first_s(self) -> float:
@@ -44,12 +44,12 @@ class Timing:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between pieces that follow each other."""
+        """Times between consecutive events."""
         return [later - earlier for earlier, later in pairwise(self.came_s)]
 
     @property
     def per_token_s(self) -> float | None:
-        """Mean time of each token after the first; None where there is no second."""
+        """Mean time per token after the first; None if there is no second."""
         if self.num_output_tokens < 2:
             return None
         return (self.came_s[-1] - self.came_s[0]) / (self.num_output_tokens - 1)
@@ -57,10 +57,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One request that was not answered in full."""
+    """A request that failed."""
 
     kind: str
-    """One word for all failures alike, such as `http_429` or `timeout`."""
+    """Kind of failure, such as `http_429` or `timeout`."""
     message: str
 
 
@@ -68,14 +68,14 @@ Outcome = Timing | Failure
 
 
 class Targets(NamedTuple):
-    """What a request must keep to count as good, in seconds; None: anything."""
+    """Latency targets of goodput, in seconds; None: no target."""
 
     ttft: float | None = None
     tpot: float | None = None
     e2e: float | None = None
 
     def kept_by(self, timing: Timing) -> bool:
-        """Whether a request kept all of them. One that has no second token keeps any time per token."""
+        """Whether a request met all targets. A request without a second token meets any time per token."""
         pairs = ((self.ttft, timing.first_s), (self.tpot, timing.per_token_s), (self.e2e, timing.total_s))
         return all(target is None or value is None or value <= target for target, value in pairs)
 
@@ -86,25 +86,27 @@ def parse_targets(texts: Iterable[str]) -> Targets:
     for text in texts:
         name, _, value = text.partition(":")
         if name not in Targets._fields:
-            raise ValueError(f"{text!r} names no latency; there are {', '.join(Targets._fields)}, as in ttft:500")
+            raise ValueError(
+                f"{text!r} is not a target; known latencies are {', '.join(Targets._fields)}, as in ttft:500"
+            )
         if name in found:
             raise ValueError(f"{name} is given twice")
         try:
             found[name] = float(value) / 1000
         except ValueError:
-            raise ValueError(f"{text!r} has no number of milliseconds, as in {name}:500") from None
+            raise ValueError(f"{text!r} needs a number of milliseconds, as in {name}:500") from None
         if not found[name] > 0:
-            raise ValueError(f"{text!r} can never be kept; give a positive number of milliseconds")
+            raise ValueError(f"{text!r} is not a target; give a positive number of milliseconds")
     return Targets(**found)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation between the two nearest ranks. `values` must not be empty."""
+    """Percentile by linear interpolation between the two nearest ranks. `values` must not be empty."""
     return _at(sorted(values), percent)
 
 
 def latencies(timings: Sequence[Timing]) -> dict[str, float]:
-    """Means and percentiles in milliseconds: to the first token, per further token, between events, to the last."""
+    """Means and percentiles of TTFT, TPOT, ITL and E2E in milliseconds."""
     series = {
         "ttft_ms": [timing.first_s for timing in timings],
         "tpot_ms": [timing.per_token_s for timing in timings if timing.per_token_s is not None],
@@ -115,7 +117,7 @@ def latencies(timings: Sequence[Timing]) -> dict[str, float]:
 
 
 def distribution(name: str, values_s: Sequence[float]) -> dict[str, float]:
-    """`name_mean` and `name_p…` of seconds, in milliseconds; nothing where there are no values."""
+    """`name_mean` and `name_p…` in milliseconds, from seconds; empty without values."""
     if not values_s:
         return {}
     ordered = sorted(values_s)
@@ -124,10 +126,10 @@ def distribution(name: str, values_s: Sequence[float]) -> dict[str, float]:
 
 
 def load_figures(outcomes: Sequence[Outcome], elapsed_s: float, targets: Targets) -> dict[str, float]:
-    """What one run of requests came to: latencies of those answered, rates, goodput, and failures by kind.
+    """Figures of one run: latencies of successful requests, rates, goodput, and failures by kind.
 
-    `elapsed_s` is the time from the first arrival to the end of the last request. Requests that failed are in no
-    latency and no rate, only in `failed_…`.
+    `elapsed_s` is the time from the first arrival to the end of the last request. Failed requests count
+    only in `failed_…`.
     """
     timings = [outcome for outcome in outcomes if isinstance(outcome, Timing)]
     figures = latencies(timings) | distribution("send_delay_ms", [timing.sent_s - timing.due_s for timing in timings])
@@ -152,14 +154,14 @@ def load_figures(outcomes: Sequence[Outcome], elapsed_s: float, targets: Targets
 
 
 def cached_share(timings: Sequence[Timing]) -> float | None:
-    """Part of the prompts' tokens whose KV was found, 0 to 1; None where no request tells."""
+    """Share of the prompts' tokens whose KV was cached, 0 to 1; None if no request reports it."""
     told = [timing for timing in timings if timing.num_cached_tokens is not None]
     prompts = sum(timing.num_prompt_tokens for timing in told)
     return sum(timing.num_cached_tokens or 0 for timing in told) / prompts if prompts else None
 
 
 def doubts(figures: Mapping[str, float]) -> list[str]:
-    """Why the client's own figures (`client_…`) make the others hard to believe. Empty: no reason is seen."""
+    """Reasons in the client's figures (`client_…`) to doubt the others; empty: none."""
     found = []
     lag, gap = figures.get("client_lag_ms_p99", 0.0), figures.get("tpot_ms_p50")
     bound = 1000 * SLOW_LOOP_S if gap is None else min(1000 * SLOW_LOOP_S, SLOW_LOOP_SHARE * gap)
@@ -177,7 +179,7 @@ def doubts(figures: Mapping[str, float]) -> list[str]:
 
 
 class Spread(NamedTuple):
-    """A figure over several runs: its median, the least and the greatest."""
+    """A figure over several runs: median, minimum and maximum."""
 
     median: float
     low: float
@@ -189,12 +191,12 @@ class Spread(NamedTuple):
         return cls(statistics.median(values), min(values), max(values))
 
     def text(self, digits: int) -> str:
-        """The median in eight columns and the extremes, with so many digits after the point."""
+        """The median in eight columns, and the extremes, with `digits` decimals."""
         return f"{self.median:8.{digits}f}  ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
 
 def pair_ratios(others: Sequence[float], ours: Sequence[float]) -> list[float]:
-    """The ratio of each run of `others` to its neighbour of `ours`; above 1 where `ours` took less time.
+    """The ratio of each run of `others` to its neighbour of `ours`; above 1 if `ours` took less time.
 
     Runs alternate, so a machine whose speed drifts slows both of a pair. Raises `ValueError` for unequal numbers.
     """

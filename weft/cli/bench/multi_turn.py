@@ -1,4 +1,4 @@
-"""`weft bench multi-turn`: measures conversations with pauses, and how much KV of their history a server keeps."""
+"""`weft bench multi-turn`: conversations with pauses, and the share of their history that stays cached."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EXAMPLES = """Examples:
 
   weft bench multi-turn --num-conversations 8 --turns 5 --think-time 0.5
 
-  weft bench multi-turn --turns 5 --no-prefix-cache                     the same without reuse, to compare with
+  weft bench multi-turn --turns 5 --no-prefix-cache                     without reuse, for comparison
 
   weft bench multi-turn --shape qa --scale 0.25 --request-rate 0.5
 
@@ -78,14 +78,14 @@ def multi_turn(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     num_conversations: Annotated[
         int,
-        typer.Option("--num-conversations", min=1, help="Conversations of a run.", rich_help_panel=LOAD_PANEL),
+        typer.Option("--num-conversations", min=1, help="Conversations per run.", rich_help_panel=LOAD_PANEL),
     ] = 8,
     request_rate: Annotated[
         str,
         typer.Option(
             "--request-rate",
             metavar="RATE",
-            help="Mean conversations that begin per second, Poisson; inf: all at once.",
+            help="Mean rate of new conversations per second, Poisson; inf: all at once.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = "inf",
@@ -95,18 +95,18 @@ def multi_turn(
         typer.Option(
             "--shape",
             metavar="|".join(CONVERSATIONS),
-            help="Turns, lengths and pauses of published agents, instead of the flags below.",
+            help="Published workload whose turns, lengths and pauses replace the flags below.",
             rich_help_panel=LOAD_PANEL,
             show_default=False,
         ),
     ] = None,
     scale: Annotated[
         float,
-        typer.Option("--scale", min=0.0001, help="Lengths of a shape, times this.", rich_help_panel=LOAD_PANEL),
+        typer.Option("--scale", min=0.0001, help="Factor on the lengths of a shape.", rich_help_panel=LOAD_PANEL),
     ] = 1.0,
     time_scale: Annotated[
         float,
-        typer.Option("--time-scale", min=0, help="Pauses of a shape, times this.", rich_help_panel=LOAD_PANEL),
+        typer.Option("--time-scale", min=0, help="Factor on the pauses of a shape.", rich_help_panel=LOAD_PANEL),
     ] = 1.0,
     turns: Annotated[
         Lengths,
@@ -114,14 +114,19 @@ def multi_turn(
             "--turns",
             parser=parsed(parse_lengths),
             metavar="LENGTHS",
-            help=f"Turns of a conversation: 5, or in the form {KINDS}. (5)",
+            help=f"Turns per conversation: a number, or {KINDS}. (5)",
             rich_help_panel=LOAD_PANEL,
             show_default=False,
         ),
     ] = "5",  # type: ignore[assignment]  # typer parses defaults
     system_len: Annotated[
         int,
-        typer.Option("--system-len", min=0, help="Tokens that all begin with.", rich_help_panel=LOAD_PANEL),
+        typer.Option(
+            "--system-len",
+            min=0,
+            help="Tokens of a system prompt that all conversations share.",
+            rich_help_panel=LOAD_PANEL,
+        ),
     ] = 64,
     input_len: Annotated[
         Lengths,
@@ -129,7 +134,7 @@ def multi_turn(
             "--input-len",
             parser=parsed(parse_lengths),
             metavar="LENGTHS",
-            help="New tokens of each turn. (64)",
+            help="New tokens per turn. (64)",
             rich_help_panel=LOAD_PANEL,
             show_default=False,
         ),
@@ -138,7 +143,7 @@ def multi_turn(
     think_time: Annotated[
         float,
         typer.Option(
-            "--think-time", min=0, help="Mean seconds between turns, exponential.", rich_help_panel=LOAD_PANEL
+            "--think-time", min=0, help="Mean pause between turns in seconds, exponential.", rich_help_panel=LOAD_PANEL
         ),
     ] = 0.0,
     tool_share: Annotated[
@@ -147,13 +152,15 @@ def multi_turn(
             "--tool-share",
             min=0,
             max=1,
-            help="Of the pauses, those that are a tool's instead.",
+            help="Share of the pauses that are a tool's.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = 0.0,
     tool_time: Annotated[
         float,
-        typer.Option("--tool-time", min=0, help="Mean seconds of a tool, exponential.", rich_help_panel=LOAD_PANEL),
+        typer.Option(
+            "--tool-time", min=0, help="Mean duration of a tool in seconds, exponential.", rich_help_panel=LOAD_PANEL
+        ),
     ] = 0.0,
     slo: Slo = None,
     random_weights: RandomWeights = None,
@@ -161,9 +168,9 @@ def multi_turn(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Time to the first token turn by turn, and the share of each prompt whose KV the server still had.
+    """Measure time to first token and the cached share of the prompt, per turn of a conversation.
 
-    With --no-prefix-cache, a server of its own computes every history again: the same conversations, to compare with.
+    With --no-prefix-cache, the server that the benchmark starts recomputes every history, for comparison.
     """
     if shape is None:
         pauses = Pauses(think_time, tool_time, tool_share)
@@ -173,14 +180,14 @@ def multi_turn(
         workload = workload_of(CONVERSATIONS[shape], scale, time_scale)
         described = {"shape": shape, "scale": scale, "time scale": time_scale}
     else:
-        raise typer.BadParameter(f"--shape {shape}: there are {', '.join(CONVERSATIONS)}")
+        raise typer.BadParameter(f"--shape {shape} is unknown; known shapes are {', '.join(CONVERSATIONS)}")
     plan = MultiTurnPlan(
         workload,
         num_conversations,
         parsed(parse_rate)(request_rate),
         max_concurrency,
         endpoint == "chat",
-        # Histories hold the answers' ids; in a chat they hold the texts.
+        # Histories have the answers' ids; in a chat they have the texts.
         ({} if endpoint == "chat" else {"return_token_ids": True}) | read_extra_body(extra_body),
         read_slo(slo),
         runs,
@@ -210,7 +217,7 @@ def multi_turn(
 
 
 class MultiTurnPlan(NamedTuple):
-    """What `weft bench multi-turn` measures: conversations, their rate of arrival, targets, and runs."""
+    """Options of `weft bench multi-turn`: conversations, their arrival rate, targets, and runs."""
 
     workload: Workload
     num_conversations: int

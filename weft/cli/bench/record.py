@@ -1,5 +1,5 @@
-"""What surrounds the figures of every benchmark, of `weft bench` and of the modules under `bench/`: the machine, the
-versions, the command, and the file that holds all of it."""
+"""Metadata of every benchmark, of `weft bench` and under `bench/`: machine, versions and command, and the result
+file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weft.cli.files import write_file
 
 
 def surroundings(*, threads: int | None = None, ran: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The `machine` (with the `threads` that were used, where they are given) and the `versions`, as JSON values.
+    """The `machine` (with the `threads` that were used, if given) and the `versions`, as JSON values.
 
-    `ran` adds versions of other engines, by name. Imports torch.
+    `ran` has versions of other engines, by name. Imports torch.
     """
     from weft.cli import probe
     from weft.cli.version import versions
@@ -38,5 +38,5 @@ def command_line(module: str | None = None) -> str:
 
 
 def write_record(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a result as JSON; the file is whole or as it was before. Raises `WeftError`."""
+    """Write a result as JSON, atomically. Raises `WeftError`."""
     write_file(file, json.dumps(content, indent=2) + "\n")

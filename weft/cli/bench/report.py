@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Run = Mapping[str, float]
-"""Figures of one run, by name; a name ends in its unit, and that of a distribution then in `_mean` or `_p99`."""
+"""Figures of one run, by name; a name ends in its unit, followed by `_mean` or `_p99` for distributions."""
 Groups = Mapping[str, Sequence[Run]]
-"""Runs by what differed between them; one group: "". """
+"""Runs by group; a single group has the name ""."""
 
 WIDE = 1000
 _DISTRIBUTION = re.compile(r"(\w+)_(mean|p\d+)")
@@ -34,11 +34,10 @@ def report(
     detailed: Sequence[str] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print and write what was measured.
+    """Print and write the results.
 
-    Every group has a table of its own, or those in `detailed`. With `overview`, groups that are several are compared
-    in one more table, these figures as its columns. `notes` are what a reader must know to believe the figures; they go
-    to standard error and into the file.
+    Every group, or those in `detailed`, has a table. With `overview`, another table compares several groups by these
+    figures. `notes` concern the validity of the figures; they go to standard error and into the file.
     """
     summaries = {title: over_runs(runs) for title, runs in groups.items()}
     around = surroundings()
@@ -68,7 +67,7 @@ def report(
 
 
 def _print_group(title: str, summary: Mapping[str, Spread], num_runs: int) -> None:
-    """Distributions as a row each, medians over the runs; every other figure with its extremes."""
+    """A row per distribution, with medians over the runs; other figures with their extremes."""
     from rich.console import Console
 
     distributions: dict[str, dict[str, Spread]] = {}
@@ -100,7 +99,7 @@ def _print_overview(summaries: Mapping[str, Mapping[str, Spread]], names: Sequen
     for title, summary in summaries.items():
         table.add_row(title, *(_digits(summary[name].median) if name in summary else "" for name in shown))
     typer.echo()
-    # As wide as it is: a terminal breaks long lines in a better place than a table breaks names.
+    # Full width: a terminal wraps long lines better than a table wraps names.
     Console(width=WIDE).print(table)
 
 

@@ -1,4 +1,4 @@
-"""Collects the runs of a load benchmark, and notes that limit how far their figures can be trusted."""
+"""Collects the runs of a load benchmark, and notes on the validity of their figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.cli.bench.report import Run
 
 
 class Results:
-    """Figures of every run, by group; one failure of each kind to show."""
+    """Figures of every run, by group, and one example of each kind of failure."""
 
     def __init__(self, targets: Targets):
         self.groups: dict[str, list[Run]] = {}
@@ -24,17 +24,17 @@ class Results:
         self._failures = failures | self._failures
         if not any(isinstance(outcome, Timing) for outcome in outcomes):
             kind, message = next(iter(failures.items()))
-            raise WeftError(f"no request succeeded; one that failed ({kind}): {message}")
+            raise WeftError(f"no request succeeded; an example of a failure ({kind}): {message}")
         figures = load_figures(outcomes, elapsed_s, self._targets) | distribution("client_lag_ms", watch.lags_s)
         self.groups.setdefault(group, []).append(figures | {"client_busy_share": watch.busy_share})
 
     def add_part(self, group: str, outcomes: Sequence[Outcome], elapsed_s: float) -> None:
-        """Add figures of some requests of a run, which `add` takes as a whole."""
+        """Add figures of a subset of a run's requests."""
         self.groups.setdefault(group, []).append(load_figures(outcomes, elapsed_s, self._targets))
 
     def notes(self) -> list[str]:
-        """Return one line for each kind of failure, and for each reason to doubt the client's figures."""
-        notes = [f"requests failed ({kind}), such as: {message}" for kind, message in self._failures.items()]
+        """Return one line per kind of failure and per reason to doubt the client's figures."""
+        notes = [f"requests failed ({kind}); example: {message}" for kind, message in self._failures.items()]
         for group, runs in self.groups.items():
             medians = {name: spread.median for name, spread in over_runs(runs).items()}
             notes += [f"{group}: {doubt}" if group else doubt for doubt in doubts(medians)]

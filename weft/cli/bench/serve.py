@@ -1,4 +1,4 @@
-"""`weft bench serve`: measures a server under load over HTTP, from the side of its clients."""
+"""`weft bench serve`: measures a server under load over HTTP, as its clients observe it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OVERVIEW = (
 )
 EXAMPLES = """Examples:
 
-  weft bench serve --request-rate 4 --num-prompts 40                     starts a server of its own
+  weft bench serve --request-rate 4 --num-prompts 40                     starts a server
 
   weft bench serve --base-url http://127.0.0.1:8000 --request-rate 1 --request-rate 2 --request-rate inf
 
@@ -95,7 +95,7 @@ def serve(
             "--request-rate",
             "--rate",
             metavar="RATE",
-            help="Mean arrivals per second, Poisson; inf: all at once; repeat for a sweep. (inf)",
+            help="Mean arrival rate per second, Poisson; inf: all at once; repeat for a sweep. (inf)",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = None,
@@ -106,25 +106,27 @@ def serve(
             "--num-prompts",
             "--num-requests",
             min=1,
-            help=f"Requests of a run. ({NUM_PROMPTS}, or all of a file)",
+            help=f"Requests per run. ({NUM_PROMPTS}, or all of a file)",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = None,
     warmup: Annotated[
-        int, typer.Option("--warmup", min=0, help="Requests before the first run.", rich_help_panel=LOAD_PANEL)
+        int, typer.Option("--warmup", min=0, help="Warm-up requests before the first run.", rich_help_panel=LOAD_PANEL)
     ] = 2,
     dataset: Annotated[
         str,
         typer.Option(
             "--dataset",
             metavar="random|SHAPE|FILE",
-            help=f"Random lengths; a published shape ({', '.join(SINGLE)}); or JSON lines with prompt or messages.",
+            help=f"random; a published workload ({', '.join(SINGLE)}); or a JSON-lines file with prompt or messages.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = "random",
     scale: Annotated[
         float,
-        typer.Option("--scale", min=0.0001, help="Lengths of a SHAPE, times this.", rich_help_panel=LOAD_PANEL),
+        typer.Option(
+            "--scale", min=0.0001, help="Factor on the lengths of a published workload.", rich_help_panel=LOAD_PANEL
+        ),
     ] = 1.0,
     slo: Slo = None,
     input_len: InputLengths = "128",  # type: ignore[assignment]  # typer parses defaults
@@ -135,11 +137,11 @@ def serve(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Latency percentiles, throughput and goodput of a server, over HTTP with streaming.
+    """Measure latency, throughput and goodput of a server, over HTTP with streaming.
 
-    Latency counts from when a request should have been sent, so that a server that falls behind cannot hide it: a wait
-    for --max-concurrency is part of it. Only --request-rate inf with --max-concurrency has no such moments; there, a
-    request is due when one before it has ended.
+    Latency counts from the time at which a request is due, including a wait for --max-concurrency, so a server that
+    falls behind cannot hide it. --request-rate inf with --max-concurrency has no schedule: a request is due when an
+    earlier one ends.
     """
     lengths = RandomLengths(input_len, output_len, shared_prefix_len)
     extra = read_extra_body(extra_body) | text_of_random_weights(random_weights)
@@ -161,7 +163,7 @@ def serve(
     }
     notes = results.notes()
     if source.file is not None and runs * len(rates) > 1:
-        notes.append("a file's prompts are the same in every run; cached_share tells what later runs found of them")
+        notes.append("a file's prompts are the same in every run; cached_share shows the reuse in later runs")
     report("serve", results.groups, subject, json_file, overview=OVERVIEW, notes=notes)
 
 
@@ -197,15 +199,15 @@ class RequestSource(NamedTuple):
         """Check the dataset before a server is started. Raises `typer.BadParameter` or `WeftError`."""
         if self.file is not None and not self.file.is_file():
             known = ", ".join(SINGLE)
-            raise typer.BadParameter(f"--dataset {self.dataset} is neither a file nor random, nor one of {known}")
+            raise typer.BadParameter(f"--dataset {self.dataset} is neither a file, random, nor one of {known}")
         if self.scale != 1.0 and self.dataset not in SINGLE:
-            raise typer.BadParameter("--scale is for shapes; give --input-len and --output-len")
+            raise typer.BadParameter("--scale applies to published workloads; use --input-len and --output-len")
         if self.dataset == "random":
             check_prefix(self.lengths.inputs, self.lengths.shared_prefix)
         self.requests(0)
 
     def requests(self, seed: int) -> list[BenchRequest]:
-        """Return the requests of a run. Another seed gives other prompts, except from a file. Raises `WeftError`."""
+        """Return the requests of a run. Prompts depend on the seed, except from a file. Raises `WeftError`."""
         as_text = self.endpoint == "chat"
         if self.file is not None:
             requests = read_requests(self.file, self.lengths.outputs, seed)
@@ -231,7 +233,7 @@ class RequestSource(NamedTuple):
         return [dataclasses.replace(request, fields=self.extra | request.fields) for request in requests]
 
     def describe(self) -> dict[str, Any]:
-        """Return what the report names of the dataset."""
+        """Return the dataset's description for the report."""
         if self.dataset != "random":
             return {"dataset": self.dataset, **({} if self.file else {"scale": self.scale})}
         inputs, outputs, shared_prefix = self.lengths
@@ -239,7 +241,7 @@ class RequestSource(NamedTuple):
 
 
 class ServePlan(NamedTuple):
-    """What `weft bench serve` measures: the requests, the rates in turn, targets, warm-up requests, runs per rate."""
+    """Options of `weft bench serve`: requests, rates, targets, warm-up requests, runs per rate."""
 
     source: RequestSource
     rates: list[float]
@@ -255,7 +257,7 @@ async def _measure(target: Target, plan: ServePlan) -> tuple[Results, str]:
     async with open_client(target) as client:
         await _warm_up(client, plan)
         for number, rate in enumerate(plan.rates):
-            # Seeds of their own: no run finds the KV of another.
+            # Different seeds, so that runs share no KV.
             for seed in range(plan.seed + number * plan.runs, plan.seed + (number + 1) * plan.runs):
                 outcomes, elapsed, watch = await _run(client, plan, rate, seed)
                 results.add(f"rate {rate:g}" if len(plan.rates) > 1 else "", outcomes, elapsed, watch)

@@ -1,4 +1,4 @@
-"""A `weft serve` process that a benchmark starts for itself."""
+"""A `weft serve` process that a benchmark starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ STOP_S = 60
 
 @contextlib.contextmanager
 def own_server(settings: Settings) -> Iterator[str]:
-    """Start a server with these engine settings; give its URL once it is ready. Raises `WeftError` if it ends first."""
+    """Start a server with these engine settings; yields its URL when it is ready. Raises `WeftError` if it ends
+    before."""
     port = _free_port()
     source = "the benchmark"
     for key, value in {
@@ -53,7 +54,7 @@ def own_server(settings: Settings) -> Iterator[str]:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait without a limit, because a server that cannot load its model ends."""
+    """Wait without a time limit, because a server that cannot load its model exits."""
     import httpx
 
     with httpx.Client(base_url=f"http://{HOST}:{port}") as client:

@@ -1,6 +1,6 @@
-"""Shapes of real traffic: lengths, shares and pauses that were published, to be filled with random tokens. Pure data.
+"""Published workload shapes: lengths, shares and pauses, to be filled with random tokens. Pure data.
 
-`single` shapes are requests that stand alone; `conversations` go on over several turns with pauses between them.
+`single` shapes are independent requests; `conversations` have several turns with pauses.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from weft.cli.bench.workload import BenchRequest, filler, joined
 
 
 class Application(NamedTuple):
-    """Requests that begin with the same prompt."""
+    """Requests with a common prefix."""
 
     share: float
-    """Of all requests."""
+    """Share of all requests."""
     shared: Lengths
-    """Of the prompt that all requests of the application begin with; drawn once a run."""
+    """Length of the application's common prefix; drawn once per run."""
     own: Lengths
-    """Of what follows it."""
+    """Length of the rest of the prompt."""
     outputs: Lengths
 
 
 class Single(NamedTuple):
-    """A mix of applications whose requests do not follow from each other."""
+    """A mix of applications with independent requests."""
 
     source: str
     apps: tuple[Application, ...]
@@ -40,7 +40,7 @@ class Conversations(NamedTuple):
     first: Lengths
     """Tokens before the first answer."""
     further: Lengths
-    """New tokens of every later turn: what a tool returned, or a person wrote."""
+    """New tokens of every later turn: a tool's result or a user's message."""
     outputs: Lengths
     pause_s: tuple[float, float]
     """Mean and deviation of the time between an answer and the next turn."""
@@ -123,11 +123,11 @@ CONVERSATIONS: Mapping[str, Conversations] = {
         (5.0, 3.0),
     ),
 }
-"""By name. Turns are one more than calls; `first` is the context that the table has."""
+"""By name. Turns are one more than calls; `first` is the context length in the table."""
 
 
 def single_requests(shape: Single, seed: int, count: int, scale: float, as_text: bool) -> list[BenchRequest]:
-    """Requests of a shape, `scale` times as long; applications in random order, by their shares."""
+    """Requests of a shape, with lengths times `scale`; applications in random order, by their shares."""
     draw = random.Random(f"shape {seed}")
     prefixes = [_filled(draw, app.shared, scale, as_text) for app in shape.apps]
     requests = []

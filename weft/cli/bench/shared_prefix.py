@@ -1,4 +1,4 @@
-"""`weft bench shared-prefix`: requests over one long prompt, with the prefix cache and without."""
+"""`weft bench shared-prefix`: requests with one long common prefix, with and without the prefix cache."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def register(group: typer.Typer) -> None:
 def shared_prefix(
     settings: Settings,
     model: Model = None,
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts of a run.")] = 32,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts per run.")] = 32,
     shared_prefix_len: Annotated[
-        int, typer.Option("--shared-prefix-len", min=1, help="First tokens that all prompts of a run share.")
+        int, typer.Option("--shared-prefix-len", min=1, help="Length of the prefix that all prompts of a run share.")
     ] = 512,
-    own_len: Annotated[int, typer.Option("--own-len", min=1, help="Tokens of each prompt after them.")] = 32,
-    output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens of each answer.")] = 8,
+    own_len: Annotated[int, typer.Option("--own-len", min=1, help="Tokens of each prompt after the prefix.")] = 32,
+    output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens per answer.")] = 8,
     compare: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="Take turns with an engine without the prefix cache.")
+        bool, typer.Option("--compare/--no-compare", help="Alternate with an engine without the prefix cache.")
     ] = True,
     random_weights: RandomWeights = None,
     runs: Runs = 3,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """How much of a long prompt that many requests share is computed more than once, and what reuse is worth.
+    """Measure prefix reuse: tokens computed and time, with and without the prefix cache.
 
-    All requests are there from the start, in this process, through weft.LLM. The engines take turns, run by run; the
-    ratio is of neighbouring runs.
+    All requests start together, in this process, through weft.LLM. The engines alternate; the ratio is of neighbouring
+    runs.
     """
     settings = with_model(settings, random_weights)
     config = settings.config.engine
@@ -70,7 +70,7 @@ def shared_prefix(
         tokenizer = engines[WITH].tokenizer
         tokens = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
         for index in range(runs + 1):
-            # The first one warms up. Each has a prefix of its own, so no run finds the KV of another.
+            # The first run is a warm-up. Each run has its own prefix, so runs share no KV.
             prompts = random_prompts(
                 seed + index - 1,
                 tokens,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Sizes(TypedDict):
-    """Of the prompts of a run."""
+    """Lengths of a run's prompts."""
 
     lengths: Lengths
     shared_prefix: int
@@ -53,7 +53,7 @@ def register(group: typer.Typer) -> None:
 def throughput(
     settings: Settings,
     model: Model = None,
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts of a run.")] = 64,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts per run.")] = 64,
     input_len: InputLengths = "128",  # type: ignore[assignment]  # typer parses defaults
     output_len: OutputLen = 64,
     shared_prefix_len: SharedPrefixLen = 0,
@@ -62,9 +62,9 @@ def throughput(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Tokens per second with every prompt there from the start, in this process, through weft.LLM.
+    """Measure the throughput of prompts that start together, in this process, through weft.LLM.
 
-    One small run warms up. Every run has prompts of its own, so no run finds the KV of another.
+    A small run is a warm-up. Every run has its own prompts, so runs share no KV.
     """
     settings = with_model(settings, random_weights)
     with local_llm(settings.config.engine) as llm:

@@ -1,4 +1,4 @@
-"""Requests and the times of their arrival: prompts of random tokens or words, Poisson arrivals, files of prompts.
+"""Requests and their arrival times: prompts of random tokens or words, Poisson arrivals, files of prompts.
 
 The same seed gives the same requests.
 """
@@ -19,7 +19,7 @@ from weft.abi.errors import WeftError
 from weft.cli.bench.lengths import Lengths
 
 FIRST_TOKEN, LAST_TOKEN = 100, 1000
-"""Prompts for servers are drawn from these ids: ordinary tokens of every vocabulary there is."""
+"""Range of ids for random prompts: ordinary tokens in all common vocabularies."""
 _WORDS = """
 time year people way day man thing woman life child world school state family student group country problem hand
 part place case week company system program question work government number night point home water room mother
@@ -27,7 +27,7 @@ area money story fact month lot right study book eye job word business issue sid
 father power hour game line end member law car city name team minute idea body back
 """
 WORDS = tuple(_WORDS.split())
-"""Short English words, a token each in most vocabularies."""
+"""Short English words, one token each in most vocabularies."""
 
 Message = dict[str, str]
 Prompt = list[int] | str | list[Message]
@@ -40,13 +40,13 @@ class BenchRequest:
 
     prompt: Prompt
     output_len: int
-    """Tokens that it asks for, and gets where end-of-sequence is ignored."""
+    """Tokens requested; the answer has as many if end-of-sequence is ignored."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Other fields of its body."""
 
     @property
     def endpoint(self) -> str | None:
-        """The only one that takes such a prompt; None: either."""
+        """The endpoint that accepts such a prompt; None: both."""
         if isinstance(self.prompt, str):
             return None
         return "chat" if isinstance(self.prompt[0], dict) else "completions"
@@ -57,11 +57,11 @@ def random_prompts(
 ) -> list[list[int]]:
     """`count` prompts drawn from `tokens`; their first `shared_prefix` tokens, which `lengths` count, are the same.
 
-    Every prompt has one token of its own at least, and the one after the prefix is another in each, as far as there are
-    tokens. Raises `typer.BadParameter` for a prefix that leaves no token to prompts of usual length.
+    Every prompt has at least one token of its own, and the first token after the prefix differs, as far as there are
+    enough tokens. Raises `typer.BadParameter` if the prefix is not shorter than the prompts.
     """
     check_prefix(lengths, shared_prefix)
-    draw = random.Random(f"prompts {seed}")  # as text: of a number, the sign would not count
+    draw = random.Random(f"prompts {seed}")  # a string, because the sign of an integer seed is ignored
     prefix = draw.choices(tokens, k=shared_prefix)
     firsts = draw.sample(tokens, k=len(tokens))
     prompts = []
@@ -86,7 +86,7 @@ def random_requests(
 ) -> list[BenchRequest]:
     """Requests of random lengths. `inputs` count the shared prefix, after which at least one token differs.
 
-    `as_text`: words instead of token ids, so lengths are those of the prompt only nearly.
+    `as_text`: words instead of token ids, so lengths are approximate.
     """
     draw = random.Random(f"requests {seed}")
     prefix = filler(draw, shared_prefix, as_text)
@@ -130,16 +130,16 @@ def parse_rate(text: str) -> float:
     except ValueError:
         rate = math.nan
     if not rate > 0:
-        raise ValueError(f"{text!r} is no rate; give requests per second, or inf for all at once")
+        raise ValueError(f"{text!r} is not a rate; give requests per second, or inf for all at once")
     return rate
 
 
 def read_requests(file: Path, outputs: Lengths, seed: int) -> list[BenchRequest]:
-    """A request per line of a JSON lines file, empty lines aside.
+    """Read the requests of a JSON-lines file, skipping empty lines.
 
-    A line has `prompt` (a text or token ids) or `messages`; its `max_tokens` (or `max_completion_tokens`) wins over a
-    draw from `outputs`, and its other fields are sent as they are, but for `model` and `stream`. Lines of OpenAI's
-    batch files, with a `body`, are taken too. Raises `WeftError` that names the line.
+    A line has `prompt` (a string or token ids) or `messages`; its `max_tokens` (or `max_completion_tokens`) overrides
+    `outputs`, and its other fields are sent unchanged, except `model` and `stream`. Lines of OpenAI's batch files, with
+    a `body`, are accepted too. Raises `WeftError` that names the line.
     """
     draw = random.Random(f"file {seed}")
     try:
@@ -156,7 +156,7 @@ def _read_line(file: Path, number: int, line: str, outputs: Lengths, draw: rando
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise WeftError(f"line {number} of {file} is no JSON: {error}") from error
+        raise WeftError(f"line {number} of {file} is not valid JSON: {error}") from error
     body = dict(row.get("body", row)) if isinstance(row, dict) and isinstance(row.get("body", row), dict) else {}
     prompts = [body.pop(name) for name in ("prompt", "messages") if name in body]
     if len(prompts) != 1 or not prompts[0] or not isinstance(prompts[0], str | list):

@@ -1,1 +1,1 @@
-"""The pieces that families share. Each one knows its own weights: their names, shapes and sources."""
+"""Layers that families share. Each one defines its weights: names, shapes and sources."""

@@ -1,6 +1,6 @@
-"""A decoder-only model of pre-norm blocks: what the Llama, Mistral and Qwen families have in common.
+"""A decoder-only model of pre-norm blocks, used by the Llama, Mistral and Qwen families.
 
-Families differ in what their `ModelSpec` says (biases, norms of heads, windows, scaling), so one model serves them.
+Families differ only in their `ModelSpec` (biases, norms of heads, windows, scaling).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DecoderLayer:
         return self._mlp.project(normed, x, weights)
 
     def _block(self, weights: Mapping[str, Tensor]) -> Block | None:
-        """The layer as one operation, prepared when these weights are first seen."""
+        """The layer as one operation, prepared on the first call with these weights."""
         if self._prepared is None or self._prepared[0] is not weights:
             self._prepared = (weights, self._kernels.prepare_block(self._shape, weights))
         return self._prepared[1]

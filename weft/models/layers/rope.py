@@ -1,7 +1,7 @@
 """Rotary position embedding: frequencies of every supported scaling, and the rotation of a pass.
 
-Frequencies and angles are float32 in every dtype of the model, because that is how checkpoints were trained and how
-other implementations run them: an angle computed more exactly would differ from theirs at long positions.
+Frequencies and angles are float32 in every dtype of the model, as in training and in other implementations: more exact
+angles would differ from theirs at long positions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Llama 3.1: long waves are slowed by `factor`, short ones kept, those between interpolated."""
+    """Llama 3.1: low frequencies are divided by `factor`, high ones kept, those between interpolated."""
     context = spec.original_max_position
     wavelengths = 2 * math.pi / frequencies
     blend = (context / wavelengths - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
@@ -56,7 +56,7 @@ def _llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
 
 
 def _yarn(spec: RopeSpec, head_dim: int) -> Tensor:
-    """YaRN (Peng et al., 2023, section 3.2): dimensions that turn often are kept, those that turn rarely slowed."""
+    """YaRN (Peng et al., 2023, section 3.2): high frequencies are kept, low ones divided by `factor`."""
 
     def dimension_of(rotations: float) -> float:
         waves = spec.original_max_position / (rotations * 2 * math.pi)

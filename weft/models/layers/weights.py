@@ -1,6 +1,6 @@
-"""How a checkpoint's tensors become a layer's weights: some are stacked into one matrix, so that one product does.
+"""The mapping from a checkpoint's tensors to a layer's weights; some tensors are stacked, to fuse matrix products.
 
-Owns the description alone; `loader.py` reads the tensors.
+Owns only the description; `loader.py` reads the tensors.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class WeightSource(NamedTuple):
-    """A tensor of the checkpoint, which fills a run of rows of a weight."""
+    """A tensor of the checkpoint, which fills consecutive rows of a weight."""
 
     name: str
     rows: int
@@ -24,7 +24,7 @@ class WeightTarget(NamedTuple):
     packed: bool = False
     """Whether only `linear` and `take_rows` read it, so that they may have it in an order of their own."""
     scales: str | None = None
-    """Under which name its scales go when weights are quantized. None: it never is."""
+    """Name of its scales if weights are quantized; None: it is never quantized."""
 
 
 def vector(name: str, source: str, size: int) -> WeightTarget:
@@ -33,9 +33,10 @@ def vector(name: str, source: str, size: int) -> WeightTarget:
 
 
 def projection(name: str, bias: str | None, sources: dict[str, int], columns: int) -> list[WeightTarget]:
-    """A matrix of the stacked `<source>.weight` (source: rows); if `bias` is a name, their biases under that name.
+    """A matrix of the stacked `<source>.weight` (source: rows) and, unless `bias` is None, their biases under that
+    name.
 
-    Every projection is quantized when weights are.
+    All projections are quantized if weights are.
     """
     rows = sum(sources.values())
     matrices = tuple(WeightSource(f"{s}.weight", n) for s, n in sources.items())
