@@ -1,4 +1,4 @@
-"""Benchmarks do not run beside the training of weft-tiny, which takes all idle time of the processors."""
+"""Refuses to run benchmarks beside the training of weft-tiny, which uses all idle CPU time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from training.weft_tiny.state import holder, running_lock
 
 
 def require() -> None:
-    """End the process with an error if a trainer of this user computes on this machine.
+    """Exit with an error if a trainer of this user is running on this machine.
 
     `BENCH_BESIDE_TRAINING=1` permits it, for tests, which measure nothing.
     """

@@ -1,9 +1,9 @@
-"""What a CUDA device makes of Weft, in one call: first whether it is right, then how fast it is.
+"""Checks and measures Weft on a CUDA device: correctness first, then speed.
 
     python -m bench.gpu [--sections check,kernels,…] [--json FILE] [--limit-s 540]
 
-Sections, in this order, each in a process of its own with a time limit, so that what goes wrong in one leaves the
-others alone. The file is written after each; of one that fails or is stopped, it has what was found until then:
+Sections, in this order, each in a separate process with a time limit, so that a failure does not affect the others. The
+file is written after each section; it has the partial results of a section that fails or is stopped:
 
     check        every kernel against the reference, in three dtypes; pages that go to the host and come back
     kernels      the device's ceilings (a copy, a product of matrices), and each kernel against them
@@ -12,7 +12,7 @@ others alone. The file is written after each; of one that fails or is stopped, i
     llama-3-8b   the same
     peer         32 requests on the shape of Qwen3-0.6B by transformers' continuous batching
 
-`--device cpu --tiny` runs all of it at sizes that say nothing, to see that it runs.
+`--device cpu --tiny` runs everything at tiny sizes, as a smoke test.
 """
 
 from __future__ import annotations

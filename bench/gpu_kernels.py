@@ -1,4 +1,4 @@
-"""The kernels on a device: whether each agrees with the reference, and how fast it is.
+"""Correctness of the kernels on a device against the reference, and their speed.
 
 Checks every operation of every variant in three dtypes; products of matrices are torch's in all of them and left out.
 Measures what the device gives at most (a copy of 1 GiB, a product of 8192 x 8192 matrices), then each operation in

@@ -1,8 +1,8 @@
-"""What a step costs on the host, in absolute time, and what of it anybody waits for.
+"""Host time of a step, and the part of it that is not overlapped with the device.
 
     python -m bench.host_cost [SECTION ...] [--runs 5] [--sequences 1 32 128 256] [--json FILE]
 
-`steps`, `commands` and `admission` are about an engine on a worker that does nothing, in processor time of its thread:
+`steps`, `commands` and `admission` measure an engine on a fake worker, in CPU time of its thread:
 a step of sequences that decode, a single command of a program (from its bytes on the socket to its answer's), and a
 prompt that the prefix index knows. `overlap` is about the same engine on a worker whose steps take 10 ms: how much
 longer than 10 ms a step takes, with the next one prepared meanwhile and without. `kernels` decodes with a real model

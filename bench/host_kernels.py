@@ -1,4 +1,4 @@
-"""What passes between kernels while a real model decodes on this machine's processor: `bench.host_cost kernels`.
+"""Time between kernels while a real model decodes on this machine's CPU: `bench.host_cost kernels`.
 
 Random weights in the shape of Qwen3-0.6B, bfloat16. Every operation of the kernel table is timed on the device's thread
 (a wrapper costs about 0.5 us), and so are torch's operations, sampling, the layout of the batch and the inputs. A step

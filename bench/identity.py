@@ -1,4 +1,4 @@
-"""Do tokens depend on what else runs? The same random requests, scheduled in very different ways.
+"""Do tokens depend on the load? The same random requests under different schedules.
 
     python -m bench.identity [--dtype bfloat16] [--requests 300]
 

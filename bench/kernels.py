@@ -1,4 +1,4 @@
-"""The CPU kernels beside what the machine can do: bandwidth of reading, rate of products, shared prefixes, int8.
+"""The CPU kernels against the machine's memory bandwidth and matmul FLOP/s; shared prefixes, int8.
 
     python -m bench.kernels [--threads 2] [--runs 5] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What int8 weights cost in accuracy: the embedded model in bfloat16, as it is and quantized, on held-out text.
+"""Accuracy of int8 weights: the embedded model in bfloat16, with and without quantization, on held-out text.
 
     python -m bench.quantization [--cases 500] [--texts 50] [--threads 2] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""How close the offline benchmark comes to what this machine can do, by limits measured in the same run.
+"""The offline benchmark against the roofline of this machine, with limits measured in the same run.
 
     python -m bench.roofline [--runs 5] [--requests 32] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What the sandbox itself costs: launches, calls, memory. No model and no engine: the host only echoes.
+"""Cost of the sandbox: launches, calls, memory. There is no model and no engine: the host only echoes.
 
     python -m bench.sandbox [--backend fibers|threads] [--guests 1000]
 

@@ -1,4 +1,4 @@
-"""How much of the offline path's throughput arrives over HTTP as streams.
+"""Throughput of HTTP streams relative to the offline path.
 
     python -m bench.streaming [--streams 64] [--tokens 64] [--runs 3] [--threads N] [--layers N] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Start a server with the model in the package, drive it through every scene, stop it.
+"""Start a server with the model in the package, run every scene against it, stop it.
 
 Fails if an expectation does not hold. No expectation depends on how fast the machine is.
 """

@@ -1,4 +1,4 @@
-"""A peer in a process of its own, with a Python of its own: for engines that cannot live beside ours.
+"""A peer in a separate process with its own Python, for engines that cannot share ours.
 
 The child is a script that reads a JSON object per line from its standard input and answers each with one on its
 standard output, in order:

@@ -1,1 +1,1 @@
-"""What programs cost and gain: `python -m bench.programs --help`."""
+"""Costs and gains of programs: `python -m bench.programs --help`."""

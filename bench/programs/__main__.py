@@ -1,4 +1,4 @@
-"""What programs cost and gain.
+"""Costs and gains of programs.
 
     python -m bench.programs [costs calls policies share launch apps functions attention ...] [--runs 5] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""The world of an application that is a client of `/v1/completions`, some way off from the server.
+"""The environment of an application that is a remote client of `/v1/completions`.
 
 Prompts and answers are token ids, so that nothing is tokenized twice, and the client is a few lines over asyncio's
 streams: its processor time is small, because on one machine it is taken from the server.

@@ -1,4 +1,4 @@
-"""Applications as programs beside the model, against the same logic as a client some way off."""
+"""Applications as programs beside the model, against the same logic in a remote client."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The world of an application that runs as a program beside the model. With `applications` before it, it is what is
-uploaded: see `packing.source_of`."""
+"""The environment of an application that runs as a program beside the model. Together with `applications` it is the
+uploaded source: see `packing.source_of`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Weft adds to a program's time, in absolute terms: the device takes a fixed time for each step."""
+"""Time that Weft adds to programs, in absolute terms: the device takes a fixed time for each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure 7 of the paper: what a function-calling agent gains by each optimisation that knows the application."""
+"""Figure 7 of the paper: the gain of a function-calling agent by each application-specific optimisation."""
 
 from __future__ import annotations
 
