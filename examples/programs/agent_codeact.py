@@ -1,5 +1,5 @@
-"""CodeACT: the model's actions are code. What it writes becomes the source of a child program, which runs in the
-sandbox with little time and no network; its result, or its error, goes back into the same context.
+"""CodeACT: the model's actions are code. Generated code becomes the source of a child program, which runs in the
+sandbox with little time and no network; its result, or its error, is appended to the same context.
 
 Arguments: `question`, `max_rounds`, `cpu_s` (of each child).
 Returns the answer and every piece of code with what came of it.

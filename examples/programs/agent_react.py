@@ -1,5 +1,5 @@
-"""ReAct: the model reasons by acting. It calls tools, reads what they say, calls others, and answers; all of it in one
-context whose KV stays while the tools work.
+"""ReAct: the model alternates between reasoning and tool calls until it answers, in one context whose KV stays while
+the tools run.
 
 Tools: a calculator in the program itself, a table in the tenant's store, and the weather from a web service.
 

@@ -1,4 +1,4 @@
-"""Swarm: several agents that know each other by name alone, and work by sending messages.
+"""Swarm: several agents that know each other by name only, and cooperate by messages.
 
 A coordinator hands problems out over a topic of each worker and hears of results on another; workers solve each
 problem with a calculator, in a context of their own; at last the coordinator has one of them add all up. Started under

@@ -1,5 +1,5 @@
-"""Attention sink: every token sees the first `sinks` tokens and the last `window` tokens, so that a text grows in a
-bounded number of KV pages, and stays fluent.
+"""Attention sink: every token sees the first `sinks` tokens and the last `window` tokens, so a text of any length needs
+a bounded number of KV pages.
 
 The first tokens stay because attention puts what it does not need on them. Tokens keep their positions in the whole
 text, so it ends with the model's last position (the paper counts positions within the cache, and need not end).

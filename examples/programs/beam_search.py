@@ -1,5 +1,5 @@
-"""Beam search: the likeliest continuations as a whole, not token by token. Beams are forks of one sequence, so they
-share all KV they have in common, and all are computed in the same batch.
+"""Beam search: the most probable continuations as a whole, not token by token. Beams are forks of one sequence, so they
+share the KV of their common prefix, and all are computed in the same batch.
 
 The search itself is `weft.sdk.beam`: `Sequence.fork` and `Sequence.next_dist`, and the algorithm in
 `weft.sdk.beam_rules`.

@@ -1,4 +1,4 @@
-"""Best of n: several answers are sampled beside each other and scored, and the conversation goes on with the best one.
+"""Best of n: several answers are sampled in parallel and scored, and the conversation continues with the best one.
 
 The score is the mean log-probability of the answer's tokens; any function of a generation will do, a model's judgement
 too. The prompt is computed once, and the KV of the answer that is kept is the context's.

@@ -1,5 +1,5 @@
-"""Contrastive decoding between two prompts: one with the text that the answer is to come from, one without. What is
-likely with the text and unlikely without it is preferred, so that the answer comes from the text.
+"""Contrastive decoding between two prompts: one with a document, one without. Tokens that are probable with the
+document and improbable without it are preferred, so the answer comes from the document.
 
 Each token maximises (1 + weight) * log p(with) - weight * log p(without) among those at least `plausible` times as
 probable as the likeliest one with the text. Both prompts are sequences of one model, computed in the same batch.

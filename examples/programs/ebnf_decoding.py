@@ -1,5 +1,5 @@
-"""EBNF decoding: the program follows a context-free grammar itself and takes the likeliest token that the grammar
-allows, token by token. `ctx.generate(grammar=ebnf(...))` does the same inside the engine, without a round trip each.
+"""EBNF decoding: the program enforces a context-free grammar itself, taking the most probable token that the grammar
+allows. `ctx.generate(grammar=ebnf(...))` does the same inside the engine, without a round trip per token.
 
 Arguments: `prompt` (what a user says), `grammar` (rules in the notation of GBNF, from `root`), `max_tokens`.
 Returns the text, its tokens, whether the text is complete, and how many tokens were chosen by the grammar alone.

@@ -1,5 +1,5 @@
-"""Graph of thought: thoughts are vertices of a graph. Some are generated from one thought before them, the best of
-several is kept, and others are aggregated from many, which no chain or tree can do.
+"""Graph of thought: thoughts are vertices of a graph. Some are generated from one earlier thought, and the best of
+several is kept; others aggregate several thoughts, which chains and trees cannot express.
 
 Of each note several drafts of the names in it are generated and scored (how many stand in the note?), and the best is
 kept. Then the lists are merged, two by two: of each merger several drafts again, the best one kept, and refined under a

@@ -1,4 +1,4 @@
-"""Hierarchical attention: a document is a tree, and every part of it sees itself and the headings above it alone.
+"""Hierarchical attention: a document is a tree, and every part of it sees only itself and the headings above it.
 
 Each part has KV pages of its own, and reads those of the parts above it: the tree of parts is a tree of pages, and no
 mask is needed. What is generated goes on from the last part. A text of n parts costs n short forward passes, which the

@@ -1,5 +1,5 @@
-"""Jacobi decoding: a block of guesses is corrected all at once, again and again; the guesses that turn out right are
-tokens that needed no pass of their own. The result is exactly what greedy decoding writes.
+"""Jacobi decoding: a block of guesses is corrected in parallel, repeatedly; correct guesses are tokens that needed no
+pass of their own. The result is exactly that of greedy decoding.
 
 Every pass computes the last token and a block of guesses after it into a scratch page. Where the model's own choice
 before a guess agrees with the guess, its KV is what it has to be, and is copied to the text's pages; all other guesses

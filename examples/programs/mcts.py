@@ -1,5 +1,5 @@
-"""Monte Carlo tree search over sentences: a node is the beginning of a story, its children go on with one sentence
-each, and a node is worth what stories that begin with it turn out to be.
+"""Monte Carlo tree search over sentences: a node is the beginning of a story, its children add one sentence each, and
+its value is the mean score of stories that begin with it.
 
 Each round walks down by upper confidence bounds, adds a sentence, writes the story to its end on a fork, and tells all
 nodes on the way what it was worth. Nodes are contexts: going on from one costs its new tokens only.

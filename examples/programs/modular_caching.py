@@ -1,5 +1,5 @@
-"""Modular caching: parts of prompts ("modules") are computed once, each alone at its place, and any prompt that uses
-some of them takes their KV as it is.
+"""Modular caching: parts of prompts ("modules") are computed once, each independently at its position, and prompts that
+use some of them reuse their KV unchanged.
 
 A module sees only itself and not the text before it, so its KV is the same in every prompt: that is what makes it
 reusable, and where the result may differ from that of one plain prompt. Modules stand where the list of all modules

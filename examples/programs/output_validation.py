@@ -1,6 +1,6 @@
-"""Output validation: what the model writes is followed by a regular expression while it is written, and given up at the
-first token that cannot be right; the context is rewound and the model tries again. Only what was promised leaves the
-program: the last try is made under the expression as a grammar, so that there always is a valid answer.
+"""Output validation: a regular expression is matched while the model generates, and generation stops at the first
+invalid token; the context is rewound and the model tries again. The last try uses the expression as a grammar, so there
+is always a valid answer.
 
 Arguments: `prompt` (what a user says), `pattern`, `tries`, `temperature`, `seed`, `max_tokens`.
 Returns the text, how many tries it took, whether the last one was constrained, and the tokens that were thrown away.

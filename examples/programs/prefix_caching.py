@@ -1,5 +1,5 @@
-"""Prefix caching by hand: the KV of a text that many prompts begin with is computed once and exported by name; every
-other run imports its pages and computes its own question alone.
+"""Prefix caching by hand: the KV of a common prefix is computed once and exported by name; every other run imports its
+pages and computes only its own question.
 
 The engine does the same by itself for every `Context`; a program that names its exports decides what stays.
 

@@ -1,6 +1,5 @@
-"""Recursion of thought: a problem that is too large for one context is divided; each part is solved in a context of its
-own, by the same function, and only its answer comes back. Contexts stay short however large the problem is, and parts
-that do not need each other are solved at the same time.
+"""Recursion of thought: a problem that is too large for one context is divided; the same function solves each part in a
+separate context, and only the answer is returned. Contexts stay short, and independent parts are solved in parallel.
 
 The problems are nested arithmetic. A model that was trained for it says itself where to divide; the embedded one was
 not, so the program divides at the operands, and the model solves each step with a calculator.

@@ -1,5 +1,5 @@
-"""Reflexion: the program tries a task, looks at what went wrong, puts it into words, and tries again with these words
-in its prompt. What it has learned is kept in the tenant's store, so the next run begins with it.
+"""Reflexion: the program tries a task, evaluates the result, describes the failure, and tries again with this
+reflection in its prompt. Reflections are kept in the tenant's store, so the next run begins with them.
 
 Arguments: `text`, `keys` (of the JSON record to extract), `trials`, `memory` (the name of what is learned), `seed`.
 Returns the record (none: no trial was right), the trials, and what was learned.

@@ -1,5 +1,5 @@
-"""Self-consistency: the same question is answered several times with some chance in it, and the answer that comes most
-often is given. All samples go on from one prompt, which is computed once.
+"""Self-consistency: the same question is answered several times with sampling, and the most frequent answer is
+returned. All samples continue one prompt, which is computed once.
 
 Arguments: `prompt` (what a user says), `samples`, `temperature`, `seed`, `max_tokens`.
 Returns the answer and the votes for each.

@@ -1,5 +1,5 @@
-"""Skeleton of thought: first the points of an answer, in few words; then every point is written out, all at the same
-time, on forks that share the skeleton's KV. The answer takes as long as its longest point.
+"""Skeleton of thought: first an outline of the answer in a few words, then every point in parallel, on forks that share
+the outline's KV. The answer takes as long as its longest point.
 
 Arguments: `list` (of what the answer is to be about, with prices), `hero` (of the stories that the points become),
 `max_tokens` (of each point). Returns the points and the text of each.

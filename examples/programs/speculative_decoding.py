@@ -1,5 +1,5 @@
-"""Speculative decoding by prompt lookup: what followed the last tokens when they came before is taken for a draft, and
-the model checks all of it in one forward pass. The result is exactly what greedy decoding writes.
+"""Speculative decoding by prompt lookup: the continuation of an earlier occurrence of the last tokens is the draft, and
+the model verifies all of it in one forward pass. The result is exactly that of greedy decoding.
 
 A pass appends the draft and one token more that stands for nothing: the likeliest token before each place says how far
 the draft is right, and what follows instead. What was wrong is truncated, and the sequence keeps its lineage.

@@ -1,4 +1,4 @@
-"""Text completion: the model continues a text, and every piece is sent to the client as soon as it is certain.
+"""Text completion: the model continues a text, and every piece is sent to the client as soon as it is final.
 
 Arguments: `prompt` (the text to go on with), `max_tokens`, `temperature` (0: always the likeliest token), `seed`.
 Returns the text, why it ended, and what it cost.

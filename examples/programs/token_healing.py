@@ -1,5 +1,5 @@
-"""Token healing: a prompt may end in the middle of what would be one token, and the model then has to go on in a way it
-never saw. So the last token is taken back, and the next one has to begin with its letters.
+"""Token healing: a prompt may end inside what would be one token, which forces the model into an unusual tokenization.
+The last token is removed, and the next one must begin with its characters.
 
 Arguments: `prompt` (a text that ends anywhere), `max_tokens`.
 Returns what follows the prompt with and without healing, and the tokens that were considered instead of the last one.

@@ -1,5 +1,5 @@
-"""Tree of thought: the model proposes several next steps for each state, the program values the states they lead to and
-keeps the best few, and so on until one is a solution.
+"""Tree of thought: the model proposes several next steps for each state; the program scores the resulting states and
+keeps the best few, until one is a solution.
 
 The task is the paper's game of 24: combine numbers with + - * / until one is left that is the target. A thought is one
 line such as "13 - 9 = 4 (left: 4 10 4)". Proposals are sampled on forks, so the lines before are shared; a grammar sees

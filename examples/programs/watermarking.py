@@ -1,5 +1,5 @@
-"""Watermarking: each token is drawn with a bias towards a "green" part of the vocabulary that depends on the token
-before it and a key. With the key the text can be told from others; without it no difference is visible.
+"""Watermarking: each token is sampled with a bias towards a "green" part of the vocabulary that depends on the previous
+token and a key. With the key the text can be detected; without it no difference is visible.
 
 Arguments: `prompt` (the text to go on with), `key`, `max_tokens`, `bias` (added to log-probabilities of green tokens;
 0 leaves no mark), `share` (of the vocabulary that is green), `seed`; or `detect` (a text or a list of tokens to test).

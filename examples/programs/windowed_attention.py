@@ -1,4 +1,4 @@
-"""Windowed attention: every token sees the last `window` tokens alone, so that the KV held does not grow with the text.
+"""Windowed attention: every token sees only the last `window` tokens, so the KV held does not grow with the text.
 
 The prompt is computed under a mask. Afterwards the token that leaves the window is hidden from its page, and a page is
 given back once all of it is hidden.
