@@ -21,7 +21,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The response of `/v1/models`."""
+    """Cards of all served names, in the order of configuration."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
