@@ -16,8 +16,9 @@ from weft.core.clock import ManualClock
 from weft.programs.host.process import host_parts
 from weft.programs.quota.account import NoPlace
 from weft.programs.quota.limits import Limits
+from weft.programs.registry import Registry
 from weft.programs.run_records import RunRecords
-from weft.server.programs import resolved
+from weft.server.programs import Programs, resolved
 from weft.store.database import FILE, Database
 from weft.store.values import MemoryValueStore
 
@@ -111,6 +112,28 @@ def test_defaults_that_depend_on_machine_and_tenants() -> None:
     asked = ProgramsConfig(max_sandbox_bytes=100, max_sandbox_bytes_per_tenant=90, tenant_pages_fraction=0.9)
     assert resolved(asked, 5, machine_bytes=1000) == asked
     assert resolved(ProgramsConfig(max_sandbox_bytes=100), 5).max_sandbox_bytes_per_tenant == 50
+
+
+def test_a_tenant_pays_for_the_checks_of_its_sources() -> None:
+    charged: list[tuple[str, float]] = []
+
+    class Host:
+        def charge(self, tenant: str, cpu_s: float) -> None:
+            charged.append((tenant, cpu_s))
+
+        async def close(self) -> None:
+            pass
+
+    async def body() -> None:
+        programs = Programs(ProgramsConfig(), Registry(), lambda programs: Host())
+        await programs.upload("t", "p", b"async def main(args):\n    return 1\n", "python")
+        with pytest.raises(InvalidRequest):
+            await programs.inline_code("u", "def main(:")
+        await programs.inline_code("u", "async def main(args):\n    return 1\n")  # the same content: known already
+        await programs.close()
+        assert [tenant for tenant, cpu_s in charged if cpu_s > 0] == ["t", "u"]
+
+    asyncio.run(body())
 
 
 def test_the_configuration_reaches_the_host() -> None:

@@ -94,7 +94,7 @@ class Programs:
             raise InvalidRequest(f"{name} is a program of this server's operator; choose another name.", "name")
         check_name(name)
         code = checked_code(content, kind, self._registry.quota, name)
-        await self._checker.check(tenant, code)
+        await self._check(tenant, code)
         async with self._writing:
             return await asyncio.to_thread(self._registry.upload, tenant, name, content, kind)
 
@@ -135,7 +135,7 @@ class Programs:
         """A source that was not uploaded. Raises `InvalidRequest`."""
         self._check_on()
         code = checked_code(source.encode("utf-8", "surrogatepass"), "python", self._registry.quota)
-        await self._checker.check(tenant, code)
+        await self._check(tenant, code)
         return code
 
     def limits(self, asked: dict[str, Any]) -> Limits:
@@ -180,6 +180,10 @@ class Programs:
         await asyncio.to_thread(self._registry.close)
 
     # ---- inside
+
+    async def _check(self, tenant: str, code: Code) -> None:
+        """Raise `InvalidRequest` for content that is no program. The tenant's rate pays for the time."""
+        await self._checker.check(tenant, code, lambda cpu_s: self._open().charge(tenant, cpu_s))
 
     def _open(self) -> RunHost:
         if self._host is None:

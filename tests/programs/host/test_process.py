@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from weft.abi.errors import HostDead, LimitExceeded, ModelLoadError, Overloaded, RunCancelled, UnknownProgram, WeftError
@@ -203,6 +204,20 @@ def test_refusals_arrive_too() -> None:
         assert busy.record().usage.messages_received >= 3
 
     run(test, ProgramsConfig(max_runs=1, max_waiting=1))
+
+
+@pytest.mark.parametrize("is_up", [False, True], ids=["before the host", "after the host"])
+def test_time_that_the_front_spends_for_a_tenant_is_of_its_rate(is_up: bool) -> None:
+    async def test(client: HostClient) -> None:
+        if is_up:
+            await client.open()
+        client.charge("t", 1e6)
+        mine = await client.start(spec("def main(): pass\n"), CALLER)
+        theirs = await client.start(spec("def main(): pass\n"), Caller(tenant="other"))
+        await theirs.wait()
+        assert (mine.status, theirs.status) == ("queued", "finished")
+
+    run(test, msgspec.structs.replace(CONFIG, tenant_cpu_s_per_minute=60.0))
 
 
 def test_children_by_name() -> None:

@@ -121,6 +121,19 @@ def test_a_rate_is_of_the_tenant_and_of_children_too(name: str) -> None:
     assert accounts.num_tenants == 0
 
 
+def test_time_spent_outside_of_runs_is_of_the_rate_too() -> None:
+    clock = ManualClock()
+    accounts = Accounts(ProgramsConfig(tenant_cpu_s_per_minute=60), clock)
+    accounts.charge("t", 63)
+    with pytest.raises(NoPlace, match="tenant_cpu_s_per_minute") as raised:
+        accounts.open("t", Limits())
+    assert raised.value.retry_after_s == 3
+    clock.advance(100)
+    accounts.open("u", Limits()).close()
+    assert accounts.num_tenants == 0
+    Accounts().charge("t", 10**9)  # without a rate, nothing is kept
+
+
 def test_without_rates_nothing_is_asked() -> None:
     run = Accounts().open("t", Limits())
     assert not run.is_rated

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -72,6 +73,8 @@ class HostClient:
         self._runs: dict[str, Run] = {}
         self._calls = itertools.count(1)
         self._asked: dict[int, asyncio.Future[wire.CallAnswered]] = {}
+        self._uncharged: defaultdict[str, float] = defaultdict(float)
+        """Processor time of tenants that no host has counted yet."""
         self._finding: set[asyncio.Task[None]] = set()
         self._closing = False
 
@@ -133,6 +136,13 @@ class HostClient:
         self._closing = True
         await self.child.close()
         self._lose_all(HostDead("the server was stopped before this run was done"))
+
+    def charge(self, tenant: str, cpu_s: float) -> None:
+        """Have the host count processor time that was spent here; where it is not ready, when it is."""
+        if self.ready:
+            self.tell(wire.ChargeTenant(tenant, cpu_s))
+        else:
+            self._uncharged[tenant] += cpu_s
 
     # ---- for runs
 
@@ -215,6 +225,9 @@ class HostClient:
         match message:
             case wire.HostReady():
                 self.child.is_ready = True
+                for tenant, cpu_s in self._uncharged.items():
+                    self.tell(wire.ChargeTenant(tenant, cpu_s))
+                self._uncharged.clear()
                 self._ready.set()
             case wire.HostFailed(why):
                 self._unusable = why.error()

@@ -135,6 +135,9 @@ class HostServer:
                 self._found(call, found, refusal)
             case wire.DeliverMessage(run_id, body):
                 self._deliver(run_id, body)
+            case wire.ChargeTenant(tenant, cpu_s):
+                if self._host is not None:
+                    self._host.charge(tenant, cpu_s)
             case wire.QueryRun(call, run_id):
                 self._confirm(call, run_id)
             case wire.CancelRun(run_id, why):

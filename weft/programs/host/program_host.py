@@ -52,6 +52,9 @@ class RunHost(Protocol):
     async def start(self, spec: RunSpec, caller: Caller) -> Run:
         """Launch a run. Raises `Overloaded`, `Unsupported`, `HostDead`."""
 
+    def charge(self, tenant: str, cpu_s: float) -> None:
+        """Count processor time that was spent for a tenant outside of its runs against its rate."""
+
     async def close(self) -> None:
         """Cancel what runs and stop."""
 
@@ -136,6 +139,10 @@ class ProgramHost:
     async def start(self, spec: RunSpec, caller: Caller) -> Run:
         """Launch a run; see `launch` for what it raises."""
         return self.launch(spec, caller)
+
+    def charge(self, tenant: str, cpu_s: float) -> None:
+        """Count processor time that was spent for a tenant outside of its runs against its rate."""
+        self._parts.accounts.charge(tenant, cpu_s)
 
     def launch(self, spec: RunSpec, caller: Caller, *, id: str = "") -> Run:
         """A run that starts now, or when there is a place for it.

@@ -112,6 +112,13 @@ class ProgramFound(FromFront, frozen=True):
     error: ErrorRecord | None = None
 
 
+class ChargeTenant(FromFront, frozen=True):
+    """The front has spent processor time for a tenant: its rate pays for it."""
+
+    tenant: str
+    cpu_s: float
+
+
 class PingHost(FromFront, frozen=True):
     """Asks the host for `HostAlive`."""
 

@@ -58,6 +58,15 @@ class Accounts:
         self._idle.pop(tenant, None)
         return Budget(limits, account, self._clock, sandbox_bytes=sandbox_bytes)
 
+    def charge(self, tenant: str, cpu_s: float) -> None:
+        """Count processor time spent for a tenant outside of its runs against its rate."""
+        account = self._account(tenant)
+        if account.rates is not None:
+            account.rates.spend("cpu_s", cpu_s, self._clock.now())
+            self._tenants[tenant] = account
+            if not account.programs:
+                self._rest(tenant, account)
+
     def check_possible(self, tenant: str, limits: Limits) -> None:
         """Raise `InvalidRequest` for a sandboxed run that could never start."""
         for above in self._account(tenant).chain:
