@@ -201,7 +201,7 @@ class RunContext:
 
     def usage(self) -> ContextUsage:
         """What the run asked so far; also after its end."""
-        sequences = self._sequences
+        sequences = self._sequences.usage
         return ContextUsage(
             host_calls=self._host_calls,
             prompt_tokens=sequences.prompt_tokens,

@@ -1,6 +1,7 @@
 """Calls that are under way: answered by a coroutine, or by an operation of the engine.
 
-Owns how each ends, is given up, and is dropped with its run. `weft.programs.run.calls.pending_calls` begins them.
+Owns how each ends, is given up, and is dropped with its run. The traits of a run begin them, by `answer_by_task` and
+`answer_by_operation`.
 """
 
 from __future__ import annotations
@@ -8,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from weft.abi.errors import WeftError
 from weft.programs.operations import EngineOperation
-
-if TYPE_CHECKING:
-    from weft.programs.run.calls.pending_calls import PendingCalls
+from weft.programs.run.calls.pending_calls import PendingCalls
 
 T = TypeVar("T")
 
 
-class Charged(Coroutine[Any, Any, T]):
+class ChargedCoroutine(Coroutine[Any, Any, T]):
     """A coroutine that reports to `charge` how many seconds of the loop each of its steps takes."""
 
     def __init__(self, work: Coroutine[Any, Any, T], charge: Callable[[float], None]):
@@ -56,7 +56,7 @@ class TaskCall:
     ):
         self._calls, self._call, self._held = calls, call, held
         self._waits_since = calls.loop.time() if waits else None
-        self._task = calls.loop.create_task(Charged(work, calls.charge))
+        self._task = calls.loop.create_task(ChargedCoroutine(work, calls.charge))
         self._task.add_done_callback(self._done)
 
     def cancel(self) -> None:
@@ -133,4 +133,27 @@ class OperationCall:
             self._calls.cancelled(self._call)
 
     def drop(self) -> None:
-        """Whoever owns the sequence or the space gives it back."""
+        """The owner of the sequence or the space gives it back."""
+
+
+def answer_by_task(
+    calls: PendingCalls, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int = 0, waits: bool = False
+) -> None:
+    """Have a coroutine answer the call. `held`: bytes that it keeps meanwhile. `waits`: its time is that of a tool, not
+    of the device. Raises as `PendingCalls.check_free`."""
+    try:
+        calls.check_free(call, held)
+    except WeftError:
+        work.close()
+        raise
+    calls.begin(call, TaskCall(calls, call, work, held=held, waits=waits), held)
+
+
+def answer_by_operation(
+    calls: PendingCalls, call: int, operation: EngineOperation, ended: Callable[[], tuple[bytes, ...]]
+) -> OperationCall:
+    """Have an operation of the engine answer the call; `ended` makes its result once it ended without an error. Raises
+    as `PendingCalls.check_free`."""
+    pending = OperationCall(calls, call, operation, ended)
+    calls.begin(call, pending)
+    return pending

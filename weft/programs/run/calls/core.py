@@ -13,6 +13,7 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest, Overloaded
 from weft.programs.network.requests import HttpRequest
+from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.ordered_room import OrderedRoom
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.run.messages import MessageQueue, check_json, one_line
@@ -116,7 +117,7 @@ class CoreCalls:
             max_bytes=args.max_bytes,
         )
         self.num_requests += 1
-        self._calls.run(call, self._fetch(request), held=len(body), waits=True)
+        answer_by_task(self._calls, call, self._fetch(request), held=len(body), waits=True)
 
     async def _fetch(self, request: HttpRequest) -> tuple[bytes, ...]:
         async with self._web.hold(min(max(0, request.max_bytes), MAX_ANSWER_BYTES)):

@@ -7,7 +7,6 @@ Sequence trait and, as its mailbox, by the runtime.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,11 +17,9 @@ from weft.core.wire import Finished, Token
 from weft.programs.builtin.choice import ChoiceText
 from weft.programs.operations import TokenStream
 from weft.programs.quota.limits import REFUSED
+from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, SequenceUsage
 from weft.programs.run.calls.view import RunView
 from weft.programs.types import CompletionArgs
-
-if TYPE_CHECKING:
-    from weft.programs.run.calls.sequence import GenerateSpec, OpenSequence, SequenceCalls
 
 WHOLE = 4
 """Bit of `text`: one part, at the end."""
@@ -40,11 +37,11 @@ class GenerationCall:
         generation: TokenStream,
         spec: GenerateSpec,
         known: OpenSequence,
-        owner: SequenceCalls,
+        usage: SequenceUsage,
         text: int,
     ):
         self._calls, self._budget, self._call = view.calls, view.budget, call
-        self._generation, self._known, self._owner = generation, known, owner
+        self._generation, self._known, self._usage = generation, known, usage
         self._num_logprobs = spec.sampling.logprobs
         self._choice: ChoiceText | None = None
         self._kept: list[Token] | None = [] if text & WHOLE else None
@@ -89,7 +86,7 @@ class GenerationCall:
                 self._calls.cancelled(self._call)
 
     def drop(self) -> None:
-        """The sequence is released by whoever owns it."""
+        """The owner of the sequence releases it."""
 
     def _part(self, tokens: Sequence[Token], finished: Finished | None) -> None:
         ids = pack_tokens([token.token for token in tokens])
@@ -103,7 +100,7 @@ class GenerationCall:
 
     def _count(self, num_tokens: int) -> bool:
         """Whether the program may go on."""
-        self._owner.generated_tokens += num_tokens
+        self._usage.generated_tokens += num_tokens
         try:
             self._budget.spend("tokens", num_tokens)
             self._known.quota.grow(num_tokens)
@@ -122,7 +119,7 @@ class GenerationCall:
 
     def _end(self, finished: Finished | None) -> None:
         generation = self._generation
-        self._owner.note(self._known, generation.usage)
+        self._usage.note(self._known, generation.usage)
         if generation.error is not None:
             self._calls.error(self._call, generation.error)
         elif finished is None:

@@ -14,6 +14,7 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest, Overloaded, UnknownHandle
 from weft.core.ids import unpack_tokens
+from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.sampling import MAX_SPEC_BYTES, GrammarArgs
 from weft.programs.run.calls.tokenize import check_tokens
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
@@ -52,7 +53,7 @@ class GrammarCalls:
         # Where nobody waits for it any more, its failure interests nobody.
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._open[number] = opening
-        self._calls.run(call, self._opened(opening))
+        answer_by_task(self._calls, call, self._opened(opening))
 
     def push(self, call: int, number: int, tokens: bytes) -> None:
         """Take tokens in; what may follow."""
@@ -61,7 +62,7 @@ class GrammarCalls:
         opening = self._open.get(number)
         if opening is None:
             raise UnknownHandle(f"this program has no matcher {number}: it was never opened, or closed")
-        self._calls.run(call, self._pushed(opening, list(unpack_tokens(tokens))), held=len(tokens))
+        answer_by_task(self._calls, call, self._pushed(opening, list(unpack_tokens(tokens))), held=len(tokens))
 
     def close_matcher(self, call: int, number: int) -> None:
         """Release a matcher. Raises `UnknownHandle` for a number that is not open."""

@@ -12,6 +12,7 @@ import msgspec
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
 from weft.programs.quota.budget import Budget
 from weft.programs.quota.limits import limits_from_json
+from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
 from weft.programs.run.messages import MessageQueue, Subscription, check_json
 from weft.programs.run.services import Child, ChildSpec
@@ -75,11 +76,11 @@ class MessagingCalls:
         spec = ChildSpec(program=args.program, source=args.source, args=bytes(args.args))
         self.num_launched += 1
         launched = self._children[number] = _Launched(self._view, spec, budget)
-        self._calls.run(call, launched.started(), held=len(about))
+        answer_by_task(self._calls, call, launched.started(), held=len(about))
 
     def join(self, call: int, number: int) -> None:
         """Answer with the result of a child, or with its error."""
-        self._calls.run(call, self._find(number).joined(), waits=True)
+        answer_by_task(self._calls, call, self._find(number).joined(), waits=True)
 
     def kill(self, call: int, number: int) -> None:
         """Cancel the run of a child."""

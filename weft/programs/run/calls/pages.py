@@ -19,7 +19,7 @@ from weft.abi.errors import EngineDead, InvalidRequest, OutOfPages, UnknownHandl
 from weft.core.sampling import SamplingParams
 from weft.core.wire import AnsweredCommand, Finished, QueueCommand
 from weft.programs.operations import Report
-from weft.programs.run.calls.call_kinds import OperationCall
+from weft.programs.run.calls.call_kinds import OperationCall, answer_by_operation
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
@@ -267,7 +267,7 @@ class PageCalls:
             if report.error is not None:
                 self.lost(report.error, space)
 
-        pending = self._calls.listen(call, report, ended)
+        pending = answer_by_operation(self._calls, call, report, ended)
         pending.on_end = on_end
         return pending
 

@@ -1,8 +1,8 @@
 """`PendingCalls`: the calls of one run that are under way, and the events on their way to its program.
 
 Owns the promise of the wire: a call that answers ends with exactly one RESULT or ERROR. Events of one turn of the event
-loop are one wake-up. It does not know what calls mean; the traits beside it do, and `weft.programs.run.context` is what
-a guest sees of it.
+loop are one wake-up. It does not know what answers a call (`call_kinds.py`) nor what calls mean: the traits beside it
+do.
 
 What a program does not read is bounded: `MAX_UNREAD_BYTES` of events, `MAX_PENDING` calls. Messages that wait for a
 subscription or `receive` are not events yet; they wait in bounded queues of their own and become events as the program
@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from weft.abi.errors import Cancelled, InvalidRequest, LimitExceeded, Overloaded, WeftError
 from weft.abi.frames import EventKind, pack_event
 from weft.core.wire import ErrorRecord
-from weft.programs.operations import EngineOperation
-from weft.programs.run.calls.call_kinds import OperationCall, TaskCall
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +40,8 @@ class PendingCall(Protocol):
         """The run is over: give back what it holds. Nothing may be said any more."""
 
 
-class Source(Protocol):
-    """Somewhere messages wait until the program takes its events."""
+class EventSource(Protocol):
+    """A queue whose messages wait until the program takes its events."""
 
     def turn_into_events(self) -> None:
         """Make events of the messages that wait."""
@@ -66,7 +64,7 @@ class PendingCalls:
         self._unread = 0
         self._held = 0
         self._pending: dict[int, PendingCall] = {}
-        self._sources: dict[Source, None] = {}
+        self._sources: dict[EventSource, None] = {}
         self._wake: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._notified = False
@@ -75,14 +73,15 @@ class PendingCalls:
 
     # ---- calls
 
-    def begin(self, call: int, pending: PendingCall) -> None:
-        """Remember a call that will answer. Raises `InvalidRequest` for a number in use, `Overloaded` past
-        `MAX_PENDING`."""
-        self.check_free(call)
+    def begin(self, call: int, pending: PendingCall, held: int = 0) -> None:
+        """Remember a call that will answer, and the bytes that it keeps until `let_go`. Raises as `check_free`."""
+        self.check_free(call, held)
+        self._held += held
         self._pending[call] = pending
 
     def check_free(self, call: int, held: int = 0) -> None:
-        """Raise what `begin` and `run` would, before something is begun that could not be remembered."""
+        """Raise `InvalidRequest` for a number in use, `Overloaded` past `MAX_PENDING` or `MAX_HELD_BYTES`: asked before
+        something is begun that could not be remembered."""
         if call in self._pending:
             raise InvalidRequest(f"call {call} is still under way; give every call a number of its own", "call")
         if len(self._pending) >= MAX_PENDING:
@@ -124,28 +123,9 @@ class PendingCalls:
         """A piece of what a call answers."""
         self._put(EventKind.PART, call, *blobs)
 
-    def run(
-        self, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int = 0, waits: bool = False
-    ) -> None:
-        """Have a coroutine answer the call. `held`: bytes that it keeps meanwhile. `waits`: its time is that of a tool,
-        not of the device."""
-        try:
-            self.check_free(call, held)
-        except WeftError:
-            work.close()
-            raise
-        self._held += held
-        self._pending[call] = TaskCall(self, call, work, held=held, waits=waits)
-
     def let_go(self, held: int) -> None:
         """A call that held so many bytes is over, though it may have been given up long before."""
         self._held -= held
-
-    def listen(self, call: int, operation: EngineOperation, ended: Callable[[], tuple[bytes, ...]]) -> OperationCall:
-        """Have an operation of the engine answer the call; `ended` makes its result once it ended well."""
-        pending = OperationCall(self, call, operation, ended)
-        self.begin(call, pending)
-        return pending
 
     def break_run(self, error: WeftError) -> None:
         """A limit was gone beyond outside of the program's own calls."""
@@ -163,13 +143,13 @@ class PendingCalls:
 
     # ---- events
 
-    def add_source(self, source: Source) -> None:
+    def add_source(self, source: EventSource) -> None:
         """Messages wait there; they become events when the program takes them."""
         if source not in self._sources:
             self._sources[source] = None
             self._notify()
 
-    def remove_source(self, source: Source) -> None:
+    def remove_source(self, source: EventSource) -> None:
         """Nothing of it is wanted any more."""
         self._sources.pop(source, None)
 

@@ -15,15 +15,15 @@ import msgspec
 import numpy as np
 
 from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle
-from weft.core.grammar import Grammar
-from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs, Usage
+from weft.core.sampling import StopParams
+from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs
 from weft.programs.quota.page_quota import PageQuota
+from weft.programs.run.calls.call_kinds import answer_by_operation
 from weft.programs.run.calls.generation import GenerationCall
+from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, SequenceUsage
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
-from weft.programs.sequence import SequenceHandle
 from weft.programs.wire_sizes import check_sizes
 
 MAX_RANGES_BYTES = 8 << 10
@@ -46,25 +46,6 @@ class _GenerateArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grammar: GrammarArgs | None = None
 
 
-class GenerateSpec(msgspec.Struct, frozen=True):
-    """A generation as asked for, decoded and checked."""
-
-    sampling: SamplingParams
-    stop: StopParams
-    grammar: Grammar | None
-
-
-class OpenSequence:
-    """One that the program holds."""
-
-    __slots__ = ("cached_tokens", "quota", "sequence")
-
-    def __init__(self, sequence: SequenceHandle, quota: PageQuota):
-        self.sequence = sequence
-        self.quota = quota
-        self.cached_tokens = 0
-
-
 class SequenceCalls:
     """Calls of the trait Sequence for one run."""
 
@@ -73,11 +54,7 @@ class SequenceCalls:
         self._calls = view.calls
         self._model = view.model
         self._open: dict[int, OpenSequence] = {}
-        self.prompt_tokens = 0
-        """Appended so far."""
-        self.cached_tokens = 0
-        """Of all prompts, tokens whose KV was found instead of computed."""
-        self.generated_tokens = 0
+        self.usage = SequenceUsage()
 
     def open(self, call: int, number: int, priority: int) -> None:
         """A new, empty sequence. No program runs earlier than its caller may: negative priorities count as 0."""
@@ -105,7 +82,7 @@ class SequenceCalls:
         spec = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _generate_spec(about)
         self._calls.check_free(call)
         generation = known.sequence.generate(spec.sampling, spec.stop, spec.grammar)
-        self._calls.begin(call, GenerationCall(self._view, call, generation, spec, known, self, text))
+        self._calls.begin(call, GenerationCall(self._view, call, generation, spec, known, self.usage, text))
 
     def dist(self, call: int, number: int, k: int, tokens: bytes) -> None:
         """Append tokens and answer with the `k` most probable ones that follow."""
@@ -177,13 +154,6 @@ class SequenceCalls:
             sequence.sequence.release()
             sequence.quota.release()
 
-    # ---- for GenerationCall
-
-    def note(self, known: OpenSequence, usage: Usage) -> None:
-        """An operation has ended; usage counts cached tokens since its sequence was opened."""
-        self.cached_tokens += max(0, usage.num_cached_tokens - known.cached_tokens)
-        known.cached_tokens = max(known.cached_tokens, usage.num_cached_tokens)
-
     # ---- inside
 
     def _put(self, known: OpenSequence, count: int) -> None:
@@ -198,7 +168,7 @@ class SequenceCalls:
             )
         known.quota.grow(count)
         self._view.budget.spend("tokens", count)
-        self.prompt_tokens += count
+        self.usage.prompt_tokens += count
 
     def _find(self, number: int) -> OpenSequence:
         known = self._open.get(number)
@@ -227,12 +197,12 @@ class SequenceCalls:
         report = known.sequence.append(tokens, outputs)
 
         def ended() -> tuple[bytes, ...]:
-            self.note(known, report.usage)
+            self.usage.note(known, report.usage)
             if report.finished is None:
                 raise RuntimeError("an operation that ended well has no result")
             return pack(report.finished)
 
-        self._calls.listen(call, report, ended).on_cancel = known.sequence.cancel
+        answer_by_operation(self._calls, call, report, ended).on_cancel = known.sequence.cancel
 
 
 def _generate_spec(about: bytes) -> GenerateSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.view import RunView, text_of
 from weft.store.values import check_name
 
@@ -18,19 +19,19 @@ class StoreCalls:
 
     def put(self, call: int, name: bytes, value: bytes) -> None:
         """Store a value under a name, in place of the old one."""
-        self._calls.run(call, self._put(check_name(text_of(name, "name")), value), held=len(value))
+        answer_by_task(self._calls, call, self._put(check_name(text_of(name, "name")), value), held=len(value))
 
     def get(self, call: int, name: bytes) -> None:
         """The value of a name."""
-        self._calls.run(call, self._get(check_name(text_of(name, "name"))))
+        answer_by_task(self._calls, call, self._get(check_name(text_of(name, "name"))))
 
     def delete(self, call: int, name: bytes) -> None:
         """Delete a name of the tenant's store."""
-        self._calls.run(call, self._delete(check_name(text_of(name, "name"))))
+        answer_by_task(self._calls, call, self._delete(check_name(text_of(name, "name"))))
 
     def names(self, call: int, prefix: bytes) -> None:
         """The stored names that begin with a prefix, as JSON."""
-        self._calls.run(call, self._names(text_of(prefix, "prefix")))
+        answer_by_task(self._calls, call, self._names(text_of(prefix, "prefix")))
 
     async def _put(self, name: str, value: bytes) -> tuple[bytes, ...]:
         await self._store.put(self._tenant, name, value)

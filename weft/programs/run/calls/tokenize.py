@@ -13,6 +13,7 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
+from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
 from weft.tokenizers.chats import ChatPrompt, render
 from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
@@ -60,7 +61,7 @@ class TokenizeCalls:
 
     def vocabulary(self, call: int) -> None:
         """The bytes of every token."""
-        self._calls.run(call, self._model.vocabulary())
+        answer_by_task(self._calls, call, self._model.vocabulary())
 
     def render(self, call: int, generation_prompt: int, messages: bytes, options: bytes) -> None:
         """Chat messages to the text of a prompt."""
@@ -90,7 +91,7 @@ class TokenizeCalls:
             self._calls.check_free(call)
             self._calls.result(call, *work())
         else:
-            self._calls.run(call, off_loop(work, tenant=self._tenant, charge=self._charge), held=held)
+            answer_by_task(self._calls, call, off_loop(work, tenant=self._tenant, charge=self._charge), held=held)
 
 
 def check_tokens(tokens: bytes) -> int:
