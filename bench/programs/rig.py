@@ -20,7 +20,7 @@ from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.quota.accounts import Accounts
 from weft.programs.registry import Code, Quota, checked_code
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
@@ -61,7 +61,7 @@ async def rig_over(engine: EngineClient, name: str) -> AsyncIterator[Rig]:
     """A rig over an engine that is ready."""
     runtime = Runtime(engine, load_tokenizer("weft-tiny"))
     limits = ProgramsConfig(max_runs=2048, max_runs_per_tenant=2048)
-    parts = host_parts([Model(name, runtime)], limits, MemoryValueStore(), GuestFactory())
+    parts = host_parts([ProgramModel(name, runtime)], limits, MemoryValueStore(), GuestFactory())
     host = ProgramHost(parts, HostOptions(allow_trusted=True))
     try:
         yield Rig(runtime, host, parts.accounts)

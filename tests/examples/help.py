@@ -21,7 +21,7 @@ from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.network.client import Network
 from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
@@ -46,7 +46,7 @@ class Lab:
         self.engine = InlineEngine.from_config(config)
         await self.engine.wait_ready()
         self.runtime = Runtime(self.engine, self.tokenizer)
-        model = Model("weft-tiny", self.runtime, tool_call_parser="hermes")
+        model = ProgramModel("weft-tiny", self.runtime, tool_call_parser="hermes")
         self.parts = replace(
             host_parts([model], ProgramsConfig(), MemoryValueStore(), GuestFactory()), resolve=self._resolve
         )

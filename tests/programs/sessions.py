@@ -12,11 +12,11 @@ from weft.abi.operations import Op
 from weft.config import ProgramsConfig
 from weft.programs.network.client import Network
 from weft.programs.quota.accounts import Accounts
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import Limits
 from weft.programs.run.context import RunContext
 from weft.programs.run.messages import Hub
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.services import ChildSpec, Services
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
@@ -52,7 +52,7 @@ class FakeOutlet:
 class FakeChild:
     """A run that ends when a test says so."""
 
-    def __init__(self, number: int, spec: ChildSpec, caller: Caller, budget: Budget):
+    def __init__(self, number: int, spec: ChildSpec, caller: Caller, budget: RunBudget):
         self.id = f"run-{number}"
         self.spec, self.caller, self.budget = spec, caller, budget
         self.killed = 0
@@ -83,7 +83,7 @@ class FakeLauncher:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def launch(self, spec: ChildSpec, caller: Caller, budget: Budget) -> FakeChild:
+    async def launch(self, spec: ChildSpec, caller: Caller, budget: RunBudget) -> FakeChild:
         await self.gate.wait()
         if spec.program == "missing":
             budget.close()
@@ -188,7 +188,7 @@ class Host:
         self.launcher = FakeLauncher()
         self.hub = Hub()
         self.store = MemoryValueStore(1 << 20)
-        self.model = Model("fake", self.rt, tool_call_parser="hermes")
+        self.model = ProgramModel("fake", self.rt, tool_call_parser="hermes")
         self.services = Services(
             model=self.model,
             models=lambda: [self.model],

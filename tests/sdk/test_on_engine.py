@@ -14,7 +14,7 @@ from weft.config import EngineConfig
 from weft.engine.inline import InlineEngine
 from weft.programs.builtin import beam
 from weft.programs.host.trusted import TrustedGuest
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
 from weft.testing.fake_engine import FakeEngine
@@ -60,7 +60,7 @@ async def on_engine(source: str, args: dict[str, Any], options: dict[str, Any] |
     await engine.wait_ready()
     runtime = Runtime(engine, load_tokenizer("weft-tiny"))
     host = Host(FakeEngine())
-    host.model = Model("weft-tiny", runtime)
+    host.model = ProgramModel("weft-tiny", runtime)
     host.services = dataclasses.replace(host.services, model=host.model, models=lambda: [host.model])
     program = host.program()
     try:

@@ -23,7 +23,7 @@ from weft.programs.host.process import guests_for, host_parts, open_store
 from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
 from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.runs import Run, RunChange, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.checker import check_now
@@ -75,7 +75,7 @@ async def _run(config: Config, local: LocalRun, spec: RunSpec, screen: Screen) -
     try:
         await engine.wait_ready()
         dialect = dialect_of(tokenizer, config.server.tool_call_parser, config.server.reasoning_parser)
-        model = Model(
+        model = ProgramModel(
             config.engine.model,
             Runtime(engine, tokenizer),
             tool_call_parser=dialect.tool_form,
@@ -175,7 +175,7 @@ class _interruptible:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
 
-def _parts(model: Model, config: ProgramsConfig, spec: RunSpec, folder: Path) -> HostParts:
+def _parts(model: ProgramModel, config: ProgramsConfig, spec: RunSpec, folder: Path) -> HostParts:
     """Create the parts of a program host: the allowed network, the user's store, and the programs beside the file."""
     data = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
     allowed = msgspec.structs.replace(config, network=[*config.network, *spec.limits.network])

@@ -1,7 +1,7 @@
 """`EngineLink`: the way of commands to one engine, and of its events to the operations that wait for them.
 
 Owns the numbers of sequences, spaces and operations, the queue of commands of the current event-loop turn (one `send` a
-turn), and one dictionary lookup for each event. It does not know what a sequence or a space is: both are a `Handle`.
+turn), and one dictionary lookup for each event. It knows sequences and spaces as `EngineHandle` alone.
 `weft.programs.runtime` is built on it. Used from one event loop only.
 """
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 OnEvent = Callable[[Event], None]
 
 
-class Handle(Protocol):
+class EngineHandle(Protocol):
     """A resource on the engine, whose operations end in events."""
 
     @property
@@ -49,7 +49,7 @@ class EngineLink:
         # Sequences, spaces and operations share one counter: a number in a log is unambiguous.
         self._numbers = itertools.count(1)
         self._operations: dict[int, EngineOperation] = {}
-        self._handles: dict[int, Handle] = {}
+        self._handles: dict[int, EngineHandle] = {}
         self._queue: list[Command] = []
         engine.subscribe(self._on_envelope)
 
@@ -84,11 +84,11 @@ class EngineLink:
             for command in commands:
                 self._send_alone(command)
 
-    def add_handle(self, handle: Handle) -> None:
+    def add_handle(self, handle: EngineHandle) -> None:
         """Register a sequence or a space."""
         self._handles[handle.id] = handle
 
-    def remove_handle(self, handle: Handle) -> None:
+    def remove_handle(self, handle: EngineHandle) -> None:
         """Forget a sequence or a space that was given up. Its later events are dropped."""
         self._handles.pop(handle.id, None)
 

@@ -55,7 +55,7 @@ class Guest(Protocol):
         """Run it to its end, once. Returns what its main returned, as JSON.
 
         Raises `ProgramFailed` where its code raised, `EngineDead` where it let that go by, `LimitExceeded`, the error
-        it was killed with, or whatever the host raised.
+        it was killed with, or what the host raised.
         """
 
     def kill(self, error: WeftError) -> None:

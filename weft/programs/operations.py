@@ -1,4 +1,4 @@
-"""Operations of a program that are under way, and how their news reaches whoever waits.
+"""Operations of a program that have not ended, and how their tokens and their end reach the task that waits.
 
 Owns the buffer between the event loop's receiver (which must never wait) and the program (which may be slow): tokens
 pile up in a list, and the program takes the whole list when it comes back. It knows nothing of engines or numbers;
@@ -16,14 +16,14 @@ from weft.core.wire import Finished, Token, Usage
 
 
 class Wakes(Protocol):
-    """Hears that an operation has news."""
+    """A listener of an operation."""
 
     def wake(self) -> None:
-        """There is news. Must not wait."""
+        """The operation has tokens to take, or has ended. Must not wait."""
 
 
 class Waiter:
-    """One waiter, woken at most once per envelope, whoever of several operations has news."""
+    """One waiting task, woken at most once per envelope by any of several operations."""
 
     __slots__ = ("_waiter",)
 
@@ -31,12 +31,12 @@ class Waiter:
         self._waiter: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Let the waiter look again. Does nothing where nobody waits."""
+        """Wake the waiting task, if there is one."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Wait for `wake`. The caller checks first that there is no news, without an await in between."""
+        """Wait for `wake`. The caller checks first that there is nothing to take, without an await in between."""
         if self._waiter is not None:
             raise RuntimeError("two tasks wait for the same operation; let one of them read it")
         self._waiter = asyncio.get_running_loop().create_future()
@@ -66,10 +66,10 @@ class EngineOperation:
         """What it cost; known after the end."""
         self.cancelled_by_program = False
         self._mailbox: Wakes | None = None
-        """Who is woken; made when somebody awaits it, since most operations report to a listener, or to nobody."""
+        """Woken with each event; made when the operation is awaited, which most are not."""
 
     def report_to(self, listener: Wakes) -> None:
-        """Wake this listener from now on, instead of whoever awaits the operation."""
+        """Wake this listener from now on; the operation cannot be awaited then."""
         self._mailbox = listener
 
     def put(self, token: Token) -> bool:
@@ -87,14 +87,14 @@ class EngineOperation:
             self.ended, self.error, self.usage = True, error, usage or self.usage
 
     def cancel(self, usage: Usage | None = None) -> None:
-        """It was ended, by its program or by somebody else."""
+        """The engine ended the operation, on behalf of its program or by itself."""
         if not self.ended:
             self.ended, self.usage = True, usage or self.usage
             if not self.cancelled_by_program:
                 self.error = Cancelled("the engine ended this operation before it was done; try again")
 
     def wake(self) -> None:
-        """Let the program look for news."""
+        """Wake the listener or the waiting task."""
         if self._mailbox is not None:
             self._mailbox.wake()
 
@@ -102,7 +102,7 @@ class EngineOperation:
         if self._mailbox is None:
             self._mailbox = Waiter()
         if not isinstance(self._mailbox, Waiter):
-            raise RuntimeError("this operation reports to somebody else; it cannot be awaited")
+            raise RuntimeError("this operation reports to a listener; it cannot be awaited")
         return self._mailbox
 
 
@@ -145,7 +145,7 @@ class TokenStream(EngineOperation):
         return len(self._tokens) == 1
 
     @property
-    def has_news(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether there is something to take, or the end."""
         return bool(self._tokens) or self.ended
 
@@ -158,7 +158,7 @@ class TokenStream(EngineOperation):
         return self
 
     async def __anext__(self) -> list[Token]:
-        while not self.has_news:
+        while not self.is_ready:
             await self._own_mailbox().wait()
         tokens = self.take()
         if tokens:
@@ -181,8 +181,8 @@ class GenerationUpdate(NamedTuple):
 async def merge(generations: Sequence[TokenStream]) -> AsyncGenerator[GenerationUpdate, None]:
     """The updates of all generations as they come, in turns: none is looked at twice before every other was once.
 
-    One wake-up per envelope, however many generations it has news of. Raises what the first failing one failed with,
-    after its last tokens.
+    One wake-up per envelope, also where it has events of several generations. Raises the error of the first that
+    failed, after its last tokens.
     """
     mailbox = Waiter()
     for generation in generations:
@@ -191,7 +191,7 @@ async def merge(generations: Sequence[TokenStream]) -> AsyncGenerator[Generation
     while live:
         quiet = True
         for index, generation in list(live.items()):
-            if not generation.has_news:
+            if not generation.is_ready:
                 continue
             quiet = False
             tokens = generation.take()

@@ -1,8 +1,8 @@
-"""`Space`: explicit pages and embeddings of one program, from asyncio.
+"""`SpaceHandle`: explicit pages and embeddings of one program, from asyncio.
 
 Owns what a program has put on its queues and which of it has not ended. Numbers of queues, pages and embeddings are the
-program's own; they mean something in this space alone, so a forged one can reach nobody else's. What a command does is
-the engine's matter (`weft.core.wire`, `weft.sched.spaces`). Used from one event loop.
+program's own; they mean something in this space alone, so a forged one cannot reach another program. The engine
+defines what a command does (`weft.core.wire`, `weft.sched.spaces`). Used from one event loop.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class SpaceHandle:
         )
 
     def post(self, command: type[QueueCommand], queue: int, *values: Any, call: int = 0) -> None:
-        """Put a silent command on a queue, with the values of its fields in their order. `on_failure` is told of
-        `call` where it fails."""
+        """Put a silent command on a queue, with the values of its fields in their order. `on_failure` gets
+        `call` and the error where it fails."""
         op = self._number()
         posted = command(self._id, queue, op, *values)
         silent = self._silent.setdefault(queue, deque())

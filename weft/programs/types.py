@@ -43,7 +43,7 @@ class CompletionArgs:
     """Of all choices; 0 computes the prompt alone (for `echo` with log-probabilities)."""
     until: Callable[[], Callable[[str], bool]] | None = None
     """Makes, for each choice, what is called with its text, token by token, and ends the choice by returning True. The
-    last token is the one after which it did so, whatever the engine drew before it heard."""
+    last token is the one after which it did so, also where the engine sampled more before it learned of it."""
 
 
 class BeamScore(NamedTuple):
@@ -57,7 +57,7 @@ class BeamScore(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """News of one choice. The text of all its chunks is the choice's text; no chunk splits a character.
+    """New text and tokens of one choice. The text of all its chunks is the choice's text; no chunk splits a character.
 
     `tokens` may be ahead of `text` while bytes are held back for a character or a possible stop string.
     """

@@ -18,7 +18,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def check_sizes(asked: SamplingParams | StopParams) -> None:
-    """Raise `InvalidRequest`, naming the field, for a number that is too large, or a text that is no Unicode."""
+    """Raise `InvalidRequest`, naming the field, for a number that is too large, or a text that is not valid Unicode."""
     for name in _COUNTS:
         count = getattr(asked, name, None)
         if count is not None and count >= MAX_COUNT:
@@ -27,7 +27,9 @@ def check_sizes(asked: SamplingParams | StopParams) -> None:
         _encoder.encode(asked)
     except (OverflowError, UnicodeEncodeError) as error:
         name = _culprit(asked)
-        raise InvalidRequest(f"{name} has a number of more than 64 bits, or a text that is no Unicode", name) from error
+        raise InvalidRequest(
+            f"{name} has a number of more than 64 bits, or a text that is not valid Unicode", name
+        ) from error
 
 
 def _culprit(asked: SamplingParams | StopParams) -> str:

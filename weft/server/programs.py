@@ -30,7 +30,7 @@ from weft.programs.host.wire import HostArgs, HostedModel
 from weft.programs.quota.limits import Limits
 from weft.programs.quota.machine_memory import machine_memory_bytes
 from weft.programs.registry import Code, Program, Quota, Registry, check_name, checked_code
-from weft.programs.run.model import Model as ProgramModel
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.run_records import RunRecords
 from weft.programs.sandbox.checker import CodeChecker, check_now

@@ -13,7 +13,7 @@ from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.host.process import host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.registry import Quota, checked_code
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
@@ -37,7 +37,7 @@ class Bench:
         config = config or ProgramsConfig()
         self.engine = FakeEngine(**engine)
         self.runtime = Runtime(self.engine, byte_tokenizer())
-        self.parts = host_parts([Model("fake", self.runtime)], config, MemoryValueStore(), GuestFactory())
+        self.parts = host_parts([ProgramModel("fake", self.runtime)], config, MemoryValueStore(), GuestFactory())
         options = HostOptions(max_waiting=config.max_waiting, tenant_max_waiting=config.max_waiting, allow_trusted=True)
         self.host = ProgramHost(self.parts, options)
 

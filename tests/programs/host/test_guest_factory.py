@@ -8,11 +8,11 @@ import pytest
 import wasmtime
 
 from tests.programs.host.help import TENANT, Bench, with_host
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.registry import Quota, checked_code
 from weft.programs.run.runs import Run, RunSpec
 from weft.programs.sandbox.compiled import CompiledCode, CompiledModule
-from weft.programs.sandbox.workers import Worker
+from weft.programs.sandbox.workers import WorkerProcess
 from weft.programs.types import Caller
 
 SLOW, QUICK = 3, 4
@@ -25,12 +25,12 @@ def module(pages: int) -> RunSpec:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     """Workers that compile the slow module, which never ends."""
     found, compile_it = [], CompiledCode.module
     slow_code = module(SLOW).code.content
 
-    def compiled(self: CompiledCode, code: bytes, worker: Worker | None = None) -> CompiledModule:
+    def compiled(self: CompiledCode, code: bytes, worker: WorkerProcess | None = None) -> CompiledModule:
         if code == slow_code and worker is not None:
             found.append(worker)
             worker.run("http.server", ["0", "--bind", "127.0.0.1"], b"")
@@ -40,12 +40,12 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     return found
 
 
-async def until_compiling(workers: list[Worker]) -> None:
+async def until_compiling(workers: list[WorkerProcess]) -> None:
     while not any(worker._pid for worker in workers):  # noqa: ASYNC110 (a thread starts it)
         await asyncio.sleep(0.01)
 
 
-def test_a_run_that_is_cancelled_kills_its_compiler(slow: list[Worker]) -> None:
+def test_a_run_that_is_cancelled_kills_its_compiler(slow: list[WorkerProcess]) -> None:
     async def test(bench: Bench) -> None:
         run = bench.host.launch(module(SLOW), TENANT)
         await until_compiling(slow)
@@ -57,7 +57,7 @@ def test_a_run_that_is_cancelled_kills_its_compiler(slow: list[Worker]) -> None:
     with_host(test)
 
 
-def test_another_tenant_does_not_wait_for_a_compiler(slow: list[Worker]) -> None:
+def test_another_tenant_does_not_wait_for_a_compiler(slow: list[WorkerProcess]) -> None:
     async def test(bench: Bench) -> None:
         runs: list[Run] = [bench.host.launch(module(SLOW), TENANT) for _ in range(8)]
         await until_compiling(slow)
@@ -74,10 +74,10 @@ def test_another_tenant_does_not_wait_for_a_compiler(slow: list[Worker]) -> None
 
 
 def test_compiling_is_charged_to_the_tenant_and_not_to_the_run(
-    slow: list[Worker], monkeypatch: pytest.MonkeyPatch
+    slow: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[float] = []
-    monkeypatch.setattr(Budget, "spend_tenant_cpu", lambda self, seconds: charged.append(seconds))
+    monkeypatch.setattr(RunBudget, "spend_tenant_cpu", lambda self, seconds: charged.append(seconds))
 
     async def test(bench: Bench) -> None:
         run = bench.host.launch(module(SLOW), TENANT)

@@ -354,7 +354,7 @@ def test_a_decompression_bomb_does_not_go_off(encoding: str) -> None:
         (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000 + b"\r\n", "failed"),
         (b"nonsense\r\n\r\n", "failed"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort", "failed"),
-        (b"HTTP/1.1 302 Go\r\nlocation: http://[\r\ncontent-length: 0\r\n\r\n", "no URL"),
+        (b"HTTP/1.1 302 Go\r\nlocation: http://[\r\ncontent-length: 0\r\n\r\n", "not a URL"),
         (b"", "failed"),
     ],
 )

@@ -13,7 +13,7 @@ from weft.config import ProgramsConfig
 from weft.core.clock import ManualClock
 from weft.programs.quota.account import NoPlace
 from weft.programs.quota.accounts import Accounts
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import Limits
 from weft.programs.quota.machine_memory import machine_memory_bytes
 from weft.programs.quota.rates import TokenBucket
@@ -170,9 +170,9 @@ def test_accounts_add_up(steps: list[tuple[str, int, str]]) -> None:
     )
     clock = ManualClock()
     accounts = Accounts(config, clock)
-    alive: list[tuple[Budget, str]] = []
-    bytes_of: dict[Budget, int] = {}
-    held: Counter[Budget] = Counter()
+    alive: list[tuple[RunBudget, str]] = []
+    bytes_of: dict[RunBudget, int] = {}
+    held: Counter[RunBudget] = Counter()
     tokens: Counter[str] = Counter()
     for what, amount, tenant in steps:
         budget, owner = alive[amount % len(alive)] if alive else (None, "")

@@ -11,7 +11,7 @@ from weft.abi.errors import InvalidRequest, LimitExceeded, OutOfPages, Overloade
 from weft.config import ProgramsConfig
 from weft.core.clock import ManualClock
 from weft.programs.quota.accounts import Accounts
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import LIMITS, Limits, Spent, limits_from_json
 
 
@@ -118,7 +118,7 @@ def test_limits_from_json() -> None:
 )
 def test_budgets_add_up(steps: list[tuple[str, int]]) -> None:
     accounts = Accounts(ProgramsConfig(max_pages=40))
-    tree: list[tuple[Budget, int | None]] = [(accounts.open("t", Limits(pages=30, tokens=50, children=5)), None)]
+    tree: list[tuple[RunBudget, int | None]] = [(accounts.open("t", Limits(pages=30, tokens=50, children=5)), None)]
     own_pages, own_tokens, closed = [0], [0], [False]
     for what, which in steps:
         index = which % len(tree)

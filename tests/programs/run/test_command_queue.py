@@ -25,7 +25,7 @@ from weft.programs.quota.loop_share import GoesOn, LoopShare
 from weft.programs.registry import Code
 from weft.programs.run import command_queue as module
 from weft.programs.run.command_queue import CommandQueue
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.runs import Run
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
@@ -324,7 +324,7 @@ def test_a_program_that_says_much_is_carried_out_in_portions(trusted: bool, monk
 
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
-        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryValueStore(), GuestFactory())
+        parts = host_parts([ProgramModel("fake", runtime)], ProgramsConfig(), MemoryValueStore(), GuestFactory())
         host = ProgramHost(parts, HostOptions(allow_trusted=True))
         host._loop_share = LoopShare(pass_s=1e-9, turn_s=1e-9)
         run = host.launch(spec(MANY, b"200", trusted=trusted), TENANT)
@@ -352,7 +352,7 @@ def test_a_program_that_computes_gives_the_tenants_time_back(monkeypatch: pytest
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
         config = ProgramsConfig(tenant_tokens_per_minute=0.001)
-        parts = host_parts([Model("fake", runtime)], config, MemoryValueStore(), GuestFactory())
+        parts = host_parts([ProgramModel("fake", runtime)], config, MemoryValueStore(), GuestFactory())
         if (await parts.guests.open()).backend != "fibers":
             pytest.skip("needs fibers")
         host = ProgramHost(parts)
@@ -382,7 +382,7 @@ def with_host(test: Callable[[ProgramHost, Accounts], Awaitable[None]], **config
         runtime = Runtime(engine, byte_tokenizer())
         options = HostOptions(allow_trusted=True, max_waiting=3)
         parts = host_parts(
-            [Model("fake", runtime)], ProgramsConfig(**config), MemoryValueStore(), GuestFactory(), LoopClock()
+            [ProgramModel("fake", runtime)], ProgramsConfig(**config), MemoryValueStore(), GuestFactory(), LoopClock()
         )
         host = ProgramHost(parts, options)
         await test(host, parts.accounts)
@@ -533,7 +533,7 @@ def test_a_trusted_child_reserves_no_memory_and_a_sandboxed_one_does() -> None:
 
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
-        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryValueStore(), GuestFactory())
+        parts = host_parts([ProgramModel("fake", runtime)], ProgramsConfig(), MemoryValueStore(), GuestFactory())
         host = ProgramHost(replace(parts, resolve=resolve), HostOptions(allow_trusted=True))
         for named, size in ((b"true", 0), (b"false", Limits().memory_bytes)):
             run = host.launch(spec(source, named), TENANT)

@@ -20,7 +20,7 @@ from weft.programs.quota.limits import Limits
 from weft.programs.quota.loop_share import LoopShare
 from weft.programs.run.calls import tokenize as module
 from weft.programs.run.command_queue import CommandQueue
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
 from weft.store.values import MemoryValueStore
@@ -124,7 +124,7 @@ def test_many_commands_of_a_run_are_charged_and_give_way() -> None:
 def test_what_its_host_does_for_a_run_counts_as_its_processor_time(trusted: bool) -> None:
     async def body() -> None:
         runtime = Runtime(FakeEngine(), byte_tokenizer())
-        parts = host_parts([Model("fake", runtime)], ProgramsConfig(), MemoryValueStore(), GuestFactory())
+        parts = host_parts([ProgramModel("fake", runtime)], ProgramsConfig(), MemoryValueStore(), GuestFactory())
         host = ProgramHost(parts, HostOptions(allow_trusted=True))
         one = host.launch(spec(WAIT, trusted=True, limits=Limits(cpu_s=5)), TENANT)
         [task] = host._active

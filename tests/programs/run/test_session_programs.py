@@ -16,7 +16,7 @@ from weft.config import EngineConfig
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.engine.inline import InlineEngine
 from weft.programs.host.trusted import TrustedGuest
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.runtime import Runtime
 from weft.testing.fake_engine import FakeEngine
 from weft.tokenizers.load import load_tokenizer
@@ -31,7 +31,7 @@ def on_the_model(test: Callable[[Host], Awaitable[None]]) -> None:
         await engine.wait_ready()
         host = Host(FakeEngine())
         host.rt = Runtime(engine, load_tokenizer("weft-tiny"))
-        host.model = Model("weft-tiny", host.rt)
+        host.model = ProgramModel("weft-tiny", host.rt)
         host.services = dataclasses.replace(host.services, model=host.model, models=lambda: [host.model])
         try:
             await test(host)

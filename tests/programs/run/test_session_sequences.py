@@ -20,7 +20,7 @@ from weft.programs.network.client import Network
 from weft.programs.quota.accounts import Accounts
 from weft.programs.quota.limits import Limits
 from weft.programs.run.messages import Hub
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.services import Services
 from weft.programs.runtime import Runtime
 from weft.store.values import MemoryValueStore
@@ -446,7 +446,7 @@ def test_on_the_embedded_model() -> None:
         host = Host(FakeEngine())
         host.rt = Runtime(engine, load_tokenizer("weft-tiny"))
         host.accounts = Accounts()
-        host.model = Model("weft-tiny", host.rt)
+        host.model = ProgramModel("weft-tiny", host.rt)
         host.services = Services(
             model=host.model,
             models=lambda: [host.model],

@@ -32,7 +32,7 @@ def test_without_fibers_it_runs_on_threads_and_says_why(
 
 def test_a_self_test_that_fails_says_at_what(fibers: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bindings, "PARKED", -1)
-    with pytest.raises(bindings.Unavailable, match=r"suspending and resuming|never gives way"):
+    with pytest.raises(bindings.BindingsUnavailable, match=r"suspending and resuming|never gives way"):
         selftest.check_fibers()
 
 
@@ -48,4 +48,4 @@ def test_the_clock_sleeps_while_nothing_runs(fibers: Sandbox) -> None:
 
 
 def _broken(*args: object, **kwargs: object) -> object:
-    raise bindings.Unavailable("no pools today")
+    raise bindings.BindingsUnavailable("no pools today")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.programs.sandbox.help import FakeHost, failure, python
 from weft.programs.sandbox import bytecode
-from weft.programs.sandbox.bytecode import Bytecode, Call
+from weft.programs.sandbox.bytecode import Bytecode, CallInstruction
 from weft.programs.sandbox.sandbox import Sandbox
 
 FORGING = """
@@ -27,9 +27,9 @@ def launch(codes: Bytecode, source: bytes, code: bytes, name: bytes = b"program.
     """The functions that are called for a program, where compiling gives this."""
     calls = codes.calls(source, name, b"null", b"seed")
     called = [next(calls)]
-    if called[0] == Call("compile", (source, name)):
+    if called[0] == CallInstruction("compile", (source, name)):
         called.append(calls.send(code))
-    assert called[-1] == Call("run", (source, name, code, b"null", b"seed"))
+    assert called[-1] == CallInstruction("run", (source, name, code, b"null", b"seed"))
     with pytest.raises(StopIteration) as over:
         calls.send(b"R1")
     assert over.value.value == b"R1"

@@ -33,7 +33,7 @@ def shapes(folder: Path, seed: int, count: int) -> dict[str, int]:
 def _has_fibers() -> bool:
     try:
         bindings.shim()
-    except bindings.Unavailable:
+    except bindings.BindingsUnavailable:
         return False
     return True
 
@@ -41,7 +41,7 @@ def _has_fibers() -> bool:
 def test_no_shape_of_a_module_ends_its_host(tmp_path: Path) -> None:
     ends = shapes(tmp_path, 1, 120)
     # It tries something: modules that run, modules that are refused, and modules that only the second check stops.
-    assert min(ends["checked: finished"], ends["checked: InvalidRequest"], ends["unchecked: Unavailable"]) > 0
+    assert min(ends["checked: finished"], ends["checked: InvalidRequest"], ends["unchecked: BindingsUnavailable"]) > 0
 
 
 @pytest.mark.soak
@@ -79,5 +79,5 @@ def test_the_shim_refuses_what_the_check_has_let_pass(fibers: Sandbox, monkeypat
     compiled = fibers.compile(bytes(wasmtime.wat2wasm(text)))
     for entry in (Entry("memory", 0, False), Entry("absent", 0, False), Entry("run", 0, True)):
         monkeypatch.setattr(compiled.code, "entry", entry)
-        with pytest.raises(bindings.Unavailable, match="export"):
+        with pytest.raises(bindings.BindingsUnavailable, match="export"):
             execute(fibers.module(compiled, b"null", FakeHost()).run())

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from weft.programs.sandbox.workers import Worker, WorkerKilled, WorkerPool
+from weft.programs.sandbox.workers import WorkerKilled, WorkerPool, WorkerProcess
 
 
 class Work:
@@ -21,7 +21,7 @@ class Work:
     def __call__(self, name: str):
         gate = self.gates[name] = threading.Event()
 
-        def work(worker: Worker) -> str:
+        def work(worker: WorkerProcess) -> str:
             self.begun.append(name)
             assert gate.wait(60)
             return name
@@ -78,7 +78,7 @@ def test_one_that_is_cancelled_has_its_process_killed_before_its_place_is_free()
     async def test() -> float:
         pool, charged = WorkerPool(1), list[float]()
 
-        def work(worker: Worker) -> None:
+        def work(worker: WorkerProcess) -> None:
             worker.run("http.server", ["0", "--bind", "127.0.0.1"], b"")
 
         task = asyncio.ensure_future(pool.call("t", work, charged.append))
@@ -112,7 +112,7 @@ def test_closing_kills_what_runs_and_says_so() -> None:
 
 
 def test_what_a_process_wrote_and_took() -> None:
-    worker = Worker()
+    worker = WorkerProcess()
     ended = worker.run("base64", ["-e"], b"hello")
     assert (ended.status, ended.output, ended.errors) == (0, "aGVsbG8=\n", "")
     assert worker.cpu_s > 0

@@ -21,7 +21,7 @@ from weft.programs.run.runs import RunSpec
 from weft.programs.sandbox.checker import CodeChecker
 from weft.programs.sandbox.machine import GuestLimits
 from weft.programs.sandbox.sandbox import Module, Sandbox, SandboxConfig
-from weft.programs.sandbox.workers import Charge, Worker, WorkerPool
+from weft.programs.sandbox.workers import Charge, WorkerPool, WorkerProcess
 
 COMPILERS = 4
 """Processes that compile modules at once, one for each tenant."""
@@ -46,7 +46,7 @@ class GuestFactory:
         return self._sandbox.result() if self._sandbox is not None and is_open else None
 
     def make(self, host: GuestHost, spec: RunSpec, limits: Limits, tenant: str, charge: Charge) -> Guest:
-        """A guest that has not begun. `charge` is told of the processor time that compiling its module takes. Raises
+        """A guest that has not begun. `charge` gets the processor time that compiling its module takes. Raises
         `InvalidRequest`."""
         code = spec.code
         name = _file_name(code.name)
@@ -60,7 +60,7 @@ class GuestFactory:
         """The sandbox. Raises `ConfigError` where it cannot work; then it is tried again the next time."""
         if self._sandbox is None or (self._sandbox.done() and self._sandbox.exception() is not None):
             self._sandbox = asyncio.ensure_future(asyncio.to_thread(Sandbox.open, self._config))
-        # Whoever asked first may be cancelled; the others wait for the same.
+        # The first caller may be cancelled; the others wait for the same compilation.
         return await asyncio.shield(self._sandbox)
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class GuestFactory:
         if module is None:
             sandbox = await self.open()
 
-            def compiled(worker: Worker) -> Module:
+            def compiled(worker: WorkerProcess) -> Module:
                 # Another run of it may have been first.
                 return self.modules.get(code.hash) or sandbox.compile(code.content, worker)
 

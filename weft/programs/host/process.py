@@ -31,7 +31,7 @@ from weft.programs.host.program_host import HostOptions, HostParts, ProgramHost
 from weft.programs.network.client import Network
 from weft.programs.quota.accounts import Accounts
 from weft.programs.registry import Code
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.runs import Run, RunChange
 from weft.programs.runtime import Runtime
 from weft.programs.sandbox.sandbox import SandboxConfig
@@ -47,7 +47,11 @@ _log = logging.getLogger("weft.programs")
 
 
 def host_parts(
-    models: list[Model], config: ProgramsConfig, store: ValueStore, guests: GuestFactory, clock: Clock | None = None
+    models: list[ProgramModel],
+    config: ProgramsConfig,
+    store: ValueStore,
+    guests: GuestFactory,
+    clock: Clock | None = None,
 ) -> HostParts:
     """What a host with this configuration stands on. `clock` is what times and rates are counted by."""
     network = Network(config.network, tenant_connections=lambda tenant: config.of(tenant).max_connections_per_tenant)
@@ -68,7 +72,7 @@ def open_store(folder: Path | None, config: ProgramsConfig) -> ValueStore:
 
 
 class HostServer:
-    """The host's side of the wire: messages in, runs' news out."""
+    """The host's side of the wire: messages in, events of runs out."""
 
     def __init__(self, engines: list[AttachedEngine], address: str):
         self._engines = engines
@@ -244,7 +248,7 @@ async def serve(args: wire.HostArgs, address: str, stopping: asyncio.Event) -> i
         for spec, engine in zip(args.models, engines, strict=True):
             tokenizer = await asyncio.to_thread(load_tokenizer, spec.model, spec.revision, spec.offline)
             models.append(
-                Model(
+                ProgramModel(
                     spec.name,
                     Runtime(engine, tokenizer),
                     tool_call_parser=spec.tool_call_parser,
@@ -287,7 +291,7 @@ def main(address: str) -> int:
 
 
 def _be_first_to_go() -> None:
-    """Where memory runs out, have the kernel end this process and not an engine, the front, or somebody else's: what is
-    lost with it are programs, and it comes back."""
+    """Where memory runs out, have the kernel end this process before an engine, the front, or a process of another
+    user: only programs are lost with it, and it is restarted."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -27,13 +27,13 @@ from weft.programs.host.run_task import RunTask
 from weft.programs.network.client import Network
 from weft.programs.quota.account import NoPlace
 from weft.programs.quota.accounts import Accounts
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.loop_share import LoopShare
 from weft.programs.registry import Code, Quota, checked_code
 from weft.programs.run.messages import Hub
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.runs import Run, RunSpec
-from weft.programs.run.services import Child, ChildSpec, Services
+from weft.programs.run.services import ChildRun, ChildSpec, Services
 from weft.programs.types import Caller
 from weft.store.values import ValueStore
 
@@ -80,7 +80,7 @@ async def _nothing_uploaded(tenant: str, reference: str) -> Code:
 class HostParts:
     """What a host stands on. `close` closes what it has."""
 
-    models: Sequence[Model]
+    models: Sequence[ProgramModel]
     """At least one; the first is the default."""
     store: ValueStore
     network: Network
@@ -186,7 +186,7 @@ class ProgramHost:
 
     # ---- children
 
-    async def launch_child(self, parent: RunTask, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:
+    async def launch_child(self, parent: RunTask, spec: ChildSpec, caller: Caller, budget: RunBudget) -> ChildRun:
         """A run within its parent's budget. Raises `InvalidRequest` for a program that is none."""
         try:
             if spec.source is not None:
@@ -199,7 +199,7 @@ class ProgramHost:
         except BaseException:
             budget.close()
             raise
-        # Source that a program launches is in the sandbox, whoever launches it: often a model wrote it.
+        # Source that a program launches runs in the sandbox, also if the program is trusted: often a model wrote it.
         trusted = code.trusted and self.options.allow_trusted
         if trusted:
             budget.without_sandbox()
@@ -217,7 +217,7 @@ class ProgramHost:
         if self.on_run is not None:
             self.on_run(run)
 
-    def _model(self, name: str) -> Model:
+    def _model(self, name: str) -> ProgramModel:
         if not name:
             return self._parts.models[0]
         model = self._by_name.get(name)
@@ -301,7 +301,7 @@ class ProgramHost:
         self._let_go(run_task)
         self.history.ended(run_task.run)
 
-    def _begin(self, run_task: RunTask, budget: Budget) -> None:
+    def _begin(self, run_task: RunTask, budget: RunBudget) -> None:
         parts = self._parts
         launcher = _ChildLauncher(self, run_task)
         services = Services(
@@ -341,5 +341,5 @@ class _ChildLauncher:
     def __init__(self, host: ProgramHost, parent: RunTask):
         self._host, self._parent = host, parent
 
-    async def launch(self, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:
+    async def launch(self, spec: ChildSpec, caller: Caller, budget: RunBudget) -> ChildRun:
         return await self._host.launch_child(self._parent, spec, caller, budget)

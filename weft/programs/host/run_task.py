@@ -17,7 +17,7 @@ from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, ProgramFa
 from weft.abi.frames import WireError
 from weft.programs.guest import Guest, GuestUsage
 from weft.programs.host.guest_factory import GuestFactory
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.rates import Wait
 from weft.programs.run.command_queue import CommandQueue
 from weft.programs.run.context import RunContext
@@ -38,7 +38,7 @@ class RunTask:
     """The `Control` of a run, the `Outlet` of its session, and, where a program launched it, its `Child`."""
 
     def __init__(self, run: Run, caller: Caller, *, on_withdrawn: Callable[[RunTask], None]):
-        """`on_withdrawn` is told where it ends before it began."""
+        """`on_withdrawn` is called where it ends before it began."""
         self.run = run
         self.caller = caller
         self.input_bytes = len(run.spec.code.content) + len(run.spec.args)
@@ -48,7 +48,7 @@ class RunTask:
         self._context: RunContext | None = None
         self._queue: CommandQueue | None = None
         self._guest: Guest | None = None
-        self._budget: Budget | None = None
+        self._budget: RunBudget | None = None
         self._charged_s = 0.0
         self._host_s = self._uncharged_s = 0.0
         """Processor time that this process spent for the run."""
@@ -144,7 +144,7 @@ class RunTask:
 
     # ---- for the host
 
-    def begin(self, services: Services, launcher: Launcher, guests: GuestFactory, budget: Budget) -> None:
+    def begin(self, services: Services, launcher: Launcher, guests: GuestFactory, budget: RunBudget) -> None:
         """Start it; the run says how that went. Takes the budget over, also where it cannot be started."""
         self._budget = budget
         try:
@@ -181,7 +181,7 @@ class RunTask:
     def settle_cpu(self) -> None:
         """Count the processor time since the last call against its budget and those above; end it where none is left.
 
-        Trusted programs are not held to theirs: their time cannot be told from that of others.
+        Trusted programs are not held to theirs: their time cannot be measured apart from that of others.
         """
         if self._guest is None or self._budget is None or self.run.ended:
             return
@@ -208,14 +208,14 @@ class RunTask:
         except WeftError as error:
             outcome = error
         except WireError as error:
-            outcome = ProgramFailed(f"the program sent its host what is no command: {error}")
+            outcome = ProgramFailed(f"the program sent its host bytes that are not a command: {error}")
         except asyncio.CancelledError:
             outcome = RunCancelled("the program host was stopped")
             guest.kill(outcome)
         except Exception:
             logger.exception("run %s failed in its host", self.id)
         finally:
-            # Whatever was raised: a run ends once, and this is where.
+            # A run ends once, here, with any exception.
             self._close(outcome)
 
     async def _result(self, guest: Guest) -> bytes:

@@ -1,10 +1,9 @@
 """`TrustedGuest`: a program as a task of the host's own event loop, for code that its operator trusts.
 
-Owns the task and its channel. It is the same source, the same SDK and the same wire as in the sandbox; only the
-boundary is missing. So it is as fast as a call can be, and nothing protects the host from it: it may do whatever Python
-can, its limits of processor time and memory are not enforced, `print` goes to the host's own output, and a program that
-computes without ever awaiting stops everything in the loop and cannot be killed. Made by
-`weft.programs.host.guest_factory`.
+Owns the task and its channel. Source, SDK and wire are those of the sandbox, without the boundary. So calls are as fast
+as they can be, and nothing protects the host: the program may do everything that Python can, its limits of
+processor time and memory are not enforced, `print` goes to the host's own output, and a program that computes without
+ever awaiting stops everything in the loop and cannot be killed. Made by `weft.programs.host.guest_factory`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class TrustedGuest:
         self._over: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: BaseException | None = None
-        """What the run ends with, whatever the program makes of it."""
+        """The error that the run ends with, also where the program catches it."""
         self._host_calls = 0
         self._ended = False
 
@@ -138,7 +137,7 @@ class TrustedGuest:
         if task.cancelled():
             raise ProgramFailed("the program cancelled itself: its main ended with asyncio.CancelledError")
         if isinstance(failed, sdk.EngineDead):
-            # Nothing is wrong with the program: whoever launched it may do so again.
+            # Nothing is wrong with the program: it may be launched again.
             raise EngineDead(_text_of(failed)) from failed
         if failed is not None:
             raise ProgramFailed(_say(failed), traceback=self._trace(failed)) from failed
@@ -196,7 +195,7 @@ class TrustedGuest:
         if self._error is not None:
             return
         self._error = error
-        # Whoever waits for a call hears of it, then the task ends at its next await.
+        # A task that waits for a call gets the error, then the run's task ends at its next await.
         self._channel.close(Cancelled(str(error)))
         if self._task is not None:
             self._task.cancel()

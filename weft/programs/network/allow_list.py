@@ -27,7 +27,7 @@ _ENTRY = re.compile(r"(?:(https?)://)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.*-]+)(?::(
 _MAX_ENTRY = 300
 
 
-class Entry(NamedTuple):
+class HostPattern(NamedTuple):
     """One parsed entry of an allow-list."""
 
     host: str
@@ -53,8 +53,8 @@ class Entry(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def parse(entry: str) -> Entry:
-    """Raises `InvalidRequest` for what is no entry."""
+def parse(entry: str) -> HostPattern:
+    """Read an entry. Raises `InvalidRequest`."""
     found = _ENTRY.fullmatch(entry) if len(entry) <= _MAX_ENTRY else None
     wildcard = found is not None and (found[2] == "*" or found[2].startswith("*."))
     if found is None or "*" in found[2][1 if wildcard else 0 :]:
@@ -69,7 +69,7 @@ def parse(entry: str) -> Entry:
     schemes = DEFAULT_PORTS if scheme is None else {scheme: DEFAULT_PORTS[scheme]}
     ways = frozenset((name, default if port is None else port) for name, default in schemes.items())
     host = found[2][2:] if wildcard else found[2]
-    return Entry(plain_host(host), wildcard, ways)
+    return HostPattern(plain_host(host), wildcard, ways)
 
 
 def covered(entry: str, by: str) -> bool:
@@ -83,7 +83,7 @@ def covered(entry: str, by: str) -> bool:
     return outer._has(inner.host)
 
 
-def find(entries: Iterable[str], scheme: str, host: str, port: int) -> list[Entry]:
+def find(entries: Iterable[str], scheme: str, host: str, port: int) -> list[HostPattern]:
     """The entries that allow a request."""
     return [entry for entry in map(parse, entries) if entry.allows(scheme, host, port)]
 

@@ -91,8 +91,8 @@ class Network:
     async def fetch(self, request: HttpRequest, allow: Iterable[str], tenant: str = "") -> HttpResponse:
         """Send a request on behalf of a run with this list, of this tenant.
 
-        Raises `InvalidRequest` for what is no request, `NetworkDenied` for what is not allowed, on the way too, and
-        `NetworkFailed` for what did not succeed.
+        Raises `InvalidRequest` for a request that cannot be sent, `NetworkDenied` for a target that is not allowed (of
+        a redirect too), and `NetworkFailed` for a request that did not succeed.
         """
         hop = first_hop(request)
         allow = tuple(allow)

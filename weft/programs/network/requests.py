@@ -25,7 +25,7 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
 """Of the names and values of a request together. Those of an answer are bounded by the HTTP library, to 100 KiB."""
 MAX_BODY_BYTES = 8 << 20
-"""Of an answer, at most, whatever the program asks for."""
+"""Of an answer, at most; a program may ask for less."""
 MAX_TIMEOUT_S = 600.0
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
@@ -68,7 +68,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """What came back, whatever the status."""
+    """The response, of any status."""
 
     status: int
     headers: dict[str, str]
@@ -131,7 +131,9 @@ class Hop:
         try:
             url = _parse_url(str(self.url.join(location)))
         except (InvalidRequest, httpx.InvalidURL, ValueError) as error:
-            raise NetworkFailed(f"{self.origin} redirects to what is no URL for programs: {error}") from error
+            raise NetworkFailed(
+                f"{self.origin} redirects to an address that is not a URL for programs: {error}"
+            ) from error
         method, body, headers = self.method, self.body, dict(self.headers)
         if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
             method, body = "GET", b""

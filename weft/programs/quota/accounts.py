@@ -9,7 +9,7 @@ from __future__ import annotations
 from weft.config import ProgramsConfig
 from weft.core.clock import Clock, SystemClock
 from weft.programs.quota.account import Account, NoPlace
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import Limits
 from weft.programs.quota.rates import Rates
 
@@ -45,7 +45,7 @@ class Accounts:
         """Tenants that something is counted for."""
         return len(self._tenants)
 
-    def open(self, tenant: str, limits: Limits, *, sandboxed: bool = True) -> Budget:
+    def open(self, tenant: str, limits: Limits, *, sandboxed: bool = True) -> RunBudget:
         """The budget of a run that no program launched. Raises `NoPlace`."""
         account = self._account(tenant)
         sandbox_bytes = limits.memory_bytes if sandboxed else 0
@@ -56,7 +56,7 @@ class Accounts:
             above.check_place(sandbox_bytes)
         self._tenants[tenant] = account
         self._idle.pop(tenant, None)
-        return Budget(limits, account, self._clock, sandbox_bytes=sandbox_bytes)
+        return RunBudget(limits, account, self._clock, sandbox_bytes=sandbox_bytes)
 
     def charge(self, tenant: str, cpu_s: float) -> None:
         """Count processor time spent for a tenant outside of its runs against its rate."""

@@ -1,4 +1,4 @@
-"""`Budget`: what is left to one run of its limits, and where what it uses is charged.
+"""`RunBudget`: what is left to one run of its limits, and where what it uses is charged.
 
 Owns the counting. Budgets are a tree: a run, its children, theirs; what one spends counts against all above it, so a
 child can never get more than its parent has left, and against the accounts of tenant and server. It does not know what
@@ -33,18 +33,18 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
     """Alive now."""
 
 
-class Budget:
+class RunBudget:
     """What is left to a run. Opened by `Accounts.open` and, for children, by `child`: it is alive from then on, with a
     sandbox of `sandbox_bytes`, until it is closed."""
 
-    def __init__(self, limits: Limits, parent: Budget | Account, clock: Clock, *, sandbox_bytes: int = 0):
+    def __init__(self, limits: Limits, parent: RunBudget | Account, clock: Clock, *, sandbox_bytes: int = 0):
         self.limits = limits
         self._clock = clock
         self._began_s = clock.now()
-        above = parent._line if isinstance(parent, Budget) else ()
-        self._line: tuple[Budget, ...] = (self, *above)
+        above = parent._line if isinstance(parent, RunBudget) else ()
+        self._line: tuple[RunBudget, ...] = (self, *above)
         """This budget and those above it."""
-        self._accounts: tuple[Account, ...] = parent._accounts if isinstance(parent, Budget) else parent.chain
+        self._accounts: tuple[Account, ...] = parent._accounts if isinstance(parent, RunBudget) else parent.chain
         self._rates = self._accounts[0].rates
         self._sandbox_bytes = sandbox_bytes
         self._spent: dict[str, float] = dict.fromkeys(SPENT, 0)
@@ -83,7 +83,7 @@ class Budget:
         # Depth counts down from generation to generation; an ancestor's is larger by nature.
         return own if len(self._line) == 1 else own.within(self._line[1].remaining())
 
-    def child(self, limits: Limits) -> Budget:
+    def child(self, limits: Limits) -> RunBudget:
         """The budget of a child that is being launched, in a sandbox as far as is known. Raises `LimitExceeded` for
         `children` and `depth`, and `Overloaded` where server or tenant have no place for it."""
         if self.limits.depth < 1:
@@ -96,7 +96,7 @@ class Budget:
         for account in self._accounts:
             account.check_place(limits.memory_bytes)
         limits = msgspec.structs.replace(limits, depth=min(limits.depth, self.limits.depth - 1))
-        return Budget(limits, self, self._clock, sandbox_bytes=limits.memory_bytes)
+        return RunBudget(limits, self, self._clock, sandbox_bytes=limits.memory_bytes)
 
     def without_sandbox(self) -> None:
         """It turned out to be trusted, and reserves no memory."""

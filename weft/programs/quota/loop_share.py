@@ -1,8 +1,8 @@
 """`LoopShare`: what the commands of all programs may take of one pass of the event loop, and who is next, by tenant.
 
 Owns the time that commands took in this pass, and the programs whose commands wait for another. A pass that programs
-have used up goes on with everything else that the loop has to do. Tenants then take turns, whatever the number of their
-programs. Used from one event loop.
+have used up goes on with everything else that the loop has to do. Tenants then take turns, each as one, with
+any number of programs. Used from one event loop.
 """
 
 from __future__ import annotations

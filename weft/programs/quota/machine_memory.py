@@ -21,7 +21,7 @@ def machine_memory_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
         else:
             continue
         folder = root / path.strip("/")
-        # A container sees its own cgroup as the root, whatever its path outside is.
+        # A container sees its own cgroup as the root; its path outside does not exist inside.
         inside = [folder, *folder.parents]
         found = [_read(one / name) for one in (*inside[: inside.index(root)], root)]
         limits += [int(text) for text in found if text.isdecimal()]

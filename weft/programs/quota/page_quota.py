@@ -7,7 +7,7 @@ Called by the Sequence trait.
 
 from __future__ import annotations
 
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 
 
 class _Shared:
@@ -25,7 +25,7 @@ class PageQuota:
 
     __slots__ = ("_budget", "_own", "_page_size", "_shared", "_shared_pages", "num_tokens")
 
-    def __init__(self, budget: Budget, page_size: int):
+    def __init__(self, budget: RunBudget, page_size: int):
         self._budget = budget
         self._page_size = page_size
         self._own = 0

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from weft.abi.errors import Overloaded, ProgramFailed, WeftError
 from weft.abi.frames import CommandFrame, WireError, commands
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.loop_share import GoesOn, LoopShare
 from weft.programs.quota.rates import Wait
 
@@ -61,14 +61,14 @@ class CommandQueue:
     def __init__(
         self,
         host: CommandHost,
-        budget: Budget,
+        budget: RunBudget,
         share: LoopShare,
         *,
         tenant: str,
         end: Callable[[WeftError], None],
         on_wait: Callable[[Wait], None] = lambda wait: None,
     ):
-        """`end` ends the run where a command that had waited breaks it; `on_wait` is told when the program begins to
+        """`end` ends the run where a command that had waited breaks it; `on_wait` is called when the program begins to
         wait for a rate."""
         self._host, self._budget, self._share, self._tenant = host, budget, share, tenant
         self._end, self._on_wait = end, on_wait
@@ -188,7 +188,7 @@ class CommandQueue:
         except WeftError as error:
             self._broken(error)
         except WireError as error:
-            self._broken(ProgramFailed(f"the program sent its host what is no command: {error}"))
+            self._broken(ProgramFailed(f"the program sent its host bytes that are not a command: {error}"))
         return False
 
     def _carry_out(self, goes_on: GoesOn) -> bool:

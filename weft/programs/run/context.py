@@ -24,7 +24,7 @@ from weft.abi.frames import CommandFrame, commands
 from weft.abi.operations import Op, Trait
 from weft.children.progress import made_progress
 from weft.core.wire import spaces
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import REFUSED
 from weft.programs.quota.loop_share import GoesOn
 from weft.programs.run.calls.core import CoreCalls
@@ -95,7 +95,9 @@ class ContextUsage(msgspec.Struct, frozen=True, kw_only=True):
 class RunContext:
     """The context of one run; implements `weft.programs.guest.GuestHost` and `CommandHost`."""
 
-    def __init__(self, services: Services, *, caller: Caller, budget: Budget, outlet: Outlet, reserve_pages: int = 0):
+    def __init__(
+        self, services: Services, *, caller: Caller, budget: RunBudget, outlet: Outlet, reserve_pages: int = 0
+    ):
         """`budget` is the run's own; its owner closes it, after the context."""
         self._budget = budget
         self._calls = PendingCalls(outlet.end, outlet.charge)

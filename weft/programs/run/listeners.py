@@ -1,7 +1,7 @@
-"""`Listener`: somebody who reads what one run says.
+"""`Listener`: a reader of the messages of one run.
 
-Owns what was not read yet, and that it cannot grow: who does not read is given up, and nobody else notices. It does not
-know runs; `weft.programs.run.runs` makes and feeds it. Used from one event loop.
+Owns the messages that were not read yet, and their bound: a reader that does not read is given up, without an effect on
+others. It does not know runs; `weft.programs.run.runs` makes and feeds it. Used from one event loop.
 """
 
 from __future__ import annotations

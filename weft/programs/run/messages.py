@@ -2,7 +2,8 @@
 
 Owns who listens to what, and that nobody who does not read can grow memory or keep a sender waiting: a queue holds so
 many messages and bytes, and a subscription that goes beyond *ends with an error* instead of losing messages in silence.
-It knows neither sessions nor the wire; sessions subscribe and are told when something waits. Used from one event loop.
+It knows neither sessions nor the wire; sessions subscribe and are called when a message waits. Used from one event
+loop.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class MessageQueue:
         self._messages.clear()
 
 
-class Subscription:
+class TopicSubscription:
     """One listener of one topic. `queue` has what it did not read; `error` is set once, when it fell behind."""
 
     def __init__(self, hub: Hub, key: tuple[str, bytes], queue: MessageQueue, on_message: Callable[[], None]):
@@ -118,20 +119,22 @@ class Subscription:
 
 
 class Hub:
-    """The topics of all tenants. One exists while somebody listens to it."""
+    """The topics of all tenants. A topic exists while it has subscriptions."""
 
     def __init__(self) -> None:
-        self._topics: dict[tuple[str, bytes], dict[Subscription, None]] = {}
+        self._topics: dict[tuple[str, bytes], dict[TopicSubscription, None]] = {}
 
     @property
     def num_subscriptions(self) -> int:
         """Number of subscriptions of all tenants."""
         return sum(map(len, self._topics.values()))
 
-    def subscribe(self, tenant: str, topic: bytes, queue: MessageQueue, on_message: Callable[[], None]) -> Subscription:
+    def subscribe(
+        self, tenant: str, topic: bytes, queue: MessageQueue, on_message: Callable[[], None]
+    ) -> TopicSubscription:
         """Listen from now on. `on_message` is called for every message, and when it ends. Raises `InvalidRequest`."""
         check_topic(topic)
-        subscription = Subscription(self, (tenant, topic), queue, on_message)
+        subscription = TopicSubscription(self, (tenant, topic), queue, on_message)
         self._topics.setdefault(subscription.key, {})[subscription] = None
         return subscription
 
@@ -143,7 +146,7 @@ class Hub:
             subscription.offer(message)
         return len(listeners)
 
-    def remove(self, subscription: Subscription) -> None:
+    def remove(self, subscription: TopicSubscription) -> None:
         """End a subscription. Idempotent."""
         listeners = self._topics.get(subscription.key)
         if listeners is not None:
@@ -157,7 +160,7 @@ def _cost(message: bytes) -> int:
 
 
 def check_topic(topic: bytes) -> None:
-    """Raise `InvalidRequest` for what is no name of a topic."""
+    """Raise `InvalidRequest` for bytes that cannot name a topic."""
     if not 0 < len(topic) <= MAX_TOPIC_BYTES:
         raise InvalidRequest(f"a topic has 1 to {MAX_TOPIC_BYTES} bytes, got {len(topic)}", "topic")
     try:

@@ -1,4 +1,4 @@
-"""`Model`: what programs can know of, and do with, one model beside its sequences.
+"""`ProgramModel`: what programs can know of, and do with, one model beside its sequences.
 
 Owns what is made once and shared by all its programs: the description, the packed vocabulary, the compiled grammars.
 Built by the program host; sessions read it.
@@ -42,7 +42,7 @@ EXPLICIT_TRAITS = ("Allocate", "Forward", "InputText", "OutputText")
 """What models serve whose KV a program may place itself. `InputImage` and `Adapter` are traits too, which none has."""
 
 
-class Model:
+class ProgramModel:
     """One model, on one engine."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Model:
         if self._vocabulary is None:
             tokens = self.token_bytes()
             self._vocabulary = asyncio.ensure_future(off_loop(partial(_pack_vocabulary, tokens)))
-        # Whoever asked first may give up; the others wait for the same.
+        # The first caller may give up; the others wait for the same result.
         return await asyncio.shield(self._vocabulary)
 
     async def guide(self, grammar: Grammar, tenant: str, charge: Charge) -> Guide:

@@ -140,7 +140,7 @@ class Control(Protocol):
 
 
 class RunChange(NamedTuple):
-    """What a watcher is told: one of them is set."""
+    """One change of a run, as its watcher gets it: one field is set."""
 
     message: bytes | None = None
     line: LogLine | None = None
@@ -325,7 +325,7 @@ class Run:
             self._end(record.status, record.error, record)
 
     def drop_input(self) -> None:
-        """Whoever carries it out has its code and arguments now, or has had them."""
+        """Forget code and arguments: the host that carries the run out has them, or has had them."""
         code = msgspec.structs.replace(self.spec.code, content=b"")
         self.spec = msgspec.structs.replace(self.spec, code=code, args=b"null")
 
@@ -345,9 +345,9 @@ class Run:
         self._record = msgspec.structs.replace(self._record, status=status, **changes)
         self._notify_watcher(RunChange(status=status))
 
-    def _end(self, status: Status, error: ErrorRecord | None, told: RunRecord | None = None) -> None:
-        usage = told.usage if told is not None else self._usage()
-        started_s = told.started_s if told is not None else self._record.started_s
+    def _end(self, status: Status, error: ErrorRecord | None, known: RunRecord | None = None) -> None:
+        usage = known.usage if known is not None else self._usage()
+        started_s = known.started_s if known is not None else self._record.started_s
         # The usage first, then the end: a watcher that hears of the end reads a record that is complete.
         self._advance(status, error=error, finished_s=time.time(), usage=usage, started_s=started_s)
         self.control = None

@@ -1,6 +1,6 @@
 """What a session needs from the program host that runs it: one value, and the protocols of what the host itself builds.
 
-Owns nothing. `weft.programs.host` implements `Launcher`, `Child` and `Outlet`; tests have fakes.
+Owns nothing. `weft.programs.host` implements `Launcher`, `ChildRun` and `Outlet`; tests have fakes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 
 from weft.abi.errors import WeftError
 from weft.programs.network.requests import HttpRequest, HttpResponse
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.loop_share import LoopShare
 from weft.programs.run.messages import Hub
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.types import Caller
 from weft.store.values import ValueStore
 
@@ -32,7 +32,7 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """JSON."""
 
 
-class Child(Protocol):
+class ChildRun(Protocol):
     """A run that a program launched."""
 
     @property
@@ -49,7 +49,7 @@ class Child(Protocol):
 class Launcher(Protocol):
     """Starts runs on behalf of programs."""
 
-    async def launch(self, spec: ChildSpec, caller: Caller, budget: Budget) -> Child:
+    async def launch(self, spec: ChildSpec, caller: Caller, budget: RunBudget) -> ChildRun:
         """Start a run within a budget that is already its own; the launcher closes it when the run is over, and where
         it raises. Raises `WeftError` for a program that cannot be started."""
 
@@ -63,7 +63,7 @@ class Web(Protocol):
 
 
 class Outlet(Protocol):
-    """Where a run's words go: whoever launched it, or is attached to it."""
+    """Where a run's messages and log lines go: its launcher, and clients that are attached to it."""
 
     def message(self, data: bytes) -> None:
         """A JSON message. Raises `Overloaded` where too many wait unread."""
@@ -82,8 +82,8 @@ class Outlet(Protocol):
 class Services:
     """Of one program host, for runs on one model."""
 
-    model: Model
-    models: Callable[[], Sequence[Model]]
+    model: ProgramModel
+    models: Callable[[], Sequence[ProgramModel]]
     """All models that the host knows."""
     hub: Hub
     store: ValueStore

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from weft.abi.errors import ConfigError
 from weft.programs.sandbox.compiled import CompiledModule
-from weft.programs.sandbox.machine import Code
+from weft.programs.sandbox.machine import LoadedCode
 
 _LOG = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ class Backend(Protocol):
 
     name: str
 
-    def component(self, compiled: Path) -> Code:
+    def component(self, compiled: Path) -> LoadedCode:
         """Load the machine code of the component that runs Python."""
 
-    def module(self, compiled: CompiledModule) -> Code:
+    def module(self, compiled: CompiledModule) -> LoadedCode:
         """Load the machine code of an uploaded core module."""
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ def choose(wanted: str, slots: int, memory_bytes: int, tick_s: float) -> Backend
     try:
         return _fibers(slots, memory_bytes, tick_s)
     except Exception as error:
-        # Whatever private bindings may raise: the other backend needs none of them.
+        # Private bindings may raise anything: the other backend needs none of them.
         if wanted == "fibers":
             raise ConfigError(f"the sandbox cannot use fibers here: {error}") from error
         _LOG.warning("sandboxed programs run on a thread each, which is slower: %s", error)

@@ -29,7 +29,7 @@ FIRST_TURN_TICKS = 5
 YIELDED, FINISHED, PARKED, GARBLED = range(4)
 
 
-class Unavailable(ConfigError):
+class BindingsUnavailable(ConfigError):
     """Fibers cannot be used here; the message says why."""
 
 
@@ -95,16 +95,18 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 @cache
 def shim() -> Any:
-    """The shim, checked and set up. Raises `Unavailable`."""
+    """The shim, checked and set up. Raises `BindingsUnavailable`."""
     try:
         library = ctypes.CDLL(str(build_shim.LIBRARY))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise Unavailable(f"no shim: {error}; build it with `python -m weft.programs.sandbox.build_shim`") from None
+        raise BindingsUnavailable(
+            f"no shim: {error}; build it with `python -m weft.programs.sandbox.build_shim`"
+        ) from None
     if library.weft_source_hash().decode() != build_shim.source_hash():
-        raise Unavailable(
+        raise BindingsUnavailable(
             "the shim was built from another source; build it with `python -m weft.programs.sandbox.build_shim`"
         )
     layout = (c_uint64 * 8)()
@@ -113,10 +115,14 @@ def shim() -> Any:
     expected = [ctypes.sizeof(core), core.of.offset, ctypes.sizeof(component), component.of.offset]
     expected += [ctypes.sizeof(ffi.wasm_byte_vec_t), ctypes.sizeof(ffi.wasmtime_async_continuation_t)]
     if list(layout)[:6] != expected:
-        raise Unavailable(f"wasmtime {WASMTIME_VERSION} lays its values out as {expected}, not as {list(layout)[:6]}")
+        raise BindingsUnavailable(
+            f"wasmtime {WASMTIME_VERSION} lays its values out as {expected}, not as {list(layout)[:6]}"
+        )
     kind = ffi.wasmtime_extern_t.kind
     if (kind.offset, kind.size) != (0, 1):
-        raise Unavailable(f"wasmtime {WASMTIME_VERSION} does not begin an export with a byte that says its kind")
+        raise BindingsUnavailable(
+            f"wasmtime {WASMTIME_VERSION} does not begin an export with a byte that says its kind"
+        )
     names = ("wasmtime_call_future_poll", "wasmtime_context_set_epoch_deadline", "wasm_byte_vec_new_uninitialized")
     functions = [address(getattr(ffi.dll, name)) for name in (*names, "wasmtime_engine_increment_epoch")]
     library.weft_set_up(*functions, ffi.WASMTIME_COMPONENT_F64, ffi.WASMTIME_COMPONENT_STRING)
@@ -152,7 +158,7 @@ def define_component_imports(linker: wasmtime.component.Linker, instance: str, c
                 _NOTHING,
             )
             if error:
-                raise Unavailable(error_text(error))
+                raise BindingsUnavailable(error_text(error))
 
 
 def define_module_import(linker: wasmtime.Linker, module: str, name: str, kind: wasmtime.FuncType, number: int) -> None:
@@ -166,7 +172,7 @@ def define_module_import(linker: wasmtime.Linker, module: str, name: str, kind: 
     ]
     error = ffi.wasmtime_linker_define_async_func(linker.ptr(), *parts, kind.ptr(), callback, max(number, 0), _NOTHING)
     if error:
-        raise Unavailable(error_text(error))
+        raise BindingsUnavailable(error_text(error))
 
 
 def component_export(component: wasmtime.component.Component, name: str) -> Any:
@@ -175,7 +181,7 @@ def component_export(component: wasmtime.component.Component, name: str) -> Any:
         component.ptr(), None, ctypes.create_string_buffer(name.encode()), len(name.encode())
     )
     if not index:
-        raise Unavailable(f"the component has no export {name}")
+        raise BindingsUnavailable(f"the component has no export {name}")
     return index
 
 
@@ -186,7 +192,7 @@ class Ticker:
         self._engine = engine
         self.handle = shim().weft_ticker_start(address(engine.ptr()), period_s)
         if not self.handle:
-            raise Unavailable("no thread for the sandbox's clock could be started")
+            raise BindingsUnavailable("no thread for the sandbox's clock could be started")
 
     @property
     def is_asleep(self) -> bool:
@@ -201,7 +207,7 @@ class Ticker:
 
 
 class Instance:
-    """A store and the fiber of what runs in it. One future at a time; `close` in whatever state."""
+    """A store and the fiber of what runs in it. One future at a time; `close` in any state."""
 
     def __init__(self, engine: wasmtime.Engine, memory_bytes: int):
         self.store = wasmtime.Store(engine)
@@ -209,7 +215,7 @@ class Instance:
         self.context = self.store._context()
         # The first turn is a long one: most launches end within it, and one that is interrupted finds cold caches.
         self.store.set_epoch_deadline(FIRST_TURN_TICKS)
-        # It returns nothing, whatever the bindings say: what they call an error is the rest of a register.
+        # It returns nothing: the value that the bindings read as an error is the rest of a register.
         ffi.wasmtime_context_epoch_deadline_async_yield_and_update(self.context, 1)
         self.fiber = shim().weft_fiber_new(address(self.context))
         if not self.fiber:
@@ -267,7 +273,7 @@ class Instance:
         """Begin a call of a function of strings; returns where its result will be."""
         function = ffi.wasmtime_component_func_t()
         if not ffi.wasmtime_component_instance_get_func(byref(instance), self.context, export, byref(function)):
-            raise Unavailable("the component's function is not there")
+            raise BindingsUnavailable("the component's function is not there")
         values = (ffi.wasmtime_component_val_t * len(args))()
         results = (ffi.wasmtime_component_val_t * 1)()
         for value, arg in zip(values, args, strict=True):
@@ -301,11 +307,11 @@ class Instance:
         return made
 
     def exported_function(self, instance: Any, name: str) -> Any:
-        """An exported function. Raises `Unavailable` for an export of another kind, and for none."""
+        """An exported function. Raises `BindingsUnavailable` for an export of another kind, and for none."""
         return self._export(instance, name, ffi.WASMTIME_EXTERN_FUNC)
 
     def exported_memory(self, instance: Any, name: str) -> Any:
-        """An exported memory. Raises `Unavailable` for an export of another kind, and for none."""
+        """An exported memory. Raises `BindingsUnavailable` for an export of another kind, and for none."""
         return self._export(instance, name, ffi.WASMTIME_EXTERN_MEMORY)
 
     def _export(self, instance: Any, name: str, kind: Any) -> Any:
@@ -313,11 +319,11 @@ class Instance:
         text = name.encode()
         buffer = ctypes.create_string_buffer(text)
         if not ffi.wasmtime_instance_export_get(self.context, byref(instance), buffer, len(text), byref(found)):
-            raise Unavailable(f"the module does not export {name}")
+            raise BindingsUnavailable(f"the module does not export {name}")
         # The C API takes any bytes for a function's: what is none ends the process.
         if not shim().weft_is_kind(ctypes.addressof(found), kind.value):
             ffi.wasmtime_extern_delete(byref(found))
-            raise Unavailable(f"the module exports {name} as another kind than it was checked for")
+            raise BindingsUnavailable(f"the module exports {name} as another kind than it was checked for")
         return found
 
     def call_module(self, function: Any, num_results: int) -> Any:

@@ -27,14 +27,14 @@ MAX_CODE_BYTES = 4 << 20
 """Of one program's; longer code is made anew each time."""
 
 
-class Call(NamedTuple):
+class CallInstruction(NamedTuple):
     """Of a component's function: bytes in, bytes out."""
 
     export: str
     args: tuple[bytes, ...]
 
 
-Calls = Generator[Call, bytes, bytes]
+Calls = Generator[CallInstruction, bytes, bytes]
 """The calls that a program consists of, one after the other. It is sent what each returned, and returns the result."""
 
 
@@ -51,9 +51,9 @@ class Bytecode:
         key = hashlib.sha256(b"%d %s" % (len(name), name) + source).digest()
         code = self._find(key)
         if code is None:
-            code = yield Call("compile", (source, name))
+            code = yield CallInstruction("compile", (source, name))
             self._keep(key, code)
-        return (yield Call("run", (source, name, code, args, seed)))
+        return (yield CallInstruction("run", (source, name, code, args, seed)))
 
     def _find(self, key: bytes) -> bytes | None:
         with self._lock:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from weft.abi.errors import InvalidRequest, WeftError
 from weft.programs.registry import Code
 from weft.programs.sandbox.check_worker import THE_PROGRAM
-from weft.programs.sandbox.workers import Charge, Worker, WorkerPool
+from weft.programs.sandbox.workers import Charge, WorkerPool, WorkerProcess
 
 CHECK_CPU_S = 5
 CHECK_BYTES = 1 << 30
@@ -32,8 +32,8 @@ class CodeChecker:
         """By kind and hash: why it is refused, or None. What was not asked for longest goes first."""
 
     async def check(self, tenant: str, code: Code, charge: Charge | None = None) -> None:
-        """Raise `InvalidRequest` for what is no program, and for what takes too much to be looked at. Where this is
-        cancelled, the process is killed. `charge` is told of its processor time."""
+        """Raise `InvalidRequest` for content that is not a program, or takes too much to be parsed. Where this is
+        cancelled, the process is killed. `charge` gets its processor time."""
         key = (code.kind, code.hash)
         if key not in self._verdicts:
             verdict = await self._pool.call(tenant, lambda worker: self._verdict(code, worker), charge)
@@ -49,7 +49,7 @@ class CodeChecker:
         """Kill the processes that check."""
         await self._pool.close()
 
-    def _verdict(self, code: Code, worker: Worker) -> str | None:
+    def _verdict(self, code: Code, worker: WorkerProcess) -> str | None:
         """On a thread."""
         key = (code.kind, code.hash)
         # The same content may have been checked while this waited for its turn.
@@ -58,7 +58,7 @@ class CodeChecker:
 
 def check_now(code: Code) -> None:
     """Check one of the operator's own programs; blocks until its process ends. Raises `InvalidRequest`."""
-    problem = _problem(code, Worker())
+    problem = _problem(code, WorkerProcess())
     if problem is not None:
         raise _refusal(problem, code)
 
@@ -69,7 +69,7 @@ def _refusal(problem: str, code: Code) -> InvalidRequest:
     return InvalidRequest(named, "source")
 
 
-def _problem(code: Code, worker: Worker) -> str | None:
+def _problem(code: Code, worker: WorkerProcess) -> str | None:
     try:
         ended = worker.run(_MODULE, [code.kind, str(CHECK_CPU_S), str(CHECK_BYTES)], code.content, bare=True)
     except OSError as error:

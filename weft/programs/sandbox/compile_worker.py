@@ -1,7 +1,7 @@
 """The process that compiles Wasm: `python -m weft.programs.sandbox.compile_worker component|module TARGET CPU_S BYTES`.
 
 Reads the code from its standard input, writes machine code to TARGET, and to standard output how a module is started,
-as JSON. It limits itself before it reads anything, since what it compiles may come from a stranger. Exit status 0, or 1
+as JSON. It limits itself before it reads anything, since the code that it compiles is untrusted. Exit status 0, or 1
 and the reason on standard error; 3 where it is the disk that does not take the machine code. Started by `compiled`.
 """
 

@@ -24,7 +24,7 @@ from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed
 from weft.programs.sandbox import compile_worker
 from weft.programs.sandbox.engine import ENGINE_FORMAT, WASMTIME_VERSION
 from weft.programs.sandbox.module_shape import Entry
-from weft.programs.sandbox.workers import Worker, WorkerEnded
+from weft.programs.sandbox.workers import WorkerEnded, WorkerProcess
 
 logger = logging.getLogger("weft.programs")
 
@@ -86,16 +86,16 @@ class CompiledCode:
         key = key_of("component", identity.encode())
         found = self._find(key)
         if found is None and code is not None:
-            found = self._kept("component", key, code, Worker())
+            found = self._kept("component", key, code, WorkerProcess())
         return None if found is None else found[0]
 
-    def module(self, code: bytes, worker: Worker | None = None) -> CompiledModule:
+    def module(self, code: bytes, worker: WorkerProcess | None = None) -> CompiledModule:
         """Machine code of an uploaded module; `worker` compiles it where it is not known. Raises `InvalidRequest` for a
         module that is not usable, `StorageFailed` where the disk takes no more, and `WorkerKilled`."""
         if len(code) > MODULE_BYTES:
             raise InvalidRequest(f"a module may have {MODULE_BYTES} bytes, this one has {len(code)}", "source")
         key = key_of("module", hashlib.sha256(code).digest())
-        path, entry = self._find(key) or self._kept("module", key, code, worker or Worker())
+        path, entry = self._find(key) or self._kept("module", key, code, worker or WorkerProcess())
         return CompiledModule(path, Entry(*entry or ()))
 
     def _find(self, key: str) -> _Found | None:
@@ -116,7 +116,7 @@ class CompiledCode:
             os.utime(self.directory / f"{key}.json")
         return path, entry
 
-    def _kept(self, kind: Kind, key: str, code: bytes, worker: Worker) -> _Found:
+    def _kept(self, kind: Kind, key: str, code: bytes, worker: WorkerProcess) -> _Found:
         """Compile it, and keep it whole or not at all. Raises `StorageFailed` too."""
         try:
             return self._compile(kind, key, code, worker)
@@ -130,7 +130,7 @@ class CompiledCode:
             "another one with WEFT_CACHE"
         )
 
-    def _compile(self, kind: Kind, key: str, code: bytes, worker: Worker) -> _Found:
+    def _compile(self, kind: Kind, key: str, code: bytes, worker: WorkerProcess) -> _Found:
         cpu_s, memory_bytes, environment = MODULE_CPU_S, MODULE_COMPILER_BYTES, _ONE_THREAD
         if kind == "component":
             cpu_s, memory_bytes, environment = _RUNNER_CPU_S, _RUNNER_COMPILER_BYTES, _THREADS
@@ -155,7 +155,7 @@ class CompiledCode:
         return final, entry
 
     def _prune(self, newest: Path) -> None:
-        """Remove what is too much. Whoever has a file mapped keeps it."""
+        """Remove the files beyond the bound. A process that has one mapped keeps it."""
         room, kept, dropped = KEPT_BYTES, {newest}, set()
         with contextlib.suppress(OSError):
             files = sorted(self.directory.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)

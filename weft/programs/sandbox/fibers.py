@@ -18,7 +18,7 @@ import wasmtime.component
 from weft.abi.errors import ProgramFailed, WeftError
 from weft.abi.frames import WireError
 from weft.programs.sandbox import bindings
-from weft.programs.sandbox.bytecode import Call, Calls
+from weft.programs.sandbox.bytecode import CallInstruction, Calls
 from weft.programs.sandbox.compiled import CompiledModule
 from weft.programs.sandbox.engine import EXPORTS, INTERFACE, function_type
 from weft.programs.sandbox.imports import CLOCKS, IMPORTS
@@ -39,13 +39,13 @@ class Pool:
         try:
             self.engine = bindings.pooled_engine(slots, memory_bytes, components=components)
         except wasmtime.WasmtimeError as error:
-            raise bindings.Unavailable(f"no room for {slots} slots of the sandbox: {error}") from None
+            raise bindings.BindingsUnavailable(f"no room for {slots} slots of the sandbox: {error}") from None
         self.ticker = bindings.Ticker(self.engine, tick_s)
         # Python takes milliseconds to start, a module a tenth of one.
         self.turns = Turns(1 if components else 8)
 
     def close(self) -> None:
-        """Stop the thread. Code that was loaded stays usable as long as somebody holds it."""
+        """Stop the thread. Loaded code stays usable as long as it is referenced."""
         self.ticker.close()
 
 
@@ -176,7 +176,7 @@ class ComponentMachine(_FiberMachine):
         if message is not None:
             raise refused(message, self._limits)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: CallInstruction) -> None:
         self._results = self._running().call_component(self._made, self._code.exports[call.export], call.args)
 
     def _returned(self) -> bytes:

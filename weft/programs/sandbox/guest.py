@@ -1,4 +1,4 @@
-"""A sandboxed program that runs: its requests are carried out, its limits watched, its end told.
+"""A sandboxed program that runs: carries out its requests, watches its limits, and reports its end.
 
 Owns one run. Drives a `Machine` and does not know whether that is a fiber or a thread. Made by `Sandbox`.
 """
@@ -16,7 +16,7 @@ from weft.abi.frames import WireError
 from weft.programs.guest import GuestHost, GuestUsage
 from weft.programs.sandbox.bytecode import Calls
 from weft.programs.sandbox.imports import IMPORTS, Entropy, Exited, Handler
-from weft.programs.sandbox.machine import Code, GuestLimits, Machine, Request, Trapped
+from weft.programs.sandbox.machine import GuestLimits, LoadedCode, Machine, Request, Trapped
 
 _TURN_S = 0.002
 _BYTES_PER_CALL = 64 << 10
@@ -31,7 +31,7 @@ _MAX_MEMORY_SHARE = 0.9
 class SandboxedGuest:
     """See `weft.programs.guest.Guest`. What is asked for differs: see the two kinds below."""
 
-    def __init__(self, code: Code, host: GuestHost, limits: GuestLimits):
+    def __init__(self, code: LoadedCode, host: GuestHost, limits: GuestLimits):
         self._code, self._host, self._limits = code, host, limits
         self._machine: Machine | None = None
         self._task: asyncio.Task[object] | None = None
@@ -50,7 +50,7 @@ class SandboxedGuest:
         except asyncio.CancelledError:
             if self._killed is None:
                 raise
-            # The cancellation was ours, unless somebody else cancels too.
+            # The cancellation was ours, unless the task is being cancelled besides.
             if self._task is not None and self._task.uncancel() > 0:
                 raise
             raise self._killed from None
@@ -188,7 +188,7 @@ class SandboxedGuest:
 class PythonGuest(SandboxedGuest):
     """A program in Python: requests are exchanges; the component returns a letter and JSON."""
 
-    def __init__(self, code: Code, host: GuestHost, limits: GuestLimits, calls: Calls):
+    def __init__(self, code: LoadedCode, host: GuestHost, limits: GuestLimits, calls: Calls):
         super().__init__(code, host, limits)
         self._calls = calls
 
@@ -221,7 +221,7 @@ class PythonGuest(SandboxedGuest):
             message = f"the program needs more than {most} bytes of memory\n{traceback}".strip()
             raise LimitExceeded(message, "memory_bytes")
         if message.startswith(_ENGINE_DEAD):
-            # Nothing is wrong with the program: whoever launched it may do so again.
+            # Nothing is wrong with the program: it may be launched again.
             raise EngineDead(message.removeprefix(_ENGINE_DEAD))
         raise ProgramFailed(message, traceback=traceback)
 
@@ -229,7 +229,7 @@ class PythonGuest(SandboxedGuest):
 class ModuleGuest(SandboxedGuest):
     """A core module: requests are those of `imports`. It is also the `Run` that they work on."""
 
-    def __init__(self, code: Code, host: GuestHost, limits: GuestLimits, args: bytes, seed: bytes):
+    def __init__(self, code: LoadedCode, host: GuestHost, limits: GuestLimits, args: bytes, seed: bytes):
         super().__init__(code, host, limits)
         self.module_args, self.events, self.output = args, memoryview(b""), b"null"
         self.entropy = Entropy(seed)

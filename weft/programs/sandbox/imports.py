@@ -37,7 +37,7 @@ class Exited(Exception):
         self.code = code
 
 
-class Run(Protocol):
+class GuestRun(Protocol):
     """What the functions need of one run."""
 
     machine: Machine
@@ -93,7 +93,7 @@ class Entropy:
 # ---- weft
 
 
-def _exchange(run: Run, address: int, size: int, timeout_s: float) -> int | Awaitable[int]:
+def _exchange(run: GuestRun, address: int, size: int, timeout_s: float) -> int | Awaitable[int]:
     if size > MAX_EXCHANGE_BYTES:
         # Copying it would keep all others waiting, and take the host's memory.
         raise ProgramFailed(f"the program handed over {size} bytes in one exchange; {MAX_EXCHANGE_BYTES} is the most")
@@ -105,39 +105,39 @@ def _exchange(run: Run, address: int, size: int, timeout_s: float) -> int | Awai
     return _later(run, events)
 
 
-async def _later(run: Run, coming: Awaitable[bytes]) -> int:
+async def _later(run: GuestRun, coming: Awaitable[bytes]) -> int:
     run.events = memoryview(await coming)
     return len(run.events)
 
 
-def _read(run: Run, address: int, capacity: int) -> int:
+def _read(run: GuestRun, address: int, capacity: int) -> int:
     taken = run.events[:capacity]
     run.machine.write(address, bytes(taken))
     run.events = run.events[len(taken) :]
     return len(taken)
 
 
-def _args(run: Run, address: int, capacity: int) -> int:
+def _args(run: GuestRun, address: int, capacity: int) -> int:
     run.count(min(capacity, len(run.module_args)))
     run.machine.write(address, run.module_args[:capacity])
     return len(run.module_args)
 
 
-def _result(run: Run, address: int, size: int) -> int:
+def _result(run: GuestRun, address: int, size: int) -> int:
     run.check_result(size)
     run.count(size)
     run.output = run.machine.read(address, size)
     return 0
 
 
-def _fail(run: Run, address: int, size: int) -> int:
+def _fail(run: GuestRun, address: int, size: int) -> int:
     raise ProgramFailed(run.machine.read(address, min(size, 1 << 16)).decode("utf-8", "replace"))
 
 
 # ---- WASI
 
 
-def _fd_write(run: Run, descriptor: int, vectors: int, count: int, written: int) -> int:
+def _fd_write(run: GuestRun, descriptor: int, vectors: int, count: int, written: int) -> int:
     if descriptor not in (1, 2):
         return _BADF
     if count > 1024:
@@ -158,7 +158,7 @@ def _fd_write(run: Run, descriptor: int, vectors: int, count: int, written: int)
     return 0
 
 
-def _random_get(run: Run, address: int, size: int) -> int:
+def _random_get(run: GuestRun, address: int, size: int) -> int:
     if size > 1 << 20:
         return _INVAL
     run.count(size)
@@ -166,23 +166,23 @@ def _random_get(run: Run, address: int, size: int) -> int:
     return 0
 
 
-def _clock_time_get(run: Run, clock: int, precision: int, address: int) -> int:
+def _clock_time_get(run: GuestRun, clock: int, precision: int, address: int) -> int:
     run.machine.write(address, time.time_ns().to_bytes(8, "little"))
     return 0
 
 
-def _nothing_there(run: Run, count: int, size: int) -> int:
+def _nothing_there(run: GuestRun, count: int, size: int) -> int:
     run.machine.write(count, bytes(4))
     run.machine.write(size, bytes(4))
     return 0
 
 
-def _proc_exit(run: Run, code: int) -> int:
+def _proc_exit(run: GuestRun, code: int) -> int:
     raise Exited(code)
 
 
 def _always(number: int) -> Handler:
-    def answer(run: Run, *args: Value) -> int:
+    def answer(run: GuestRun, *args: Value) -> int:
         return number
 
     return answer

@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 class Machine(Protocol):
-    """One instance. Used from one loop; `close` must be called, in whatever state."""
+    """One instance. Used from one loop; `close` must be called, in any state."""
 
     @property
     def cpu_s(self) -> float:
@@ -69,7 +69,7 @@ class Machine(Protocol):
         """End it and give everything back. Twice is once."""
 
 
-class Code(Protocol):
+class LoadedCode(Protocol):
     """Compiled code, ready to make machines of."""
 
     def machine(self, limits: GuestLimits, calls: Calls, check: Callable[[], None]) -> Machine:

@@ -1,4 +1,4 @@
-"""What a process that works on a stranger's code sets before it reads any of it. Standard library only."""
+"""The limits that a process sets on itself before it reads untrusted code. Standard library only."""
 
 from __future__ import annotations
 

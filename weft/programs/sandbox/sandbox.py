@@ -24,8 +24,8 @@ from weft.programs.sandbox.backend import Backend, choose
 from weft.programs.sandbox.bytecode import Bytecode
 from weft.programs.sandbox.compiled import CompiledCode
 from weft.programs.sandbox.guest import ModuleGuest, PythonGuest, SandboxedGuest
-from weft.programs.sandbox.machine import Code, GuestLimits
-from weft.programs.sandbox.workers import Worker
+from weft.programs.sandbox.machine import GuestLimits, LoadedCode
+from weft.programs.sandbox.workers import WorkerProcess
 
 _LOG = logging.getLogger(__name__)
 _LOADED_MODULES = 256
@@ -37,7 +37,7 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     slots: int = 1024
     """Python programs at once, and as many modules. A slot costs address space only."""
     memory_bytes: int = 1 << 30
-    """Of one program, at most, whatever its own limit says."""
+    """Of one program, at most, also where its own limit is larger."""
     tick_s: float = 0.002
     """A program that computes gives way to others this often."""
     backend: Literal["auto", "fibers", "threads"] = "auto"
@@ -47,14 +47,14 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Module:
     """An uploaded module, compiled and loaded."""
 
-    def __init__(self, code: Code):
+    def __init__(self, code: LoadedCode):
         self.code = code
 
 
 class Sandbox:
     """Makes guests. `close` when none runs any more."""
 
-    def __init__(self, backend: Backend, compiled: CompiledCode, python: Code):
+    def __init__(self, backend: Backend, compiled: CompiledCode, python: LoadedCode):
         self._backend, self._compiled, self._python = backend, compiled, python
         self._bytecode = Bytecode()
         self._modules: dict[Path, Module] = {}
@@ -95,7 +95,7 @@ class Sandbox:
         calls = self._bytecode.calls(source.encode("utf-8", "replace"), name.encode("utf-8", "replace"), args, seed)
         return PythonGuest(self._python, host, limits or GuestLimits(), calls)
 
-    def compile(self, code: bytes, worker: Worker | None = None) -> Module:
+    def compile(self, code: bytes, worker: WorkerProcess | None = None) -> Module:
         """Check and compile a core module; known ones are found. Blocks, so call it on a thread; `worker` can be killed
         from another. Raises `InvalidRequest`, `StorageFailed`, `WorkerKilled`."""
         compiled = self._compiled.module(code, worker)

@@ -28,7 +28,7 @@ _MAX_TURNS = 1_000_000
 
 
 def check_fibers() -> None:
-    """Raise `bindings.Unavailable` that says what does not work."""
+    """Raise `bindings.BindingsUnavailable` that says what does not work."""
     engine = bindings.pooled_engine(_SLOTS, 1 << 20, components=False)
     ticker = bindings.Ticker(engine, 0.0005)
     try:
@@ -51,7 +51,7 @@ def check_fibers() -> None:
 
 def _expect(is_fine: bool, what: str) -> None:
     if not is_fine:
-        raise bindings.Unavailable(f"the self-test of fibers failed at {what}")
+        raise bindings.BindingsUnavailable(f"the self-test of fibers failed at {what}")
 
 
 def _call(engine: wasmtime.Engine, pre: wasmtime.InstancePre, ticker: bindings.Ticker, name: str) -> int | None:
@@ -74,6 +74,6 @@ def _call(engine: wasmtime.Engine, pre: wasmtime.InstancePre, ticker: bindings.T
                 turns += 1
                 if turns == 3:
                     return None
-        raise bindings.Unavailable("a fiber never gives way")
+        raise bindings.BindingsUnavailable("a fiber never gives way")
     finally:
         instance.close()

@@ -1,7 +1,7 @@
 """Guests on a thread each, on wasmtime's public API: for machines where fibers do not work.
 
-The same machines to whoever drives them. Slower by far (a request crosses threads twice), and each guest has an engine
-of its own, because advancing an engine's epoch is the one public way to stop code that computes.
+The same interface as the machines on fibers. Slower by far (a request crosses threads twice), and each guest has an
+engine of its own, because advancing an engine's epoch is the one public way to stop code that computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import wasmtime.component
 
 from weft.abi.errors import Overloaded, ProgramFailed, WeftError
 from weft.abi.frames import WireError
-from weft.programs.sandbox.bytecode import Call, Calls
+from weft.programs.sandbox.bytecode import CallInstruction, Calls
 from weft.programs.sandbox.compiled import CompiledModule
 from weft.programs.sandbox.engine import INTERFACE, TABLE_ELEMENTS, engine_config, function_type
 from weft.programs.sandbox.imports import CLOCKS, IMPORTS
@@ -62,13 +62,13 @@ class _ThreadMachine:
         self._slots, self._limits, self._check = slots, limits, check
         self._loop = asyncio.get_running_loop()
         self._answers: queue.SimpleQueue[int | bytes | None] = queue.SimpleQueue()
-        self._news: asyncio.Future[Request | None] = self._loop.create_future()
+        self._outcome: asyncio.Future[Request | None] = self._loop.create_future()
         self._engine = wasmtime.Engine(engine_config())
         self._store = wasmtime.Store(self._engine)
         most = slots.memory_bytes
         most = most if limits.memory_bytes is None else min(limits.memory_bytes, most)
         self._store.set_limits(memory_size=most, table_elements=TABLE_ELEMENTS)
-        # Nothing advances the epoch but `close`, which thereby ends whatever runs.
+        # Only `close` advances the epoch, which thereby ends all code that runs.
         self._store.set_epoch_deadline(1)
         self._closing = self._closed = False
         self._cpu_s = 0.0
@@ -92,10 +92,10 @@ class _ThreadMachine:
         looking = self._loop.call_later(_LOOK_S, self._look)
         self._looking = looking
         try:
-            return await self._news
+            return await self._outcome
         finally:
             self._looking.cancel()
-            self._news = self._loop.create_future()
+            self._outcome = self._loop.create_future()
 
     def answer(self, value: int | bytes) -> None:
         """Pass the answer of a request to the guest and let it continue."""
@@ -124,8 +124,8 @@ class _ThreadMachine:
             self._check()
         except Exception as error:
             self._looking.cancel()
-            if not self._news.done():
-                self._news.set_exception(error)
+            if not self._outcome.done():
+                self._outcome.set_exception(error)
 
     # ---- on the thread
 
@@ -143,7 +143,7 @@ class _ThreadMachine:
             # wasmtime keeps the last exception of any thread, so this may be another guest's.
             outcome = Trapped(f"its code was ended ({type(error).__name__})")
         self._clock, self._cpu_s = None, time.thread_time()
-        self._tell(outcome)
+        self._resolve(outcome)
 
     def _work(self) -> None:
         raise NotImplementedError
@@ -152,19 +152,19 @@ class _ThreadMachine:
         """Suspend the thread until the loop has answered."""
         if self._closing:
             raise _Ended
-        self._tell(Request(function, args))
+        self._resolve(Request(function, args))
         value = self._answers.get()
         if value is None:
             raise _Ended
         return value
 
-    def _tell(self, news: Request | BaseException | None) -> None:
+    def _resolve(self, outcome: Request | BaseException | None) -> None:
         def deliver() -> None:
-            if not self._news.done() and not self._closing:
-                if isinstance(news, BaseException):
-                    self._news.set_exception(news)
+            if not self._outcome.done() and not self._closing:
+                if isinstance(outcome, BaseException):
+                    self._outcome.set_exception(outcome)
                 else:
-                    self._news.set_result(news)
+                    self._outcome.set_result(outcome)
 
         if not self._closing:
             self._loop.call_soon_threadsafe(deliver)
@@ -209,7 +209,7 @@ class ComponentMachine(_ThreadMachine):
                 self._returned = over.value
                 return
 
-    def _call(self, instance: wasmtime.component.Instance, call: Call) -> bytes:
+    def _call(self, instance: wasmtime.component.Instance, call: CallInstruction) -> bytes:
         function = instance.get_func(self._store, call.export)
         if function is None:
             raise Trapped(f"it has no function {call.export}")

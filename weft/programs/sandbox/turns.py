@@ -19,7 +19,7 @@ class Turns:
         """Wait for the guest's next turn."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            # Another loop, and the one before is gone with whoever waited there.
+            # Another loop; the one before is gone, with the tasks that waited there.
             self._loop, self._queue = loop, deque()
         turn = loop.create_future()
         self._queue.append(turn)

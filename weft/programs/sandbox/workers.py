@@ -1,7 +1,7 @@
-"""Processes that work on a stranger's code, and who may have one: few at once, in turns by tenant.
+"""Processes that work on untrusted code: few at once, in turns by tenant.
 
-`Worker` is one process: started, waited for, killed, its processor time measured. `WorkerPool` gives tenants their
-turns. What a process does is its module's business (`check_worker`, `compile_worker`), and so are its limits.
+`WorkerProcess` is one process: started, waited for, killed, its processor time measured. `WorkerPool` gives tenants
+their turns. What a process does is its module's business (`check_worker`, `compile_worker`), and so are its limits.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class WorkerEnded(NamedTuple):
 
 
 class WorkerKilled(Draining):
-    """The worker was killed before it was done, as those who wait for it are told where its pool is closed."""
+    """The worker was killed before it was done. Raised to callers that wait when its pool is closed."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down and checks and compiles no programs")
 
 
-class Worker:
+class WorkerProcess:
     """Processes of one task, one after the other. `run` blocks a thread; `kill` may be called from any."""
 
     def __init__(self) -> None:
@@ -124,18 +124,18 @@ class WorkerPool:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """By tenant, in the order in which their turns come; no tenant has an empty one."""
         self._running: Counter[str] = Counter()
-        self._workers: set[Worker] = set()
+        self._workers: set[WorkerProcess] = set()
 
     @property
     def num_running(self) -> int:
         """Workers that have not ended."""
         return self._running.total()
 
-    async def call(self, tenant: str, work: Callable[[Worker], T], charge: Charge | None = None) -> T:
+    async def call(self, tenant: str, work: Callable[[WorkerProcess], T], charge: Charge | None = None) -> T:
         """What `work` returns, which is called on a thread when it is the tenant's turn. Where this is cancelled, the
-        worker is killed, and its place is free when it has ended. `charge` is called once, whatever happens."""
+        worker is killed, and its place is free when it has ended. `charge` is called once, at any ending."""
         await self._turn(tenant)
-        worker = Worker()
+        worker = WorkerProcess()
         self._workers.add(worker)
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, worker)
         try:

@@ -97,13 +97,13 @@ class OperationCall:
         self.on_cancel: Callable[[], None] | None = None
         """Ends it on the engine, which then reports how far it came. None: it is only given up."""
         self.on_end: Callable[[bool], None] | None = None
-        """Told once whether it ended well, also where the program had given it up, but not after the run's end."""
+        """Called once with whether it finished, also where the program had given it up, but not after the run's end."""
         operation.report_to(self)
         if operation.ended:
             calls.loop.call_soon(self.wake)
 
     def wake(self) -> None:
-        """The engine has news; an operation that reports has only one."""
+        """The operation has ended: it has no other events."""
         operation, calls = self.operation, self._calls
         if not operation.ended or calls.closed:
             return

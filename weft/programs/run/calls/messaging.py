@@ -10,12 +10,12 @@ import asyncio
 import msgspec
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import limits_from_json
 from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
-from weft.programs.run.messages import MessageQueue, Subscription, check_json
-from weft.programs.run.services import Child, ChildSpec
+from weft.programs.run.messages import MessageQueue, TopicSubscription, check_json
+from weft.programs.run.services import ChildRun, ChildSpec
 
 MAX_LAUNCH_BYTES = 4 << 20
 """Source, arguments and limits of a child, as JSON."""
@@ -113,7 +113,7 @@ class _Listener:
     def __init__(self, view: RunView, call: int, topic: bytes):
         self._calls, self._call = view.calls, call
         queue = MessageQueue(view.budget.limits.pending_messages, view.waiting)
-        self._subscription: Subscription = view.services.hub.subscribe(
+        self._subscription: TopicSubscription = view.services.hub.subscribe(
             view.caller.tenant, topic, queue, self._on_message
         )
 
@@ -144,12 +144,12 @@ class _Listener:
 class _Launched:
     """A child, from before it has started."""
 
-    def __init__(self, view: RunView, spec: ChildSpec, budget: Budget):
+    def __init__(self, view: RunView, spec: ChildSpec, budget: RunBudget):
         self._budget = budget
         self._killed = False
         self._joined = False
-        self._child: Child | None = None
-        # A launch is not given up half-way: whoever launches closes the budget. A kill waits for it.
+        self._child: ChildRun | None = None
+        # A launch is not given up half-way: the launcher closes the budget. A kill waits for it.
         self._launching = view.calls.loop.create_task(view.services.launcher.launch(spec, view.caller, budget))
         self._launching.add_done_callback(self._begun)
 
@@ -181,9 +181,9 @@ class _Launched:
         if self._child is not None:
             self._child.kill()
 
-    def _begun(self, launching: asyncio.Task[Child]) -> None:
+    def _begun(self, launching: asyncio.Task[ChildRun]) -> None:
         if launching.cancelled() or launching.exception() is not None:
-            # Whoever launches does so too; a launcher with a bug must not leave a child that counts for ever.
+            # The launcher does so too; one with a bug must not leave a child that counts for ever.
             self._budget.close()
             return
         self._child = launching.result()

@@ -30,8 +30,8 @@ MAX_INDEX = 1 << 31
 """Of a draw: there is one for each token that is sampled."""
 MAX_NAME_BYTES = 256
 UNHEARD = -1
-"""The call of what is done on the program's behalf, such as giving back pages of an allocation that it gave up: should
-that fail because there were none, nobody is told."""
+"""The call of commands on the program's behalf, such as giving back pages of an allocation that it gave up. Their
+failures are dropped: there were no pages to give back."""
 _COUNT = struct.Struct("<I")
 
 Pack = Callable[[Finished], tuple[bytes, ...]]
@@ -76,7 +76,7 @@ class CommandForm:
         return _PACKED[self.answered.answer](finished)
 
     def give_back(self, space: SpaceHandle, queue: int, numbers: Iterable[int]) -> None:
-        """Free what the command has taken: nobody is told where that fails, because it had taken nothing."""
+        """Free what the command has taken. A failure is dropped: the command had taken nothing."""
         returned_by = self.answered.returned_by
         if returned_by is None:
             raise TypeError(f"{self.command.__name__} takes nothing")
@@ -253,7 +253,7 @@ class PageCalls:
     def _listen(
         self, call: int, report: Report, pack: Pack | None = None, over: Callable[[bool], None] | None = None
     ) -> OperationCall:
-        """`over` is told once whether the operation ended well, also where the program had given it up."""
+        """`over` is called once with whether the operation finished, also where the program had given it up."""
         space = self._space
 
         def ended() -> tuple[bytes, ...]:

@@ -51,7 +51,7 @@ class PendingCalls:
     """The pending calls of one run. `end` is called with the error that breaks the run outside of its own calls."""
 
     def __init__(self, end: Callable[[WeftError], None], charge: Callable[[float], None]):
-        """`charge` is told the processor time of coroutines that answer calls."""
+        """`charge` gets the processor time of coroutines that answer calls."""
         self.charge = charge
         self.loop = asyncio.get_running_loop()
         self.closed = False
@@ -221,7 +221,7 @@ class PendingCalls:
         if self._notified or self.closed:
             return
         self._notified = True
-        # Whoever waits runs in a later turn, and takes what comes until then as well.
+        # The waiting task runs in a later turn, and takes the events until then as well.
         self._wake_waiter()
         if self._wake is not None and not self._scheduled:
             self._scheduled = True

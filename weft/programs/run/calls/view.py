@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import msgspec
 
 from weft.abi.errors import InvalidRequest, LimitExceeded
-from weft.programs.quota.budget import Budget
+from weft.programs.quota.budget import RunBudget
 from weft.programs.run.calls.pending_calls import PendingCalls
 from weft.programs.run.messages import UnreadBytes
-from weft.programs.run.model import Model
+from weft.programs.run.model import ProgramModel
 from weft.programs.run.services import Outlet, Services
 from weft.programs.types import Caller
 
@@ -25,12 +25,12 @@ class RunView:
     calls: PendingCalls
     services: Services
     caller: Caller
-    budget: Budget
+    budget: RunBudget
     outlet: Outlet
     waiting: UnreadBytes
 
     @property
-    def model(self) -> Model:
+    def model(self) -> ProgramModel:
         """The one it runs beside."""
         return self.services.model
 
