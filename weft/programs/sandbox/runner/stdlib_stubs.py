@@ -71,7 +71,7 @@ def install_clocks():
 # ---- random numbers
 
 
-class EntropyStub:
+class Entropy:
     """A stream of bytes from the run's seed: SHA-256 of a counter."""
 
     def __init__(self):
@@ -89,7 +89,7 @@ class EntropyStub:
         return b"".join(blocks)[:size]
 
 
-ENTROPY = EntropyStub()
+ENTROPY = Entropy()
 
 
 # ---- output, files, imports
@@ -99,7 +99,7 @@ LOG = 1
 """`weft.abi.operations.Op.LOG`; the library is loaded when the clocks are in place."""
 
 
-class OutputStub(io.TextIOBase):
+class Output(io.TextIOBase):
     """print: each line becomes a LOG command."""
 
     def __init__(self, level):
