@@ -95,12 +95,14 @@ class KVCache:
         far as there is room.
         """
         partial = table.tree.partial(match, tokens, max_tokens - match.num_pages * self.page_size)
-        if partial is not None:
-            # Making room may evict the source; it keeps its content until the step that copies it is done.
-            self.tiers.keep_readable(partial.tier, partial.page)
-        node = self.node_for(match)
+        source = None if partial is None else partial.node
+        node = self.node_for(match)  # of a run that this cuts, `source` keeps the part with the page
         path = match.path if node is match.node else (*match.path, node)
         self.tiers.lock(node)
+        if source is not None:
+            # Making room must not evict the source: its page would be fenced until the step being built is done, and
+            # without the copy that step may be empty and never be launched.
+            self.tiers.lock(source)
         for index, step in enumerate(path):
             if step.tier == "host" and not self.tiers.promote(step):
                 reached = path[index - 1] if index else table.tree.root
@@ -114,7 +116,11 @@ class KVCache:
         table.node = node
         table.num_indexed = len(table.pages)
         count = table.num_indexed * self.page_size
-        return count + (self._acquire_partial(table, partial) if partial else 0)
+        if partial is not None:
+            count += self._acquire_partial(table, partial)
+        if source is not None:
+            self.tiers.unlock(source, now)
+        return count
 
     def announce(self, table: PageTable, tokens: bytes, end: int) -> None:
         """The table's sequence is about to compute the whole pages of `tokens[:end]` that it lacks: an in-flight

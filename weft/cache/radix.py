@@ -120,6 +120,8 @@ class Tail(NamedTuple):
 class Partial(NamedTuple):
     """A page whose first tokens match."""
 
+    node: Node | None
+    """The indexed run that has the page; None: a sequence has it."""
     page: int
     tier: Tier
     num_tokens: int
@@ -186,10 +188,10 @@ class RadixTree:
         if not wanted:
             return None
         best: Partial | None = None
-        for page, tier, candidate in self._next_pages(match):
+        for node, page, tier, candidate in self._next_pages(match):
             count = common_tokens(candidate, wanted)
             if count and (best is None or count > best.num_tokens):
-                best = Partial(page, tier, count)
+                best = Partial(node, page, tier, count)
         return best
 
     def in_flight(self, match: Match, tokens: bytes, max_tokens: int, seq: int) -> InFlightPrefix | None:
@@ -230,19 +232,20 @@ class RadixTree:
             yield node
             stack.extend(node.children.values())
 
-    def _next_pages(self, match: Match) -> Iterator[tuple[int, Tier, bytes]]:
-        if match.child is not None:
+    def _next_pages(self, match: Match) -> Iterator[tuple[Node | None, int, Tier, bytes]]:
+        child = match.child
+        if child is not None:
             start = match.child_pages * self._page_bytes
-            yield match.child.pages[match.child_pages], match.child.tier, match.child.tokens[start:]
+            yield child, child.pages[match.child_pages], child.tier, child.tokens[start:]
             return
         for count, child in enumerate(reversed(match.node.children.values())):
             if count >= MAX_SIBLINGS_SCANNED:
                 break
-            yield child.pages[0], child.tier, child.tokens[: self._page_bytes]
+            yield child, child.pages[0], child.tier, child.tokens[: self._page_bytes]
         for count, tail in enumerate(reversed(match.node.tails.values())):
             if count >= MAX_SIBLINGS_SCANNED:
                 break
-            yield tail.page, "device", tail.tokens
+            yield None, tail.page, "device", tail.tokens
 
 
 def split(node: Node, num_pages: int, node_id: int, head_refs: int) -> Node:

@@ -1,0 +1,45 @@
+"""A page that begins as a prompt does is copied where there is room for the copy, and left alone where there is none."""
+
+from __future__ import annotations
+
+from array import array
+
+from weft.cache.integrity import check_integrity
+from weft.cache.manager import KVCache
+
+RUN = array("i", range(8))
+PROMPT = array("i", [0, 1, 2, 3, 4, 90, 91, 92, 93])
+
+
+def cache_with_one_run(num_pages: int) -> KVCache:
+    """`RUN`, one page, is in the prefix index and no sequence uses it."""
+    cache = KVCache(num_device_pages=num_pages, page_size=8, max_pinned_fraction=1.0)
+    table = cache.open_table(1, "")
+    assert cache.prepare_write(table, 0, 8, 0.0)
+    cache.commit(table, RUN, 8, 0.0)
+    cache.free(table, RUN, 8, 0.0)
+    assert cache.num_available == num_pages
+    return cache
+
+
+def test_a_page_that_begins_alike_is_copied() -> None:
+    cache = cache_with_one_run(2)
+    table = cache.open_table(2, "")
+    tokens = PROMPT.tobytes()
+    assert cache.acquire(table, cache.lookup(table, tokens, 8), tokens, 8, 1.0) == 5
+    assert len(cache.take_copies().page_copies) == 1
+    check_integrity(cache, [table])
+
+
+def test_without_room_for_the_copy_its_source_is_not_given_up_for_it() -> None:
+    cache = cache_with_one_run(2)
+    other = cache.open_table(2, "")
+    assert cache.prepare_write(other, 0, 8, 0.0)
+    table = cache.open_table(3, "")
+    tokens = PROMPT.tobytes()
+    assert cache.acquire(table, cache.lookup(table, tokens, 8), tokens, 8, 1.0) == 0
+    assert not any(cache.take_copies())
+    # A page fenced by the step being built, which has nothing to do, would be lost to all.
+    assert cache.tiers.device.num_fenced == 0
+    assert cache.prepare_write(table, 0, 8, 1.0)
+    check_integrity(cache, [other, table])
