@@ -1,4 +1,4 @@
-"""A page that begins as a prompt does is copied where there is room for the copy, and left alone where there is none."""
+"""A page that begins as a prompt does is copied where there is room, and left alone where there is none."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def cache_with_one_run(num_pages: int) -> KVCache:
     assert cache.prepare_write(table, 0, 8, 0.0)
     cache.commit(table, RUN, 8, 0.0)
     cache.free(table, RUN, 8, 0.0)
+    cache.close(table, 0.0)
     assert cache.num_available == num_pages
     return cache
 
