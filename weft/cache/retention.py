@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections import Counter
 from typing import NamedTuple, Protocol
 
 from weft.cache.page_table import PageTable
@@ -42,6 +43,11 @@ class _Hold(NamedTuple):
     node: Node
     page: int | None
     until_s: float
+    tenant: str
+
+    @property
+    def num_pages(self) -> int:
+        return self.node.depth_pages + 1
 
 
 class _Pin(NamedTuple):
@@ -64,15 +70,17 @@ class Retention:
         """How many finished sequences are held."""
         return len(self._holds)
 
-    def hold(self, table: PageTable, tokens: array[int], num_written: int, until_s: float, now: float) -> bool:
+    def hold(
+        self, table: PageTable, tokens: array[int], num_written: int, until_s: float, now: float, tenant: str = ""
+    ) -> bool:
         """Keep the KV of a finished sequence, partial page included, until `until_s` or until pages run out.
 
-        Empties the table as `free` does. False when the pinned share is used up: then only whole pages stay, as
-        evictable as any.
+        Empties the table as `free` does. Where the pinned share is used up, holds of tenants that have more than
+        `tenant` end first. False when that is not enough: then only whole pages stay, as evictable as any.
         """
         self._cache.commit(table, tokens, num_written, now)
         whole = num_written // self._cache.page_size
-        if table.num_indexed != whole or self._num_pinned() + len(table.pages) > self._max_pinned_pages:
+        if table.num_indexed != whole or not self._make_room(tenant, len(table.pages)):
             self._cache.free(table, tokens, num_written, now)
             return False
         rest = tokens[whole * self._cache.page_size : num_written].tobytes()
@@ -81,7 +89,7 @@ class Retention:
             self._cache.tiers.share_ref(page)
             table.node.tails[table.seq] = Tail(rest, page)
         self._cache.tiers.lock(table.node)
-        self._holds[table.seq] = _Hold(table.node, page, until_s)
+        self._holds[table.seq] = _Hold(table.node, page, until_s, tenant)
         self._cache.free(table, tokens, num_written, now)
         return True
 
@@ -165,6 +173,25 @@ class Retention:
         self._cache.tiers.unlock(hold.node, now)
 
     def _num_pinned(self) -> int:
-        return sum(h.node.depth_pages + 1 for h in self._holds.values()) + sum(
-            p.node.depth_pages for p in self._pins.values()
-        )
+        return sum(h.num_pages for h in self._holds.values()) + sum(p.node.depth_pages for p in self._pins.values())
+
+    def _make_room(self, tenant: str, num_pages: int) -> bool:
+        """Whether `tenant` may hold so many more pages. Ends holds, the first to expire first, of the tenant with the
+        most held pages, as long as it has more than `tenant` would: so no tenant keeps another from a fair share."""
+        held: Counter[str] = Counter()
+        for hold in self._holds.values():
+            held[hold.tenant] += hold.num_pages
+        missing = self._num_pinned() + num_pages - self._max_pinned_pages
+        while missing > 0:
+            largest = max(held, key=lambda other: (held[other], other), default=tenant)
+            if held[largest] <= held[tenant] + num_pages:
+                return False
+            first = min(
+                (seq for seq, hold in self._holds.items() if hold.tenant == largest),
+                key=lambda seq: (self._holds[seq].until_s, seq),
+            )
+            freed = self._holds[first].num_pages
+            self.end_hold(first)
+            held[largest] -= freed
+            missing -= freed
+        return True

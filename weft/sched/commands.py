@@ -239,7 +239,7 @@ class CommandHandler:
         if hold_until_s is None:
             state.cache.free(sequence.table, sequence.tokens, written, now)
         else:
-            state.cache.retention.hold(sequence.table, sequence.tokens, written, hold_until_s, now)
+            state.cache.retention.hold(sequence.table, sequence.tokens, written, hold_until_s, now, sequence.tenant)
         state.cache.close(sequence.table, now)
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:
