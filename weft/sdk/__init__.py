@@ -1,4 +1,4 @@
-"""What programs of users import: their whole world beside a model. Standard library only.
+"""The library that programs of users import. It needs the standard library only.
 
     from weft.sdk import Context, http, run
 
@@ -8,8 +8,8 @@
             reply = await ctx.generate(max_tokens=50)
             return reply.text
 
-Knows no other part of Weft but `weft.abi` and `weft.text`: its commands travel as bytes (`weft.abi.frames`) to the host
-of the program. Names are imported when they are first used, so that a small program starts fast.
+It imports no other part of Weft than `weft.abi` and `weft.text`: its commands travel as bytes (`weft.abi.frames`) to
+the host of the program. Names are imported at their first use, so that a small program starts fast.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def __dir__() -> list[str]:
 
 
 def preload() -> None:
-    """Import all modules of the library: for a runner without a file system, while it is built."""
+    """Import all modules of the library. The build of a runner without a file system calls it."""
     for module in (*_HOMES, *_MODULES, "channel", "images", "main", "tool_rounds"):
         importlib.import_module(f"{__name__}.{module}")
     for name in __all__:

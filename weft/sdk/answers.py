@@ -35,16 +35,16 @@ class Answer(Generic[T]):
 
     @property
     def ended(self) -> bool:
-        """Whether awaiting it returns at once."""
+        """Whether the answer has arrived, so that awaiting it returns at once."""
         return self._call.ended
 
     def cancel(self) -> None:
-        """Withdraw the call; awaiting it raises `Cancelled`, unless it has ended."""
+        """Cancel the call. Awaiting it then raises `Cancelled`, unless the call has ended."""
         self._call.cancel()
 
 
 def nothing(blobs: Blobs) -> None:
-    """Decode an answer without content."""
+    """Decode an answer that has no content."""
 
 
 def text_of(blobs: Blobs) -> str:
@@ -92,7 +92,7 @@ def unpack_floats(data: bytes) -> list[float]:
 
 
 def dump(value: object) -> bytes:
-    """Encode values of the library itself as compact JSON in UTF-8."""
+    """Encode a value made by the library as compact JSON in UTF-8."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 

@@ -70,7 +70,7 @@ __all__ = [
 
 
 def available_traits(model: Model) -> list[str]:
-    """Names of the traits that a model has."""
+    """The names of a model's traits."""
     return list(model.traits)
 
 
@@ -83,7 +83,7 @@ async def create_queue(model: Model | None = None, priority: int = 0) -> Queue:
 
 
 def synchronize(q: Queue) -> Answer[None]:
-    """Awaitable: ends when all commands put on the queue so far are done."""
+    """Wait until all commands put on the queue so far are done."""
     return q.synchronize()
 
 
@@ -160,7 +160,7 @@ def release_kvpage(q: Queue, name: str) -> Answer[None]:
 
 
 def embed_txt(q: Queue, tokens: Iterable[int], positions: Iterable[int], embeds: Iterable[Embed]) -> None:
-    """Fill embeddings with those of tokens at their positions."""
+    """Fill embeddings with those of the tokens, each at its position."""
     q.embed_text(tokens, positions, embeds)
 
 
@@ -184,7 +184,7 @@ def forward_with_sampling(
 
 
 def mask_kvpage(q: Queue, page: Page, hidden: Iterable[bool]) -> None:
-    """Hide tokens of a page from those who read it by this handle."""
+    """Hide tokens of a page from forward passes that read it by this handle."""
     q.mask_page(page, hidden)
 
 

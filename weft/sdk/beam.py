@@ -23,9 +23,9 @@ class Beam:
     """One continuation that beam search found."""
 
     tokens: tuple[int, ...]
-    """Its tokens; the end of sequence is among them where it ended with it."""
+    """The tokens of the beam, with the end of sequence if the beam ended with it."""
     logprob: float
-    """Sum over all tokens, in nats."""
+    """Sum of the tokens' log-probabilities, in nats."""
     score: float
     """`logprob / len(tokens) ** length_penalty`; beams are ordered by it."""
     reason: str
@@ -42,12 +42,12 @@ async def beam_search(
     early_stopping: bool | Literal["never"] = False,
     ignore_eos: bool = False,
 ) -> list[Beam]:
-    """The `width` best continuations, by falling score. The context stays as it is; `ctx.fill(beam.tokens)` goes on
-    with one.
+    """The `width` best continuations, best first. The context stays as it is; `ctx.fill(beam.tokens)` continues with
+    one of them.
 
     A beam's score is the sum of its log-probabilities divided by its length to the power `length_penalty`.
-    `early_stopping` says when a search with `width` complete beams ends. True: at once; False: when no other would be
-    better at its present length; "never": when no other can become better at any length.
+    `early_stopping` says when a search with `width` complete beams ends. True: at once; False: when no live beam scores
+    better at its present length; "never": when no live beam can score better at any length.
     """
     model = await own_model()
     rules = BeamRules(
@@ -72,7 +72,7 @@ async def _search(rules: BeamRules, root: Sequence) -> list[FoundBeam[None]]:
     search: BeamSearch[Sequence, None] = BeamSearch(rules, root)
     try:
         while search.goes_on:
-            # All are asked at once, so that they share a batch.
+            # All distributions are requested at once, so that they share a batch.
             dists = [beam.branch.next_dist(rules.num_candidates, append=beam.tokens[-1:]) for beam in search.live]
             search.advance(await asyncio.gather(*dists), lambda parent, place: None)
         return search.results()

@@ -1,4 +1,4 @@
-"""The algorithm of beam search, apart from what computes: distributions in, beams to follow and beams found out.
+"""The algorithm of beam search, without the model: it takes distributions and returns beams to follow and beams found.
 
 The rules are those of transformers' beam search. `weft.sdk.beam` drives it in programs, `weft.programs.builtin.beam` in
 the server and the offline API.
@@ -17,10 +17,10 @@ D = TypeVar("D")
 
 
 class Forkable(Protocol):
-    """A sequence of the driver's."""
+    """A sequence of the program or engine that drives the search."""
 
     def fork(self) -> Self:
-        """A second sequence with the same tokens."""
+        """Create a second sequence with the same tokens."""
 
     def release(self) -> None:
         """Free the sequence on the engine. Idempotent."""
@@ -31,47 +31,47 @@ B = TypeVar("B", bound=Forkable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamRules:
-    """How beams grow and are ranked."""
+    """The rules by which beams grow and are ranked."""
 
     width: int
-    """Beams that are followed at once."""
+    """Number of beams that are followed at once."""
     max_tokens: int
     min_tokens: int = 0
-    """No beam is complete before it has so many tokens, and one that ends it."""
+    """A beam can end only after this number of tokens."""
     length_penalty: float = 1.0
     """A beam's score is its log-probability divided by its length to this power."""
     early_stopping: bool | Literal["never"] = False
-    """When `width` beams are complete, the search ends: True: at once; False: when no other would be better at its
-    present length; "never": when no other can become better at any length."""
+    """When a search with `width` complete beams ends. True: at once; False: when no live beam scores better at its
+    present length; "never": when no live beam can score better at any length."""
     ends: frozenset[int] = frozenset()
     """Tokens that complete a beam."""
 
     @property
     def num_candidates(self) -> int:
-        """Next tokens that the search needs to know after each beam: enough where all ends are among them."""
+        """Number of next tokens that the search needs after each beam: enough even if all end tokens are among them."""
         return self.width * (1 + len(self.ends))
 
     def score(self, logprob: float, length: int) -> float:
-        """What a beam is ranked by."""
+        """The score by which beams are ranked."""
         score: float = logprob / length**self.length_penalty
         return score
 
     def ranked(self, complete: Iterable[FoundBeam[D]]) -> list[FoundBeam[D]]:
-        """The best ones, best first; of equals, the one that was complete first."""
+        """At most `width` beams, best first; ties go to the one that was complete first."""
         return sorted(complete, key=lambda beam: -beam.score)[: self.width]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveBeam(Generic[B, D]):
-    """A beam that goes on."""
+    """A beam that is not complete."""
 
     branch: B
-    """Its sequence, which lacks the last token."""
+    """The beam's sequence, without the last token."""
     tokens: tuple[int, ...]
     details: tuple[D, ...]
-    """What the driver keeps of each token."""
+    """One value of the driver per token (see `BeamSearch.advance`)."""
     logprob: float
-    """Of all tokens together, in nats."""
+    """Sum over all tokens, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class FoundBeam(Generic[D]):
     """One continuation that the search found."""
 
     tokens: tuple[int, ...]
-    """The token that completed it included."""
+    """All tokens, with the end token that completed the beam."""
     details: tuple[D, ...]
     logprob: float
     score: float
@@ -90,17 +90,17 @@ class _Candidate(NamedTuple):
     """A beam and the token that would extend it."""
 
     logprob: float
-    """Of the beam with the token."""
+    """Log-probability of the beam with the token, in nats."""
     token: int
     parent: int
-    """Number of the beam among those that are live."""
+    """Index of the beam among the live beams."""
     place: int
-    """Of the token in the beam's distribution, from 0."""
+    """Index of the token in the beam's distribution."""
 
 
 class BeamSearch(Generic[B, D]):
-    """One search. While `goes_on`, the driver appends the last token of every live beam to its sequence and hands the
-    distributions that follow to `advance`; in the end it releases the search."""
+    """One search. While `goes_on`, the driver appends the last token of every live beam to its sequence and passes the
+    next distributions to `advance`; at the end it releases the search."""
 
     def __init__(self, rules: BeamRules, root: B):
         """`root` is the sequence of the prompt; the search owns it from here on."""
@@ -108,13 +108,14 @@ class BeamSearch(Generic[B, D]):
         self._length = 0
         self._complete: list[FoundBeam[D]] = []
         self.live: list[LiveBeam[B, D]] = [LiveBeam(root, (), (), 0.0)]
-        """Best first."""
+        """Beams that are not complete, best first."""
         self.goes_on = True
 
     def advance(self, dists: Sequence[Iterable[tuple[int, float]]], describe: Callable[[int, int], D]) -> None:
         """Extend the beams. `dists`: after each live beam, (token, log-probability), most probable first.
 
-        `describe(parent, place)` is kept of a token: of the `place`-th of the distribution after beam `parent`.
+        `describe(parent, place)` gives the value kept for a token: number `place` of the distribution after beam
+        `parent`, both from 0.
         """
         rules = self._rules
         self._length += 1
@@ -133,19 +134,19 @@ class BeamSearch(Generic[B, D]):
         self.goes_on = bool(self.live) and self._length < rules.max_tokens and not self._is_decided()
 
     def results(self) -> list[FoundBeam[D]]:
-        """At most `width` beams, by falling score."""
+        """At most `width` beams, best first."""
         rules, complete = self._rules, self._complete
         if self._length < rules.max_tokens or (len(complete) == rules.width and rules.early_stopping is True):
             return complete
         return rules.ranked([*complete, *(self._ended(beam, "length") for beam in self.live)])
 
     def release(self) -> None:
-        """Give up the sequences of all beams."""
+        """Release the sequences of all live beams."""
         for beam in self.live:
             beam.branch.release()
 
     def _best(self, dists: Sequence[Iterable[tuple[int, float]]], banned: frozenset[int]) -> list[_Candidate]:
-        """The likeliest extensions of all beams, best first, without banned tokens; ties go to the earlier beam."""
+        """The most probable extensions of all beams, best first, without banned tokens; ties go to the earlier beam."""
         candidates = (
             _Candidate(beam.logprob + logprob, token, parent, place)
             for parent, (beam, dist) in enumerate(zip(self.live, dists, strict=True))
@@ -163,7 +164,7 @@ class BeamSearch(Generic[B, D]):
         return FoundBeam(beam.tokens, beam.details, beam.logprob, score, reason)
 
     def _grow(self, grown: Sequence[_Candidate], describe: Callable[[int, int], D]) -> None:
-        """Follow these. A beam's last heir takes its sequence over; the others get forks."""
+        """Follow these candidates. The last candidate of a beam takes its sequence over; the others get forks."""
         heirs = Counter(candidate.parent for candidate in grown)
         for parent, beam in enumerate(self.live):
             if parent not in heirs:
@@ -176,14 +177,15 @@ class BeamSearch(Generic[B, D]):
                 own = branch.fork() if heirs[candidate.parent] else branch
                 following.append(self._extended(candidate, own, describe))
         except BaseException:
-            # The engine was lost meanwhile: `release` knows of the parents alone.
+            # `fork` fails when the engine is lost. `release` knows only the parents, so the forks are released here.
             for beam in following:
                 beam.branch.release()
             raise
         self.live = following
 
     def _is_decided(self) -> bool:
-        """Whether no live beam is taken for one that could still be among the best: log-probabilities only fall."""
+        """Whether no live beam can displace a complete one, by the rule of `early_stopping`. Log-probabilities of beams
+        only fall."""
         rules = self._rules
         if len(self._complete) < rules.width or rules.early_stopping is True:
             return len(self._complete) >= rules.width

@@ -1,6 +1,6 @@
-"""Calls in flight: what a program awaits.
+"""Calls in flight, which a program awaits.
 
-A call belongs to a channel (`weft.sdk.channel`), which hands it its events; one task may wait for it at a time.
+A call belongs to a channel (`weft.sdk.channel`), which delivers its events. One task may wait for a call at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Blobs = list[bytes]
 
 
 class Call:
-    """A call in flight; awaiting it gives the blobs of its result. One task may wait at a time."""
+    """A call in flight. Awaiting it returns the blobs of its result. One task may wait at a time."""
 
     __slots__ = ("_blobs", "_channel", "_ended", "_error", "_owner", "_waiter", "keep", "number", "spill")
 
@@ -63,7 +63,7 @@ class Call:
             self._waiter = None
 
     def outcome(self) -> Blobs:
-        """The blobs of its result, once it has ended. Raises the error of its owner, or its own."""
+        """The blobs of the result, once the call has ended. Raises the owner's error or the call's own error."""
         if self._owner is not None:
             self._owner.raise_failure()
         if self._error is not None:
@@ -71,7 +71,7 @@ class Call:
         return self._blobs
 
     def cancel(self) -> None:
-        """Withdraw the call. It then ends with `Cancelled`, unless it has ended."""
+        """Cancel the call. It then ends with `Cancelled`, unless it has ended."""
         if not self._ended:
             self._channel.post(Op.CANCEL, self.number)
 
@@ -99,7 +99,7 @@ class Call:
 
 
 class Stream(Call):
-    """A call that answers in parts: iterate over it for the blobs of each, then look at `result`."""
+    """A call that answers in parts: iterate over it for the blobs of each part, then read `result`."""
 
     __slots__ = ("_parts",)
 
@@ -109,7 +109,7 @@ class Stream(Call):
 
     @property
     def result(self) -> Blobs:
-        """The blobs of its RESULT. Raises `RuntimeError` before the last part was read."""
+        """The blobs of the RESULT event. Raises `RuntimeError` before the last part was read."""
         if not self._ended or self._error is not None:
             raise RuntimeError("the stream has no result: iterate over it to its end first")
         return self._blobs
@@ -159,6 +159,6 @@ class _NextEvent:
 
 
 def error_of(blobs: Blobs) -> WeftError:
-    """The error of an ERROR event: kind; message; the field or limit at fault, or nothing."""
+    """The error of an ERROR event. Its blobs: kind; message; the field or limit at fault, or an empty blob."""
     kind, message, param = (blob.decode("utf-8", "replace") for blob in (*blobs, b"", b"", b"")[:3])
     return from_kind(kind, message, param=param or None)

@@ -1,11 +1,11 @@
-"""A program's end of the wire: numbers of calls, commands on their way out, and the way of each event to its waiter.
+"""A program's end of the wire: it numbers calls, queues commands, and delivers each event to its call or resource.
 
 Owns the calls in flight between a program and its host. It does not know what operations mean, nor how bytes travel:
 the runner of the program passes a `flush`, takes commands with `take`, and hands events to `dispatch`. Used from one
 event loop only.
 
-A command that does not answer (`post`) names the resource it is about as its call, so that an ERROR finds the resource
-without a table of all that was ever said: the error waits there and is raised by the next thing done with it.
+A command without an answer (`post`) carries the number of its resource as its call number, so that an ERROR finds the
+resource without a table of all commands sent. The resource keeps the error; its next use raises it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from weft.abi.operations import Op
 from weft.sdk.calls import Call, Stream, error_of
 
 MANY_BYTES = 64 << 10
-"""Of commands that are queued."""
+"""Bytes of queued commands above which `hurry` is called."""
 
 
 class Resource:
     """An object of the host that a program holds by its number: a sequence, a queue, a child, ...
 
-    `noun` is its name in errors.
+    `noun` names its kind in error messages.
     """
 
     noun = "resource"
@@ -40,11 +40,11 @@ class Resource:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been released."""
+        """Whether the resource has not been released."""
         return self._is_open
 
     def check(self) -> None:
-        """Raise `UnknownHandle` if it was released, or the error of an earlier command on it."""
+        """Raise `UnknownHandle` if the resource was released, or the error of an earlier command on it."""
         if not self._is_open:
             raise UnknownHandle(f"{self.noun} {self.number} was released; open another one")
         if self._failure is not None:
@@ -57,12 +57,12 @@ class Resource:
             raise failure
 
     def fail(self, error: WeftError) -> None:
-        """Keep an error for the next use of the resource. The first counts: later ones follow from it."""
+        """Keep an error for the next use of the resource. Only the first is kept: later ones follow from it."""
         if self._failure is None:
             self._failure = error
 
     def close(self) -> None:
-        """Mark it as released: from now on `check` raises."""
+        """Mark the resource as released: `check` raises from now on."""
         self._is_open = False
         self.channel.forget(self)
 
@@ -162,13 +162,13 @@ class Channel:
                 self._fail(number, error_of(blobs))
 
     def raise_failure(self) -> None:
-        """Raise the error of a command without a call and a resource, once."""
+        """Raise the error of a command that has neither a call nor a resource, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def close(self, error: WeftError) -> None:
-        """The connection has ended: all calls in flight end with this error."""
+        """End all calls in flight with this error, when the connection has ended."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end([], error)

@@ -26,11 +26,11 @@ class Edit:
 
 @dataclass(slots=True)
 class Chat:
-    """The chat of one context."""
+    """The messages of one context, and the text of its open turn."""
 
     messages: list[Message] = field(default_factory=list)
     raw: dict[int, str] = field(default_factory=dict)
-    """Text as the model wrote it, by message index, of assistant messages whose tokens are still the model's own."""
+    """Message index -> text as the model wrote it, for assistant messages whose tokens are still the generated ones."""
     text: str | None = ""
     """Text of all tokens of the chat; None: unknown, so the next edit compares tokens."""
     turn: str | None = None
@@ -62,7 +62,7 @@ class Chat:
         self.turn, self.text = None, None if self.messages else ""
 
     def end_turn(self, message: Message | None = None) -> None:
-        """The assistant's open turn becomes a message: its text, or `message`, which says the same in parts."""
+        """Turn the assistant's open turn into a message: its text, or `message`, which has the same text in parts."""
         if self.turn is None:
             return
         self.raw[len(self.messages)] = self.turn
@@ -70,7 +70,7 @@ class Chat:
         self.turn = None
 
     def said(self, text: str, ending: str = "") -> None:
-        """Add text to the open turn. `ending`: text of the token that ended it, which belongs to no message."""
+        """Add text to the open turn. `ending`: text of the token that ended the turn; it belongs to no message."""
         if self.turn is None:
             self.turn = ""
         self.turn += text
@@ -114,7 +114,7 @@ class Chat:
             except Unsupported:
                 raise
             except InvalidRequest:
-                # Some templates refuse a tool's answer that no structured call precedes.
+                # Some templates refuse a tool's result that does not follow a structured call.
                 text = ""
             if text.startswith(known):
                 return text[len(known) :]

@@ -1,14 +1,14 @@
-"""`Context`: a text that a model reads and goes on writing, with its KV.
+"""`Context`: a text that a model reads and continues, with its KV.
 
     async with Context(system="You are brief.") as ctx:
         ctx.user("What is the capital of Peru?")
         reply = await ctx.generate(max_tokens=30)
         branches = [ctx.fork() for _ in range(3)]
 
-How text and messages become tokens on a sequence is the part of `weft.sdk.token_buffer`. Both use only the traits
-Sequence, Tokenize and Store, so a program can do differently everything that they do.
+`weft.sdk.token_buffer` turns text and messages into tokens of a sequence. Both modules use only the traits Sequence,
+Tokenize and Store, so a program can replace all that they do.
 
-Messages and texts are taken at once; they are rendered, tokenized and put on the sequence at the next `await`.
+Messages and texts are queued at once; they are rendered, tokenized and appended to the sequence at the next `await`.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Context(TokenBuffer):
         self.runnable_tools: list[Tool] = runnable
         self.sampler = sampler or Sampler()
         self.unanswered: dict[str, ToolCall] = {}
-        """Tool calls, by id, without a result yet; `tool` gives it."""
+        """Id -> tool call that has no result yet; `tool` gives the result."""
         self.num_calls = 0
-        """Number of tool calls so far."""
+        """Number of tool calls that the model has made."""
         if system is not None:
             self.system(system)
 
     # Input of the model
 
     def fill(self, text: str | Iterable[int]) -> Self:
-        """Add text or tokens. In a chat they begin, or continue, the assistant's answer."""
+        """Add text or tokens. In a chat they begin or continue the assistant's answer."""
         self.put(text if isinstance(text, str) else list(text))
         return self
 
@@ -114,7 +114,7 @@ class Context(TokenBuffer):
         sampler: Sampler | None = None,
         grammar: Grammar | None = None,
     ) -> str:
-        """The text that the model generates until a condition of `stop` holds or it has `max_tokens` tokens."""
+        """Generate until a condition of `stop` holds or there are `max_tokens` tokens, and return the text."""
         return (await self.generate(sampler, stop=stop, max_tokens=max_tokens, grammar=grammar)).text
 
     @property
@@ -178,7 +178,7 @@ class Context(TokenBuffer):
         child.drop()
 
     async def snapshot(self) -> Snapshot:
-        """The present state as a value: for `rewind`, for `Context.restored`, or as JSON."""
+        """The present state as a value, for `rewind`, `Context.restored` or JSON."""
         await self.flush()
         model = await own_model()
         return Snapshot(model.name, tuple(self.tokens), self.base, self.chat.copy(), tuple(self.masks))
@@ -238,14 +238,14 @@ class Context(TokenBuffer):
 
     @classmethod
     async def restored(cls, snapshot: Snapshot, **options: Any) -> Context:
-        """A new context in the state of a snapshot. `options` as for `Context`; tools come from the snapshot."""
+        """Create a context in the state of a snapshot. `options` as for `Context`; tools come from the snapshot."""
         snapshot.check(await own_model())
         ctx = cls(**options)
         await ctx.rewind(snapshot)
         return ctx
 
     async def save(self, name: str) -> None:
-        """Store tokens, messages and the model's name durably under a name, for all programs of this tenant."""
+        """Store tokens, messages and the model's name durably under a name, readable by all programs of this tenant."""
         await context_store.save(self, name)
 
     @classmethod
@@ -255,7 +255,7 @@ class Context(TokenBuffer):
         return await cls.restored(await context_store.load(name), **options)
 
     def hold(self, seconds: float) -> None:
-        """Release it, and keep its KV for some seconds for a context that begins with the same tokens."""
+        """Release the context, but keep its KV for `seconds` for a context that begins with the same tokens."""
         if self.parent is None:
             self.sequence.hold(seconds)
         else:

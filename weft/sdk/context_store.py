@@ -1,4 +1,4 @@
-"""Durable contexts: stored under a name for the tenant, and restored after the engine died."""
+"""Durable contexts: stored under a name for the tenant, and restored after an engine died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weft.sdk.context import Context
 
 PREFIX = "context:"
-"""Prefix of the store's names under which contexts are saved."""
+"""Prefix of the names under which contexts are saved in the store."""
 RETRY_S = 0.25
 
 
@@ -60,7 +60,7 @@ async def restore(ctx: Context, timeout_s: float) -> None:
                 sequence.mask(*ranges)
                 put = start
             if ctx.tokens:
-                # Asking what comes next shows that the engine is there, and computes what is needed anyway.
+                # A request for the next distribution shows that the engine answers, and computes the KV needed anyway.
                 await sequence.next_dist(1, append=ctx.tokens[put:])
             break
         except EngineDead:

@@ -1,6 +1,6 @@
 """Next-token distributions, and sampling from them inside the program.
 
-Log-probabilities are the model's own, in nats, of the `k` most probable tokens; those of other tokens are unknown here.
+Log-probabilities are the model's own, in nats. A distribution holds those of the `k` most probable tokens only.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _ID = struct.Struct("<i")
 
 
 class _Packed:
-    """A distribution as packed bytes. A field is unpacked at its first use: most loops need the most probable token
-    alone, and hundreds of Python numbers cost more than the call that brought them."""
+    """A distribution as packed bytes. A field is unpacked at its first use: most loops need only the most probable
+    token, and unpacking hundreds of numbers costs more than the call itself."""
 
     __slots__ = ("_packed",)
     _packed: tuple[bytes, bytes, bytes] | None
-    """Ids int32, negative ones (at the end) being padding; log-probabilities float32; those of given tokens. None
-    where the fields were set by the constructor."""
+    """Ids (int32; negative ids at the end are padding); log-probabilities (float32); log-probabilities of the given
+    tokens (float32). None if the constructor set the fields."""
 
     def __getattr__(self, name: str) -> Any:
-        """Unpack a field that has no value yet."""
+        """Unpack a field at its first use."""
         if name == "_packed":
             return None
         if self._packed is None or name not in ("ids", "logprobs", "given"):
@@ -72,11 +72,11 @@ class Dist(_Packed):
         return self.ids[0]
 
     def logprob(self, token: int) -> float:
-        """The log-probability of a token; minus infinity for an unknown one."""
+        """The log-probability of a token; minus infinity for a token that is not in the distribution."""
         return self.logprobs[self.ids.index(token)] if token in self.ids else -math.inf
 
     def probs(self) -> list[float]:
-        """Probabilities under the model, in the order of `ids`. Their sum is below 1 where tokens are left out."""
+        """Probabilities under the model, in the order of `ids`. Their sum is below 1 if tokens are left out."""
         return [math.exp(logprob) for logprob in self.logprobs]
 
     @property
@@ -88,16 +88,16 @@ class Dist(_Packed):
         return -sum(weight / total * math.log(weight / total) for weight in weights if weight > 0)
 
     def keep(self, allowed: Collection[int] | Callable[[int], bool]) -> Dist:
-        """The allowed tokens only. `allowed` is a set, a grammar's `Allowed`, or a predicate."""
+        """A distribution of the allowed tokens only. `allowed` is a set, a grammar's `Allowed`, or a predicate."""
         is_allowed = allowed if callable(allowed) else allowed.__contains__
         return self._only([at for at, token in enumerate(self.ids) if is_allowed(token)])
 
     def top_k(self, k: int) -> Dist:
-        """The `k` most probable tokens only."""
+        """A distribution of the `k` most probable tokens only."""
         return self._only(range(min(k, len(self.ids))))
 
     def top_p(self, p: float) -> Dist:
-        """The fewest tokens whose probabilities reach the share `p` of the known ones together; at least one."""
+        """A distribution of the fewest tokens that hold the share `p` of the known probability; at least one token."""
         weights = self._weights(1.0)
         limit, total, count = p * sum(weights), 0.0, 0
         for weight in weights:

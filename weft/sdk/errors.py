@@ -1,7 +1,7 @@
-"""Errors that a program meets. They are those of `weft.abi.errors`; `ProgramError` is the base of all.
+"""The errors of the library: those of `weft.abi.errors`, with the base class `ProgramError`.
 
-A function of the library raises `InvalidRequest` for a bad argument, `UnknownHandle` for something that was released,
-and what the host answered for everything else. `kind` and `param` say what failed; `str(error)` says what to do.
+A function of the library raises `InvalidRequest` for an invalid argument, `UnknownHandle` for a released resource, and
+the host's error for everything else. `kind` and `param` say what failed; `str(error)` says what to do.
 """
 
 from __future__ import annotations

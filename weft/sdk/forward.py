@@ -28,11 +28,11 @@ Mask = Sequence[Sequence[bool]]
 
 
 class ForwardQueue(PageQueue):
-    """The commands of a queue that compute."""
+    """The commands of a queue that run forward passes."""
 
     _sampler: Sampler | None = None
     _sampling = b"{}"
-    """The JSON of the last call's sampler: a loop samples with the same one."""
+    """JSON of the last call's sampler, kept because a loop samples with the same one."""
 
     def embed_text(self, tokens: Iterable[int], positions: Iterable[int], embeds: Iterable[Embed]) -> None:
         """Fill embeddings with those of tokens, each at its position in the text (from 0)."""
@@ -75,7 +75,7 @@ class ForwardQueue(PageQueue):
         sampler: Sampler | None = None,
         index: int = 0,
     ) -> Answer[int]:
-        """Embed tokens, compute them, and sample the token after the last one, in one call.
+        """Embed tokens, run a forward pass over them, and sample the token after the last one, in one call.
 
         `index` counts the draws of a seed: the same seed and index give the same token.
         """
@@ -103,7 +103,7 @@ class ForwardQueue(PageQueue):
     def next_dists(
         self, outputs: Sequence[Embed], k: int = DIST_K, *, given: Sequence[Sequence[int]] = ()
     ) -> Answer[list[Dist]]:
-        """`next_dist` of several embeddings at once. `given` has equally many tokens for each."""
+        """`next_dist` of several embeddings at once. `given` has the same number of tokens for each embedding."""
         count = len(outputs)
         sizes = {len(tokens) for tokens in given}
         if given and (len(given) != count or len(sizes) != 1):
@@ -119,7 +119,7 @@ class ForwardQueue(PageQueue):
 
 
 def pack_mask(mask: Mask | None) -> bytes:
-    """The bits of a mask: each row whole bytes, its first column in the lowest bit of the first byte."""
+    """Pack a mask as bits: each row takes whole bytes, with its first column in the lowest bit of the first byte."""
     if mask is None:
         return b""
     width = len(mask[0]) if mask else 0

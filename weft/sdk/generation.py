@@ -1,4 +1,4 @@
-"""One generation on a context: a stream while it runs, a value once it has ended.
+"""One generation on a context: a stream while it runs, a value after its end.
 
     async for piece in ctx.generate(max_tokens=50):     # pieces of text
         run.send(piece)
@@ -6,8 +6,7 @@
     reply = await ctx.generate(max_tokens=50)           # all of it
     reply.text, reply.tokens, reply.reason, reply.usage
 
-Owns the text and tokens read so far. Their effect on tokens and messages of the context is the part of
-`weft.sdk.token_buffer`.
+Owns the text and tokens read so far. `weft.sdk.token_buffer` applies them to the tokens and messages of the context.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from weft.text.reasoning import ReasoningParser
 
 
 class GenerationHost(Protocol):
-    """A context, as its generations see it."""
+    """The methods of a context that its generations call."""
 
     async def begin(self, generation: Generation) -> Generating:
         """Start a generation on the sequence."""
 
     def grow(self, part: Part) -> None:
-        """The sequence has grown by the tokens of a part."""
+        """Record that the sequence has grown by the tokens of a part."""
 
     async def end(self, generation: Generation, *, is_whole: bool) -> None:
-        """The generation has ended. `is_whole`: by itself, so that text and tokens agree."""
+        """Record the end of the generation. `is_whole`: it was not interrupted, so text and tokens agree."""
 
 
 class Generation:
@@ -54,18 +53,18 @@ class Generation:
         self.special = special
         self._text = ""
         self.tokens: list[int] = []
-        """All tokens sampled so far, those of a stop string and the end of sequence too."""
+        """All tokens read so far, with those of a stop string and the end of sequence."""
         self.logprobs: list[Logprob] = []
-        """One per token, where the sampler sets `logprobs`."""
+        """One entry per token if the sampler sets `logprobs`, else none."""
         self.reason = ""
-        """Once it has ended: `stop`, `length`, `cancelled`, or the kind of an error."""
+        """After the end: `stop`, `length`, `cancelled`, or the kind of an error. Before: empty."""
         self.stop: str | int | None = None
         """The stop string or token that ended it; None for the end of sequence."""
         self.usage = Usage()
         self.prompt_thinks = False
         """Whether the prompt ends inside the model's reasoning."""
         self.is_whole = False
-        """Whether no task reads along: the host then sends everything in one part."""
+        """Whether no task reads parts as they come: the host then sends everything in one part."""
         self.is_reading = False
         """Whether a task is waiting for the next part."""
         self._host = host
@@ -81,7 +80,7 @@ class Generation:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended and was read to the end."""
+        """Whether the generation has ended and all its parts were read."""
         return self._ended
 
     @property
@@ -98,24 +97,24 @@ class Generation:
         return self._read().__await__()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """Pieces of text as they become final: none is shown that a stop string may still take."""
+        """Iterate over pieces of text as they become final: text that a stop string may still remove is held back."""
         async for part in self.parts():
             if part.text:
                 yield part.text
 
     async def each_token(self) -> AsyncIterator[int]:
-        """Iterate over the tokens, one by one."""
+        """Iterate over the tokens one by one."""
         async for part in self.parts():
             for token in part.tokens:
                 yield token
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Iterate over parts: tokens and text that arrived together."""
+        """Iterate over parts; a part is the tokens and text that arrived together."""
         while (part := await self._next()) is not None:
             yield part
 
     async def cancel(self) -> None:
-        """Stop it. The context keeps the tokens that were read and drops the others."""
+        """Stop the generation. The context keeps the tokens that were read and drops the others."""
         if self._ended:
             return
         if self._generating is None:
@@ -126,7 +125,7 @@ class Generation:
             async for _ in self._generating:
                 pass
         except WeftError:
-            # It has ended; an error of the sequence is raised by the next use of the sequence.
+            # The generation has ended; the next use of the sequence raises its error.
             pass
         finally:
             self._ended, self.reason = True, "cancelled"
@@ -141,7 +140,7 @@ class Generation:
         return self
 
     async def _next(self) -> Part | None:
-        """The next part; None once it has ended."""
+        """The next part; None at the end."""
         if self._ended:
             return None
         if self.is_reading:

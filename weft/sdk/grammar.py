@@ -28,27 +28,27 @@ class Grammar:
     text: str
 
     def to_json(self) -> dict[str, str]:
-        """Its JSON form on the wire."""
+        """The grammar as JSON values, in the form of the wire."""
         return {"kind": self.kind, "text": self.text}
 
 
 def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
-    """JSON values that the schema allows; `True` or `{}` allow any value."""
+    """The grammar of JSON values that the schema allows; `True` or `{}` allow any value."""
     return Grammar("json_schema", json.dumps(schema, separators=(",", ":"), ensure_ascii=False))
 
 
 def json_object() -> Grammar:
-    """JSON objects with any content."""
+    """The grammar of JSON objects with any content."""
     return json_schema({"type": "object"})
 
 
 def regex(pattern: str) -> Grammar:
-    """Texts that the expression matches as a whole; look-around and back-references are not supported."""
+    """The grammar of texts that match the whole expression; look-around and back-references are not supported."""
     return Grammar("regex", pattern)
 
 
 def choice(options: Sequence[str]) -> Grammar:
-    """Exactly one of the options."""
+    """The grammar of texts that equal one of the options."""
     if not options or isinstance(options, str):
         raise InvalidRequest("a choice needs a list of at least one option", "options")
     return Grammar("lark", choice_as_lark(options))
@@ -78,7 +78,7 @@ class Allowed:
     def __init__(self, bits: bytes, done: bool = False):
         self._bits = bits
         self.done = done
-        """Whether the text is complete and only its end may follow."""
+        """Whether the text is complete and only the end of sequence may follow."""
 
     def __contains__(self, token: object) -> bool:
         """Whether the token may come next."""
@@ -114,8 +114,8 @@ class Matcher(Resource):
         opened.spill = True
 
     def push(self, tokens: Iterable[int] = ()) -> Answer[Allowed]:
-        """Advance by these tokens and get the tokens that may follow. Raises `InvalidRequest` for a token that was not
-        allowed, or an invalid grammar."""
+        """Advance by these tokens and return the tokens that may follow. Raises `InvalidRequest` for a token that was
+        not allowed, or an invalid grammar."""
         self.check()
         return Answer(self.channel.ask(Op.MATCHER_PUSH, self.number, pack_ints(tokens), owner=self), _allowed)
 

@@ -1,4 +1,4 @@
-"""HTTP requests through the host, which permits only the hosts of the program's allow-list.
+"""HTTP requests through the program's host, which permits only the addresses of the program's allow-list.
 
 from weft.sdk import http
 
@@ -22,16 +22,16 @@ from weft.sdk.main import encode
 
 TIMEOUT_S = 30.0
 MAX_BYTES = 1 << 20
-"""Default limit of a response's body."""
+"""Default limit of a response's body, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response, of any status."""
+    """An HTTP response with any status."""
 
     status: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Header names are in lower case."""
     url: str
     """The final URL, after redirects."""
     body: bytes
@@ -43,7 +43,7 @@ class Response:
 
     @property
     def text(self) -> str:
-        """The body as text, by the charset it declares, else UTF-8."""
+        """The body as text, in the declared charset or else UTF-8."""
         charset = "utf-8"
         for field in self.headers.get("content-type", "").split(";")[1:]:
             key, _, value = field.strip().partition("=")

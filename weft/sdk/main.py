@@ -18,7 +18,7 @@ from weft.abi.errors import InvalidRequest
 
 Main = Callable[..., Any]
 MODULE = "__program__"
-"""The `__name__` of every program, so that `if __name__ == "__main__":` stays for other ways to run it."""
+"""The `__name__` of every program: code under `if __name__ == "__main__":` does not run here."""
 _NOTHING = ModuleType(MODULE)
 _MAX_FRAMES = 30
 _WEFT = __file__.rpartition("sdk/")[0]
@@ -26,7 +26,7 @@ _WEFT = __file__.rpartition("sdk/")[0]
 
 
 async def run(code: CodeType, args: bytes = b"") -> bytes:
-    """Load a program, call its `main` with the arguments (JSON; nothing: null), and encode what it returns.
+    """Load a program, call its `main` with the arguments (JSON; no bytes: null), and encode the value it returns.
 
     Raises `InvalidRequest` for a program without a valid `main`, and the errors of `main` itself.
     """
@@ -34,7 +34,7 @@ async def run(code: CodeType, args: bytes = b"") -> bytes:
 
 
 def compiled(source: str, name: str) -> CodeType:
-    """The code of a source, none of which is run. `name` is what tracebacks call the file.
+    """Compile a source without running it. `name` is the file's name in tracebacks.
 
     Raises `InvalidRequest` for a syntax error (with its line).
     """
@@ -49,15 +49,15 @@ def compiled(source: str, name: str) -> CodeType:
 
 
 def load(code: CodeType) -> Main:
-    """Execute a source as a module and get its `main`.
+    """Execute a compiled source as a module and return its `main`.
 
     Raises `InvalidRequest` for a source without a valid `main`, and the errors of the source itself.
     """
     name, module = code.co_filename, ModuleType(MODULE)
-    # Classes of a program look their module up by name while they are made (dataclasses do).
+    # Creating a class may look its module up by name (dataclasses do).
     sys.modules[MODULE] = module
     try:
-        exec(code, module.__dict__)  # noqa: S102 (what a program is)
+        exec(code, module.__dict__)  # noqa: S102 (running a program is the purpose)
     finally:
         sys.modules[MODULE] = _NOTHING
     main = module.__dict__.get("main")
@@ -105,8 +105,8 @@ def encode(value: object, what: str) -> bytes:
 
 
 def trace(error: BaseException, source: str, name: str) -> str:
-    """A traceback of the program's own lines, with the cause last. Frames of the standard library are named without
-    their lines, those of Weft are left out; where no frame remains there is only the cause."""
+    """A traceback of the program's own lines, with the cause last. Frames of the standard library are shown without
+    their source lines, and frames of Weft are left out. Without any remaining frame only the cause is shown."""
     lines = source.splitlines()
     frames = _frames(error.__traceback__)
     cut = len(frames) - _MAX_FRAMES
@@ -151,7 +151,7 @@ def _default(value: object) -> object:
         return dataclasses.asdict(value)
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
-            value.close()  # or Python warns that it was never awaited
+            value.close()  # otherwise Python warns that it was never awaited
         raise TypeError(f"it holds a {type(value).__name__} that was not awaited; write `await` before it")
     if isinstance(value, bytes | bytearray):
         raise TypeError("bytes have no JSON form; decode them to text first")

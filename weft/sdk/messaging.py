@@ -36,21 +36,22 @@ def broadcast(topic: str, message: object) -> None:
 
 
 def subscribe(topic: str) -> Subscription:
-    """Subscribe to a topic: messages broadcast from now on, this program's own included."""
+    """Subscribe to a topic: get all messages broadcast from now on, with those of this program."""
     return Subscription(topic)
 
 
 class Subscription:
-    """The messages of one topic, in order: iterate over it, or `get` one. End it with `close` or `async with`."""
+    """The messages of one topic, in order: iterate over it, or `get` one message. End it with `close` or
+    `async with`."""
 
     def __init__(self, topic: str):
         self.topic = topic
         self._stream = current().stream(Op.SUBSCRIBE, _topic(topic))
-        # A `get` with a timeout around it must not end the subscription.
+        # A `get` that is cancelled by a timeout must not end the subscription.
         self._stream.keep = True
 
     async def get(self) -> Message:
-        """The next message. Waits for one; raises `Cancelled` after `close`."""
+        """Wait for the next message and return it. Raises `Cancelled` after `close`."""
         topic, value = await anext(self._stream)
         return Message(topic.decode(), json.loads(value))
 
@@ -80,7 +81,7 @@ def launch(
     args: object = None,
     limits: Mapping[str, Any] | None = None,
 ) -> Child:
-    """Launch a program as a child: an uploaded one by name, or one from its source.
+    """Launch a program as a child: an uploaded program by name, or a program from its source.
 
     The child spends what remains of this program's limits, or less where `limits` says so, and is cancelled when this
     program ends.
@@ -102,16 +103,16 @@ class Child(Resource):
         self._started.spill = True
 
     def started(self) -> Answer[str]:
-        """The id of its run, once it has started. Raises the error that kept it from starting."""
+        """The id of the child's run, once it has started. Raises the error that prevented the start."""
         return Answer(self._started, _run)
 
     def join(self) -> Answer[Any]:
-        """The value that its `main` returned. Raises `ProgramFailed` if it ended with an error."""
+        """The value that the child's `main` returned. Raises `ProgramFailed` if the child ended with an error."""
         self.check()
         return Answer(self.channel.ask(Op.JOIN, self.number, owner=self), json_of)
 
     def cancel(self) -> None:
-        """Cancel it. A `join` then raises `RunCancelled`."""
+        """Cancel the child. A `join` then raises `RunCancelled`."""
         self.check()
         self.channel.post(Op.KILL, self.number, owner=self)
 

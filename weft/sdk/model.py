@@ -1,6 +1,6 @@
 """The models of the server and their traits.
 
-A program runs beside one model, its own; the others are listed so that the program can launch children beside them.
+A program runs beside one model, its own. The other models are listed so that it can launch children beside them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUPERTRAITS: Mapping[str, tuple[str, ...]] = {
     "Grammar": ("Core",),
     "Store": ("Core",),
 }
-"""Each trait, and the traits that it includes."""
+"""Trait -> the traits that it includes."""
 _KEY = "models"
 
 
@@ -42,21 +42,21 @@ class Model:
     page_size: int = 0
     """Tokens per KV page."""
     max_context: int = 0
-    """Tokens of the longest sequence."""
+    """Length of the longest sequence, in tokens."""
     eos_token_ids: tuple[int, ...] = ()
     hidden_size: int = 0
-    """Elements of an embedding."""
+    """Number of elements of an embedding."""
     chat_template: bool = True
-    """Whether it has a chat template."""
+    """Whether the model has a chat template."""
     dtype: str = ""
     device: str = ""
     tool_call_parser: str | None = None
-    """The form in which it writes tool calls, a key of `weft.text.tool_calls.PARSERS`; None: it was not trained to."""
+    """The form of the model's tool calls, a key of `weft.text.tool_calls.PARSERS`; None: it was not trained to call."""
     reasoning: bool = False
-    """Whether it writes reasoning between `<think>` and `</think>`."""
+    """Whether the model writes reasoning between `<think>` and `</think>`."""
 
     def has(self, trait: str) -> bool:
-        """Whether the model has a trait."""
+        """Whether the model has the trait."""
         return trait in self.traits
 
     def require(self, trait: str) -> None:
@@ -84,7 +84,7 @@ async def own_model() -> Model:
 
 
 def _model(fields: Mapping[str, Any]) -> Model:
-    """Drop fields that this version does not know: the host may be newer."""
+    """A model from its fields. Drops fields that this version does not know: the host may be newer."""
     names = {field.name for field in dataclasses.fields(Model)}
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in fields.items() if key in names

@@ -1,7 +1,7 @@
 """The Allocate trait: KV pages and embeddings as explicit resources, in the program's own numbering.
 
     queue = Queue()
-    pages = queue.alloc_pages(4)        # usable at once; `await pages` to be sure that they are there
+    pages = queue.alloc_pages(4)        # usable at once; `await pages` waits for the allocation
     queue.free_pages(pages)
 
 Commands of a queue run in order, so a handle can be used before its allocation is awaited. An error is raised by the
@@ -21,11 +21,11 @@ from weft.sdk.calls import Blobs, Call
 from weft.sdk.channel import Channel, Resource
 
 MAX_IMPORT_PAGES = 1 << 16
-"""Numbers reserved for an import, whose size is unknown until it arrives."""
+"""Handle numbers reserved for an import, whose size is unknown until the answer."""
 
 
 class Handle:
-    """A page or an embedding: its number, and whether the program still holds it."""
+    """A page or an embedding: its number, and whether it is still allocated."""
 
     __slots__ = ("channel", "is_open", "number")
     noun = "handle"
@@ -57,8 +57,8 @@ H = TypeVar("H", bound=Handle)
 
 
 class Allocation(list[H], Generic[H]):
-    """Handles under allocation: a list that can be used at once. Awaiting it returns the list itself, or raises
-    `OutOfPages` if a bounded wait ended without free pages."""
+    """Handles under allocation: a list that can be used at once. Awaiting it returns the list, or raises `OutOfPages`
+    if the bounded wait ended without free pages."""
 
     def __init__(self, handles: Iterable[H], call: Call):
         super().__init__(handles)
@@ -102,7 +102,8 @@ class PageQueue(Resource):
         self.channel.post(Op.TOKENS_COPY, *values, owner=self)
 
     def mask_page(self, page: Page, hidden: Iterable[bool]) -> None:
-        """Hide tokens of a page from forwards that read it by this handle. `hidden`: one bool per token, at most 32."""
+        """Hide tokens of a page from forward passes that read it by this handle. `hidden`: one bool per token, at most
+        32."""
         self.check()
         _check(page, self.channel)
         bits = sum(1 << at for at, is_hidden in enumerate(hidden) if is_hidden)
@@ -116,8 +117,8 @@ class PageQueue(Resource):
         return Answer(call, nothing)
 
     def import_pages(self, name: str) -> Answer[list[Page]]:
-        """Import the pages exported under a name: shared, copied at the first write. Raises `UnknownHandle` for an
-        unknown name."""
+        """Import the pages exported under a name. They are shared and copied at the first write. Raises `UnknownHandle`
+        for an unknown name."""
         channel, first = self.channel, self.channel.number(MAX_IMPORT_PAGES)
         call = self._ask(Op.PAGES_IMPORT, first, name.encode())
 
@@ -162,10 +163,10 @@ class PageQueue(Resource):
 
 
 def pack(handles: Iterable[Handle], channel: Channel) -> bytes:
-    """Pack the numbers of handles. Raises `UnknownHandle` for one that this program does not hold."""
+    """Pack the numbers of handles. Raises `UnknownHandle` for a handle that was freed or belongs to another program."""
     chosen = handles if isinstance(handles, list) else list(handles)
     for handle in chosen:
-        # Inlined: every command of a fine-grained loop passes here.
+        # Inlined, because every command of a fine-grained loop runs this check.
         if not handle.is_open or handle.channel is not channel:
             _check(handle, channel)
     return pack_handles([handle.number for handle in chosen])

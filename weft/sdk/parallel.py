@@ -20,9 +20,9 @@ V = TypeVar("V")
 
 
 async def gather(awaitables: Iterable[Awaitable[T]], limit: int | None = None) -> list[T]:
-    """Await all, at most `limit` at once, and return their results in order.
+    """Await all awaitables, at most `limit` at once, and return their results in order.
 
-    When one fails, the others are cancelled, and the first error is raised once they have ended.
+    If one fails, the others are cancelled, and the first error is raised after they have ended.
     """
     if limit is not None and limit < 1:
         raise InvalidRequest(f"limit must be at least 1, got {limit}", "limit")
@@ -52,7 +52,7 @@ async def gather(awaitables: Iterable[Awaitable[T]], limit: int | None = None) -
 async def map_forks(
     ctx: Context, work: Callable[[Context, V], Awaitable[T]], items: Iterable[V], *, limit: int | None = None
 ) -> list[T]:
-    """The result of `work(fork, item)` for each item, in order. Each fork is released afterwards."""
+    """Return the result of `work(fork, item)` for each item, in order. Each fork is released afterwards."""
     await ctx.flush()
 
     async def one(item: V) -> T:
@@ -72,11 +72,11 @@ async def best_of(
 ) -> Generation:
     """Generate `n` times on forks, and continue from the one with the highest score; ties go to the earlier one.
 
-    `options` as for `Context.generate`. A sampler with a seed draws with the seed + the number of the fork.
+    `options` as for `Context.generate`. With a seed, fork `i` samples with the seed + `i`.
     """
     if n < 1:
         raise InvalidRequest(f"n must be at least 1, got {n}", "n")
-    # Begin the turn before forking, so that the prompt of all forks is the same and is computed once.
+    # Begin the turn before forking, so that all forks share one prompt, which is computed once.
     await ctx.flush(add_generation_prompt=True)
     sampler = options.pop("sampler", None) or ctx.sampler
     forks = [ctx.fork() for _ in range(n)]

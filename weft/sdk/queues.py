@@ -20,7 +20,7 @@ from weft.sdk.forward import ForwardQueue
 class Queue(ForwardQueue):
     """A command queue of the program; its commands are those of `PageQueue` and `ForwardQueue`.
 
-    The error of a command is raised once, by the next use of the queue or by an answer of it.
+    The error of a command is raised once, by the next use of the queue or by one of its answers.
     """
 
     noun = "queue"
@@ -35,7 +35,7 @@ class Queue(ForwardQueue):
         self.channel.post(Op.QUEUE_PRIORITY, self.number, priority, owner=self)
 
     def synchronize(self) -> Answer[None]:
-        """Awaitable: ends when all commands put on the queue so far are done. Raises the error of one that failed."""
+        """Wait until all commands put on the queue so far are done. Raises the error of a command that failed."""
         self.check()
         return Answer(self.channel.ask(Op.QUEUE_SYNC, self.number, owner=self), nothing)
 

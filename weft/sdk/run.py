@@ -1,4 +1,4 @@
-"""The run that a program is: its arguments, its log, and messages to and from the clients attached to it.
+"""The program's own run: its arguments, its log, and messages to and from the clients attached to it.
 
 from weft.sdk import run
 
@@ -24,7 +24,7 @@ _ARGS = "args"
 
 
 class LogLevel(IntEnum):
-    """Severity of a line of the log."""
+    """Severity of a line of the run's log."""
 
     DEBUG = 0
     INFO = 1
@@ -38,22 +38,22 @@ def args() -> Any:
 
 
 def set_args(value: object) -> None:
-    """Set what `args` returns; the host calls it before `main`."""
+    """Set the value that `args` returns. The runner calls it before `main`."""
     current().values[_ARGS] = value
 
 
 def send(message: object) -> None:
     """Send a JSON value to the clients attached to the run. Returns at once; messages arrive in order.
 
-    Raises `InvalidRequest` for a value that is not JSON; a limit that it exceeds is raised by the next call.
+    Raises `InvalidRequest` for a value without a JSON form. If it exceeds a limit, the next call raises the error.
     """
     current().post(Op.SEND, encode(message, "the message"))
 
 
 async def receive() -> Any:
-    """The next message from a client attached to the run. Waits for one.
+    """Wait for the next message from a client attached to the run and return it.
 
-    With `asyncio.timeout` around it, a message that comes too late is the next `receive`'s: none is lost.
+    With `asyncio.timeout` around it no message is lost: the next `receive` returns a message that came too late.
     """
     values = current().values
     call: Call | None = values.get(_PENDING)
@@ -70,7 +70,7 @@ async def receive() -> Any:
 
 
 async def messages() -> AsyncIterator[Any]:
-    """Iterate over all messages; never ends by itself."""
+    """Iterate over all messages. The iteration never ends by itself."""
     while True:
         yield await receive()
 
@@ -81,13 +81,13 @@ def log(text: object, level: LogLevel = LogLevel.INFO) -> None:
 
 
 def sleep(seconds: float) -> Answer[None]:
-    """Wait, in seconds. KV that the program holds may be swapped out meanwhile.
+    """Sleep for `seconds`. KV that the program holds may be swapped out meanwhile.
 
-    `asyncio.sleep` waits too, but the server does not know of it.
+    `asyncio.sleep` sleeps too, but the server cannot see it.
     """
     return Answer(current().ask(Op.SLEEP, float(seconds)), nothing)
 
 
 def now() -> float:
-    """Wall-clock time, in seconds since the epoch."""
+    """The wall-clock time in seconds since the epoch."""
     return time.time()

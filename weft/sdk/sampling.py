@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """How the next token is sampled from the logits. The defaults leave the distribution as it is."""
+    """Parameters of the sampling of each token. The defaults leave the model's distribution as it is."""
 
     temperature: float = 1.0
     """0 takes the most probable token."""
@@ -31,7 +31,7 @@ class Sampler:
     bad_words: Sequence[Sequence[int]] = ()
     """Token sequences that must not be completed."""
     logprobs: int | None = None
-    """Report the log-probability of each token and of the `logprobs` most probable ones; None: do not."""
+    """Return the log-probability of each token and of the `logprobs` most probable ones; None: none of them."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields that differ from the defaults, as JSON values."""
@@ -43,7 +43,7 @@ class Sampler:
 
 
 def greedy() -> Sampler:
-    """Always the most probable token."""
+    """Always take the most probable token."""
     return Sampler(temperature=0.0)
 
 
@@ -69,10 +69,10 @@ def min_p(p: float, temperature: float = 1.0, *, seed: int | None = None) -> Sam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """When generation ends: at the first condition that holds. The end of sequence ends it too, unless `ignore_eos`."""
+    """Conditions that end a generation: the first that holds. The end of sequence ends it too, unless `ignore_eos`."""
 
     max_tokens: int | None = None
-    """None: as many as the context leaves."""
+    """None: as many as fit in the context."""
     min_tokens: int = 0
     strings: Sequence[str] = ()
     """Stop strings; they are not part of the generated text."""

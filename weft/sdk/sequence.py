@@ -1,12 +1,12 @@
-"""The Sequence trait: tokens with KV on the engine. Sequences keep lineage: prefixes are shared, evicted pages are
-recomputed, and `generate` is a loop inside the engine's scheduler.
+"""The Sequence trait: tokens with KV on the engine. The engine knows the tokens of every sequence: it shares prefixes,
+recomputes evicted pages, and runs `generate` as a loop inside its scheduler.
 
     async with Sequence() as seq:
         seq.append(await tokenize("Once upon", special=True))
         async for part in seq.generate(Sampler(temperature=0.8), Stop(max_tokens=20)):
             part.tokens, part.text
 
-A sequence speaks token ids and does not remember them; `weft.sdk.Context` does.
+A sequence takes and returns token ids and does not keep them; `weft.sdk.Context` does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DIST_K = 256
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a generation cost, as `weft.abi.parameters.USAGE` describes it."""
+    """The resources that a generation used; `weft.abi.parameters.USAGE` describes the fields."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -51,7 +51,7 @@ class Logprob(NamedTuple):
 
     logprob: float
     rank: int
-    """1: the most probable one; 0: unknown."""
+    """1: the most probable token; 0: unknown."""
     top: Dist
 
 
@@ -74,7 +74,7 @@ class Ending(NamedTuple):
 
 
 class Generating:
-    """A generation under way: iterate over its parts, then read `ending`."""
+    """A generation in progress: iterate over its parts, then read `ending`."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
@@ -87,17 +87,17 @@ class Generating:
 
     @property
     def ending(self) -> Ending:
-        """How it ended. Raises `RuntimeError` before the last part was read."""
+        """How the generation ended. Raises `RuntimeError` before the last part was read."""
         fields_ = json.loads(self._stream.result[0])
         return Ending(fields_["reason"], fields_.get("stop"), usage_of(fields_.get("usage") or {}))
 
     @property
     def ended(self) -> bool:
-        """Whether its end has arrived; parts may still be unread."""
+        """Whether the end has arrived; parts may still be unread."""
         return self._stream.ended
 
     def cancel(self) -> None:
-        """Stop it; the sequence keeps its tokens. Iterating then raises `Cancelled`."""
+        """Stop the generation; the sequence keeps its tokens. Iterating then raises `Cancelled`."""
         self._stream.cancel()
 
 
@@ -111,7 +111,8 @@ class Sequence(Resource):
         self.channel.post(Op.SEQ_OPEN, self.number, priority, owner=self)
 
     def append(self, tokens: Iterable[int]) -> None:
-        """Append known tokens. The engine computes them as it has room; the last one when an operation needs it."""
+        """Append known tokens. The engine computes them when its batch has room, the last one when an operation needs
+        it."""
         self.check()
         self.channel.post(Op.SEQ_APPEND, self.number, pack_ints(tokens), owner=self)
 
@@ -128,7 +129,7 @@ class Sequence(Resource):
         """Sample tokens until a condition of `stop` holds.
 
         `special`: the text contains the names of special tokens. `whole`: everything arrives in one part at the end,
-        which saves a program that does not read along a wake-up per token.
+        which saves a program that does not stream one wake-up per token.
         """
         self.check()
         about: dict[str, Any] = {
@@ -141,35 +142,35 @@ class Sequence(Resource):
         return Generating(self.channel.stream(Op.SEQ_GENERATE, self.number, form, dump(about), owner=self))
 
     def next_dist(self, k: int = DIST_K, *, append: Iterable[int] = ()) -> Answer[Dist]:
-        """Append tokens and get the `k` most probable next ones: one step of a program's own loop in one round trip."""
+        """Append tokens and return the `k` most probable next tokens: one step of a decoding loop in one round trip."""
         self.check()
         call = self.channel.ask(Op.SEQ_DIST, self.number, k, pack_ints(append), owner=self)
         return Answer(call, lambda blobs: unpack_dist(*blobs[:2]))
 
     def score(self, tokens: Iterable[int], k: int = 0) -> Answer[list[Logprob]]:
-        """Append tokens and get the log-probability of each (NaN for the first of a sequence) and of the `k` most
-        probable ones at its position."""
+        """Append tokens and return the log-probability of each (NaN for the first token of a sequence) and of the `k`
+        most probable tokens at its position."""
         self.check()
         call = self.channel.ask(Op.SEQ_SCORE, self.number, k, pack_ints(tokens), owner=self)
         return Answer(call, _logprobs)
 
     @classmethod
     def reserved(cls, channel: Channel) -> Sequence:
-        """A handle for a sequence that does not exist yet, to be passed to `fork`."""
+        """Create a handle for a sequence that does not exist yet, to be passed to `fork`."""
         sequence = cls.__new__(cls)
         Resource.__init__(sequence, channel)
         return sequence
 
     def fork(self, into: Sequence | None = None) -> Sequence:
-        """Fork: a copy that shares all KV, taken after the operations put on this sequence so far. `into`: a reserved
-        handle."""
+        """Create a copy that shares all KV, after the operations put on this sequence so far. `into`: a reserved
+        handle for the copy."""
         self.check()
         child = into or Sequence.reserved(self.channel)
         self.channel.post(Op.SEQ_FORK, self.number, child.number, owner=child)
         return child
 
     def truncate(self, num_tokens: int) -> None:
-        """Drop all tokens past the first `num_tokens`. Cancels the operations on it."""
+        """Drop all tokens past the first `num_tokens`. Cancels the operations on the sequence."""
         self.check()
         if num_tokens < 0:
             raise InvalidRequest(f"a sequence cannot keep {num_tokens} tokens", "num_tokens")
@@ -188,17 +189,17 @@ class Sequence(Resource):
         self.channel.post(Op.SEQ_MASK, self.number, pack_ints(end for pair in ranges for end in pair), owner=self)
 
     def cancel(self) -> None:
-        """Cancel the operations on it; it keeps its tokens."""
+        """Cancel the operations on the sequence, which keeps its tokens."""
         self.check()
         self.channel.post(Op.SEQ_CANCEL, self.number, owner=self)
 
     def set_priority(self, priority: int) -> None:
-        """Set its priority; lower runs earlier."""
+        """Set the priority of the sequence; lower runs earlier."""
         self.check()
         self.channel.post(Op.SEQ_PRIORITY, self.number, priority, owner=self)
 
     def hold(self, seconds: float) -> None:
-        """Release it, and keep its KV for some seconds for a sequence that starts with the same tokens."""
+        """Release the sequence, but keep its KV for `seconds` for a sequence that begins with the same tokens."""
         self.check()
         self.channel.post(Op.SEQ_HOLD, self.number, float(seconds), owner=self)
         self.close()
@@ -219,7 +220,7 @@ class Sequence(Resource):
 
 
 def usage_of(values: dict[str, Any]) -> Usage:
-    """Usage from its JSON. Drops fields that this version does not know."""
+    """Usage from its JSON values. Drops fields that this version does not know."""
     names = {item.name for item in fields(Usage)}
     return Usage(**{key: value for key, value in values.items() if key in names})
 
@@ -231,7 +232,7 @@ def _part(blobs: Blobs) -> Part:
 
 
 def _logprobs(blobs: Blobs) -> list[Logprob]:
-    """Log-probabilities [n]; ids [n, k]; log-probabilities [n, k]."""
+    """Decode log-probabilities [n], ids [n, k] and log-probabilities [n, k]."""
     chosen = unpack_floats(blobs[0])
     ids, values = blobs[1], blobs[2]
     size = len(ids) // len(chosen) if chosen else 0

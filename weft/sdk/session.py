@@ -1,4 +1,4 @@
-"""Deprecated name of `weft.sdk.run`: it works as before, with a warning at each use."""
+"""The deprecated name of `weft.sdk.run`. It works as before, with a warning at each use."""
 
 from __future__ import annotations
 

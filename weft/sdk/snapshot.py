@@ -1,4 +1,4 @@
-"""The state of a context as a value, to continue from it here, later, or in another program."""
+"""The state of a context as a value, from which this or another program can continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Snapshot:
     """(number of tokens at that point, ranges hidden from the tokens after it), in order."""
 
     def check(self, model: Model) -> None:
-        """Raise `InvalidRequest`, naming both models, if it belongs to another one."""
+        """Raise `InvalidRequest`, naming both models, if the snapshot belongs to another model."""
         if self.model != model.name:
             raise InvalidRequest(
                 f"the context belongs to the model {self.model}; this program runs beside {model.name}", "model"
@@ -46,7 +46,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, value: Any) -> Snapshot:
-        """A snapshot from the value of `to_json`. Raises `InvalidRequest` for any other value."""
+        """Decode the value of `to_json`. Raises `InvalidRequest` for any other value."""
         try:
             if value["version"] != VERSION:
                 raise InvalidRequest(f"the snapshot has version {value['version']}; this library reads {VERSION}")

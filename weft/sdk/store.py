@@ -1,4 +1,4 @@
-"""Small durable values by name, shared by the programs of a tenant: they outlive programs and servers.
+"""Small durable values by name, shared by the programs of a tenant. They outlive programs and server processes.
 
 from weft.sdk import store
 
@@ -20,7 +20,7 @@ from weft.sdk.main import encode
 
 
 def put(name: str, value: bytes) -> Answer[None]:
-    """Store a value under a name, replacing an earlier one. It is durable once this has been awaited."""
+    """Store a value under a name, replacing an earlier value. It is durable once this has been awaited."""
     return Answer(current().ask(Op.STORE_PUT, _name(name), bytes(value)), nothing)
 
 

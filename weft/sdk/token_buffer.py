@@ -24,14 +24,14 @@ Masks = list[tuple[int, Ranges]]
 
 
 class TokenBuffer:
-    """One sequence with its tokens and its chat. `parent`: the buffer that it will be a fork of, once that calls
-    `branch`."""
+    """One sequence with its tokens and its chat. `parent`: the buffer of which this one becomes a fork when the parent
+    calls `branch`."""
 
     def __init__(self, chat: Chat, priority: int = 0, *, parent: TokenBuffer | None = None):
         self.channel = current()
         self.priority = priority
         self.parent = parent
-        """Set until the fork is made: the fork waits for the earlier input of its parent."""
+        """Set until the fork is made, which waits for the earlier input of the parent."""
         if parent is None:
             self.sequence = Sequence(priority, channel=self.channel)
         else:
@@ -44,14 +44,14 @@ class TokenBuffer:
         """Number of tokens before the chat."""
         self.chat = chat
         self.pending: list[str | list[int] | dict[str, Any] | TokenBuffer] = []
-        """Input that is not on the sequence yet: texts, tokens, messages, and forks that come after them."""
+        """Queued input that is not on the sequence yet: texts, tokens, messages, and forks to make after them."""
         self.is_dirty = False
-        """Whether the chat has messages that are not on the sequence."""
+        """Whether the chat has messages whose tokens are not on the sequence."""
         self.usage = Usage()
-        """Sum over all generations."""
+        """Sum over all generations of the context."""
         self._lock = asyncio.Lock()
         self.last: Generation | None = None
-        """The latest generation."""
+        """The latest generation, if any."""
 
     def put(self, item: str | list[int] | dict[str, Any]) -> None:
         """Queue input for the next flush."""
@@ -62,9 +62,9 @@ class TokenBuffer:
     async def flush(self, *, add_generation_prompt: bool = False) -> None:
         """Append the queued input to the sequence, so that the engine computes it while the program does other work.
 
-        `add_generation_prompt`: with the beginning of the assistant's turn. Stops a generation under way.
+        `add_generation_prompt`: also append the beginning of the assistant's turn. Stops a generation in progress.
         """
-        # Two tasks may fork one context at once; pending input must be appended once.
+        # Two tasks may fork one context concurrently; pending input must be appended once.
         async with self._lock:
             await self._flush(add_generation_prompt)
 
@@ -86,7 +86,7 @@ class TokenBuffer:
             await self._render(add_generation_prompt)
 
     def branch(self, child: TokenBuffer) -> None:
-        """Make a child a fork of the present state: at once, or after the input queued before."""
+        """Make a child a fork of the present state: at once, or after the input queued so far."""
         is_busy = self.last is not None and not self.last.ended
         if self.parent is not None or self.pending or self.is_dirty or is_busy:
             self.pending.append(child)
@@ -94,14 +94,14 @@ class TokenBuffer:
             self._branch(child)
 
     def give_back(self) -> None:
-        """Release the sequence under the context. Idempotent."""
+        """Release the sequence of the context. Idempotent."""
         if self.parent is None:
             self.sequence.release()
         else:
             self.sequence.close()
 
     async def settle(self) -> None:
-        """Complete a pending fork, and stop a generation under way: the tokens read so far stay."""
+        """Complete a pending fork, and stop a generation in progress; the tokens read so far stay."""
         if self.parent is not None:
             await self.parent.flush()
         last = self.last
@@ -141,7 +141,7 @@ class TokenBuffer:
             self.hide(self.masks[-2][1] if len(self.masks) > 1 else ())
         self.edit(len(self.tokens), list(tokens[len(self.tokens) :]))
 
-    # As the host of its generations
+    # The protocol `GenerationHost`
 
     async def begin(self, generation: Generation) -> Generating:
         """Start a generation on the sequence."""
@@ -164,7 +164,7 @@ class TokenBuffer:
         self.tokens += part.tokens
 
     async def end(self, generation: Generation, *, is_whole: bool) -> None:
-        """Record the end of a generation: remove the stop string or token, or let the end of sequence end the turn."""
+        """Record the end of a generation: remove the stop string or token, or end the turn at the end of sequence."""
         self.usage += generation.usage
         if not is_whole:
             self._end_early(generation)
@@ -224,7 +224,7 @@ class TokenBuffer:
         self.chat.end_turn(message)
 
     def _end_early(self, generation: Generation) -> None:
-        """Drop the tokens that were not read. The text is unknown then, since a part of it may have been held back."""
+        """Drop the tokens that were not read. The text is then unknown: a part of it may have been held back."""
         if generation.reason != EngineDead.kind and self.sequence.is_open:
             self.sequence.truncate(len(self.tokens))
         if self.chat.messages:

@@ -1,4 +1,4 @@
-"""The Tokenize trait: text and token ids, and chat templates, of the program's own model."""
+"""The Tokenize trait: tokenization and chat templates of the program's own model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.sdk.main import encode
 
 
 def tokenize(text: str, *, special: bool = False) -> Answer[list[int]]:
-    """Tokenize a text. `special`: add the special tokens that the model expects around a text, such as a beginning of
+    """Tokenize a text. `special`: add the special tokens that the model expects around a text, such as the beginning of
     sequence. Names of special tokens in the text become these tokens."""
     return Answer(current().ask(Op.TOKENIZE, int(special), text.encode("utf-8", "surrogatepass")), ids_of)
 
@@ -25,7 +25,7 @@ def detokenize(tokens: Iterable[int], *, skip_special: bool = True) -> Answer[st
 
 
 def vocabulary() -> Answer[list[bytes]]:
-    """The bytes of every token, by id. The answer is large; ask once and keep it."""
+    """The bytes of every token, by id. The answer is large: request it once and keep it."""
     return Answer(current().ask(Op.VOCABULARY), _vocabulary)
 
 

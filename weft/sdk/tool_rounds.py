@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AnswerCalls:
-    """One answer, as it arrives: its content, its reasoning, and its calls, each as soon as it is complete."""
+    """Parses one answer as it arrives: its content, its reasoning, and each call as soon as it is complete."""
 
     def __init__(self, form: str, *, reasoning: bool, opened: bool = False, first_id: int = 0):
         if form not in PARSERS:
@@ -33,7 +33,7 @@ class AnswerCalls:
         self.content = ""
         self.reasoning = ""
         self.calls: list[ToolCall] = []
-        """Complete calls so far."""
+        """The calls that are complete so far."""
         self._parser = AnswerParser(form, reasoning=reasoning or opened, opened=opened)
         self._first_id = first_id
         self._id = ""
@@ -41,11 +41,11 @@ class AnswerCalls:
         self._text = ""
 
     def push(self, text: str) -> list[ToolCall]:
-        """Take in the next piece of text. Returns the calls that it completes."""
+        """Parse the next piece of text. Returns the calls that it completes."""
         return self._take(self._parser.push(text))
 
     def finish(self) -> list[ToolCall]:
-        """The text has ended. Returns the remaining calls, one that was cut off among them."""
+        """Parse the end of the text. Returns the remaining calls, including a call that was cut off."""
         return [*self._take(self._parser.finish()), *self._complete()]
 
     def message(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class AnswerCalls:
         """End the call that is arriving, with the arguments so far."""
         if self._name is None:
             return []
-        # Nine letters and digits, where the model gives no id: some templates accept nothing else.
+        # If the model gives no id, the id has nine letters and digits: some templates accept nothing else.
         number = self._id or f"call{self._first_id + len(self.calls):05d}"
         call = ToolCall(number, self._name, self._text)
         self.calls.append(call)

@@ -48,7 +48,7 @@ class Tool:
         """`{"type": "function", "function": {"name", "description", "parameters"}}`"""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, as without the decorator."""
+        """Call the function as if it were not decorated."""
         return self.function(*args, **kwargs)
 
 
@@ -82,12 +82,12 @@ class ToolCall:
             raise AttributeError(f"the call of {self.name} has no argument {name}") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Its JSON form in messages of a chat."""
+        """The call as JSON values, in the form of chat messages."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
 def tool(function: Callable[..., Any]) -> Tool:
-    """Make a tool of a function with type hints.
+    """Turn a function with type hints into a tool.
 
     The first paragraph of its docstring describes it; a line `name: text` in the rest describes a parameter. Raises
     `InvalidRequest` for a parameter whose type has no JSON form.
@@ -114,7 +114,7 @@ def tool(function: Callable[..., Any]) -> Tool:
 
 
 def schemas(tools: Iterable[Tool | Callable[..., Any] | Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Tool]]:
-    """JSON schemas for the chat template, and the tools among them that can be run. A mapping is taken as a schema."""
+    """JSON schemas for the chat template, and the tools among them that can be run. A mapping is a schema itself."""
     plain: list[dict[str, Any]] = []
     runnable: list[Tool] = []
     for item in tools:
@@ -131,7 +131,7 @@ async def execute(call: ToolCall, tools: Iterable[Tool]) -> str:
     """Run the tool that a call names and return its result as text for the model.
 
     An error of the tool becomes text too, so that the model can try again. `LimitExceeded`, `EngineDead` and
-    `OutOfPages` are raised.
+    `OutOfPages` propagate.
     """
     found = next((known for known in tools if known.name == call.name), None)
     if found is None:
