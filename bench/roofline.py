@@ -125,9 +125,13 @@ def main() -> None:
         where = surroundings(threads=args.threads)
         engine.close()
     share, low, high = Spread.of([row["share"] for row in rows])
-    print(f"median {share:.0%} of the roofline ({low:.0%} to {high:.0%})")
+    level = kernels.level.name.lower()
+    print(f"median {share:.0%} of the roofline ({low:.0%} to {high:.0%}), level {level}")
     if args.json:
-        write_record(args.json, {**where, "command": command_line("bench.roofline"), "median": share, "runs": rows})
+        write_record(
+            args.json,
+            {**where, "level": level, "command": command_line("bench.roofline"), "median": share, "runs": rows},
+        )
 
 
 if __name__ == "__main__":
