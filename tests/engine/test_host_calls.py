@@ -6,6 +6,7 @@ more: a change that exceeds one makes every step, or every command, slower.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -22,15 +23,18 @@ def count_calls(action: Callable[[], object]) -> int:
 
     def on_event(frame: FrameType, event: str, arg: object) -> None:
         nonlocal count
-        file = frame.f_code.co_filename
-        count += event == "call" and "/weft/" in file and "/weft/testing/" not in file and "/tests/" not in file
+        module = frame.f_globals.get("__name__", "")
+        count += event == "call" and module.startswith("weft.") and not module.startswith("weft.testing")
 
     before = sys.getprofile()
+    gc.collect()  # finalizers of other tests' objects are not the action's
+    gc.disable()
     sys.setprofile(on_event)
     try:
         action()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return count
 
 
