@@ -1,1 +1,1 @@
-"""The endpoints without HTTP: a decoded body and its record become a response, a stream of chunks, or an error."""
+"""The endpoints without HTTP. Each turns a decoded body and its record into a response or a stream, or raises."""

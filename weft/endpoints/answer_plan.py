@@ -1,6 +1,6 @@
-"""What the answers of a chat must look like and how they are read: tools, formats and reasoning of a request, together.
+"""The form of a chat's answers and how they are parsed, from the tools, formats and reasoning of a request together.
 
-The server's chat endpoint and the offline API both plan so.
+The server's chat endpoint and the offline API both use it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from weft.endpoints.tools import ToolPlan, tool_plan
 
 
 class AnswerForm(NamedTuple):
-    """How the answers to one prompt are generated and read."""
+    """How the answers to one prompt are generated and parsed."""
 
     reading: Reading
     grammar: Grammar | None
     until: Callable[[], Callable[[str], bool]] | None
-    """As `CompletionArgs.until`."""
+    """The value of `CompletionArgs.until`: ends a choice with its first call."""
     shows_special: bool
-    """Whether the text must keep special tokens, by which reasoning or calls are recognised."""
+    """Whether the text must keep special tokens, which mark reasoning or calls."""
 
 
 class AnswerPlan(NamedTuple):
-    """What a request asks of its answers, before its prompt is known."""
+    """The requirements of a request on its answers, before its prompt is known."""
 
     body: ChatRequest
     dialect: Dialect
@@ -40,11 +40,11 @@ class AnswerPlan(NamedTuple):
 
     @property
     def param(self) -> str:
-        """The field that errors about the grammar are about."""
+        """The request's field that errors about the grammar name."""
         return "tools" if self.constraint is None else self.constraint.param
 
     def form(self, *, opened: bool) -> AnswerForm:
-        """`opened`: the prompt ends inside the model's reasoning."""
+        """The form of the answers to a prompt. `opened`: the prompt ends inside the model's reasoning."""
         reading = self._reading(opened)
         return AnswerForm(
             reading,
@@ -63,7 +63,7 @@ class AnswerPlan(NamedTuple):
         body, calls = self.body, self.tools.calls
         if calls is None:
             return Reading(self.dialect, False, False, opened)
-        # Llama's calls may begin without the marker that would trigger a grammar; a search follows none.
+        # Llama's calls may begin without the marker that triggers a grammar; beam search follows no grammar.
         is_held = self.tools.choice == "required" or not (
             self.dialect.tool_form == "llama3_json" or body.use_beam_search
         )
@@ -78,11 +78,11 @@ class AnswerPlan(NamedTuple):
 
 
 def answer_plan(body: ChatRequest, dialect: Dialect) -> AnswerPlan:
-    """Check what a request asks of its answers. Raises `InvalidRequest` and `Unsupported`, naming the field."""
+    """Check the tools and formats of a request. Raises `InvalidRequest` and `Unsupported`, naming the field."""
     constraint = constraint_of(body)
     tools = tool_plan(body, dialect)
     if tools.choice == "required":
-        # The form is that of an answer, and this answer is a call.
+        # The constraint applies to content, and this answer is a call.
         constraint = None
         if body.use_beam_search:
             raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""Answers of a chat in the API's form: how the text of a choice is read, and the messages and deltas it becomes.
+"""Answers of a chat in the API's form: the parsing of a choice's text into messages and deltas.
 
-Owns the ids of calls that the model gave none.
+Owns the ids of calls to which the model gave none.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from weft.text.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the answers of one request are read."""
+    """How the answers of one request are parsed."""
 
     dialect: Dialect
     calls: bool
-    """Whether calls are looked for."""
+    """Whether calls are parsed."""
     only_one: bool
     """Calls after the first are dropped."""
     reasoning_opened: bool
     names: frozenset[str] = frozenset()
-    """Of the tools: a call of another is content."""
+    """Names of the tools; a call of any other name is content."""
     hold: bool = True
-    """Calls are returned once they are complete. Not needed where a grammar holds them and nothing but the length can
-    cut them."""
+    """Whether a call is returned only once it is complete. Not needed where a grammar constrains the calls and only the
+    length limit can cut them."""
 
     def parser(self) -> AnswerParser:
-        """A new parser, for the text of one choice."""
+        """Create a parser for the text of one choice."""
         return AnswerParser(
             self.dialect.tool_form if self.calls else None,
             reasoning=self.dialect.reasoning,
@@ -54,7 +54,7 @@ class Reading:
 
 
 class FirstCall:
-    """Reads one choice along, for a generation that ends with its first call."""
+    """Parses the text of one choice as it is generated, to end the generation with its first call."""
 
     def __init__(self, reading: Reading):
         self._parser = reading.parser()
@@ -66,7 +66,7 @@ class FirstCall:
 
 
 def ended(parser: AnswerParser, reason: FinishReason) -> list[Delta]:
-    """What the parser held back, once its choice has ended."""
+    """The deltas that the parser held back, once its choice has ended."""
     return parser.finish(cut=reason == "length")
 
 
@@ -76,20 +76,20 @@ def finish_of(parser: AnswerParser, reason: FinishReason) -> AnswerFinish:
 
 
 def read_answer(text: str, reason: FinishReason, reading: Reading) -> tuple[ChatMessage, AnswerFinish]:
-    """A whole choice: its message, and its `finish_reason`."""
+    """The message and the `finish_reason` of a complete choice."""
     parser = reading.parser()
     message = message_of([*parser.push(text), *ended(parser, reason)])
     return message, finish_of(parser, reason)
 
 
 def new_call_id() -> str:
-    """An id that no other call has."""
+    """A new id, unique among all calls."""
     return "call_" + secrets.token_hex(12)
 
 
 def chat_delta(delta: Delta) -> ChatDelta:
-    """A delta as an event of a stream tells it."""
-    if isinstance(delta, Content):  # a match would take several times as long, for every token
+    """A delta in the form of a stream's events."""
+    if isinstance(delta, Content):  # `match` takes several times as long, for every token
         return ChatDelta(content=delta.text)
     match delta:
         case Reasoning(text):
@@ -103,7 +103,7 @@ def chat_delta(delta: Delta) -> ChatDelta:
 
 
 def message_of(deltas: list[Delta]) -> ChatMessage:
-    """The assistant's turn that the deltas make up."""
+    """The assistant's message from all its deltas."""
     content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
     reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
     arguments: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""From a checked request to the arguments of a built-in program."""
+"""Converts a checked request to the arguments of a built-in program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.programs.types import CompletionArgs
 from weft.tokenizers.tokenizer import Tokenizer
 
 SEED_BITS = 62
-"""Of seeds drawn here: adding the number of a choice never leaves 64 bits."""
+"""Bits of seeds drawn here, so that a seed plus the number of a choice fits in 64 bits."""
 
 
 def completion_args(
@@ -26,9 +26,9 @@ def completion_args(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> list[CompletionArgs]:
-    """One program's arguments per prompt. Raises `InvalidRequest`, naming the field.
+    """The arguments of one program per prompt. Raises `InvalidRequest`, naming the field.
 
-    A request without a seed draws one per prompt; with one, every prompt gives what it would give alone.
+    A request without a seed gets a random one per prompt. With a seed, each prompt gives the same output as alone.
     """
     vocab_size = model.engine.info.vocab_size
     stop = _stop(request, max_tokens)
@@ -67,7 +67,7 @@ def _sampling(
 def _stop(request: GenerationRequest, max_tokens: int | None) -> StopParams:
     texts = [request.stop] if isinstance(request.stop, str) else request.stop
     return StopParams(
-        # 0 is the program's to see; nothing is generated then.
+        # The program itself handles max_tokens 0: it generates nothing.
         max_tokens=max_tokens or None,
         min_tokens=request.min_tokens,
         stop=[text.encode() for text in texts],
@@ -77,7 +77,7 @@ def _stop(request: GenerationRequest, max_tokens: int | None) -> StopParams:
 
 
 def _bad_words(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token sequences of each word, at the beginning of a text and after a space."""
+    """The token sequences of each word at the beginning of a text and after a space."""
     if len(words) > MAX_BAD_WORDS // 2:
         raise InvalidRequest(f"bad_words has {len(words)} entries, at most {MAX_BAD_WORDS // 2}.", "bad_words")
     sequences: dict[bytes, None] = {}

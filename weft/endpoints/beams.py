@@ -1,7 +1,7 @@
-"""Beam searches as requests ask for them: `use_beam_search`, and what goes with it.
+"""Beam search in requests: `use_beam_search` and the fields that go with it.
 
-Owns which fields a search takes; every other field that would change the answer is refused beside it, by name. How
-beams are found is the program's, `weft.programs.builtin.beam`.
+Owns the list of fields that beam search supports. Any other field that would change the answer is refused by name. The
+search itself is `weft.programs.builtin.beam`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (None,),
     "guided_whitespace_pattern": (None,),
 }
-"""Fields that a search has no use for, and the values of them that ask for nothing."""
+"""Fields that beam search does not support -> their values without an effect, which are accepted."""
 
 
 def check_beams(body: GenerationRequest) -> None:
-    """Raise `InvalidRequest`, naming the fields, for what does not go with a search, or needs one."""
+    """Raise `InvalidRequest`, naming the fields, for fields that exclude beam search, or that need it and lack it."""
     if not body.use_beam_search:
         _check_sampling(body)
         return
@@ -54,7 +54,7 @@ def check_beams(body: GenerationRequest) -> None:
 
 
 def num_beams(body: GenerationRequest) -> int:
-    """Sequences that one prompt of the request takes."""
+    """Number of sequences that one prompt of the request takes."""
     return body.n if body.best_of is None or not body.use_beam_search else body.best_of
 
 
@@ -67,7 +67,7 @@ def beam_args(
     logprobs: int | None,
     skip_special_tokens: bool,
 ) -> list[BeamArgs]:
-    """One search's arguments per prompt. Raises `InvalidRequest`, naming the field."""
+    """The arguments of one search per prompt. Raises `InvalidRequest`, naming the field."""
     args = [
         BeamArgs(
             prompt=prompt,

@@ -31,7 +31,7 @@ UNSET = msgspec.UNSET
 async def create(
     body: ChatRequest, record: Record, models: Models
 ) -> ChatResponse | AsyncGenerator[StreamEvents, None]:
-    """The assistant's next turn, `n` times."""
+    """Generate the assistant's next turn, `n` times."""
     _check(body)
     model = models.recoverable(body.model)
     check_beams(body)

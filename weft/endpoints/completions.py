@@ -52,7 +52,7 @@ async def create(
         chunks = named(chunks, constraint.param)
     if body.stream:
         make = functools.partial(_writer, body, model, args, head, observer)
-        # An echo reads the whole prompt back into text.
+        # An echo decodes the whole prompt to text.
         is_short = record.prompt_tokens <= INLINE_DETAILS
         return streamed(chunks, make() if is_short else await off_loop(make, tenant=record.tenant), record.tenant)
     gathered = await gather(chunks, num_prompts=len(args), n=body.n)
@@ -108,7 +108,7 @@ def _args(
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:
-    """Of each prompt token: as asked for, or as an echo needs them."""
+    """Number of candidates to report per prompt token: as requested, or as an echo needs; None: no report."""
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return max((k for k in wanted if k is not None), default=None)
 
@@ -168,7 +168,7 @@ def _choices(
         echo = echoes[prompt] if echoes is not None else None
         reported = gathered.prompt_logprobs.get(prompt, ())
         told: PromptLogprobs | msgspec.UnsetType = UNSET
-        # Once per prompt, with its first choice.
+        # The details of a prompt are sent once, with its first choice.
         if body.prompt_logprobs is not None and index % body.n == 0:
             told = prompt_logprobs(prompt_ids[prompt], reported, model.tokenizer.bytes_of, body.prompt_logprobs)
         choices.append(

@@ -1,7 +1,7 @@
-"""What a request says its text must be, under the names of OpenAI and of vLLM, as one grammar.
+"""The fields of a request that constrain its text, under the names of OpenAI and vLLM, converted to one grammar.
 
-Owns those fields and their limits. Whether a grammar can be compiled is found out by the engine; `named` then gives its
-error the name of the request's field.
+Owns those fields and their limits. The engine compiles the grammar; `named` gives an error of the compilation the name
+of the request's field.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _BLANKS = ("whitespace_pattern", "disable_any_whitespace")
 """Options of `structured_outputs` about white space in JSON."""
 _GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.M)
-"""The first line of a rule as GBNF has it, and Lark does not."""
+"""Matches the first line of a rule in GBNF and nothing in Lark."""
 OPTIONS = "x-guidance"
-"""The key of a schema with options of its grammar."""
+"""The key of a JSON schema that holds options of its grammar."""
 Blanks = Mapping[str, str | bool]
 
 
@@ -40,7 +40,7 @@ class Constraint(NamedTuple):
 
 
 def constraint_of(body: GenerationRequest) -> Constraint | None:
-    """What the request's text must be, or None. Raises `InvalidRequest` and `Unsupported`, naming the field."""
+    """The constraint of a request, or None. Raises `InvalidRequest` and `Unsupported`, naming the field."""
     found = []
     blanks = None
     if body.guided_whitespace_pattern is not None:
@@ -57,7 +57,7 @@ def constraint_of(body: GenerationRequest) -> Constraint | None:
 
 
 async def named(chunks: AsyncGenerator[Chunk, None], param: str) -> AsyncGenerator[Chunk, None]:
-    """The chunks; an error about the grammar is one about the request's field. Closes what it reads."""
+    """Pass the chunks on. An error about the grammar gets the name of the request's field. Closes `chunks`."""
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
@@ -97,7 +97,7 @@ def _grammar(field: str, value: Any, blanks: Blanks | None) -> Grammar | None:
 
 
 def _whitespace(field: str, given: Mapping[str, Any]) -> Blanks:
-    """What white space JSON may have, as an option of its grammar."""
+    """The white space that JSON may have, as an option of its grammar."""
     pattern = given.get("whitespace_pattern")
     if given.get("disable_any_whitespace") or pattern == "":
         return {"whitespace_flexible": False}
@@ -159,7 +159,7 @@ def _of_kind(kind: str, value: Any, path: str, blanks: Blanks | None) -> Grammar
 
 
 def _lark(rules: str, path: str) -> str:
-    """A grammar in GBNF, in Lark."""
+    """Convert a grammar from GBNF to Lark."""
     try:
         return gbnf.to_lark(rules)
     except SdkInvalidRequest as error:

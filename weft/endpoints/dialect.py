@@ -1,6 +1,7 @@
-"""How a model writes calls of tools and reasoning, found in its chat template or set in the configuration.
+"""The form in which a model writes tool calls and reasoning, from its chat template or the configuration.
 
-Owns the signs by which a form is recognised. `weft.text` reads the forms; `weft.endpoints.grammars` writes them.
+Owns the markers by which a form is recognised. `weft.text` parses the forms; `weft.endpoints.grammars` has their
+grammars.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ SIGNS: tuple[tuple[str, ToolForm], ...] = (
     (PARSERS["llama3_json"].marker, "llama3_json"),
     (PARSERS["mistral"].marker, "mistral"),
 )
-"""What a template has in it whose model writes calls so; the first one counts."""
+"""(text in a chat template, form of the model's tool calls); the first entry found decides."""
 OTHER_SIGNS = ("<function=", "<arg_key>")
-"""Of forms that begin like one above and are none of them."""
+"""Texts in templates of other forms, which share markers with the forms above."""
 NAMED_ARGUMENTS = "[ARGS]"
-"""Of newer models of Mistral's, in the template and in the call."""
+"""Marker of newer Mistral models, in the template and between a call's name and arguments."""
 CALL_ID = "[CALL_ID]"
-"""Of some of those: between the name and the arguments the model writes an id of its own."""
+"""Marker of those Mistral models that write an id between a call's name and arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,15 @@ class Dialect:
 
     tool_form: ToolForm | None = None
     named_arguments: bool = False
-    """Mistral's newer form, a name and its arguments, instead of a list of objects."""
+    """Whether calls have Mistral's newer form, a name and its arguments, instead of a list of objects."""
     call_ids: bool = False
-    """In that form, whether the model writes an id behind each name."""
+    """Whether, in that form, the model writes an id after each name."""
     reasoning: bool = False
     special: Mapping[str, int] = field(default_factory=dict)
-    """Markers that are special tokens, with their ids: left out of the text unless that is asked for."""
+    """Marker -> id, for markers that are special tokens. Text contains them only if special tokens are kept."""
 
     def hides(self, *, calls: bool) -> bool:
-        """Whether a text without special tokens lacks what reasoning or calls are recognised by."""
+        """Whether a text without special tokens lacks markers of reasoning or calls."""
         marks = [reasoning.OPEN, reasoning.CLOSE] if self.reasoning else []
         if calls and self.tool_form is not None:
             marks += [PARSERS[self.tool_form].marker, CALL_ID, NAMED_ARGUMENTS, "</tool_call>"]

@@ -25,7 +25,7 @@ from weft.programs.types import Caller, EmbeddingArgs, EmbeddingResult
 
 
 async def create(body: EmbeddingRequest, record: Record, models: Models) -> EmbeddingResponse:
-    """One vector per input, in their order."""
+    """Compute one vector per input, in the order of the inputs."""
     model = models.recoverable(body.model)
     record.model = model.names[0]
     hidden_size = model.engine.info.hidden_size

@@ -1,7 +1,7 @@
-"""Errors as callers see them: one JSON shape, and the one table from `WeftError` to status, type and code.
+"""The errors of the API: one JSON shape, and the one table from `WeftError` to status, type and code.
 
-Owns what is told to the outside. Messages of errors that Weft raises on purpose are written for the caller and are
-passed on; anything else is told as an internal error with the request id, and the log has the rest.
+Owns what callers learn of an error. Messages of a `WeftError` in the table are written for the caller and are passed
+on. Any other error becomes an internal error with the request id; the log has its cause.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from weft.programs.recovery import EngineCrashed
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong and what to do about it."""
+    """An error: what failed and what the caller can do."""
 
     message: str
     type: str
     param: str | None = None
-    """The request's field that is to blame."""
+    """The request's field that caused the error."""
     code: str | None = None
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """The body of every answer that is not a success."""
+    """The body of every response that is not a success."""
 
     error: ErrorBody
 
 
 class ErrorAnswer(NamedTuple):
-    """An answer that is not a success, as HTTP or a line of a batch's output sends it."""
+    """A response that is not a success, for HTTP and for a line of a batch's output."""
 
     status: int
     body: ErrorBody
@@ -65,7 +65,7 @@ class _Meaning(NamedTuple):
     code: str | None
     retry_after_s: float | None = None
     message: str | None = None
-    """Instead of the error's own, which may say how a process ended."""
+    """Replaces the error's own message, which may say how a process ended."""
     may_be_repeated: bool = True
     """Whether clients may send the request again by themselves, as they do with some statuses."""
 
@@ -96,7 +96,7 @@ _MEANINGS: dict[str, _Meaning] = {
     HostDead.kind: _Meaning(503, "program_host_unavailable", 2.0),
     LimitExceeded.kind: _Meaning(400, "limit_exceeded"),
 }
-"""Every kind that is not here is our own fault and is told as an internal error."""
+"""Kind of error -> response. Any other kind is a fault of the server and becomes an internal error."""
 
 
 def answer_of(error: BaseException, request_id: str) -> ErrorAnswer:
@@ -121,7 +121,7 @@ def answer_of(error: BaseException, request_id: str) -> ErrorAnswer:
 
 
 def is_internal(error: BaseException) -> bool:
-    """Whether the cause must be logged, because the caller is not told it."""
+    """Whether the cause must be logged, because the response does not contain it."""
     return not (isinstance(error, WeftError) and error.kind in _MEANINGS)
 
 

@@ -1,9 +1,9 @@
-"""Which fields a request may have: those with an effect, those that are accepted without one, and those refused.
+"""The fields of requests: those with an effect, those accepted without one, and those refused.
 
-A request's struct lists the fields with an effect. A field that would change the output and cannot be honoured is
-refused by name, unless its value asks for nothing; a field that only advises is accepted; any other is refused with
-the nearest names, because a misspelt field that is silently ignored changes results without a word. `null` means that
-a field is absent. The same holds inside messages, tools and formats. `docs/api.md` is checked against this file.
+A request's struct lists the fields with an effect. A field that would change the output and is not supported is refused
+by name, unless its value has no effect. An advisory field is accepted. Any other field is refused with the nearest
+names, because a misspelt field that is silently ignored changes results unnoticed. `null` means that a field is absent.
+The same holds inside messages, tools and formats. A test compares `docs/api.md` with this file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEVER: tuple[Any, ...] = ()
 
 
 class Refusal(NamedTuple):
-    """A field that cannot be honoured: values of it that ask for nothing, and what to do instead."""
+    """A field that is not supported: its values without an effect, and advice on what to use instead."""
 
     harmless: tuple[Any, ...]
     advice: str
@@ -49,7 +49,7 @@ ADVISORY: dict[str, str] = {
     "store": "responses are not stored",
     "user": "not stored",
 }
-"""Accepted in every request; nothing in the answer depends on them."""
+"""Fields accepted in every request without an effect on the answer -> the reason."""
 
 _COMPILER = "There is only one grammar backend; omit the field."
 
@@ -109,8 +109,8 @@ def _no_defaults(model: Any) -> Mapping[str, float]:
 
 
 def request_from(kind: type[T], raw: Any, defaults_of: Callable[[Any], Mapping[str, float]] = _no_defaults) -> T:
-    """Check a decoded JSON body and convert it. `defaults_of` gives, by the name of the model, values of fields that
-    the body leaves out. Raises `InvalidRequest` or `Unsupported`, naming the field."""
+    """Check a decoded JSON body and convert it. `defaults_of(model name)` gives values for fields that the body leaves
+    out. Raises `InvalidRequest` or `Unsupported`, naming the field."""
     if not isinstance(raw, dict):
         raise InvalidRequest("The body must be a JSON object.")
     known = kind.__struct_fields__
@@ -126,7 +126,7 @@ def request_from(kind: type[T], raw: Any, defaults_of: Callable[[Any], Mapping[s
         elif name not in ADVISORY:
             raise InvalidRequest(_unknown(name, name, (*known, *refused, *ADVISORY)), name[:100])
     if issubclass(kind, GenerationRequest) and not kept.get("use_beam_search"):
-        # A search takes the model's own probabilities, so there is nothing to have a default for.
+        # Beam search uses the model's own probabilities, so sampling defaults do not apply.
         kept = {**defaults_of(kept.get("model")), **kept}
     for name, shape in shapes_of(kind).items():
         _check_inside(kept.get(name), shape, name)
@@ -138,13 +138,13 @@ def request_from(kind: type[T], raw: Any, defaults_of: Callable[[Any], Mapping[s
 
 
 def shapes_of(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
-    """By field of a request: the shape of its value, where the objects inside have fixed fields too."""
+    """Field of a request -> the shape of its value, for fields whose inner objects have fixed fields too."""
     return getattr(kind, "shapes", {})
 
 
 @functools.cache
 def _nullable(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """Fields whose value may be null: those that are required and take any JSON."""
+    """The fields whose value may be null: required fields that take any JSON."""
     info = cast(msgspec.inspect.StructType, msgspec.inspect.type_info(kind))
     return frozenset(field.name for field in info.fields if field.required and _takes_any(field.type))
 
@@ -155,7 +155,7 @@ def _takes_any(kind: msgspec.inspect.Type) -> bool:
 
 
 def _with_key(message: str, param: str | None, kept: dict[str, Any], kind: type[msgspec.Struct]) -> str:
-    """The message, with the first key to blame of a field that maps keys to values: msgspec names none."""
+    """Add the first invalid key to a message about a field that maps keys to values: msgspec does not name it."""
     name = (param or "").partition("[")[0]
     hint = get_type_hints(kind).get(name)
     if get_origin(hint) is not dict or not isinstance(kept[name], dict):
@@ -171,7 +171,7 @@ def _with_key(message: str, param: str | None, kept: dict[str, Any], kind: type[
 
 
 def _check_harmless(name: str, value: Any, refusal: Refusal) -> None:
-    # 1.0 is as harmless as 1, but true is not.
+    # 1.0 equals a harmless 1, but true does not.
     kinds = ((harmless, isinstance(value, bool) == isinstance(harmless, bool)) for harmless in refusal.harmless)
     if value is None or any(same_kind and value == harmless for harmless, same_kind in kinds):
         return
@@ -179,7 +179,7 @@ def _check_harmless(name: str, value: Any, refusal: Refusal) -> None:
 
 
 def _check_inside(value: Any, shape: Any, path: str) -> None:
-    """Raise `InvalidRequest` for a field that no object at this place has, however deep; other errors are not ours."""
+    """Raise `InvalidRequest` for an unknown field of an object at any depth; `msgspec` finds all other errors."""
     origin = get_origin(shape)
     if origin in (types.UnionType, Union):
         for option in get_args(shape):
@@ -189,7 +189,7 @@ def _check_inside(value: Any, shape: Any, path: str) -> None:
             _check_inside(entry, get_args(shape)[0], f"{path}[{number}]")
     elif isinstance(shape, type) and origin is None and issubclass(shape, msgspec.Struct) and isinstance(value, dict):
         role = get_type_hints(shape).get("role")
-        # Of messages, the shape is the one of their role; a role that there is not is refused where it is read.
+        # A message has the shape of its role. An unknown role is refused when the messages are converted.
         if role is None or value.get("role") in get_args(role):
             _check_object(value, shape, path)
 
@@ -213,7 +213,7 @@ def _unknown(place: str, name: str, names: tuple[str, ...]) -> str:
 
 
 def _located(error: msgspec.ValidationError) -> tuple[str, str | None]:
-    """msgspec's "what - at `$.path`" as a message that begins with the field, and the field."""
+    """Convert msgspec's "what - at `$.path`" to a message that begins with the field, and the field."""
     what, _, where = str(error).partition(" - at ")
     match = _PATH.search(where)
     path = match[1] if match is not None else ""

@@ -1,7 +1,7 @@
-"""Runs the built-in program of one request for each of its prompts, and gathers their chunks.
+"""Runs the built-in program of a request for each of its prompts, and merges their chunks.
 
-Owns the numbering of choices over several prompts and how many of a request's prompts run at once. It knows chunks, not
-the form in which an API sends them.
+Owns the numbering of choices over several prompts, and how many prompts of a request run at once. It handles chunks;
+`weft.endpoints.writers` gives them the form of an API.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from weft.tokenizers.tokenizer import off_loop
 
 T = TypeVar("T")
 INLINE_DETAILS = 1024
-"""Details of more tokens are written and encoded on a thread."""
+"""Most tokens whose details are built and encoded on the event loop; more are handled on a thread."""
 PROMPTS_AT_ONCE = 64
-"""Of one request: the rest waits here, so that one caller does not fill the engine's queue."""
+"""Prompts of one request that run at once. The others wait here, so that they do not fill the engine's queue."""
 Args = CompletionArgs | BeamArgs
 
 
@@ -42,9 +42,10 @@ def _start(args: Args, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk
 
 
 def chunks_of(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
-    """Chunks of all prompts as they come; choice `p * n + i` is the i-th of prompt p. Close it to give all pages back.
+    """Run the programs and yield their chunks as they arrive; choice `p * n + i` is choice i of prompt p. Closing the
+    generator releases all pages.
 
-    Raises what the first failing program raised; the others are then closed.
+    Raises the error of the first program that fails, and closes the others.
     """
     if len(args) == 1:
         return _start(args[0], caller, runtime)
@@ -52,7 +53,7 @@ def chunks_of(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime) ->
 
 
 async def _merged(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
-    # One place: a program that is ahead of its reader waits, and its tokens gather in its own operation.
+    # One slot: a program that is ahead of the reader waits, and its tokens accumulate in its own operation.
     ready: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue(maxsize=1)
     waiting = list(enumerate(args))[::-1]
 
@@ -86,7 +87,7 @@ async def _merged(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What all events of a stream, or the one response, begin with."""
+    """The fields common to all events of a stream, or to the one response."""
 
     id: str
     created: int
@@ -94,7 +95,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartedRequest(NamedTuple):
-    """The programs of a request. The reader of `chunks` closes them; the observer has seen each chunk it gets."""
+    """The programs of a request. The reader of `chunks` closes them; the observer sees each chunk before the reader."""
 
     head: Head
     observer: Observer
@@ -104,7 +105,7 @@ class StartedRequest(NamedTuple):
 def begin(
     record: Record, body: GenerationRequest, model: ActiveModel, args: Sequence[Args], kind: str
 ) -> StartedRequest:
-    """Run a program for each of `args`; the answer's id begins with `kind`."""
+    """Start a program for each of `args`. `kind` is the prefix of the answer's id."""
     prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
     caller = record.caller(cache_salt=body.cache_salt, priority=body.priority)
     observer = Observer(record, model.metrics, num_prompts=len(args), n=body.n, prompt_tokens=prompt_tokens)
@@ -134,11 +135,11 @@ class Gathered:
 
     choices: list[GatheredChoice]
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]]
-    """By prompt."""
+    """Index of the prompt -> log-probabilities of its tokens."""
 
 
 async def gather(chunks: AsyncGenerator[Chunk, None], *, num_prompts: int, n: int) -> Gathered:
-    """Read the programs of a request to their end, and close them. Raises what they raise."""
+    """Read the programs of a request to their end, and close them. Raises their errors."""
     texts: list[list[str]] = [[] for _ in range(num_prompts * n)]
     gathered = Gathered([GatheredChoice() for _ in texts], {})
     async with aclosing(chunks):
@@ -158,6 +159,6 @@ async def gather(chunks: AsyncGenerator[Chunk, None], *, num_prompts: int, n: in
 
 
 async def built(build: Callable[[], T], record: Record, *, num_told: int) -> T:
-    """What `build` makes, on a thread where it says details of many tokens: those of the answer and `num_told` more."""
+    """Call `build`; on a thread if its result has details of many tokens: those of the answer and `num_told` others."""
     record.num_details = record.completion_tokens + num_told
     return build() if record.num_details <= INLINE_DETAILS else await off_loop(build, tenant=record.tenant)

@@ -1,7 +1,7 @@
-"""Grammars of whole answers: reasoning, where the model writes it, then calls of tools or what the request asks for.
+"""Grammars of whole answers: reasoning, if the model writes it, then tool calls or text under a constraint.
 
-Written in llguidance's dialect of Lark. Calls have the white space that chat templates give them. What may be called
-is from `weft.endpoints.tools`, what the text must be from `weft.endpoints.constraints`.
+They are written in llguidance's dialect of Lark. Calls have the white space that chat templates give them. The tools
+come from `weft.endpoints.tools`, the constraints from `weft.endpoints.constraints`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from weft.text.tool_calls import PARSERS
 
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BOUNDED_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}"}
-"""Between the tokens of JSON: a model that has lost its way would write blanks for ever."""
+"""White space between tokens of JSON. It is bounded because a model may repeat blanks without end."""
 _BLANK = r"[ \t\r\n]"
 _GAP = r"/\s{0,8}/"
-"""Between reasoning and the rest."""
+"""White space between the reasoning and the rest of the answer."""
 _CALL_ID = "/[A-Za-z0-9]{9}/"
-"""As Mistral's tokenizers check it."""
+"""The form of ids that Mistral's tokenizers accept."""
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class CallableTool(NamedTuple):
-    """A tool that may be called."""
+    """A tool that the model may call."""
 
     name: str
     parameters: Mapping[str, Any]
-    """A JSON schema of an object."""
+    """The JSON schema of the arguments, an object."""
     strict: bool = False
-    """Arguments follow the schema wherever a call is made. Otherwise they do where a call is asked for."""
+    """Whether arguments always follow the schema. Otherwise they follow it only where the request demands a call."""
     path: str = ""
-    """What errors call the schema."""
+    """The path of the schema in the request, for errors."""
 
 
 class Calls(NamedTuple):
@@ -45,15 +45,15 @@ class Calls(NamedTuple):
 
     tools: Sequence[CallableTool]
     only_one: bool
-    """Calls after the first are neither generated nor told."""
+    """Whether calls after the first are neither generated nor returned."""
 
 
 def answer_grammar(
     dialect: Dialect, calls: Calls | None, constraint: Constraint | None, *, reasoning_opened: bool
 ) -> Grammar | None:
-    """Of answers that are calls or, where there is a constraint, keep it; None where nothing is asked for.
+    """The grammar of answers that are calls, or text under the constraint; None without calls and constraint.
 
-    `reasoning_opened`: the prompt ends with the opening tag, so reasoning must come to an end first.
+    `reasoning_opened`: the prompt ends with the opening tag, so the answer must first end the reasoning.
     """
     body = None if constraint is None else constraint.grammar
     if calls is None and (body is None or not dialect.reasoning):
@@ -74,9 +74,9 @@ def answer_grammar(
 
 
 def triggered_grammar(dialect: Dialect, calls: Calls, *, reasoning_opened: bool) -> Grammar:
-    """Of answers that are free until a call opens, and hold every call to the tools from there on.
+    """The grammar of answers that are free text until a call begins, and constrain every call to the tools.
 
-    A call's arguments follow the schema of a strict tool; those of another are any object.
+    The arguments of a strict tool follow its schema; those of any other tool are any object.
     """
     form = _form_of(dialect)
     marker = PARSERS[form].marker
@@ -91,7 +91,7 @@ def triggered_grammar(dialect: Dialect, calls: Calls, *, reasoning_opened: bool)
     ]
     trigger = Trigger(
         marker,
-        # A call without a closing marker goes on to the end of the answer.
+        # A call without a closing marker extends to the end of the answer.
         repeats=form != "llama3_json" and not calls.only_one,
         reasoning=(reasoning.OPEN, reasoning.CLOSE) if dialect.reasoning else None,
         in_reasoning=dialect.reasoning and reasoning_opened,
@@ -100,7 +100,7 @@ def triggered_grammar(dialect: Dialect, calls: Calls, *, reasoning_opened: bool)
 
 
 def _triggered_rules(dialect: Dialect, form: ToolForm, calls: Calls) -> list[str]:
-    """The rule `rest`, of what follows the marker of a call, and what it needs."""
+    """The rule `rest`, which matches the text after the marker of a call, and the rules that it uses."""
     if form == "mistral" and dialect.named_arguments:
         between = _between(dialect)
         options = [f"{_quoted(tool.name)} {between} {_free_arguments(tool)}" for tool in calls.tools]
@@ -135,7 +135,7 @@ def _triggered_rules(dialect: Dialect, form: ToolForm, calls: Calls) -> list[str
 
 
 def _free_arguments(tool: CallableTool) -> str:
-    """Arguments of a call that the model chose to make."""
+    """The rule body for the arguments of a call that the model chose to make."""
     return (
         _json_rule(tool.parameters, _BOUNDED_BLANKS, tool.path)
         if tool.strict
@@ -154,7 +154,7 @@ def _arguments_key(form: ToolForm) -> str:
 
 
 def _between(dialect: Dialect) -> str:
-    """What stands between a name and its arguments in Mistral's newer form."""
+    """The text between a name and its arguments in Mistral's newer form."""
     between = _mark(dialect, NAMED_ARGUMENTS)
     return f"{_mark(dialect, CALL_ID)} {_CALL_ID} {between}" if dialect.call_ids else between
 
@@ -173,7 +173,7 @@ def _reasoning_rules(dialect: Dialect, *, opened: bool) -> list[str]:
 
 
 def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
-    """The rule `calls` and what it needs."""
+    """The rule `calls` and the rules that it uses."""
     form = _form_of(dialect)
     marker = _mark(dialect, PARSERS[form].marker)
     if form == "mistral" and dialect.named_arguments:
@@ -199,18 +199,18 @@ def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
 
 
 def _arguments(tool: CallableTool) -> str:
-    """Arguments of a call that the request asks for."""
+    """The rule body for the arguments of a call that the request demands."""
     return _json_rule(tool.parameters, _AS_TEMPLATES_WRITE, tool.path)
 
 
 def _json_rule(schema: Mapping[str, Any], blanks: Mapping[str, Any], path: str = "") -> str:
-    """A schema whose strings may have any length, which errors call `path`."""
+    """The rule body for a JSON schema; errors name it `path`. Strings may have any length."""
     options = {**blanks, "max_string_chars": None, "path": path}
     return "%json " + json.dumps({**schema, OPTIONS: options}, ensure_ascii=False)
 
 
 def _inline(grammar: Grammar) -> str:
-    """A grammar as the right side of a rule."""
+    """A grammar as the right-hand side of a rule."""
     match grammar.kind:
         case "json_schema":
             return "%json " + grammar.text
@@ -222,7 +222,7 @@ def _inline(grammar: Grammar) -> str:
 
 
 def _mark(dialect: Dialect, text: str) -> str:
-    """A marker: the token where it is a special one, otherwise its text."""
+    """A marker in Lark: its token if it is a special token, otherwise its text."""
     token = dialect.special.get(text)
     return _quoted(text) if token is None else f"<[{token}]>"
 

@@ -1,7 +1,7 @@
 """Log-probabilities in the forms of the chat and completion APIs.
 
-A token is bytes and may be part of a character. The chat form says so with `bytes`; the completion form has no such
-place and writes tokens that are no text of their own as `bytes:\\xe2\\x82`, as OpenAI does.
+A token is bytes and may be part of a character. The chat form has the field `bytes` for this. The completion form
+writes tokens that are not valid UTF-8 as `bytes:\\xe2\\x82`, as OpenAI does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.endpoints.schemas.completion import CompletionLogprobs
 TokenBytes = Callable[[int], bytes]
 
 LEAST_LOGPROB = -9999.0
-"""In place of minus infinity, which JSON cannot write."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 
 def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> ChatLogprobs:
@@ -36,7 +36,7 @@ def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], toke
 def prompt_logprobs(
     tokens: Sequence[int], entries: Sequence[TokenLogprobs | None], token_bytes: TokenBytes, num_tops: int
 ) -> PromptLogprobs:
-    """Per prompt token, its own and the `num_tops` most probable candidates, by token id."""
+    """Per prompt token: token id -> log-probability, for the token itself and the `num_tops` most probable ones."""
     result: PromptLogprobs = []
     for token, entry in zip(tokens, entries, strict=True):
         if entry is None:
@@ -54,8 +54,8 @@ def prompt_logprobs(
 class CompletionLogprobsWriter:
     """The parallel lists of the completion API, for one choice, chunk by chunk.
 
-    `is_shown` says whether a token is part of the text (special tokens may be left out of it). `num_tops` most
-    probable tokens are told beside the chosen one.
+    `is_shown(token)` says whether a token is part of the text, which may leave out special tokens. `num_tops` is the
+    number of most probable tokens reported beside the chosen one.
     """
 
     def __init__(self, token_bytes: TokenBytes, is_shown: Callable[[int], bool], num_tops: int):
@@ -66,7 +66,7 @@ class CompletionLogprobsWriter:
         self._offset = 0
 
     def write(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
-        """The lists for the tokens that come next. An entry is None for a token that nothing predicts."""
+        """The lists for the next tokens. The entry of a token without a prediction (the first of a prompt) is None."""
         result = CompletionLogprobs([], [], [], [])
         for token, entry in zip(tokens, entries, strict=True):
             data = self._token_bytes(token)
@@ -80,7 +80,7 @@ class CompletionLogprobsWriter:
     def _tops(self, chosen: bytes, entry: TokenLogprobs) -> dict[str, float]:
         tops: dict[str, float] = {}
         for top, logprob in zip(entry.top_ids[: self._num_tops], entry.top_logprobs, strict=False):
-            # Most probable first: of two tokens that are written alike, the more probable one is told.
+            # Most probable first: of two tokens with the same text, the more probable one is reported.
             tops.setdefault(_quoted(self._token_bytes(top)), finite(logprob))
         tops.setdefault(_quoted(chosen), finite(entry.logprob))
         return tops
@@ -98,5 +98,5 @@ def _quoted(data: bytes) -> str:
 
 
 def finite(logprob: float) -> float:
-    """As JSON can write it."""
+    """The log-probability, or `LEAST_LOGPROB` for minus infinity."""
     return max(logprob, LEAST_LOGPROB) if logprob == logprob else LEAST_LOGPROB

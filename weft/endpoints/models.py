@@ -16,11 +16,11 @@ from weft.tokenizers.tokenizer import Tokenizer
 
 MAX_LISTED_NAMES = 20
 _SHRINKING = 4
-"""Unicode normalisation may make a text shorter, by less than this factor."""
+"""Bound on the factor by which Unicode normalisation shortens a text."""
 
 
 class ServedModel:
-    """One engine and the names that clients may call it. The first name is the one in metrics."""
+    """One engine and the names under which clients request it. Metrics use the first name."""
 
     def __init__(self, names: list[str], engine: EngineClient, tokenizer: Tokenizer, *, root: str = ""):
         if not names:
@@ -29,7 +29,7 @@ class ServedModel:
         self.engine = engine
         self.tokenizer = tokenizer
         self.root = root.rstrip("/").rpartition("/")[2] or names[0]
-        """The name of the model without its folder, which clients are not told."""
+        """The name of the model without its folder, which clients must not see."""
         self.created = int(time.time())
 
 
@@ -44,7 +44,7 @@ class ActiveModel:
         metrics: ModelMetrics,
         on_event: Callable[[Event], None],
     ):
-        """`on_event` gets the engine's events that belong to no operation."""
+        """`on_event` receives the engine's events that do not belong to an operation."""
         self.names = served.names
         self.engine = served.engine
         self.tokenizer = served.tokenizer
@@ -53,7 +53,7 @@ class ActiveModel:
         self.metrics = metrics
         self.dialect = dialect
         self.longest_token = max(map(len, served.tokenizer.token_bytes), default=1)
-        """In bytes: no token stands for more characters."""
+        """Length of the longest token in bytes; no token has more characters."""
         self.was_ready = False
         """Whether the engine has answered since the server started."""
         self._max_text_chars = config.max_text_chars
@@ -62,22 +62,22 @@ class ActiveModel:
 
     @property
     def recovers(self) -> bool:
-        """Whether requests wait for the engine while it is being restarted."""
+        """Whether requests wait for the engine while it restarts."""
         return self.was_ready and self._waits_for_engine
 
     @property
     def max_context(self) -> int:
-        """Tokens of the longest sequence. Raises `EngineDead` while the engine starts."""
+        """Length of the longest sequence in tokens. Raises `EngineDead` while the engine starts."""
         return self.engine.info.max_context
 
     @property
     def longest_prompt(self) -> int:
-        """Characters that no prompt of the context's size exceeds. Raises `EngineDead` while the engine starts."""
+        """Upper bound on characters of a prompt that fits the context. Raises `EngineDead` while the engine starts."""
         return _SHRINKING * self.max_context * self.longest_token
 
     @property
     def max_text_chars(self) -> int:
-        """Characters of the longest text that is tokenized. Raises `EngineDead` while the engine starts."""
+        """Length in characters of the longest text that is tokenized. Raises `EngineDead` while the engine starts."""
         return self.longest_prompt if self._max_text_chars is None else self._max_text_chars
 
 
@@ -85,7 +85,7 @@ class Models:
     """All served models, in the order of configuration."""
 
     def __init__(self, models: Iterable[ActiveModel]):
-        """Raises `ValueError` for two models of one name."""
+        """Raises `ValueError` if two models have the same name."""
         self._models = list(models)
         self.by_name = {name: model for model in self._models for name in model.names}
         if len(self.by_name) != sum(len(model.names) for model in self._models):
@@ -102,13 +102,13 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        """Whether every engine answers."""
+        """Whether the engines of all models answer."""
         return all(model.engine.ready for model in self._models)
 
     def find(self, name: str | None) -> ActiveModel:
-        """The model of a served name; of no name, where there is only one.
+        """The model of a served name. None names the only model.
 
-        Raises `UnknownModel`, and `InvalidRequest` for no name where there are several.
+        Raises `UnknownModel`, and `InvalidRequest` for None if there are several models.
         """
         if name is None:
             if len(self._models) == 1:
@@ -120,21 +120,21 @@ class Models:
         return model
 
     def sampling_defaults(self, name: object) -> Mapping[str, float]:
-        """Sampling parameters that the model of a served name recommends; none for a name that is not served."""
+        """Sampling parameters that the model of a served name recommends; empty for a name that is not served."""
         if name is None and len(self._models) == 1:
             return self._models[0].tokenizer.sampling_defaults
         model = self.by_name.get(name) if isinstance(name, str) else None
         return {} if model is None else model.tokenizer.sampling_defaults
 
     def usable(self, name: str | None) -> ActiveModel:
-        """Like `find`, for a model whose engine answers. Raises `EngineDead` too."""
+        """Like `find`, but raises `EngineDead` if the model's engine does not answer."""
         model = self.find(name)
         if not model.engine.ready:
             raise EngineDead("the engine is starting or restarting; try again shortly")
         return model
 
     def recoverable(self, name: str | None) -> ActiveModel:
-        """Like `usable`, and also for a model whose engine is being restarted, where requests wait for that."""
+        """Like `usable`, but also returns a model whose engine restarts, if requests wait for the restart."""
         model = self.find(name)
         return model if model.recovers else self.usable(name)
 

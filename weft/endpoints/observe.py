@@ -1,4 +1,4 @@
-"""Watches the chunks of one request: usage for its answer, numbers for its metrics and its log line."""
+"""Observes the chunks of one request, for its usage, its metrics and its log line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.programs.types import Chunk
 
 
 class Observer:
-    """Sees every chunk once, in order, and then the end of the request."""
+    """Sees every chunk of a request once, in order, and then the end of the request."""
 
     def __init__(self, record: Record, metrics: ModelMetrics, *, num_prompts: int, n: int, prompt_tokens: int):
         self._record = record
@@ -25,13 +25,13 @@ class Observer:
         self._num_choices = num_prompts * n
         self._last_s: dict[int, float] = {}
         self._cached: dict[int, int] = {}
-        """By prompt: its first choice computed it, the others were forked from it."""
+        """Index of the prompt -> its cached tokens, as reported by its first choice; the other choices are forks."""
         self._ended: set[int] = set()
         self._queued_s: float | None = None
         record.prompt_tokens = prompt_tokens
 
     async def watch(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-        """Pass the chunks on and see each before. The end of the chunks is that of the request; closes them."""
+        """Pass the chunks on after counting each. The request ends with the chunks. Closes them."""
         failure: BaseException | None = None
         try:
             async with aclosing(chunks):
@@ -45,7 +45,7 @@ class Observer:
             self.close(failure)
 
     def see(self, chunk: Chunk) -> None:
-        """Count a chunk's tokens and times."""
+        """Count the tokens of a chunk and record its time."""
         record, count = self._record, len(chunk.tokens)
         if count:
             now = time.monotonic()
@@ -75,9 +75,9 @@ class Observer:
             self._record.cached_tokens = sum(self._cached.values())
 
     def usage(self, unsaid_tokens: int = 0) -> UsageInfo:
-        """Tokens so far, but for `unsaid_tokens` that were seen and are not in the answer yet.
+        """Usage so far, without `unsaid_tokens`, which were seen but are not in the answer yet.
 
-        Each prompt counts once, and is cached as far as its first choice found it.
+        Each prompt counts once; its cached tokens are those of its first choice.
         """
         record = self._record
         num_tokens = record.completion_tokens - unsaid_tokens
@@ -90,7 +90,7 @@ class Observer:
         )
 
     def close(self, error: BaseException | None) -> None:
-        """The request ended: well, or with `error`."""
+        """Record the end of the request; `error` is None for a success."""
         metrics, record = self._metrics, self._record
         metrics.request_prompt_tokens.observe(record.prompt_tokens)
         metrics.request_generation_tokens.observe(record.completion_tokens)

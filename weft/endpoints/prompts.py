@@ -1,8 +1,8 @@
-"""Prompts as requests give them, turned into packed token ids that fit the model.
+"""Converts the prompts of requests to packed token ids that fit the model.
 
-Owns the four forms of `prompt` and `input`, truncation, and the one message about prompts that are too long. It works
-without holding up the event loop: texts that could not fit are refused before they are tokenized, long ones are
-tokenized on a thread, and ids are packed only when their number is known to fit.
+Owns the four forms of `prompt` and `input`, truncation, and the message about prompts that are too long. It does not
+block the event loop: texts that cannot fit are refused before tokenization, long texts are tokenized on a thread, and
+ids are packed only when their number is known to fit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer
 
 PromptField = str | list[str | int | list[int]]
 _ENTRY_CHARS = 64
-"""What an entry of a list costs besides its text or ids, in characters."""
+"""Cost of an entry of a list beside its text or ids, in characters."""
 
 
 class Fit:
-    """How many prompt tokens a request may have, and what to do with more.
+    """The number of prompt tokens that a request may have, and whether more are truncated.
 
     Raises `InvalidRequest` for a `keep_last` of 0, which would keep no token.
     """
@@ -35,7 +35,7 @@ class Fit:
         self.vocab_size = model.engine.info.vocab_size
         self.context = model.max_context
         self.max_tokens = max_tokens
-        """Output tokens asked for; None: what the context leaves."""
+        """Requested output tokens; None: as many as fit in the context."""
         self.param = param
         if keep_last == 0:
             raise InvalidRequest(
@@ -45,18 +45,18 @@ class Fit:
             )
         room = self.context - (1 if max_tokens is None else max_tokens)
         self.keep_last = max(room, 1) if keep_last == -1 else keep_last
-        """Prompt tokens kept from the end; None: all."""
+        """Number of prompt tokens kept from the end; None: all."""
         self.max_chars = model.longest_prompt
         self._text_limit = model.max_text_chars
 
     def at(self, number: int) -> Fit:
-        """The same for one of several, whose errors say which."""
+        """The same rules for prompt `number` of several; its errors name that prompt."""
         own = copy(self)
         own.param = f"{self.param}[{number}]"
         return own
 
     def check_text(self, text: str) -> None:
-        """Refuse a text that cannot fit, or that is too long to be tokenized, without tokenizing it."""
+        """Raise for a text that cannot fit, or that is too long to be tokenized, without tokenizing it."""
         if self.keep_last is None and len(text) > self.max_chars:
             raise ContextTooLong(
                 f"This model's context is {self.context} tokens, which a prompt of {len(text)} characters exceeds. "
@@ -84,14 +84,14 @@ class Fit:
         raise ContextTooLong(f"{sizes}{need}. Shorten the prompt, or set truncate_prompt_tokens.", self.param)
 
     def packed(self, tokens: bytes) -> bytes:
-        """Packed ids, truncated where asked for. Raises as `check_count` does."""
+        """Packed ids, truncated if the request says so. Raises like `check_count`."""
         if self.keep_last is not None:
             tokens = tokens[-self.keep_last * TOKEN_BYTES :]
         self.check_count(len(tokens) // TOKEN_BYTES)
         return tokens
 
     def ids(self, tokens: list[int]) -> bytes:
-        """Token ids of the caller's, checked against the vocabulary, truncated and packed."""
+        """Check the caller's token ids against the vocabulary, truncate and pack them. Raises like `check_count`."""
         if self.keep_last is not None:
             tokens = tokens[-self.keep_last :]
         self.check_count(len(tokens))
@@ -106,7 +106,7 @@ class Fit:
 
 
 def check_text(text: str, max_chars: int, param: str) -> None:
-    """Raise `InvalidRequest` for a text that is too long to be tokenized: that takes time and memory in proportion."""
+    """Raise `InvalidRequest` for a text that is too long to be tokenized; time and memory grow with its length."""
     if len(text) > max_chars:
         raise InvalidRequest(
             f"{param} has {len(text)} characters as text, and this server tokenizes at most {max_chars} at once "
@@ -121,7 +121,7 @@ def as_prompts(field: PromptField, param: str, max_prompts: int) -> list[str | l
         return [field]
     if not field:
         raise InvalidRequest(f"{param} is an empty list.", param)
-    # By the first entry alone: `Fit.ids` looks at the rest, once their number is known to fit.
+    # The first entry decides the form: `Fit.ids` checks the others once their number is known to fit.
     if isinstance(field[0], int):
         return [cast(list[int], field)]
     if len(field) > max_prompts:
@@ -139,7 +139,7 @@ def _mixture(param: str) -> InvalidRequest:
 
 
 def chat_prompt_of(body: ChatRequest | TokenizeRequest) -> ChatPrompt:
-    """What the chat template sees. A message that is continued opens no new turn unless the request says so."""
+    """The input of the chat template. A message that is continued opens no new turn unless the request says so."""
     named = {name: getattr(body, name, None) for name in ("reasoning_effort", "verbosity")}
     opens = body.add_generation_prompt
     return ChatPrompt(
@@ -155,7 +155,7 @@ def chat_prompt_of(body: ChatRequest | TokenizeRequest) -> ChatPrompt:
 async def tokenize(
     prompts: list[str | list[int]], tokenizer: Tokenizer, fit: Fit, *, add_special: bool, tenant: str
 ) -> list[bytes]:
-    """Packed token ids of every prompt, all of which fit. The event loop turns between portions of a list."""
+    """Packed token ids of every prompt; raises unless all fit. Yields to the event loop between portions of a list."""
     result, portion = [], 0
     for number, prompt in enumerate(prompts):
         portion += _ENTRY_CHARS + len(prompt)

@@ -1,4 +1,4 @@
-"""The record of one request while it runs: who asks, and what its log line, the metrics and its trace say of it."""
+"""The record of one request while it runs: its caller, and the values for its log line, the metrics and its trace."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from weft.programs.types import Caller
 
 @dataclass(slots=True)
 class Record:
-    """One request. Never holds prompts, outputs or keys."""
+    """One request. It never holds prompts, outputs or keys."""
 
     request_id: str
     started_s: float
-    """On the monotonic clock."""
+    """Start of the request, in seconds of the monotonic clock."""
     tenant: str = ""
     model: str = ""
     route: str = ""
-    """The pattern that matched, never the path as sent."""
+    """The pattern of the matched route, never the path as sent."""
     stream: bool = False
     body_bytes: int = 0
-    """Size of the request's body, once it is read."""
+    """Size of the request's body, once it has been read."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     num_details: int = 0
-    """Tokens of which the response says something each: with many, its encoding takes long."""
+    """Number of tokens with details in the response; with many, its encoding takes long."""
     first_token_s: float | None = None
-    """Seconds after the start."""
+    """Seconds from the start to the first token."""
     outcome: str = "ok"
-    """`ok`, `error`, or `disconnect` where the client went away first."""
+    """`ok`, `error`, or `disconnect` if the client closed the connection first."""
     spans: list[tuple[str, float]] = field(default_factory=list)
-    """Moments on the monotonic clock; kept only while tracing is on."""
+    """(name, time on the monotonic clock); kept only while tracing is on."""
     tracing: bool = False
 
     def mark(self, what: str) -> None:
-        """Note a moment, where tracing is on."""
+        """Record the present time under a name, while tracing is on."""
         if self.tracing:
             self.spans.append((what, time.monotonic()))
 
@@ -53,7 +53,7 @@ class Record:
 
 
 def trace_id(tenant: str, request_id: str) -> str:
-    """What engines call a request. Tenants may send the same request id; names of tenants have no slash."""
+    """The name of a request in engines. It is unique per tenant, because names of tenants have no slash."""
     return f"{tenant}/{request_id}" if tenant else request_id
 
 

@@ -1,8 +1,8 @@
-"""The table of endpoints: by path, what each takes and the function that answers it.
+"""The table of endpoints: path -> the request that an endpoint takes and the function that answers it.
 
-HTTP routes and rows of a batch call the same functions. A caller decodes a JSON
-body with `Endpoint.decode`, makes a `Record`, and awaits `Endpoint.create`; cancelling its task gives all pages back.
-Every error that reaches it has an answer: `weft.endpoints.errors.answer_of`.
+HTTP routes and rows of a batch call the same functions. A caller decodes a JSON body with `Endpoint.decode`, creates a
+`Record`, and awaits `Endpoint.create`; cancelling its task releases all pages. `weft.endpoints.errors.answer_of` gives
+the response to any error raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.endpoints.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from weft.endpoints.writers import StreamEvents
 
 Reply = msgspec.Struct | AsyncGenerator[StreamEvents, None]
-"""A response, or the events of a stream, where the request asks for one; its reader closes it."""
+"""A response, or the events of a stream if the request asks for one; the reader closes the stream."""
 
 
 class Endpoint(NamedTuple):
@@ -45,4 +45,4 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "/tokenize": Endpoint(TokenizeRequest, tokens.tokenize),
     "/detokenize": Endpoint(DetokenizeRequest, tokens.detokenize),
 }
-"""By path; all are reached by POST."""
+"""Path -> endpoint. The method of all is POST."""

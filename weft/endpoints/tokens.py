@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: what the model would receive, without running it."""
+"""`/tokenize` and `/detokenize`: the token ids that the model would receive, without running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
 
 
 async def tokenize(body: TokenizeRequest, record: Record, models: Models) -> TokenizeResponse:
-    """Token ids of a text or a conversation. Longer ones than the context are told all the same."""
+    """Token ids of a text or a conversation, also of one that is longer than the context."""
     require((body.prompt is None) != (body.messages is None), "Give either prompt or messages.", "prompt")
     require(body.messages is not None or not body.tools, "tools need messages.", "tools")
     model = models.usable(body.model)

@@ -1,4 +1,4 @@
-"""The tools of a chat request: which there are, whether the model may or must call them, and what calls look like.
+"""The tools of a chat request: their schemas, and whether the model may or must call them.
 
 Owns `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequest` and `Unsupported`, naming the field.
 """
@@ -28,21 +28,21 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additi
 
 
 class ToolPlan(NamedTuple):
-    """What a request's tools mean for its answer."""
+    """The effect of a request's tools on its answer."""
 
     calls: Calls | None = None
-    """Calls that are looked for in the answer; None: all of it is content."""
+    """The calls to parse in the answer; None: the whole answer is content."""
     choice: Literal["auto", "required"] = "auto"
-    """Whether the model may also answer. An answer that must be calls is of no other form."""
+    """`auto`: the model may also answer with content. `required`: the answer consists of calls only."""
 
     @property
     def ends_with_a_call(self) -> bool:
-        """Whether the answer is over with its first call, and no grammar of the whole answer sees to that."""
+        """Whether the answer must end with its first call and no grammar of the whole answer ensures that."""
         return self.calls is not None and self.calls.only_one and self.choice == "auto"
 
 
 def tool_plan(body: ChatRequest, dialect: Dialect) -> ToolPlan:
-    """Check the tools of a request and decide how calls are made."""
+    """Check the tools of a request and decide how the model may call them."""
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(body.tools[: MAX_TOOLS + 1])]
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(body.tools)} entries, at most {MAX_TOOLS}.", "tools")
@@ -67,7 +67,7 @@ def tool_plan(body: ChatRequest, dialect: Dialect) -> ToolPlan:
 
 
 class _Named(NamedTuple):
-    """The choice of one function, or of some."""
+    """A choice of one or several functions by name."""
 
     functions: list[str]
     only_one: bool
@@ -100,7 +100,7 @@ def _choice(value: Any, names: list[str]) -> Literal["auto", "none", "required"]
 
 
 def _named(value: Any, names: list[str], path: str) -> str:
-    """The function of a choice, which must be one of the tools."""
+    """The function that a choice names, which must be one of the tools."""
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""Chunks of programs as events of the chat and completion APIs."""
+"""Converts chunks of programs to events of the chat and completion APIs."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ UNSET = msgspec.UNSET
 
 
 class StreamEvents(NamedTuple):
-    """StreamEvents of a stream that became known at once, to be sent at once."""
+    """Events of a stream that became known together and are sent together."""
 
     values: list[ChatChunk] | list[CompletionResponse]
     is_long: bool
-    """Whether they say so much that they are to be encoded on a thread."""
+    """Whether the events are so large that a thread must encode them."""
 
 
 class Writer(Protocol):
-    """Turns the chunks of one request into events of its API."""
+    """Converts the chunks of one request to events of its API."""
 
     def events(self, chunk: Chunk) -> list[ChatChunk] | list[CompletionResponse]:
-        """The events of a chunk; none where it adds nothing."""
+        """The events of a chunk; empty if the chunk adds nothing."""
         ...
 
     def last_events(self) -> list[ChatChunk] | list[CompletionResponse]:
-        """What follows the last chunk."""
+        """The events after the last chunk."""
         ...
 
 
 async def streamed(
     chunks: AsyncGenerator[Chunk, None], writer: Writer, tenant: str
 ) -> AsyncGenerator[StreamEvents, None]:
-    """The events of a request's chunks as they come. Closes the programs, however it ends; raises what they raise."""
+    """Yield the events of a request's chunks as they arrive. Raises the programs' errors; always closes `chunks`."""
     async with aclosing(chunks):
         async for chunk in chunks:
-            # A long prompt's log-probabilities come at once, and are the one thing that takes long to write.
+            # The log-probabilities of a long prompt come in one chunk; only they take long to convert.
             if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_DETAILS:
                 yield StreamEvents(writer.events(chunk), False)
             else:
@@ -60,7 +60,7 @@ async def streamed(
 
 
 class _Usage:
-    """When and where a stream tells usage."""
+    """The usage in the events of a stream, as the request's options say."""
 
     def __init__(self, options: StreamOptions | None, observer: Observer):
         self.at_end = options is not None and options.include_usage
@@ -68,14 +68,15 @@ class _Usage:
         self._observer = observer
 
     def of_event(self, unsaid_tokens: int) -> UsageInfo | msgspec.UnsetType | None:
-        """For every event but the last: null where usage is told at the end. `unsaid_tokens` come in later events."""
+        """The usage of every event but the last: null if only the last has usage. `unsaid_tokens` come in later
+        events."""
         if self.always:
             return self._observer.usage(unsaid_tokens)
         return None if self.at_end else UNSET
 
 
 class ChatWriter:
-    """StreamEvents of `/v1/chat/completions`. `new_parser` makes what reads a choice's text."""
+    """Events of `/v1/chat/completions`. `new_parser` creates the parser of a choice's text."""
 
     def __init__(
         self,
@@ -100,12 +101,12 @@ class ChatWriter:
         self._tells_tokens = logprobs or self._token_ids or self._usage.always
 
     def events(self, chunk: Chunk) -> list[ChatChunk]:
-        """The role with a choice's first chunk, its text, and its end."""
+        """The events of a chunk: the role with a choice's first chunk, the text, and the end of the choice."""
         events = []
         parser = self._parsers.get(chunk.index)
         if parser is None:
             parser = self._parsers[chunk.index] = self._new_parser()
-            # The role comes with the first chunk and not before: until then an error still has a status of its own.
+            # The role is sent with the first chunk and not earlier: until then an error can still set the HTTP status.
             delta = ChatDelta(role="assistant", content="")
             role = ChatChunkChoice(index=chunk.index, delta=delta)
             events.append(self._event(role, self._prompt_token_ids or UNSET, unsaid_tokens=len(chunk.tokens)))
@@ -123,11 +124,11 @@ class ChatWriter:
         return events
 
     def last_events(self) -> list[ChatChunk]:
-        """The usage, where asked for."""
+        """The event with the usage, if the request asks for it."""
         return [self._chunk([], self._observer.usage())] if self._usage.at_end else []
 
     def _parts(self, parser: AnswerParser, chunk: Chunk) -> list[ChatChunkChoice]:
-        """A part per delta. The details of the chunk's tokens come with the first."""
+        """One choice object per delta. The first carries the details of the chunk's tokens."""
         found = parser.push(chunk.text)
         if chunk.finish_reason is not None:
             found = joined([*found, *ended(parser, chunk.finish_reason)])
@@ -162,14 +163,14 @@ class ChatWriter:
 
 
 class Echo(msgspec.Struct, frozen=True):
-    """What the text of a prompt's choices begins with."""
+    """The prompt that the text of each of its choices begins with."""
 
     text: str
     tokens: list[int]
 
 
 class CompletionWriter:
-    """StreamEvents of `/v1/completions`. `logprobs` makes a writer of log-probabilities per choice, or is None."""
+    """Events of `/v1/completions`. `logprobs` creates a writer of log-probabilities per choice, or is None."""
 
     def __init__(
         self,
@@ -191,24 +192,24 @@ class CompletionWriter:
         self._prompt_token_ids = prompt_token_ids
         self._tells_tokens = bool(logprobs or prompt_token_ids or self._usage.always)
         self._begun: set[int] = set()
-        """Choices of which something was told."""
+        """Indices of the choices that have begun."""
         self._logprob_writers: dict[int, CompletionLogprobsWriter] = {}
         self._reported: dict[int, tuple[TokenLogprobs | None, ...]] = {}
-        """Of the prompt's own tokens, by prompt."""
+        """Index of the prompt -> log-probabilities of its tokens."""
 
     def events(self, chunk: Chunk) -> list[CompletionResponse]:
-        """A chunk's text, after the echo where it is a choice's first; and its end."""
+        """The event of a chunk: its text, with the echo before a choice's first text, and the end of the choice."""
         first = chunk.index not in self._begun
         self._begun.add(chunk.index)
         text = chunk.text
         if first and self._echoes is not None:
             text = self._echoes[chunk.index // self._n].text + text
-        # Token ids and log-probabilities may come ahead of their text.
+        # Token ids and log-probabilities may precede their text.
         tells = text or chunk.finish_reason or (self._tells_tokens and (chunk.tokens or first))
         return [self._event(self._choice(chunk, text, first))] if tells else []
 
     def last_events(self) -> list[CompletionResponse]:
-        """The usage, where asked for."""
+        """The event with the usage, if the request asks for it."""
         return [self._response([], self._observer.usage())] if self._usage.at_end else []
 
     def _choice(self, chunk: Chunk, text: str, first: bool) -> CompletionChoice:
@@ -234,7 +235,7 @@ class CompletionWriter:
             self._logprob_writers[chunk.index] = self._logprobs()
             if self._echoes is not None:
                 prompt = chunk.index // self._n
-                # Told with the prompt's very first chunk, whichever of its choices comes next.
+                # The first chunk of a prompt has them, but other choices of the prompt need them too.
                 if chunk.prompt_logprobs is not None:
                     self._reported[prompt] = chunk.prompt_logprobs
                 tokens = self._echoes[prompt].tokens + tokens

@@ -1,1 +1,1 @@
-"""The HTTP front: the API that OpenAI clients know, over the programs of `weft.programs`."""
+"""The HTTP front: OpenAI's API over the programs of `weft.programs`."""

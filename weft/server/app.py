@@ -1,8 +1,8 @@
-"""The ASGI application: routes, and what stands around them.
+"""The ASGI application: the routes and the middleware around them.
 
 From outside to inside: CORS; request ids, logs and errors; hosts and origins; keys; admission; routes. Keys are checked
-before anything is routed. A browser's preflight, which cannot carry one, is answered before keys; pages of allowed
-origins may read errors too.
+before routing. A browser's preflight request, which cannot carry a key, is answered before the check of keys. Pages of
+allowed origins may read errors too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.server.state import Service
 
 
 class Family(Protocol):
-    """A module under `weft.server.routes`, which gives the routes of one API family."""
+    """A module under `weft.server.routes` with the routes of one API family."""
 
     def routes(self, service: Service) -> Sequence[Route | WebSocketRoute]:
         """The routes of this family."""
@@ -50,7 +50,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 class App:
-    """The application. `routes` are all there are, for documentation and tests."""
+    """The application. `routes` has all routes, for documentation and tests."""
 
     def __init__(self, routes: Sequence[Route | WebSocketRoute], outermost: ASGIApp, service: Service):
         self.routes = routes
@@ -59,7 +59,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or start and stop with the server."""
-        # With it, Starlette's router raises for what it does not find, and the answer takes the shape of all errors.
+        # With `app` set, Starlette's router raises for an unknown path, and the response has the shape of all errors.
         scope["app"] = self
         await self._outermost(scope, receive, send)
 
@@ -70,7 +70,7 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def create_app(config: ServerConfig, service: Service) -> App:
-    """The application over a service. Raises `ConfigError` for keys that cannot be used."""
+    """The application over a service. Raises `ConfigError` for invalid keys."""
 
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:

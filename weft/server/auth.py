@@ -1,8 +1,8 @@
-"""API keys: who a request belongs to.
+"""API keys, which identify the tenant of a request.
 
-A pure ASGI middleware around everything, routing included, so that no spelling of a path reaches a handler without a
-key. It compares the very string that the router matches. Keys are kept as digests; every digest is compared on every
-request, in constant time, so that timing tells neither a key nor which one nearly matched.
+The middleware wraps the router, so that no spelling of a path reaches a handler without a key: it compares the same
+string that the router matches. Keys are kept as digests. Every request is compared with every digest in constant time,
+so that timing reveals neither a key nor a near match.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from weft.server.errors import HttpProblem
 from weft.server.record import record_in
 
 OPEN_PATHS = frozenset({"/", "/docs", "/health", "/openapi.json", "/ready", "/version"})
-"""Answered without a key: probes of load balancers, and documentation, which has no secret. `/metrics` is not among
-them: it shows what a server does."""
+"""Paths answered without a key: probes of load balancers, and documentation, which has no secrets. `/metrics` needs a
+key, because it shows the server's activity."""
 
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}\Z")
 
 
 class ApiKey(NamedTuple):
-    """A key's digest, and the tenant it speaks for."""
+    """The digest of a key, and the tenant that the key identifies."""
 
     digest: bytes
     tenant: str
 
 
 def parse_keys(entries: list[str]) -> list[ApiKey]:
-    """`name=key` or `key`. Several keys may share a name, so that they can be rotated; no key may have two.
+    """Parse entries of the form `name=key` or `key`. Keys may share a name, for rotation; a key has only one name.
 
     Raises `ConfigError` without repeating a key.
     """
@@ -56,7 +56,7 @@ def parse_keys(entries: list[str]) -> list[ApiKey]:
 
 
 def find_tenant(keys: list[ApiKey], presented: bytes) -> str | None:
-    """The tenant of a presented key. Looks at every key, whichever matches."""
+    """The tenant of a presented key. Compares every key, also after a match."""
     digest = _digest(presented)
     found = None
     for key in keys:
@@ -66,14 +66,14 @@ def find_tenant(keys: list[ApiKey], presented: bytes) -> str | None:
 
 
 class AuthMiddleware:
-    """Refuses requests without a valid key and names the tenant of all others in its record."""
+    """Refuses requests without a valid key, and sets the tenant in the record of all others."""
 
     def __init__(self, app: ASGIApp, keys: list[ApiKey]):
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `HttpProblem` 401, which the middleware around this one answers."""
+        """Handle a request. Raises `HttpProblem` 401, which the outer middleware answers."""
         if self._keys and scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS:
             tenant = find_tenant(self._keys, _presented(scope))
             if tenant is None:
@@ -90,7 +90,7 @@ class AuthMiddleware:
 def _presented(scope: Scope) -> bytes:
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if not values and scope["type"] == "websocket":
-        # A browser's WebSocket can send no header of its own.
+        # A browser cannot set headers of a WebSocket request.
         given = parse_qs(scope["query_string"].decode("latin-1")).get("api_key", [])
         return given[0].encode() if len(given) == 1 else b""
     if len(values) != 1:

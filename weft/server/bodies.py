@@ -1,4 +1,4 @@
-"""Request bodies in memory: how many bytes of them the server holds at once, in all and of each tenant."""
+"""The bound on request bodies in memory, in bytes, for all tenants together and for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.server.errors import HttpProblem, retry_headers
 
 
 class BodyBudget:
-    """Bytes of request bodies, from their arrival to the end of their decoding. Used from one event loop."""
+    """Counts bytes of request bodies, from arrival to the end of decoding. Used from one event loop."""
 
     def __init__(self, max_bytes: int, num_tenants: int):
         self._max_bytes = max_bytes
@@ -17,11 +17,11 @@ class BodyBudget:
 
     @property
     def held(self) -> int:
-        """Bytes of all bodies now."""
+        """Bytes of all bodies held now."""
         return self._held.total()
 
     def take(self, tenant: str, size: int) -> None:
-        """Count bytes that arrived. Raises `HttpProblem` 429 where there are too many; then none is counted."""
+        """Count arrived bytes. Raises `HttpProblem` 429 if they exceed the bound; then they are not counted."""
         if self.held + size <= self._max_bytes and self._held[tenant] + size <= self._per_tenant:
             self._held[tenant] += size
             return
@@ -34,7 +34,7 @@ class BodyBudget:
         )
 
     def give_back(self, tenant: str, size: int) -> None:
-        """Forget bytes of a body that is decoded, or refused."""
+        """Stop counting bytes of a body that was decoded or refused."""
         self._held[tenant] -= size
         if not self._held[tenant]:
             del self._held[tenant]

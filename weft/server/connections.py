@@ -1,7 +1,7 @@
-"""Connections: how many there may be, which one makes room for another, and which are given up.
+"""The bound on connections: their number, the one closed to make room for another, and stalled ones.
 
-Owns what bounds the open files and the unsent bytes of the front. It knows connections only as things that can be
-compared; `weft.server.protocol` and `weft.server.run` close them.
+Owns the bounds on open files and unsent bytes of the front. Connections are hashable values here;
+`weft.server.protocol` and `weft.server.run` close them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Generic, TypeVar
 C = TypeVar("C")
 
 RESERVED_FILES = 256
-"""Open files for everything but connections: engines, the program host, databases, logs."""
+"""Open files reserved for everything but connections: engines, the program host, databases, logs."""
 
 logger = logging.getLogger("weft.server")
 
 
 class Connections(Generic[C]):
-    """How many connections there may be, and those that wait for a request, in the order in which they began to."""
+    """The most connections, and those that wait for a request, longest wait first."""
 
     def __init__(self, most: int, header_timeout_s: float):
         self.most = most
@@ -28,31 +28,31 @@ class Connections(Generic[C]):
         self._waiting: dict[C, None] = {}
 
     def waits(self, connection: C) -> None:
-        """It has no request under way: it is new, or its last response is complete."""
+        """Record that a connection waits for a request: it is new, or its last response is complete."""
         self._waiting.pop(connection, None)
         self._waiting[connection] = None
 
     def works(self, connection: C) -> None:
-        """It has a request under way, or is closed."""
+        """Record that a connection has a request in progress, or is closed."""
         self._waiting.pop(connection, None)
 
     def longest_waiting(self) -> C:
-        """The one that waits longest. Raises `StopIteration` where none waits."""
+        """The connection that has waited longest. Raises `StopIteration` if none waits."""
         return next(iter(self._waiting))
 
 
 class StalledConnections(Generic[C]):
-    """Finds connections whose clients take nothing of what was written to them."""
+    """Finds connections whose clients do not read the written bytes."""
 
     def __init__(self, timeout_s: float):
         self._timeout_s = timeout_s
         self._seen: dict[C, tuple[int, float]] = {}
-        """Unsent bytes, and since when they have been so many."""
+        """Connection -> (unsent bytes, time since which this number is unchanged)."""
 
     def overdue(self, unsent: Mapping[C, int], now: float) -> list[C]:
-        """Those that had the same bytes unsent at every look of the last `timeout_s` seconds.
+        """Connections with the same number of unsent bytes at every call of the last `timeout_s` seconds.
 
-        `unsent` are bytes by connection, for all connections.
+        `unsent`: connection -> unsent bytes, for all connections.
         """
         seen = {}
         for connection, size in unsent.items():
@@ -64,7 +64,8 @@ class StalledConnections(Generic[C]):
 
 
 def max_connections(wanted: int) -> int:
-    """As many as wanted, or as the limit of open files leaves, with a warning. Raises the limit as far as it may."""
+    """The number of connections: `wanted`, or fewer, with a warning, if the limit of open files is too low. Raises that
+    limit as far as permitted."""
     needed = wanted + RESERVED_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -74,7 +75,7 @@ def max_connections(wanted: int) -> int:
 
 
 def allowed_connections(wanted: int, max_files: int) -> int:
-    """As many as wanted, or as `max_files` open files leave, with a warning."""
+    """The number of connections: `wanted`, or as many as `max_files` open files leave, with a warning."""
     needed = wanted + RESERVED_FILES
     if max_files == resource.RLIM_INFINITY or max_files >= needed:
         return wanted

@@ -15,7 +15,7 @@ from weft.endpoints.errors import ErrorBody, ErrorResponse, answer_of, type_of
 
 
 class HttpProblem(Exception):
-    """An answer that is not a success, decided by the front itself. `headers` are added to the response."""
+    """A response that is not a success, for an error that only HTTP has. `headers` are added to the response."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class HttpProblem(Exception):
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was complete. Nobody is left to be told anything."""
+    """The client closed the connection before its response was complete, so there is no response."""
 
 
 def problem_of(error: BaseException, request_id: str) -> HttpProblem:
@@ -43,18 +43,18 @@ def problem_of(error: BaseException, request_id: str) -> HttpProblem:
     told = answer_of(error, request_id)
     headers = {} if told.retry_after_s is None else retry_headers(told.retry_after_s)
     if not told.may_be_repeated:
-        headers["x-should-retry"] = "false"  # OpenAI's clients heed it
+        headers["x-should-retry"] = "false"  # OpenAI's clients follow it
     body = told.body
     return HttpProblem(told.status, body.message, code=body.code, param=body.param, headers=headers)
 
 
 def is_internal(error: BaseException) -> bool:
-    """Whether the cause must be logged, because the caller is not told it."""
+    """Whether the cause must be logged, because the response does not contain it."""
     return not isinstance(error, HttpProblem) and errors.is_internal(error)
 
 
 def retry_headers(retry_after_s: float) -> dict[str, str]:
-    """`Retry-After` in whole seconds, as the standard has it, and in milliseconds for clients that read them."""
+    """`Retry-After` in whole seconds, as in the standard, and in milliseconds for clients that read them."""
     return {
         "retry-after": str(max(1, math.ceil(retry_after_s))),
         "retry-after-ms": str(max(1, math.ceil(retry_after_s * 1000))),

@@ -1,7 +1,7 @@
-"""Ends a request whose client went away, or that outlasts a drain, at whatever `await` it is in.
+"""Interrupts a request, at its current `await`, when its client disconnects or the drain ends.
 
-The programs that a request runs give their sequences back when they are closed, without waiting for anything, so the
-pages are free within one step of the interruption.
+The programs of a request release their sequences when they are closed, without waiting, so the pages are free within
+one step of the interruption.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from weft.server.state import Service
 
 
 class Guard:
-    """`async with Guard(request, service):` around everything that follows the reading of the body.
+    """`async with Guard(request, service):` around all work after the body has been read.
 
-    Raises `ClientGone` or `Draining` from the block when either happens. Reads the connection while inside, so nothing
-    else may.
+    Raises `ClientGone` or `Draining` from the block. It reads from the connection meanwhile, so no other code may.
     """
 
     def __init__(self, request: Request, service: Service):
@@ -40,16 +39,16 @@ class Guard:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # No await in here: an interruption can then only surface inside the block.
+        # Without an `await` here, an interruption can only be raised inside the block.
         self._watch.cancel()
         self._registered.__exit__(None, None, None)
         ours = self._error is not None and self._task is not None and kind is asyncio.CancelledError
-        # A cancellation of the server's own, on top of ours, goes on as one.
+        # A further cancellation by the server, beside that of `interrupt`, propagates.
         if ours and self._task is not None and self._task.uncancel() == 0 and self._error is not None:
             raise self._error from None
 
     def interrupt(self, error: Exception) -> None:
-        """Have the block raise `error` at its current `await`. Only the first call counts."""
+        """Make the block raise `error` at its current `await`. Only the first call has an effect."""
         if self._error is None and self._task is not None:
             self._error = error
             self._task.cancel()

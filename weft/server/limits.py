@@ -1,6 +1,7 @@
-"""What bounds a request: how many run at once, how large a body may be, and how it is read.
+"""The bounds of requests: their number, the size of a body, and the time to read it.
 
-Owns admission by count, draining, and the way from a body to a decoded JSON value. It does not know fields.
+Owns admission, the refusal of requests during a drain, and the decoding of bodies to JSON values. It does not know the
+fields of requests.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from weft.server.state import Service
 T = TypeVar("T")
 
 INLINE_DECODE_BYTES = 64 * 1024
-"""Larger bodies are decoded on a thread: up to here the hand-over costs more than the decoding.
+"""Larger bodies are decoded on a thread; for smaller ones the hand-over costs more than the decoding.
 
-The decoder itself keeps the interpreter, some 4 ms per MiB of token ids; `max_body_bytes` bounds that.
+The decoder holds the interpreter lock for about 4 ms per MiB of token ids; `max_body_bytes` bounds this time.
 """
 MIN_BODY_RATE = 512
-"""Bytes a second: a client that sends less does not keep its place for longer than `body_timeout_s`."""
+"""Bytes per second: a client that sends more slowly is refused after `body_timeout_s`."""
 
 _RUN_CONTROL = re.compile(r"/v1/runs/[^/]+(/messages|/cancel)?\Z")
 
 
 class AdmissionMiddleware:
-    """Refuses work while the server drains or runs as many requests as it may; operators are always answered."""
+    """Refuses requests while the server drains or is at its limit; paths of operators are always answered."""
 
     def __init__(self, app: ASGIApp, service: Service):
         self._app = app
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `Draining` or `Overloaded`."""
+        """Handle a request. Raises `Draining` or `Overloaded`."""
         service = self._service
         takes_work = scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] == "POST")
-        # What a run needs in order to end is answered until the last one has.
+        # Requests that let runs end are answered until the last run has ended.
         if not takes_work or (service.draining and _RUN_CONTROL.match(scope["path"])):
             await self._app(scope, receive, send)
             return
@@ -56,7 +57,7 @@ class AdmissionMiddleware:
 
 
 async def read_request(request: Request, service: Service, convert: Callable[[Any], T]) -> T:
-    """The body of a request, decoded and converted; both on a thread where it is large.
+    """The body of a request, decoded and converted; on a thread if it is large.
 
     Raises `HttpProblem` 408, 413, 415 or 429, `InvalidRequest`, `ClientGone`, and what `convert` raises.
     """
@@ -69,13 +70,13 @@ async def read_request(request: Request, service: Service, convert: Callable[[An
 
 
 def content_type_of(request: Request) -> str:
-    """What the body is said to be, without parameters."""
+    """The content type of the body, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 @asynccontextmanager
 async def body_of(request: Request, service: Service) -> AsyncIterator[bytes]:
-    """The body of a request as it is; its bytes count as held until the end of the block.
+    """The unchanged body of a request. Its bytes count against the budget until the end of the block.
 
     Raises `HttpProblem` 408, 413, 415 or 429, and `ClientGone`.
     """
@@ -96,7 +97,7 @@ async def body_of(request: Request, service: Service) -> AsyncIterator[bytes]:
 
 
 async def _chunks(request: Request, config: ServerConfig) -> AsyncGenerator[bytes, None]:
-    """The parts of a body as they arrive. Raises `HttpProblem` 408 or 413, and `ClientGone`."""
+    """Yield the parts of a body as they arrive. Raises `HttpProblem` 408 or 413, and `ClientGone`."""
     max_bytes, timeout_s = config.max_body_bytes, config.body_timeout_s
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -123,13 +124,13 @@ async def _chunks(request: Request, config: ServerConfig) -> AsyncGenerator[byte
 
 
 def _too_large(max_bytes: int) -> HttpProblem:
-    # Closing keeps a client that goes on sending from being read to the end.
+    # `Connection: close` avoids reading the rest of the body from a client that continues to send.
     message = f"The body exceeds {max_bytes} bytes, the limit of this server."
     return HttpProblem(413, message, headers={"connection": "close"})
 
 
 def decode(body: bytes) -> Any:
-    """JSON as Python values. Raises `InvalidRequest` for anything that is not JSON, or is nested too deeply."""
+    """Decode JSON to Python values. Raises `InvalidRequest` for invalid JSON and for JSON nested too deeply."""
     if not body:
         raise InvalidRequest("The body is empty; send a JSON object.")
     try:
@@ -137,5 +138,5 @@ def decode(body: bytes) -> Any:
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # A lone surrogate is reported as truncation by the decoder, hence the general wording.
+        # The wording is general because the decoder reports a lone surrogate as truncation.
         raise InvalidRequest(f"The body is not valid JSON in UTF-8: {error}.") from None

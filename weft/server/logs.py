@@ -1,4 +1,4 @@
-"""The outermost middleware (ids, one log line per request, errors become answers), and how logs are written.
+"""The outermost middleware (ids, one log line per request, errors as responses), and the format of logs.
 
 A log line has the method, path, status, tokens and durations; never a prompt, an output or a key.
 """
@@ -27,18 +27,18 @@ access = logging.getLogger("weft.access")
 
 MAX_LOGGED_PATH = 200
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
-"""Asked for every few seconds by machines: logged at debug level."""
+"""Paths that monitoring requests every few seconds; they are logged at debug level."""
 
 
 class RequestMiddleware:
-    """Gives each request an id and a record, answers whatever was raised inside, and logs one line at the end."""
+    """Gives each request an id and a record, converts errors to responses, and logs one line at the end."""
 
     def __init__(self, app: ASGIApp, service: Service):
         self._app = app
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Never raises what a handler raised; cancellation passes."""
+        """Handle a request. Errors of handlers become responses; a cancellation propagates."""
         if scope["type"] == "websocket":
             await self._answer_socket(scope, receive, send)
             return
@@ -65,7 +65,7 @@ class RequestMiddleware:
             problem = _problem(error, scope, record.request_id)
             if is_internal(error) and not isinstance(error, HTTPException):
                 logger.exception("request %s failed", record.request_id, exc_info=error)
-            # With the head sent, a broken connection is all that can still tell the client.
+            # Once the head is sent, only a broken connection can report the error to the client.
             if status:
                 raise
             await error_response(problem)(scope, receive, send_with_id)
@@ -74,7 +74,7 @@ class RequestMiddleware:
             self._finish(scope, record, status)
 
     async def _answer_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A WebSocket; what fails before it is accepted is answered as a request is, and after that closes it."""
+        """Handle a WebSocket. An error before it is accepted becomes a response; a later error closes it."""
         record = new_record(scope, tracing=self._service.config.trace)
         status = 0
 
@@ -105,7 +105,7 @@ class RequestMiddleware:
     def _finish(self, scope: Scope, record: Record, status: int) -> None:
         record.mark("answered")
         self._service.traces.finish(record)
-        # 499 is what proxies write for a client that went away.
+        # Proxies log 499 for a client that disconnected.
         status = 499 if record.outcome == "disconnect" else status
         route = record.route or "unmatched"
         self._service.metrics.http_requests.add(_method(scope), route, str(status))
@@ -125,7 +125,7 @@ def _method(scope: Scope) -> str:
 
 
 def _path(scope: Scope) -> str:
-    """As sent, still percent-encoded, so that it cannot break a log line."""
+    """The path as sent, percent-encoded, so that it cannot break a log line."""
     raw: bytes = scope.get("raw_path") or b""
     return raw[:MAX_LOGGED_PATH].decode("ascii", "backslashreplace")
 
@@ -166,13 +166,13 @@ def _problem(error: Exception, scope: Scope, request_id: str) -> HttpProblem:
 
 
 def _methods(scope: Scope) -> list[str]:
-    """All methods that the path takes: each has a route of its own, and the router tells those of the first alone."""
+    """All methods of the path. Each has its own route, and the router's error names only those of the first."""
     found = [route.methods for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE]
     return sorted({method for methods in found for method in methods or ()})
 
 
 class TextFormatter(logging.Formatter):
-    """`time LEVEL logger: message key=value …`, one line per record but for tracebacks."""
+    """Formats a record as `time LEVEL logger: message key=value …`; only tracebacks take further lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
@@ -182,7 +182,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record."""
+    """Formats a record as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
@@ -204,7 +204,7 @@ def _plain(value: Any) -> str:
 
 
 def _not_of_a_socket(record: logging.LogRecord) -> bool:
-    """uvicorn writes the whole address of every WebSocket, keys in it too; our own line is there for each."""
+    """Drop uvicorn's lines about WebSockets, which contain the URL with its key. Weft logs its own line for each."""
     return not (record.name.startswith("uvicorn") and '"WebSocket' in str(record.msg))
 
 
@@ -222,5 +222,5 @@ def configure_logging(config: ServerConfig) -> None:
         log.handlers = [handler]
         log.setLevel(config.log_level.upper())
         log.propagate = False
-    # uvicorn's own line per request would repeat ours, without the id.
+    # uvicorn's line per request would repeat Weft's without the id.
     logging.getLogger("uvicorn.access").disabled = True

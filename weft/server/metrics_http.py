@@ -23,7 +23,7 @@ from weft.server.state import Service
 
 OPENMETRICS = "application/openmetrics-text"
 SCRAPE_TIMEOUT_S = 2.0
-"""How long an engine may take to answer before it counts as down."""
+"""Longest wait for an engine's counts; without an answer the engine counts as down."""
 
 GAUGES: tuple[tuple[str, str, str], ...] = (
     ("num_requests_running", "num_running", "Operations in the current batch."),
@@ -38,7 +38,7 @@ GAUGES: tuple[tuple[str, str, str], ...] = (
     ("cost_model_factor", "cost_factor", "What predictions of the cost profile are multiplied by now."),
     ("saturation_tokens", "saturation_tokens", "Tokens of a step from which more take proportionally longer."),
 )
-"""Name, field of `EngineStats`, meaning. A field that is None is left out."""
+"""(name, field of `EngineStats`, help text). A field that is None is left out."""
 
 COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of operations that began, cached or not."),
@@ -96,7 +96,7 @@ async def _stats(model: ActiveModel) -> EngineStats | None:
 
 
 class _Families:
-    """A collector over one snapshot of everything."""
+    """A Prometheus collector over one snapshot of all counts."""
 
     def __init__(self, service: Service, stats: dict[ActiveModel, EngineStats | None]):
         self._service = service
@@ -104,7 +104,7 @@ class _Families:
         self._stats = {model.names[0]: snapshot for model, snapshot in stats.items() if snapshot is not None}
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """All metric families of the server."""
         yield from self._engines()
         yield from self._models(self._service.metrics.models)
         yield from self._front()

@@ -46,7 +46,7 @@ from weft.version import __version__
 
 Struct = type[msgspec.Struct]
 SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits)
-"""All structs inside requests, those of runs among them."""
+"""All structs inside requests, with those of runs."""
 _PARAMETER = re.compile(r"{(\w+)}")
 
 
@@ -58,9 +58,9 @@ class Operation(NamedTuple):
     summary: str
     request: Struct | None = None
     response: Struct | None = None
-    """None: not JSON; `media` says what."""
+    """Shape of the JSON response; None: not JSON, but the content type `media`."""
     event: Struct | None = None
-    """What each event of a stream is, where `stream` may be asked for."""
+    """Shape of each event of a stream; None: the operation has no stream."""
     media: str = "application/json"
     errors: tuple[int, ...] = ()
 
@@ -187,7 +187,7 @@ def openapi_json(*, needs_key: bool) -> bytes:
 
 
 def _schemas() -> dict[str, Any]:
-    """Of every struct that the document names, with all that the check of fields knows beside the structs."""
+    """JSON schemas of all structs in the document, with the advisory and refused fields of `weft.endpoints.fields`."""
     structs = [struct for op in OPERATIONS for struct in (op.request, op.response, op.event) if struct is not None]
     _, components = msgspec.json.schema_components(
         [*SHAPES, *dict.fromkeys(structs), ErrorResponse], ref_template="#/components/schemas/{name}"
@@ -209,7 +209,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _schema_of(shape: Any) -> dict[str, Any]:
-    """Of a shape inside a request: lists and unions of structs, which msgspec would have to be told apart by a tag."""
+    """JSON schema of a shape inside a request: lists and unions of structs, which msgspec accepts only with tags."""
     origin, options = get_origin(shape), get_args(shape)
     if origin is list:
         return {"type": "array", "items": _schema_of(options[0])}
@@ -221,7 +221,7 @@ def _schema_of(shape: Any) -> dict[str, Any]:
 
 
 def _close(schema: dict[str, Any], advisory: Mapping[str, str]) -> None:
-    """Say that there are no other fields than these."""
+    """State in a schema that it has no other fields, and describe its advisory ones."""
     schema["properties"] |= {
         name: {"description": f"Accepted without effect: {why}."} for name, why in advisory.items()
     }
@@ -268,7 +268,7 @@ def _ref(struct: Struct) -> dict[str, str]:
 
 
 def type_text(field: dict[str, Any]) -> str:
-    """A field's type in a few words."""
+    """The type of a field in a few words."""
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "anyOf" in field:
@@ -285,12 +285,12 @@ def type_text(field: dict[str, Any]) -> str:
 
 
 def default_text(field: dict[str, Any]) -> str:
-    """A field's default as JSON; empty where absence itself means something."""
+    """The default of a field as JSON; empty if an absent field has its own meaning."""
     return msgspec.json.encode(field["default"]).decode() if field.get("default") is not None else ""
 
 
 def description_of(field: dict[str, Any]) -> str:
-    """What a field means, wherever the schema says it."""
+    """The description of a field, from any place in its schema."""
     if "description" in field:
         return str(field["description"])
     return next((str(option["description"]) for option in field.get("anyOf", ()) if "description" in option), "")

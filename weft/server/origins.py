@@ -1,4 +1,4 @@
-"""Which hosts a request may name, and which web pages may send one.
+"""Checks the host that a request names, and the origin of the web page that sends it.
 
 A server that listens on loopback and asks for no key trusts the users of its machine. Web pages that they visit are not
 trusted: a page whose owner lets a name resolve to 127.0.0.1 (DNS rebinding), or that sends a plain form, uses their
@@ -29,7 +29,7 @@ class HostMiddleware:
         self._checks_hosts = ANY not in config.allowed_hosts and (is_trusting or bool(config.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `HttpProblem` 403, which the middleware around this one answers."""
+        """Handle a request. Raises `HttpProblem` 403, which the outer middleware answers."""
         if scope["type"] != "lifespan":
             host, origin = _header(scope, b"host"), _header(scope, b"origin")
             if self._checks_hosts and host is not None:
@@ -49,7 +49,7 @@ class HostMiddleware:
 
     def _check_origin(self, origin: str, host: str | None) -> None:
         allowed = self._config.cors_origins
-        is_own = origin.partition("://")[2] == host  # whose name was checked, where names are
+        is_own = origin.partition("://")[2] == host  # `host` was checked before, if hosts are checked
         if is_own or origin in allowed or ANY in allowed or (self._checks_hosts and self._knows(_name_in(origin))):
             return
         raise HttpProblem(
@@ -69,7 +69,7 @@ def _header(scope: Scope, wanted: bytes) -> str | None:
 
 
 def _name_in(address: str) -> str:
-    """The host's name in an address with `//`, in lower case; empty for an address without one."""
+    """The host name in an address with `//`, in lower case; empty if there is none."""
     try:
         return (urlsplit(address).hostname or "").rstrip(".")
     except ValueError:
@@ -77,7 +77,7 @@ def _name_in(address: str) -> str:
 
 
 def _is_local(name: str) -> bool:
-    """Whether this names the machine itself: a loopback address, or `localhost`."""
+    """Whether the name is a loopback address or `localhost`."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:

@@ -21,7 +21,7 @@ _STYLE = (
 
 @functools.cache
 def docs_page(*, needs_key: bool) -> bytes:
-    """The OpenAPI document to read."""
+    """The OpenAPI document as an HTML page."""
     document = openapi(needs_key=needs_key)
     said = document["info"]["description"] if needs_key else "This server asks for no API key."
     parts = [f"<h1>Weft {html.escape(__version__)}</h1><p>The same as <code>/openapi.json</code>. {_code(said)}</p>"]
@@ -36,7 +36,7 @@ def docs_page(*, needs_key: bool) -> bytes:
 
 
 def start_page(curl: str, model: str | None) -> bytes:
-    """The page at `/`; `curl` is a command that shows the server at work."""
+    """The HTML page at `/`; `curl` is an example command."""
     serves = f"<p>It serves <code>{html.escape(model)}</code>.</p>" if model is not None else ""
     return _page(
         "Weft",

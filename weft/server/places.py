@@ -1,4 +1,4 @@
-"""Places: how many requests may be under way, in all and of each tenant, and when one of them will be free."""
+"""The bound on requests in progress, for all tenants and for each, and a prediction of the next free place."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import Counter, deque
 from weft.abi.errors import Overloaded
 
 REMEMBERED = 256
-"""Ends of requests from which is told how fast places become free."""
+"""Number of ended requests from which the rate of freed places is estimated."""
 MAX_RETRY_S = 60.0
 
 
 class Places:
-    """The requests under way. Used from one event loop; `now` are seconds of one clock."""
+    """Counts the requests in progress. Used from one event loop; `now` is in seconds of one clock."""
 
     def __init__(self, most: int, num_tenants: int):
         self._most = most
@@ -22,16 +22,16 @@ class Places:
         self._num_taken = 0
         self._freed: deque[float] = deque(maxlen=REMEMBERED)
         self._promised = 0
-        """Refused requests that were told when to come back, and for which no place has become free yet."""
+        """Refused requests with a `Retry-After` for which no place has become free yet."""
 
     @property
     def num_taken(self) -> int:
-        """How many requests are under way, of all tenants."""
+        """Number of requests in progress, of all tenants."""
         return self._num_taken
 
     def take(self, tenant: str, now: float) -> None:
-        """Begin a request. Raises `Overloaded`, with the time at which a place is expected to be free for this one:
-        those that were refused before come first."""
+        """Count a new request. Raises `Overloaded` with the time until a place is expected to be free for it, after the
+        requests that were refused before."""
         if self._num_taken >= self._most:
             raise self._refusal(f"The server is answering {self._most} requests, its limit", now)
         if self._taken[tenant] >= self._per_tenant:
@@ -40,7 +40,7 @@ class Places:
         self._num_taken += 1
 
     def give_back(self, tenant: str, now: float) -> None:
-        """Free the place of a request that has ended, and count it towards how fast places become free."""
+        """Free the place of an ended request, and update the rate of freed places."""
         self._num_taken -= 1
         self._taken[tenant] -= 1
         if not self._taken[tenant]:
@@ -50,7 +50,7 @@ class Places:
 
     def _refusal(self, what: str, now: float) -> Overloaded:
         self._promised += 1
-        # Time that passes without an end counts, too.
+        # The time since the last end counts, too.
         mean_s = (now - self._freed[0]) / len(self._freed) if self._freed else 0.0
         wait_s = min(max(1.0, self._promised * mean_s), MAX_RETRY_S)
         return Overloaded(f"{what}; try again in {math.ceil(wait_s)} s.", retry_after_s=wait_s)

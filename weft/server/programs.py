@@ -1,8 +1,8 @@
-"""What the front does with programs: the registry of what was uploaded, the operator's own, and who runs them.
+"""The front's access to programs: the registry of uploads, the operator's trusted programs, and the host of runs.
 
-Owns where programs come from and what a run may ask for; off the event loop where a disk is involved. It does not know
+Owns the lookup of programs and the bounds on the limits of a run; work on disks is done on threads. It does not know
 HTTP. `weft.server.state.Service` has one; routes call it. `inline_programs` runs programs in the front itself, for
-tests; `process_programs` gives them a process of their own.
+tests; `process_programs` runs them in a child process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ logger = logging.getLogger("weft.server")
 MakeHost = Callable[["Programs"], RunHost]
 
 SANDBOX_OVERCOMMIT = 4
-"""Times the machine's memory that sandboxes may grow to, together: one that waits holds a small part of it."""
+"""Memory limit of all sandboxes together, as a multiple of the machine's memory: a waiting sandbox uses little of its
+own limit."""
 
 
 class Found(NamedTuple):
@@ -60,29 +61,29 @@ class Found(NamedTuple):
 
 
 class Programs:
-    """See the module's docstring. Used from one event loop."""
+    """The programs of a server and their runs. Used from one event loop."""
 
     def __init__(
         self, config: ProgramsConfig, registry: Registry, make_host: MakeHost, records: RunRecords | None = None
     ):
-        """`records` keep runs across restarts; closed with this."""
+        """`records` keeps runs across restarts; `close` closes it."""
         self.config = config
         self._registry = registry
         self._checker = CodeChecker()
         self._writing = asyncio.Lock()
-        """One upload or deletion at a time: each occupies a thread while it waits for the disk."""
+        """Allows one upload or deletion at a time: each occupies a thread while it waits for the disk."""
         self._own = _own_programs(config)
         self._make_host = make_host
         self._host: RunHost | None = None
         self.history = History(max_ended=config.max_kept_runs, max_age_s=config.max_kept_s, journal=records)
-        """The runs there are and were."""
+        """The present runs and those kept after their end."""
         self._records = records
         if records is not None:
             self.history.restore(records.load())
 
     @property
     def num_restarts(self) -> int:
-        """How often the process that runs programs had to be started again."""
+        """Number of restarts of the process that runs programs."""
         return self._host.num_restarts if isinstance(self._host, HostClient) else 0
 
     # ---- programs
@@ -106,13 +107,14 @@ class Programs:
         return Found(*await asyncio.to_thread(self._registry.find, tenant, reference), False)
 
     async def visible(self, tenant: str) -> list[Found]:
-        """All that the tenant may run, in alphabetical order; the operator's first. Raises `StorageFailed`."""
+        """All programs that the tenant may run, in alphabetical order; the operator's first. Raises `StorageFailed`."""
         own = [_found_own(code) for _, code in sorted(self._own.items())]
         uploaded = await asyncio.to_thread(self._registry.programs, tenant)
         return own + [Found(program, program.latest, False) for program in uploaded]
 
     async def delete(self, tenant: str, reference: str) -> tuple[str, list[str]]:
-        """The name, and the hashes that are gone. Raises `UnknownProgram`, `InvalidRequest`, `StorageFailed`."""
+        """Delete a program. Returns its name and the hashes of the deleted versions. Raises `UnknownProgram`,
+        `InvalidRequest`, `StorageFailed`."""
         found = await self.find(tenant, reference)
         if found.trusted:
             raise InvalidRequest(f"{reference} belongs to this server's operator.", "program")
@@ -120,26 +122,26 @@ class Programs:
             return found.program.name, await asyncio.to_thread(self._registry.delete, tenant, reference)
 
     async def code(self, tenant: str, reference: str) -> Code:
-        """What to run. Raises `UnknownProgram` or `StorageFailed`."""
+        """The code of a reference. Raises `UnknownProgram` or `StorageFailed`."""
         own = self._own.get(reference)
         return own if own is not None else await asyncio.to_thread(self._registry.code, tenant, reference)
 
     # ---- runs
 
     async def launch(self, spec: RunSpec, caller: Caller) -> Run:
-        """Raises `InvalidRequest` for limits beyond what the operator allows, and what the host raises."""
+        """Launch a run. Raises `InvalidRequest` for limits above the operator's, and the errors of `RunHost.start`."""
         self._check_on()
         return await self._open().start(spec, caller)
 
     async def inline_code(self, tenant: str, source: str) -> Code:
-        """A source that was not uploaded. Raises `InvalidRequest`."""
+        """The code of a source that was not uploaded. Raises `InvalidRequest`."""
         self._check_on()
         code = checked_code(source.encode("utf-8", "surrogatepass"), "python", self._registry.quota)
         await self._check(tenant, code)
         return code
 
     def limits(self, asked: dict[str, Any]) -> Limits:
-        """What was asked for, as limits. Raises `InvalidRequest`, naming the limit."""
+        """Check and convert the limits of a request. Raises `InvalidRequest`, naming the limit."""
         try:
             limits = msgspec.convert(asked, Limits)
         except msgspec.ValidationError as error:
@@ -154,7 +156,7 @@ class Programs:
     # ---- life
 
     async def begin(self) -> None:
-        """Start the process that runs programs, where it is to start with the server."""
+        """Start the process that runs programs, if it is configured to start with the server."""
         if self.config.start == "eager":
             host = self._open()
             if isinstance(host, HostClient):
@@ -166,12 +168,12 @@ class Programs:
             run.cancel(reason)
 
     async def idle(self) -> None:
-        """Wait until no run is under way."""
+        """Wait until no run is in progress."""
         while active := next(self.history.active(), None):
             await active.wait()
 
     async def close(self) -> None:
-        """End every run and stop what runs them."""
+        """End every run and stop the host."""
         await self._checker.close()
         if self._host is not None:
             await self._host.close()
@@ -182,7 +184,7 @@ class Programs:
     # ---- inside
 
     async def _check(self, tenant: str, code: Code) -> None:
-        """Raise `InvalidRequest` for content that is no program. The tenant's rate pays for the time."""
+        """Raise `InvalidRequest` for content that is not a program. The time is charged to the tenant's rate."""
         await self._checker.check(tenant, code, lambda cpu_s: self._open().charge(tenant, cpu_s))
 
     def _open(self) -> RunHost:
@@ -198,7 +200,7 @@ class Programs:
 def inline_programs(
     service: Service, config: ProgramsConfig | None = None, records: RunRecords | None = None
 ) -> Programs:
-    """Programs that run in this process and are kept in memory, as their runs are without `records`."""
+    """Programs that run in this process and are kept in memory. Without `records`, runs are kept in memory too."""
     config = config or ProgramsConfig()
 
     def make_host(programs: Programs) -> RunHost:
@@ -213,10 +215,10 @@ def inline_programs(
 
 
 def process_programs(service: Service, config: ProgramsConfig, engines: Sequence[EngineConfig]) -> Programs:
-    """Programs that run in a process of their own, and are kept in a folder. `engines` are those of the models, each of
-    which is served by a `ProcessEngine`.
+    """Programs that run in a child process and are kept in a folder. `engines` are the configurations of the models'
+    engines; each engine must be a `ProcessEngine`.
 
-    Raises `StorageFailed` for a folder that cannot be used.
+    Raises `StorageFailed` for an unusable folder.
     """
     folder = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
     config = resolved(config, num_tenants=len({key.tenant for key in parse_keys(service.config.api_keys)}))
@@ -250,8 +252,8 @@ def process_programs(service: Service, config: ProgramsConfig, engines: Sequence
 
 
 def resolved(config: ProgramsConfig, num_tenants: int, machine_bytes: int | None = None) -> ProgramsConfig:
-    """With the defaults that depend on the machine, `machine_bytes` of whose memory there are, and on whether there are
-    several tenants: then none has everything."""
+    """The configuration with defaults that depend on the machine, which has `machine_bytes` of memory, and on the
+    number of tenants: with several, each has only a share."""
     memory = machine_memory_bytes() if machine_bytes is None else machine_bytes
     alone = num_tenants < 2
     most, own = config.max_sandbox_bytes, config.max_sandbox_bytes_per_tenant
@@ -277,8 +279,8 @@ def _parsers(model: ActiveModel) -> dict[str, str | None]:
 
 
 def _own_programs(config: ProgramsConfig) -> dict[str, Code]:
-    """The operator's programs by name. Raises `InvalidRequest` for a file that is none, `UnknownProgram` for no
-    folder."""
+    """Name -> program of the operator. Raises `InvalidRequest` for a file that is not a program, `UnknownProgram` for a
+    missing folder."""
     if config.trusted_dir is None:
         return {}
     folder = Path(config.trusted_dir)

@@ -1,8 +1,8 @@
 """HTTP/1.1 and WebSockets on one connection: the checks that uvicorn's protocols lack.
 
-Owns what happens before the application sees a request: heads that are too long or too slow, requests that a proxy
-before the server could read differently (`Host`, `Transfer-Encoding`), upgrades that are not offered, and refused
-handshakes. It knows nothing of the application.
+Owns the checks before the application gets a request: heads that are too long or too slow, requests that a proxy in
+front of the server could parse differently (`Host`, `Transfer-Encoding`), upgrades that are not supported, and refused
+handshakes. It does not know the application.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from weft.endpoints.errors import ErrorBody, ErrorResponse
 from weft.server.connections import Connections
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request line with all headers."""
+"""Most bytes of a request line with all headers."""
 
 _NOT_HTTP = (400, "This is not a valid HTTP/1.1 request.")
 
 
 class _BadHeadError(Exception):
-    """Raised in a callback of the parser, which turns it into an error of its own; `_refusal` has the answer."""
+    """Raised in a callback of the parser, which converts it to its own error; `_refusal` has the response."""
 
 
 class HttpConfig(uvicorn.Config):
-    """uvicorn's configuration, and what its connections share."""
+    """uvicorn's configuration, and the state that its connections share."""
 
     def __init__(self, app: ASGIApp, limits: Connections[BoundedHttpProtocol], **options: Any):
         super().__init__(app, http=BoundedHttpProtocol, ws=BoundedWebSocketProtocol, **options)
@@ -40,28 +40,28 @@ class HttpConfig(uvicorn.Config):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a bounded and unambiguous head."""
+    """uvicorn's HTTP protocol with a bounded and unambiguous head."""
 
     _limits: Connections[BoundedHttpProtocol]
     _head_bytes = 0
     _fed_bytes = 0
-    """Of a head that spans several reads: the parser reports a header only when it is complete."""
+    """Bytes of a head that spans several reads: the parser reports a header only when it is complete."""
     _in_head = False
     _refusal = _NOT_HTTP
     """Status and message with which the next parser error is answered."""
     _ignored_upgrade: bytes | None = None
-    """Head without its upgrade, of a request that asks for one that is not offered and is about to be parsed again."""
+    """Head, without its upgrade, of a request for an unsupported upgrade; it is parsed again."""
     _head_timer: asyncio.TimerHandle | None = None
     _has_asked = False
-    """Whether there was a request with a complete head."""
+    """Whether the connection has had a request with a complete head."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._unanswered: deque[RequestResponseCycle] = deque()
-        """Requests whose responses are not complete, in their order; the first is being answered."""
+        """Requests whose responses are not complete, in order; the first is in progress."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request. Where there are too many connections, the one that waits longest is closed."""
+        """Begin to wait for a request. If there are too many connections, the one that has waited longest is closed."""
         super().connection_made(transport)
         self._limits = cast(HttpConfig, self.config).limits
         self._limits.waits(self)
@@ -70,7 +70,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._limits.longest_waiting().give_up()
 
     def give_up(self) -> None:
-        """Close the connection, which waits for a request; one that has had none yet is told why."""
+        """Close the connection, which waits for a request. If it has had none yet, send a response with the reason."""
         self._limits.works(self)
         self._refusal = (503, "This server has as many connections as it may; try again shortly.")
         if self._has_asked:
@@ -79,7 +79,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timer of the head, and tell every request: uvicorn tells the latest alone."""
+        """Cancel the timer of the head, and notify every request: uvicorn notifies only the latest."""
         self._limits.works(self)
         self._stop_timer()
         for cycle in self._unanswered:
@@ -88,14 +88,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, unless it is here already."""
+        """Wait for the next request, unless it has arrived already."""
         self._unanswered.popleft()
         super().on_response_complete()
         if not self._unanswered and not self.transport.is_closing():
             self._limits.waits(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and refuse a head that does not end."""
+        """Parse the bytes, and refuse a head that is too long."""
         self._unset_keepalive_if_required()
         was_in_head = self._in_head
         try:
@@ -111,8 +111,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.send_400_response("")
 
     def _wait_again(self) -> None:
-        """Wait for a request where what came began none: an empty line, or the rest of a body whose request is
-        answered."""
+        """Wait for a request again if the bytes did not begin one: an empty line, or the rest of the body of an
+        answered request."""
         is_timed = self._head_timer is not None or self.timeout_keep_alive_task is not None
         if not is_timed and not self._unanswered and self in self.connections and not self.transport.is_closing():
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -156,9 +156,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse the bytes received, in the shape of all errors, and close the connection.
+        """Refuse the received bytes, in the shape of all errors, and close the connection.
 
-        Without an answer while another response is being written: the refusal would become part of its body.
+        While another response is being written there is no refusal: it would become part of that response's body.
         """
         status, text = self._refusal
         self.logger.info("refused a connection's bytes with status %d: %s", status, text)
@@ -169,7 +169,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _feed(self, data: bytes) -> None:
-        """Raises `httptools.HttpParserError`."""
+        """Parse bytes. Raises `httptools.HttpParserError`."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -177,15 +177,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if head is None:
                 self.handle_websocket_upgrade()
                 return
-            # An upgrade that is not offered (HTTP/2, with which Java's client begins) is ignored; RFC 9110, 7.8. The
-            # parser would take the body for another protocol's, so the request is parsed again without the header.
+            # An unsupported upgrade (HTTP/2, which Java's client requests first) is ignored; RFC 9110, 7.8. The parser
+            # would treat the body as another protocol, so the request is parsed again without the header.
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets them
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # the same as in uvicorn
             self._feed(head + data[upgrade.args[0] :])
 
     def _should_upgrade(self) -> bool:
-        # The handshake is a GET; any other request with this header is answered as one without it. So is one behind
-        # requests that are not answered yet: the connection is theirs.
+        # The handshake is a GET; the header is ignored in any other request. It is also ignored after requests that are
+        # not answered yet, which need the connection.
         return self.parser.get_method() == b"GET" and not self._unanswered and super()._should_upgrade()
 
     def _head_without_upgrade(self) -> bytes:
@@ -194,7 +194,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return line + b"".join(b"%s: %s\r\n" % (name, _without_upgrade(name, value)) for name, value in kept) + b"\r\n"
 
     def _check_head(self) -> None:
-        """Raise for a head that another reader of the same bytes could understand differently."""
+        """Raise for a head that another parser could read differently."""
         if self.parser.get_method() == b"CONNECT":
             self._refuse(501, "This server is not a proxy: it has no method CONNECT.")
         hosts = sum(name == b"host" for name, _ in self.headers)
@@ -235,17 +235,17 @@ def _without_upgrade(name: bytes, value: bytes) -> bytes:
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, which closes the connection of every handshake that it refuses."""
+    """uvicorn's WebSocket protocol, extended to close the connection of every refused handshake."""
 
     def data_received(self, data: bytes) -> None:
-        """Parse; a handshake that is too large to be parsed is answered, and its connection closed."""
+        """Parse the bytes. A handshake that is too large gets a response, and its connection is closed."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
     async def send(self, message: Any) -> None:
-        """Send; a refusal completes the handshake, which would be reported as an error otherwise."""
+        """Send a message. A refusal completes the handshake, which uvicorn would otherwise report as an error."""
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True

@@ -16,7 +16,7 @@ _KEY = "weft.record"
 
 
 def new_record(scope: Scope, *, tracing: bool) -> Record:
-    """Attach a record to a request. Its id is the caller's `X-Request-Id` where that is harmless in a log."""
+    """Attach a record to a request. Its id is the caller's `X-Request-Id` if that is safe in a log."""
     sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
     request_id = sent if _SANE_ID.match(sent) else secrets.token_hex(16)
     record = Record(request_id, time.monotonic(), tracing=tracing)

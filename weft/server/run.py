@@ -1,8 +1,8 @@
-"""`serve`: the HTTP server's process, from its configuration to its last request.
+"""`serve`: the process of the HTTP server, from its configuration to its last request.
 
-Owns signals and the order of stopping: SIGTERM or SIGINT turn `/ready` and new requests to 503 while the port stays
-open, running requests finish within `drain_s` and are then interrupted, engines are closed. A second signal skips the
-waiting; a third one closes connections without their last bytes.
+Owns signals and the order of the shutdown: after SIGTERM or SIGINT, `/ready` and new requests get 503 while the port
+stays open, running requests have `drain_s` to finish and are then interrupted, and engines are closed. A second signal
+skips the wait; a third one closes connections without their last bytes.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ ProgressOf = Callable[[str], Progress | None]
 logger = logging.getLogger("weft.server")
 
 LOOKS = 4
-"""In `send_timeout_s`, at what connections have not sent."""
+"""Checks of the unsent bytes of connections per `send_timeout_s`."""
 CLOSE_S = 5
-"""For connections to take their last bytes after the drain."""
+"""Seconds that connections have to take their last bytes after the drain."""
 REPEATED_SIGNAL_S = 0.5
-"""Signals that follow each other faster count as one: `timeout` signals its child, then the child's process group."""
+"""Signals within this time count as one: `timeout` signals its child and then the child's process group."""
 
 
 def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None:
-    """Serve one model for each configuration, until a signal; the server's settings are those of the first.
+    """Serve one model per configuration until a signal. The first configuration has the server's settings.
 
-    `progress(model)` gives the callback that hears how far a model's loading is. Raises `ConfigError` or
-    `ModelLoadError` when an engine cannot start.
+    `progress(model)` returns the callback for the progress of loading a model. Raises `ConfigError` or
+    `ModelLoadError` if an engine cannot start.
     """
     shared = configs[0].server
     configure_logging(shared)
@@ -78,7 +78,7 @@ def load_model(config: Config, progress: ProgressOf | None = None) -> ServedMode
 
 
 def check_tls(config: ServerConfig) -> None:
-    """Raise `ConfigError` for certificate files that cannot be used."""
+    """Raise `ConfigError` for unusable certificate files."""
     cert, key = config.ssl_certfile, config.ssl_keyfile
     if cert is None and key is None:
         return
@@ -112,21 +112,21 @@ class Server(uvicorn.Server):
             self._loop.call_later(self._send_timeout_s / LOOKS, self._look_at_unsent)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second interrupts what still runs, the third cuts connections."""
+        """The first signal starts the drain, the second interrupts running requests, the third cuts connections."""
         if self._loop is None:
             self.should_exit = True
         else:
             self._loop.call_soon_threadsafe(self.on_signal)
 
     def on_signal(self) -> None:
-        """`begin_drain`, once for signals in quick succession. On the event loop."""
+        """Call `begin_drain`, once for signals in quick succession. Runs on the event loop."""
         now = self._service.timer.now()
         if now - self._signalled_s >= REPEATED_SIGNAL_S:
             self._signalled_s = now
             self.begin_drain()
 
     def begin_drain(self) -> None:
-        """Start to stop; called again, stop with less patience. On the event loop."""
+        """Begin the shutdown; further calls skip its waits. Runs on the event loop."""
         if self._drain is None:
             self._drain = asyncio.create_task(self._drain_and_exit())
         elif not self.should_exit:
@@ -136,7 +136,7 @@ class Server(uvicorn.Server):
             self._cut_connections()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close connections, which have `CLOSE_S` to take their last bytes, then engines."""
+        """Close the connections, which have `CLOSE_S` to take their last bytes, then the engines."""
         deadline = asyncio.get_running_loop().call_later(CLOSE_S, self._cut_connections)
         await super().shutdown(sockets)
         deadline.cancel()
@@ -147,7 +147,8 @@ class Server(uvicorn.Server):
         loop.call_later(self._send_timeout_s / LOOKS, self._look_at_unsent)
 
     def give_up_stalled(self, now: float) -> None:
-        """Drop connections whose clients have taken nothing for `send_timeout_s`. On the event loop, now and then."""
+        """Drop connections whose clients have taken no bytes for `send_timeout_s`. Called periodically on the event
+        loop."""
         transports = {connection: connection.transport for connection in self.server_state.connections}
         unsent = {connection: transport.get_write_buffer_size() for connection, transport in transports.items()}
         overdue = self._stalled.overdue(unsent, now)
@@ -157,7 +158,7 @@ class Server(uvicorn.Server):
             logger.info("closed %d connections whose clients took nothing of their answers", len(overdue))
 
     def _cut_connections(self) -> None:
-        """Drop what connections have not taken. Their requests end as those of clients that went away."""
+        """Drop the unsent bytes of connections. Their requests end like those of clients that disconnected."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -170,7 +171,7 @@ class Server(uvicorn.Server):
 
 
 def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
-    """How uvicorn runs the application."""
+    """uvicorn's configuration for the application."""
     return HttpConfig(
         app,
         Connections(max_connections(config.max_connections), config.header_timeout_s),

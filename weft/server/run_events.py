@@ -1,4 +1,4 @@
-"""What a run is told as: records as cards, and its messages as the events of a stream or a WebSocket."""
+"""The forms of a run in the API: its record as a card, its messages as events of a stream or a WebSocket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GONE = "its client went away"
 
 
 def card_of(record: RunRecord, result: bytes | None = None, *, forgotten: bool = False) -> RunCard:
-    """A run as clients see it."""
+    """The record of a run in the API's form."""
     error = record.error
     return RunCard(
         id=record.id,
@@ -42,7 +42,7 @@ def card_of(record: RunRecord, result: bytes | None = None, *, forgotten: bool =
 
 
 def error_event(error: WeftError) -> RunEvent:
-    """Something that was sent could not be taken."""
+    """Event that a message or command of the client was refused."""
     return RunEvent(type="error", error=_told(ErrorRecord.of(error)))
 
 
@@ -62,7 +62,7 @@ def encode_event(event: RunEvent) -> bytes:
 
 
 class RunStream(Stream):
-    """A run's messages as server-sent events, then its end. `owned`: the run ends where the client goes away."""
+    """A run's messages as server-sent events, then its end. `owned`: the run ends if the client disconnects."""
 
     def __init__(self, request: Request, service: Service, run: Run, *, owned: bool):
         super().__init__(request, service)

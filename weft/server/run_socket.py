@@ -1,8 +1,8 @@
-"""A run over a WebSocket: what it says goes out, what the client sends goes in, until either ends.
+"""A run over a WebSocket: it carries messages both ways until the run ends or the client disconnects.
 
-Each frame is one JSON object: `RunEvent` to the client, `RunCommand` from it. A client that reads slowly is waited for;
-meanwhile the run's messages gather in its listener, which gives up where they are too many. Leaving does not end the
-run: who launched it in the background did so that it goes on.
+Each frame is one JSON object: `RunEvent` to the client, `RunCommand` from it. While a client reads slowly, the run's
+messages accumulate in its listener, which ends with an error if they are too many. A disconnect does not end the run,
+which was launched in the background to outlive its client.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RunSocket:
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `UnknownRun` before it accepts."""
+        """Handle a WebSocket. Raises `UnknownRun` before it is accepted."""
         record = record_in(scope)
         record.route, record.stream = self._path, True
         run = self._service.programs.history.find(record.tenant, scope["path_params"]["run"])
@@ -83,7 +83,7 @@ async def _hear(socket: WebSocket, run: Run) -> None:
             if command.type == "cancel":
                 run.cancel()
             else:
-                # Read as a whole: the program could not read what we cannot.
+                # The whole frame is decoded, so that the program never gets invalid JSON.
                 await run.deliver(_encode(_decode(command.message)))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             await _send(socket, error_event(InvalidRequest(f"This is no command: {error}.")))
@@ -92,7 +92,7 @@ async def _hear(socket: WebSocket, run: Run) -> None:
 
 
 def _text_of(message: Message) -> str:
-    """Of a frame, of whichever kind. Raises `UnicodeDecodeError`."""
+    """The text of a text or binary frame. Raises `UnicodeDecodeError`."""
     text, data = message.get("text"), message.get("bytes")
     return text if isinstance(text, str) else bytes(data or b"").decode()
 
@@ -102,7 +102,7 @@ async def _send(socket: WebSocket, event: RunEvent) -> None:
 
 
 async def _close(socket: WebSocket, failure: Exception | None) -> None:
-    """Say goodbye, unless the client has left."""
+    """Close the WebSocket, unless the client has disconnected."""
     if socket.client_state is WebSocketState.DISCONNECTED or socket.application_state is WebSocketState.DISCONNECTED:
         return
     if isinstance(failure, WebSocketDisconnect):

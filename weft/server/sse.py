@@ -1,9 +1,9 @@
-"""Server-sent events: what is told of a request on its way to one client.
+"""Responses of server-sent events.
 
-The head is sent with the first chunk, so that whatever fails before it is answered with a status of its own; or with
-the first comment, which tells proxies that a stream which has nothing to say for long is not dead. Chunks are pulled:
-while the client reads slowly, `send` waits, tokens gather in the program's operations (an integer each, as many as the
-request may have), and the next chunk carries all of them. Nothing is queued here.
+The head is sent with the first chunk, so that an earlier error can still set the status; or with the first comment,
+which shows proxies that a stream without events is alive. Chunks are pulled: while the client reads slowly, `send`
+waits, tokens accumulate in the program's operations (an integer each, at most as many as the request may generate), and
+the next chunk carries all of them. This module queues nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger("weft.server")
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Proxies that gather a response before passing it on would undo the stream.
+    # Disables the buffering of proxies, which would delay the events.
     (b"x-accel-buffering", b"no"),
 ]
 DONE = b"data: [DONE]\n\n"
@@ -39,9 +39,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Stream:
-    """A response of server-sent events. Owns the head, the comments while nothing is said, and how an error is told.
+    """A response of server-sent events. Owns the head, the keep-alive comments, and the event of an error.
 
-    Subclasses say what is written (`_produce`) and what follows the end, however it came (`_close`).
+    Subclasses write the events (`_produce`) and handle the end of the response, with or without an error (`_close`).
     """
 
     def __init__(self, request: Request, service: Service):
@@ -56,10 +56,10 @@ class Stream:
         raise NotImplementedError
 
     def _close(self, failure: BaseException | None) -> None:
-        """The response is over."""
+        """Handle the end of the response; `failure` is None for a complete one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises what fails before the head is sent, and `ClientGone`."""
+        """Send the response. Raises errors before the head is sent, and `ClientGone`."""
         failure: BaseException | None = None
         try:
             async with Guard(self._request, self._service):
@@ -93,7 +93,7 @@ class Stream:
 
     @contextmanager
     def _kept_alive(self, send: Send) -> Iterator[None]:
-        """Comments while nothing else is written."""
+        """Send comments while no event is written."""
         interval_s = self._service.config.stream_keep_alive_s
         if not interval_s:
             yield
@@ -102,7 +102,7 @@ class Stream:
         try:
             yield
         finally:
-            task.cancel()  # at whatever it waits for: it writes nothing from here on
+            task.cancel()  # the task may be at any `await`; it writes nothing after this line
 
     async def _comment(self, send: Send, interval_s: float) -> None:
         timer = self._service.timer
@@ -114,7 +114,7 @@ class Stream:
             await timer.sleep(due_s - timer.now())
 
     async def _tell(self, send: Send, error: Exception) -> None:
-        """An error after the head: the last event. `[DONE]` does not follow, so that nobody takes it for complete."""
+        """Send an error after the head as the last event. `[DONE]` does not follow, since the stream is incomplete."""
         record = record_of(self._request)
         record.outcome = "error"
         if is_internal(error):
@@ -124,7 +124,7 @@ class Stream:
 
 
 class EventStream(Stream):
-    """The events of a request as they come. Closes their source however it ends."""
+    """A stream of a request's events. Always closes their source."""
 
     def __init__(self, request: Request, service: Service, events: AsyncGenerator[StreamEvents, None]):
         super().__init__(request, service)

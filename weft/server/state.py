@@ -1,7 +1,7 @@
-"""What the server shares between requests: models, programs, metrics, and whether it takes work.
+"""The state that requests share: models, programs, metrics, and whether the server accepts requests.
 
 Owns the start and the end of each model's engine client, and the set of running requests. It does not know HTTP.
-`weft.server.run` and the tests build it; routes read it.
+`weft.server.run` and the tests create it; routes read it.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Service:
         self.programs = programs(self)
         num_tenants = len({key.tenant for key in parse_keys(config.api_keys)})
         self.bodies = BodyBudget(config.max_bodies_bytes, num_tenants)
-        """Bytes of request bodies being received."""
+        """Counts the bytes of request bodies in memory."""
         self._places = Places(config.max_concurrent_requests, num_tenants)
         self.draining = False
         self.failure: WeftError | None = None
-        """Why an engine could not start at all."""
+        """The error of an engine that could not start at all."""
         self.on_failure: Callable[[], None] = lambda: None
-        """Called when an engine could not start at all."""
+        """Called when an engine cannot start at all."""
         self._interrupts: set[Callable[[Exception], None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -68,7 +68,7 @@ class Service:
     # ---- life
 
     def start(self) -> None:
-        """Begin to wait for every engine, without waiting for any."""
+        """Start to wait for every engine, in tasks."""
         for model in self.models:
             task = asyncio.create_task(self._wait_ready(model))
             self._starting.add(task)
@@ -105,19 +105,19 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether every engine answers and new work is taken."""
+        """Whether every engine answers and new requests are accepted."""
         return not self.draining and self.models.ready
 
     # ---- running requests
 
     @property
     def num_active(self) -> int:
-        """Requests under way that count against the limit."""
+        """Number of requests in progress that count against the limit."""
         return self._places.num_taken
 
     @contextmanager
     def active(self, tenant: str) -> Iterator[None]:
-        """Count a request as under way. Raises `Overloaded` where too many are."""
+        """Count a request in progress, until the end of the block. Raises `Overloaded` if there are too many."""
         self._places.take(tenant, self.timer.now())
         self._idle.clear()
         try:
@@ -129,7 +129,7 @@ class Service:
 
     @contextmanager
     def interruptible(self, interrupt: Callable[[Exception], None]) -> Iterator[None]:
-        """While inside, `interrupt_all` calls this with the error that ends the request."""
+        """Inside the block, `interrupt_all` calls `interrupt` with the error that ends the request."""
         self._interrupts.add(interrupt)
         try:
             yield
@@ -137,7 +137,7 @@ class Service:
             self._interrupts.discard(interrupt)
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new work, wait for running requests, and interrupt those that outlast `timeout_s`."""
+        """Refuse new requests, wait for running ones, and interrupt those that outlast `timeout_s`."""
         self.draining = True
         logger.info("draining: %d requests under way, at most %g s", self.num_active, timeout_s)
         try:
@@ -148,7 +148,7 @@ class Service:
             self.interrupt_all()
 
     def interrupt_all(self) -> None:
-        """End every running request with an error that says so, and every run."""
+        """End every running request with `Draining`, and cancel every run."""
         self.programs.cancel_all("the server shut down before this run was done")
         if self._interrupts:
             logger.warning("interrupting %d requests that outlasted the drain", len(self._interrupts))

@@ -1,4 +1,4 @@
-"""Time that can be waited for: the one place where the front's own waits pass, so that tests decide when they do."""
+"""The clock of the front: all its own waits use it, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class Timer:
         return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
-        """Return when so many seconds have passed."""
+        """Return after this number of seconds."""
         await asyncio.sleep(seconds)

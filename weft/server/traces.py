@@ -1,4 +1,4 @@
-"""The lives of recent requests, while tracing is on. Bounded; a tenant sees its own."""
+"""Traces of recent requests, while tracing is on. Their number is bounded; a tenant sees its own."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ class _Kept:
 
 
 class Traces:
-    """Moments told by engines and by the front, by request."""
+    """Request -> spans reported by engines and by the front."""
 
     def __init__(self, enabled: bool):
         self.enabled = enabled
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def begin(self, record: Record) -> None:
-        """Remember a request from now on, and forget the oldest where there are too many."""
+        """Begin the trace of a request, and drop the oldest trace if there are too many."""
         if self.enabled:
             self._kept[trace_id(record.tenant, record.request_id)] = _Kept(record.request_id)
             if len(self._kept) > MAX_TRACES:
                 self._kept.popitem(last=False)
 
     def on_event(self, event: Event) -> None:
-        """Take an engine's event that belongs to no operation."""
+        """Record an engine's event that does not belong to an operation."""
         if isinstance(event, TraceSpan) and (kept := self._kept.get(event.request_id)) and len(kept.engine) < MAX_SPANS:
             kept.engine.append(event)
 
     def finish(self, record: Record) -> None:
-        """Take the front's moments of a request that ended."""
+        """Add the front's spans of a request that has ended."""
         if self.enabled and (kept := self._kept.get(trace_id(record.tenant, record.request_id))):
             kept.front = record.spans[:MAX_SPANS]
 
     def get(self, tenant: str, request_id: str) -> Trace | None:
-        """What is remembered of a request of this tenant."""
+        """The trace of a request of this tenant; None for an unknown request."""
         kept = self._kept.get(trace_id(tenant, request_id))
         if kept is None:
             return None

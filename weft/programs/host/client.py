@@ -1,8 +1,8 @@
 """`HostClient`: a program host in a child process, as the front's `RunHost`.
 
-Owns the front's record of every run, from which it answers requests about runs. When the process dies, the runs in it
-fail with `host_dead`; records, engines and chat go on, and `weft.children.supervisor` starts another process. The first
-one starts with the first run, or when `open` is called.
+Owns the front's record of every run, from which it answers requests about runs. When the process dies, its runs fail
+with `host_dead`; records, engines and chat continue, and `weft.children.supervisor` starts another process. The first
+process starts with the first run, or when `open` is called.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from weft.programs.run.runs import Run, RunRecord, RunSpec, RunUsage
 from weft.programs.types import Caller
 
 START_PATIENCE_S = 60.0
-"""How long a launch waits for a host that is starting."""
+"""Longest wait of a launch for a host that is starting."""
 
 _log = logging.getLogger("weft.programs")
 
 
 class AddressedEngine(Protocol):
-    """An engine that others can attach to: `weft.engine.supervisor.ProcessEngine`."""
+    """An engine to which other processes can attach: `weft.engine.supervisor.ProcessEngine`."""
 
     on_ready_change: Callable[[bool], None] | None
 
     @property
     def address(self) -> str | None:
-        """Where it listens; None while it is down."""
+        """The address at which the engine listens; None while it is down."""
 
 
 class HostClient:
@@ -53,7 +53,7 @@ class HostClient:
         resolve: Callable[[str, str], Awaitable[Code]],
         history: History | None = None,
     ):
-        """`engines` are those of `args.models`, in their order; their `on_ready_change` is taken."""
+        """`engines` are those of `args.models`, in the same order. The client sets their `on_ready_change`."""
         self.history = history or History(max_ended=args.config.max_kept_runs)
         self._args = args
         self._engines = engines
@@ -74,27 +74,27 @@ class HostClient:
         self._calls = itertools.count(1)
         self._asked: dict[int, asyncio.Future[wire.CallAnswered]] = {}
         self._uncharged: defaultdict[str, float] = defaultdict(float)
-        """Processor time of tenants that no host has counted yet."""
+        """Tenant -> processor time that has not been sent to a host yet."""
         self._finding: set[asyncio.Task[None]] = set()
         self._closing = False
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The id of the host process; None while there is none."""
         return self.child.pid
 
     @property
     def num_restarts(self) -> int:
-        """How often a dead host was replaced."""
+        """Number of restarts of the host process."""
         return self.child.num_restarts
 
     @property
     def ready(self) -> bool:
-        """Whether runs are taken now."""
+        """Whether the host accepts runs now."""
         return self._ready.is_set()
 
     async def open(self) -> None:
-        """Start the process, if it has not been started, and wait until it takes runs. Raises `HostDead`."""
+        """Start the process, if it has not been started, and wait until it accepts runs. Raises `HostDead`."""
         if self._closing:
             raise Draining("The server is shutting down and takes no new runs.")
         if not self.child.is_running:
@@ -112,7 +112,7 @@ class HostClient:
             raise self._unusable
 
     async def start(self, spec: RunSpec, caller: Caller) -> Run:
-        """Launch a run. Raises `HostDead`, and what the host refuses it with."""
+        """Launch a run. Raises `HostDead`, or the error of a refusal by the host."""
         await self.open()
         run = Run(spec, caller.tenant, model=spec.model or self._args.models[0].name)
         run.control = _Remote(self, run)
@@ -132,13 +132,13 @@ class HostClient:
         return run
 
     async def close(self) -> None:
-        """Stop the process; runs end. Idempotent."""
+        """Stop the process and end all runs. Idempotent."""
         self._closing = True
         await self.child.close()
         self._lose_all(HostDead("the server was stopped before this run was done"))
 
     def charge(self, tenant: str, cpu_s: float) -> None:
-        """Have the host count processor time that was spent here; where it is not ready, when it is."""
+        """Charge processor time spent in this process to a tenant's rate in the host, once the host is ready."""
         if self.ready:
             self.tell(wire.ChargeTenant(tenant, cpu_s))
         else:
@@ -147,12 +147,13 @@ class HostClient:
     # ---- for runs
 
     def tell(self, message: wire.FromFront) -> None:
-        """Send to the host; lost where there is none."""
+        """Send a message to the host; it is dropped while there is no host."""
         if self._pipe is not None:
             self._pipe.send(wire.encode(message))
 
     async def confirm(self, run: Run) -> RunUsage | None:
-        """Ask the host whether all that was delivered has arrived. Returns the usage of the run. Raises `HostDead`."""
+        """Wait until all messages delivered before have arrived. Returns the usage of the run. Raises `HostDead`, or
+        the first refusal of a message."""
         answer = await self._ask(wire.QueryRun(next(self._calls), run.id))
         return answer.usage
 
@@ -173,7 +174,7 @@ class HostClient:
     # ---- of its child
 
     def connect(self, address: str) -> None:
-        """Name the engines; the host answers when it takes runs."""
+        """Send the addresses of the engines. The host answers when it accepts runs."""
         self._unusable = None
         self._pipe = Pipe(address, self._receive, bind=False)
         for index in range(len(self._engines)):
@@ -186,13 +187,13 @@ class HostClient:
             self._pipe = None
 
     def ping(self) -> None:
-        """Have the host's loop turn."""
+        """Ask the host for an answer from its event loop."""
         self.tell(wire.PingHost())
 
     def lost(self, reason: str) -> bool:
-        """Fail all runs. A host that said why it cannot start is started again by the next `open` only."""
+        """Fail all runs. A host that reported why it cannot start is started again only by the next `open`."""
         if self._unusable is not None and not self.child.num_restarts:
-            self._ready.set()  # `open` raises what it was
+            self._ready.set()  # `open` raises the failure
             return False
         self._ready.clear()
         self._lose_all(HostDead(f"the program host {reason}; this run is lost, start it again"))
@@ -282,7 +283,7 @@ class HostClient:
 
 
 class _Remote:
-    """The `Control` of a run that another process carries out."""
+    """The `Control` of a run that another process executes."""
 
     def __init__(self, client: HostClient, run: Run):
         self._client, self._run = client, run
@@ -304,7 +305,7 @@ class _Remote:
         self._usage = await self._client.confirm(self._run) or self._usage
 
     def took(self, num_bytes: int) -> None:
-        """The front has taken a message."""
+        """Record that the front has taken a message of the run."""
         self._taken += num_bytes
         if self._taken >= wire.READ_EVERY_BYTES:
             self._client.tell(wire.MessagesTaken(self._run.id, self._taken))

@@ -1,7 +1,7 @@
-"""From a program to a guest that runs it: the sandbox, or plain asyncio for what is trusted.
+"""Creates the guest that runs a program: in the sandbox, or as an asyncio task for trusted programs.
 
-Owns the choice, and the sandbox, which is opened when the first program needs it: on a thread, because the first time
-on a machine takes seconds. `weft.programs.host.run_task` calls it.
+Owns the choice, and the sandbox, which is opened for the first program that needs it: on a thread, because the first
+time on a machine takes seconds. `weft.programs.host.run_task` calls it.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from weft.programs.sandbox.sandbox import Module, Sandbox, SandboxConfig
 from weft.programs.sandbox.workers import Charge, WorkerPool, WorkerProcess
 
 COMPILERS = 4
-"""Processes that compile modules at once, one for each tenant."""
+"""Most processes that compile modules at the same time, at most one for each tenant."""
 
 
 class GuestFactory:
-    """Makes guests. Used from one event loop."""
+    """Creates the guests of a host. Used from one event loop."""
 
     def __init__(self, config: SandboxConfig | None = None):
         self._config = config
         self._sandbox: asyncio.Future[Sandbox] | None = None
         self.checker = CodeChecker()
-        """Of sources that programs launch."""
+        """Checks sources that programs launch."""
         self._compilers = WorkerPool(COMPILERS)
         self.modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        """Those that the sandbox has loaded, by hash: a burst of launches does not go by a thread one by one."""
+        """Hash -> module that the sandbox has loaded, so that launches of a known module need no thread."""
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The sandbox, where it is open."""
+        """The sandbox; None while it is not open."""
         is_open = self._sandbox is not None and self._sandbox.done() and self._sandbox.exception() is None
         return self._sandbox.result() if self._sandbox is not None and is_open else None
 
     def make(self, host: GuestHost, spec: RunSpec, limits: Limits, tenant: str, charge: Charge) -> Guest:
-        """A guest that has not begun. `charge` gets the processor time that compiling its module takes. Raises
+        """Create a guest, without starting it. `charge` gets the processor time of compiling its module. Raises
         `InvalidRequest`."""
         code = spec.code
         name = _file_name(code.name)
@@ -57,14 +57,15 @@ class GuestFactory:
         return TrustedGuest(host, args=spec.args, source=code.content.decode(), name=name)
 
     async def open(self) -> Sandbox:
-        """The sandbox. Raises `ConfigError` where it cannot work; then it is tried again the next time."""
+        """Open the sandbox, if it is not open, and return it. Raises `ConfigError` if it cannot work; the next call
+        then tries again."""
         if self._sandbox is None or (self._sandbox.done() and self._sandbox.exception() is not None):
             self._sandbox = asyncio.ensure_future(asyncio.to_thread(Sandbox.open, self._config))
-        # The first caller may be cancelled; the others wait for the same compilation.
+        # The first caller may be cancelled while others wait for the same compilation.
         return await asyncio.shield(self._sandbox)
 
     async def close(self) -> None:
-        """Close the sandbox, and kill what compiles. Its guests must have ended."""
+        """Close the sandbox, and kill its compiler processes. All guests must have ended."""
         await self.checker.close()
         await self._compilers.close()
         if self._sandbox is not None:
@@ -74,14 +75,14 @@ class GuestFactory:
             self._sandbox = None
 
     async def _compiled(self, code: Code, tenant: str, charge: Charge) -> Module:
-        """A module, compiled when it is the tenant's turn where it is not known. Where this is cancelled, its compiler
-        is killed."""
+        """The module of a code; an unknown one is compiled in the tenant's turn. Cancellation kills the compiler
+        process."""
         module = self.modules.get(code.hash)
         if module is None:
             sandbox = await self.open()
 
             def compiled(worker: WorkerProcess) -> Module:
-                # Another run of it may have been first.
+                # Another run of the same module may have compiled it meanwhile.
                 return self.modules.get(code.hash) or sandbox.compile(code.content, worker)
 
             module = self.modules[code.hash] = await self._compilers.call(tenant, compiled, charge)
@@ -89,7 +90,7 @@ class GuestFactory:
 
 
 class _SandboxedLater:
-    """A guest in the sandbox, which may have to be opened, as a module may have to be compiled, before it runs."""
+    """A guest in the sandbox that first opens the sandbox and compiles its module, where needed."""
 
     def __init__(
         self,
@@ -151,12 +152,12 @@ class _SandboxedLater:
             raise
         finally:
             self._waiting = None
-        # It may have been done already when it was cancelled, and heard nothing of it.
+        # The work may have been done before its cancellation, which then has no effect.
         if self._killed is not None:
             raise self._killed
         return done
 
 
 def _file_name(name: str) -> str:
-    """What tracebacks call a program."""
+    """The file name of a program in tracebacks."""
     return name if name.endswith(".py") else f"{name or 'program'}.py"

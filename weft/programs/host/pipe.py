@@ -1,4 +1,4 @@
-"""`Pipe`: one end of the connection between a front and its program host. What travels is `weft.programs.host.wire`."""
+"""`Pipe`: one end of the connection between a front and its program host. Its messages: `weft.programs.host.wire`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from weft.engine.dealer import Dealer
 
 
 class Pipe(Dealer):
-    """Two ends, one of which binds: the host's, which answers. What the other end sends before that waits for it.
+    """One of two ends. The host's end binds the address; messages of the front wait until it does.
 
-    Open it inside a running event loop; close it there too.
+    Open and close it inside a running event loop.
     """
 
     def __init__(self, address: str, on_data: Callable[[bytes], None], *, bind: bool):
-        # What a host says last is sent as it ends; a front looks for its host while that starts.
+        # A host sends its last messages while it ends; a front connects to its host while that starts.
         super().__init__(address, on_data, bind=bind, linger_ms=200, reconnect_ms=10)

@@ -1,8 +1,8 @@
 """The program host's process, run by `weft.children.entry`. Its arguments are one line of JSON on stdin.
 
 It loads the models' tokenizers, connects to the front at the address and to the engines that the front names, and runs
-programs until its stdin closes. `weft.programs.host.client` starts and watches it. A fault in a sandbox ends this
-process at most; the front and the engines go on.
+programs until its stdin closes. `weft.programs.host.client` starts and supervises it. A fault in a sandbox can end this
+process, but not the front or an engine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from weft.tokenizers.load import load_tokenizer
 
 EXIT_UNUSABLE = 3
 ENGINE_PATIENCE_S = 5.0
-"""How long a launch waits for engines that are being attached."""
+"""Longest wait of a launch for engines that are being attached."""
 
 _log = logging.getLogger("weft.programs")
 
@@ -53,19 +53,19 @@ def host_parts(
     guests: GuestFactory,
     clock: Clock | None = None,
 ) -> HostParts:
-    """What a host with this configuration stands on. `clock` is what times and rates are counted by."""
+    """The parts of a host with this configuration. `clock` is the clock of times and rates."""
     network = Network(config.network, tenant_connections=lambda tenant: config.of(tenant).max_connections_per_tenant)
     accounts = Accounts(config, clock)
     return HostParts(models=models, store=store, network=network, guests=guests, accounts=accounts)
 
 
 def guests_for(config: ProgramsConfig) -> GuestFactory:
-    """What makes guests: the sandbox has a slot for each run that there may be at once."""
+    """The factory of guests. Its sandbox has one slot for each concurrent run."""
     return GuestFactory(SandboxConfig(slots=config.max_runs))
 
 
 def open_store(folder: Path | None, config: ProgramsConfig) -> ValueStore:
-    """What programs store: in the database of a folder, or in memory."""
+    """The store of the programs' values: a database in the folder, or memory if there is no folder."""
     if folder is None:
         return MemoryValueStore(config.max_store_bytes)
     return DatabaseValueStore(Database(folder), config.max_store_bytes)
@@ -78,17 +78,17 @@ class HostServer:
         self._engines = engines
         self._pipe = Pipe(address, self._receive, bind=True)
         self.heard = asyncio.Event()
-        """Set with the front's first message. What is sent before has no receiver and is lost."""
+        """Set at the front's first message. A message sent before that has no receiver and is lost."""
         self._host: ProgramHost | None = None
         self._runs: dict[str, Run] = {}
         self._unread: dict[str, int] = {}
-        """Bytes of each run's messages that the front has not taken."""
+        """Run id -> bytes of its messages that the front has not acknowledged."""
         self._refused: dict[str, WeftError] = {}
-        """The first refusal of a delivery since the front last asked."""
+        """Run id -> the first refusal of a message since the front's last query."""
         self._calls = itertools.count(1)
         self._finding: dict[int, asyncio.Future[Code]] = {}
         self._given_up: set[str] = set()
-        """Runs that were cancelled before they were launched."""
+        """Ids of runs that were cancelled before they were launched."""
         self._launching: set[asyncio.Task[None]] = set()
 
     def tell(self, message: wire.FromHost) -> None:
@@ -96,13 +96,13 @@ class HostServer:
         self._pipe.send(wire.encode(message))
 
     def serve(self, host: ProgramHost) -> None:
-        """Take runs from now on."""
+        """Accept runs from now on."""
         self._host = host
         host.on_run = self._watch
         self.tell(wire.HostReady())
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send the queued messages, then close the connection."""
         self._pipe.close()
 
     async def resolve(self, tenant: str, reference: str) -> Code:
@@ -151,7 +151,7 @@ class HostServer:
                     self._unread[run_id] -= num_bytes
 
     async def _launch(self, message: wire.LaunchRun) -> None:
-        # An engine that was named a moment ago has yet to answer; a program should not hear that it is down.
+        # An engine that is being attached has not answered yet; a program must not see it as down.
         with contextlib.suppress(TimeoutError, WeftError):
             async with asyncio.timeout(ENGINE_PATIENCE_S):
                 for engine in self._engines:
@@ -181,7 +181,7 @@ class HostServer:
     def _deliver(self, run_id: str, body: bytes) -> None:
         run = self._runs.get(run_id)
         if run is None:
-            return  # it has ended, and the front is about to hear it
+            return  # the run has ended, and the message that says so is on its way to the front
         try:
             run.send(body)
         except WeftError as error:
@@ -228,10 +228,10 @@ class HostServer:
 
 
 def calm_collector() -> None:
-    """Have Python's collector of cycles look less often at what stays, which is most of what a program host has.
+    """Make Python's garbage collector examine long-lived objects less often; most objects of a program host are such.
 
-    Nine hundred paused programs are a hundred thousand objects: a full collection among them takes 150 ms, in which no
-    program gets its tokens, and with Python's defaults there is one in every burst of launches.
+    Nine hundred paused programs have a hundred thousand objects. A full collection takes 150 ms, in which no program
+    gets its tokens; with Python's defaults, every burst of launches causes one.
     """
     gc.collect()
     gc.freeze()
@@ -291,7 +291,7 @@ def main(address: str) -> int:
 
 
 def _be_first_to_go() -> None:
-    """Where memory runs out, have the kernel end this process before an engine, the front, or a process of another
-    user: only programs are lost with it, and it is restarted."""
+    """If memory runs out, make the kernel end this process before an engine, the front, or a process of another user:
+    only programs are lost with it, and it is restarted."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

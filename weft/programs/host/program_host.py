@@ -1,12 +1,11 @@
 """`ProgramHost`: runs programs in this process, on the event loop it is used from.
 
-Owns which runs there are and when each may start: caps per tenant and server, an orderly bounded queue beyond them,
-children within their parents. How one run is carried out is `weft.programs.host.run_task`; what it may reach is its
-session. Used in the program host's process (`weft.programs.host.process`), and inline by tests, `weft run` and
-`weft.LLM`.
+Owns the set of runs and the decision when each may start: caps per tenant and server, and a bounded queue in order of
+arrival. `weft.programs.host.run_task` executes one run. Used in the program host's process
+(`weft.programs.host.process`), and inline by tests, `weft run` and `weft.LLM`.
 
-Children do not wait in the queue: a parent that waits for a child that waits for its parent's place would never end.
-Their number is bounded by the limits of the run that they belong to, and by the caps.
+Children do not wait in the queue: a parent that waits for its child while the child waits for the parent's place is a
+deadlock. The limits of the parent's run and the caps bound their number.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ Resolve = Callable[[str, str], Awaitable[Code]]
 
 
 class RunHost(Protocol):
-    """Who runs programs, here or in another process: what routes, the offline API and the command line see."""
+    """A host of programs, in this or another process, as routes, the offline API and the command line use it."""
 
     @property
     def history(self) -> History:
-        """The runs there are and were."""
+        """The present runs and those kept after their end."""
 
     async def start(self, spec: RunSpec, caller: Caller) -> Run:
         """Launch a run. Raises `Overloaded`, `Unsupported`, `HostDead`."""
@@ -56,20 +55,20 @@ class RunHost(Protocol):
         """Count processor time that was spent for a tenant outside of its runs against its rate."""
 
     async def close(self) -> None:
-        """Cancel what runs and stop."""
+        """Cancel all runs and stop the host."""
 
 
 class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on the runs that a host takes, and whether it runs trusted ones."""
 
     max_waiting: int = 4096
-    """Runs that wait for a place."""
+    """Most runs that wait for a place."""
     tenant_max_waiting: int = 1024
     tenant_max_input_bytes: int = 256 << 20
-    """Of arguments and sources of a tenant's runs that wait or run."""
+    """Most bytes of arguments and sources of a tenant's runs that wait or run."""
     allow_trusted: bool = False
     max_ended: int = 200
-    """Runs of each tenant that are remembered after their end."""
+    """Number of ended runs of each tenant that are kept."""
 
 
 async def _nothing_uploaded(tenant: str, reference: str) -> Code:
@@ -78,7 +77,7 @@ async def _nothing_uploaded(tenant: str, reference: str) -> Code:
 
 @dataclass(frozen=True, kw_only=True)
 class HostParts:
-    """What a host stands on. `close` closes what it has."""
+    """The parts of a host: models, guests, network and store. `close` closes all of them."""
 
     models: Sequence[ProgramModel]
     """At least one; the first is the default."""
@@ -89,7 +88,7 @@ class HostParts:
     accounts: Accounts = field(default_factory=Accounts)
     resolve: Resolve = _nothing_uploaded
     quota: Quota = field(default_factory=Quota)
-    """Sizes of sources that programs launch."""
+    """Bounds the size of sources that programs launch."""
 
     async def close(self) -> None:
         """Close guests, network, store and models, in this order."""
@@ -109,35 +108,35 @@ class ProgramHost:
         self._parts = parts
         self._by_name = {model.name: model for model in parts.models}
         self._waiting: dict[str, deque[tuple[int, RunTask]]] = {}
-        """By tenant, in order of arrival; no tenant has an empty one."""
+        """Tenant -> (order of arrival, waiting run), in order of arrival; no queue is empty."""
         self._num_waiting = 0
         self._input_bytes: Counter[str] = Counter()
-        """By tenant, of runs that wait or run and that no program launched."""
+        """Tenant -> bytes of arguments and sources of its runs that wait or run, without children."""
         self._arrivals = itertools.count()
         self._loop_share = LoopShare()
         self._active: set[RunTask] = set()
         self._refusals: dict[str, NoPlace] = {}
-        """Why a tenant's runs wait, as far as it is the tenant that has no place."""
+        """Tenant -> why its runs wait, for tenants that have used up their own share."""
         self._full: NoPlace | None = None
-        """Why everybody waits."""
+        """Why all runs wait, if the whole server has no place."""
         self._retry: asyncio.TimerHandle | None = None
         self._charging: asyncio.Task[None] | None = None
         self._closed = False
         self.on_run: Callable[[Run], None] | None = None
-        """Called with every run before anything comes of it, children included."""
+        """Called with every run, also of children, before its first change."""
 
     @property
     def num_active(self) -> int:
-        """Runs under way, children included."""
+        """Number of runs in progress, with children."""
         return len(self._active)
 
     @property
     def num_waiting(self) -> int:
-        """Runs that wait for a place."""
+        """Number of runs that wait for a place."""
         return self._num_waiting
 
     async def start(self, spec: RunSpec, caller: Caller) -> Run:
-        """Launch a run; see `launch` for what it raises."""
+        """Launch a run. Raises the errors of `launch`."""
         return self.launch(spec, caller)
 
     def charge(self, tenant: str, cpu_s: float) -> None:
@@ -145,10 +144,10 @@ class ProgramHost:
         self._parts.accounts.charge(tenant, cpu_s)
 
     def launch(self, spec: RunSpec, caller: Caller, *, id: str = "") -> Run:
-        """A run that starts now, or when there is a place for it.
+        """Create a run that starts now, or when there is a place for it.
 
-        Raises `Overloaded` where too many wait, `Unsupported` for a trusted program where none is allowed,
-        `InvalidRequest` for a model that is not here, or a sandbox that has no place even alone.
+        Raises `Overloaded` if too many wait, `Unsupported` for a trusted program if none is allowed, `InvalidRequest`
+        for an unknown model, or for a sandbox that does not fit even alone.
         """
         model = self._model(spec.model)
         if spec.trusted and not self.options.allow_trusted:
@@ -166,7 +165,7 @@ class ProgramHost:
         return run
 
     async def close(self) -> None:
-        """End every run and wait until all have given back what they held. Idempotent."""
+        """End every run, and wait until all have released their resources. Idempotent."""
         self._closed = True
         for waiting in list(self._waiting.values()):
             for _, run_task in list(waiting):
@@ -187,7 +186,7 @@ class ProgramHost:
     # ---- children
 
     async def launch_child(self, parent: RunTask, spec: ChildSpec, caller: Caller, budget: RunBudget) -> ChildRun:
-        """A run within its parent's budget. Raises `InvalidRequest` for a program that is none."""
+        """Start a run within its parent's budget. Raises `InvalidRequest` for an invalid program."""
         try:
             if spec.source is not None:
                 code = checked_code(spec.source.encode("utf-8", "surrogatepass"), "python", self._parts.quota)
@@ -199,7 +198,7 @@ class ProgramHost:
         except BaseException:
             budget.close()
             raise
-        # Source that a program launches runs in the sandbox, also if the program is trusted: often a model wrote it.
+        # A source that a program launches runs in the sandbox, also if the program is trusted: often a model wrote it.
         trusted = code.trusted and self.options.allow_trusted
         if trusted:
             budget.without_sandbox()
@@ -243,8 +242,8 @@ class ProgramHost:
         return Overloaded(f"{what}: {why.message}", retry_after_s=why.retry_after_s)
 
     def _start_waiting(self) -> None:
-        """Start what has a place, in order of arrival. A tenant without one does not keep the others waiting; where it
-        is the server that has none, nobody who came later passes, so that a large sandbox is not passed for ever."""
+        """Start the runs that have a place, in order of arrival. A tenant at its cap does not block other tenants. If
+        the server has no place for a run, no later run passes it, so that a large sandbox does not starve."""
         refusals: dict[str, NoPlace] = {}
         self._full = None
         while not self._closed:
@@ -268,7 +267,7 @@ class ProgramHost:
         self._try_again()
 
     def _try_again(self) -> None:
-        """Look again when the first rate has recovered: no run has to end for that."""
+        """Start waiting runs again when the first rate has recovered, which needs no end of a run."""
         if self._retry is not None:
             self._retry.cancel()
         self._retry = None
@@ -277,7 +276,7 @@ class ProgramHost:
             self._retry = asyncio.get_running_loop().call_later(min(waits_s), self._start_waiting)
 
     def _withdraw(self, run_task: RunTask) -> None:
-        """Take it out of its tenant's queue."""
+        """Remove a run from its tenant's queue."""
         waiting = self._waiting.get(run_task.run.tenant, deque())
         for entry in waiting:
             if entry[1] is run_task:
@@ -288,7 +287,7 @@ class ProgramHost:
             self._waiting.pop(run_task.run.tenant, None)
 
     def _let_go(self, run_task: RunTask) -> None:
-        """Count its arguments and source no longer."""
+        """Stop counting the bytes of a run's arguments and source."""
         tenant = run_task.run.tenant
         if run_task.run.record().parent is None:
             self._input_bytes[tenant] -= run_task.input_bytes
@@ -296,7 +295,7 @@ class ProgramHost:
             del self._input_bytes[tenant]
 
     def _withdrawn(self, run_task: RunTask) -> None:
-        """Called when it was ended while it waited."""
+        """Handle the end of a run that waited."""
         self._withdraw(run_task)
         self._let_go(run_task)
         self.history.ended(run_task.run)
@@ -336,7 +335,7 @@ class ProgramHost:
 
 
 class _ChildLauncher:
-    """Launches what one run launches."""
+    """Launches the children of one run."""
 
     def __init__(self, host: ProgramHost, parent: RunTask):
         self._host, self._parent = host, parent

@@ -1,8 +1,7 @@
-"""One run while this process carries it out: its session, its guest, and the way in and out of both.
+"""One run while this process executes it: its context, its guest, and the connection of both to the host.
 
-Owns the moment of its end: the session gives everything back, the budget is closed, and the run ends once, however the
-program or its host fails. It does not know which runs there are or when one may start; `weft.programs.host` does, and
-calls it.
+Owns the end of the run: the context releases its resources, the budget is closed, and the run ends exactly once, also
+if the program or its host fails. `weft.programs.host.program_host` decides when a run starts.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from weft.programs.types import Caller
 
 MAX_RESULT_BYTES = 16 << 20
 CHARGED_AT_ONCE_S = 0.001
-"""Processor time of this process that is charged to a run at once; less is charged later."""
+"""Processor time of this process from which it is charged to a run immediately; smaller amounts are summed up first."""
 _WARNING = 2
 
 logger = logging.getLogger("weft.programs")
 
 
 class RunTask:
-    """The `Control` of a run, the `Outlet` of its session, and, where a program launched it, its `Child`."""
+    """Implements the `Control` of a run, the `Outlet` of its context, and the `ChildRun` of its parent, if any."""
 
     def __init__(self, run: Run, caller: Caller, *, on_withdrawn: Callable[[RunTask], None]):
-        """`on_withdrawn` is called where it ends before it began."""
+        """`on_withdrawn` is called if the run ends before it has started."""
         self.run = run
         self.caller = caller
         self.input_bytes = len(run.spec.code.content) + len(run.spec.args)
@@ -102,12 +101,12 @@ class RunTask:
         )
 
     async def confirm(self) -> None:
-        """Nothing is on its way: this is where it is carried out."""
+        """Return at once: all earlier calls have taken effect in this process."""
 
     # ---- Outlet
 
     def message(self, data: bytes) -> None:
-        """Pass a message of the program on. Raises `Overloaded` where it says more than can be passed on."""
+        """Pass a message of the program on. Raises `Overloaded` if it sends more than can be passed on."""
         if not self.run.has_room():
             raise Overloaded("messages are sent faster than they are passed on; send fewer, or wait a moment")
         if not self.run.ended:
@@ -119,14 +118,14 @@ class RunTask:
             self.run.log(log_line(level, text))
 
     def end(self, error: WeftError) -> None:
-        """It broke a limit while it was not calling."""
+        """End the run with this error: it exceeded a limit outside of a call."""
         if self._queue is not None:
             self._queue.kill(error)
         if self._guest is not None:
             self._guest.kill(error)
 
     def charge(self, cpu_s: float) -> None:
-        """This process has worked for it."""
+        """Charge processor time of this process to the run."""
         self._host_s += cpu_s
         self._uncharged_s += cpu_s
         if self._uncharged_s >= CHARGED_AT_ONCE_S:
@@ -135,7 +134,7 @@ class RunTask:
     # ---- Child
 
     async def join(self) -> bytes:
-        """JSON of what its main returned. Raises what it failed with."""
+        """Wait for the end and return the JSON of the value that `main` returned. Raises the run's error."""
         return await self.run.answer()
 
     def kill(self) -> None:
@@ -145,7 +144,7 @@ class RunTask:
     # ---- for the host
 
     def begin(self, services: Services, launcher: Launcher, guests: GuestFactory, budget: RunBudget) -> None:
-        """Start it; the run says how that went. Takes the budget over, also where it cannot be started."""
+        """Start the run. Takes the budget over, also if the start fails; the run then ends with the error."""
         self._budget = budget
         try:
             self._context = RunContext(
@@ -179,9 +178,9 @@ class RunTask:
         self.task = asyncio.create_task(self._carry_out(self._guest), name=self.id)
 
     def settle_cpu(self) -> None:
-        """Count the processor time since the last call against its budget and those above; end it where none is left.
+        """Charge the processor time since the last call to the run's budget and those above; end a run with none left.
 
-        Trusted programs are not held to theirs: their time cannot be measured apart from that of others.
+        Trusted programs are not limited: their time cannot be separated from that of other programs.
         """
         if self._guest is None or self._budget is None or self.run.ended:
             return
@@ -197,7 +196,7 @@ class RunTask:
     # ---- inside
 
     def _slowed_down(self, wait: Wait) -> None:
-        """Say so in its log, the first time."""
+        """Write the first wait for a rate into the run's log."""
         if self._queue is not None and not self._queue.waited_s:
             self.log(_WARNING, f"waiting: {wait}")
 
@@ -215,23 +214,23 @@ class RunTask:
         except Exception:
             logger.exception("run %s failed in its host", self.id)
         finally:
-            # A run ends once, here, with any exception.
+            # Every run ends here, once, with a result or any exception.
             self._close(outcome)
 
     async def _result(self, guest: Guest) -> bytes:
-        """JSON of what the program returned. Raises what `Guest.run` does, and `ProgramFailed` for anything else."""
+        """JSON of the program's result. Raises the errors of `Guest.run`, and `ProgramFailed` for an invalid result."""
         returned = await self._ran(guest)
         if len(returned) > MAX_RESULT_BYTES:
             raise ProgramFailed(f"main returned {len(returned)} bytes of JSON; {MAX_RESULT_BYTES} is the most")
         try:
-            # It is put into answers as it is: anything but one value would become fields of the answer.
+            # Responses embed the result unchanged: text beyond one value would become fields of the response.
             check_json(returned, "what main returned")
         except InvalidRequest as error:
             raise ProgramFailed(error.message) from None
         return one_line(returned)
 
     async def _ran(self, guest: Guest) -> bytes:
-        """As `Guest.run`, and everything that it said is carried out."""
+        """Like `Guest.run`, but return only when all commands of the program are executed."""
         try:
             outcome = await guest.run()
         except ProgramFailed:
@@ -257,7 +256,7 @@ class RunTask:
         if self._budget is not None:
             self._budget.close()
         self.run.control = _Over(usage)
-        # They know each other; what they hold, the run's arguments too, is not to wait for a collection of cycles.
+        # Break the reference cycle, so that the run's arguments and other content are freed at once.
         self._context = self._guest = self._queue = None
         if isinstance(outcome, WeftError):
             self.run.fail(outcome)
@@ -267,7 +266,7 @@ class RunTask:
 
 
 class _Over:
-    """The control of a run in the moment of its end."""
+    """The `Control` of a run that is ending."""
 
     def __init__(self, usage: RunUsage):
         self._usage = usage

@@ -1,9 +1,9 @@
 """`TrustedGuest`: a program as a task of the host's own event loop, for code that its operator trusts.
 
-Owns the task and its channel. Source, SDK and wire are those of the sandbox, without the boundary. So calls are as fast
-as they can be, and nothing protects the host: the program may do everything that Python can, its limits of
-processor time and memory are not enforced, `print` goes to the host's own output, and a program that computes without
-ever awaiting stops everything in the loop and cannot be killed. Made by `weft.programs.host.guest_factory`.
+Owns the task and its channel. Source, SDK and wire are those of the sandbox, without its boundary. Calls have the least
+overhead, but nothing protects the host: the program may do everything that Python can, its limits of processor time and
+memory are not enforced, `print` goes to the host's own output, and a program that computes without ever awaiting blocks
+the whole event loop and cannot be killed. `weft.programs.host.guest_factory` creates it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.sdk import run
 from weft.sdk.channel import Channel, install
 
 _compiled = functools.lru_cache(64)(program.compiled)
-"""Most programs are launched again and again."""
+"""Cached, because most programs are launched many times."""
 
 
 class TrustedGuest:
@@ -39,8 +39,8 @@ class TrustedGuest:
         source: str | None = None,
         name: str = "program.py",
     ):
-        """Either the program's `main` itself or its source. `args` is JSON, nothing for null. `name` is what tracebacks
-        call the source's file."""
+        """Takes either the program's `main` or its source. `args` is JSON; no bytes mean null. `name` is the file name
+        of the source in tracebacks."""
         if (main is None) == (source is None):
             raise ValueError("a trusted program is a main or a source, one of the two")
         self._host = host
@@ -51,13 +51,13 @@ class TrustedGuest:
         self._over: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: BaseException | None = None
-        """The error that the run ends with, also where the program catches it."""
+        """The error that the run ends with, also if the program catches it."""
         self._host_calls = 0
         self._ended = False
 
     @classmethod
     def from_file(cls, host: GuestHost, path: Path, *, args: bytes = b"") -> TrustedGuest:
-        """A program from its file. Raises `InvalidRequest` for one that cannot be read."""
+        """Create a guest from a program's file. Raises `InvalidRequest` for a file that cannot be read."""
         try:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -65,8 +65,8 @@ class TrustedGuest:
         return cls(host, args=args, source=source, name=str(path))
 
     async def run(self) -> bytes:
-        """JSON of what `main` returned. Raises `ProgramFailed` with the traceback of what it raised (`EngineDead` where
-        it was that), the error it was killed with, or what the host raised."""
+        """Run the program and return the JSON of the value that `main` returned. Raises `ProgramFailed` with the
+        traceback of an error of `main` (but `EngineDead` as it is), the error of `kill`, or an error of the host."""
         if self._task is not None:
             raise RuntimeError("a guest runs once")
         loop = self._loop = asyncio.get_running_loop()
@@ -74,31 +74,31 @@ class TrustedGuest:
             self._ended = True
             raise self._error
         self._host.on_events(self._on_events)
-        # The program's own tasks inherit the context, and with it the channel; the host's do not.
+        # The program's own tasks inherit the `contextvars` context with the channel; the host's tasks do not.
         context = copy_context()
         context.run(install, self._channel)
         self._task = loop.create_task(self._call(), context=context)
         self._over = loop.create_future()
         self._task.add_done_callback(lambda task: self._wake())
         try:
-            # Not the task itself: a program that swallows its cancellation keeps nobody waiting.
+            # Wait for an event instead of the task: a program that swallows its cancellation must not delay the end.
             await self._over
         except asyncio.CancelledError:
             self._task.cancel()
             raise
         finally:
             self._ended = True
-            # Tasks that the program left behind hear that it is over.
+            # Tasks that the program left behind get an error from their calls.
             self._channel.close(Cancelled("the program has ended"))
         return self._outcome(self._task)
 
     def kill(self, error: WeftError) -> None:
-        """End it where it awaits next: `run` raises `error`, also if the program catches its cancellation."""
+        """End the program at its next `await`: `run` raises `error`, also if the program catches its cancellation."""
         if not self._ended:
             self._end(error)
 
     def usage(self) -> GuestUsage:
-        """Processor time and memory of a trusted program are the host's and not known."""
+        """An empty usage: processor time and memory of a trusted program cannot be separated from the host's."""
         return GuestUsage(host_calls=self._host_calls)
 
     # ---- inside
@@ -112,12 +112,12 @@ class TrustedGuest:
             run.set_args(args)
             encoded = program.encode_result(await program.call(main, args))
         except (SystemExit, KeyboardInterrupt) as error:
-            # The event loop would end with it, and all other programs.
+            # These exceptions would end the event loop, and with it all other programs.
             what = "raised KeyboardInterrupt"
             if isinstance(error, SystemExit):
                 what = f"called sys.exit({_shown(error.code)})"
             raise ProgramFailed(f"the program {what}", traceback=self._trace(error)) from None
-        # What it said last is carried out before its end is known; a refusal of it is the program's failure.
+        # The last commands are executed before the end is reported; a refusal of one is the program's failure.
         self._flush()
         behind = self._host.behind()
         if behind is not None:
@@ -132,12 +132,12 @@ class TrustedGuest:
             raise self._error
         failed = None if task.cancelled() else task.exception()
         if isinstance(failed, ProgramFailed):
-            # Made anew: it may be of a class of the program's own, or hold one.
+            # A new error: the program's may be of its own class, or refer to its objects.
             raise ProgramFailed(_text_of(failed), traceback=_text_of(failed.traceback)) from failed
         if task.cancelled():
             raise ProgramFailed("the program cancelled itself: its main ended with asyncio.CancelledError")
         if isinstance(failed, sdk.EngineDead):
-            # Nothing is wrong with the program: it may be launched again.
+            # This is not a fault of the program, which may be launched again.
             raise EngineDead(_text_of(failed)) from failed
         if failed is not None:
             raise ProgramFailed(_say(failed), traceback=self._trace(failed)) from failed
@@ -156,7 +156,7 @@ class TrustedGuest:
             return f"{type(second).__name__} while the traceback was written"
 
     def _on_commands(self) -> None:
-        """The program has said something; all that it says in this turn goes out together."""
+        """Schedule one flush for all commands of this turn of the event loop."""
         if self._ended or self._error is not None:
             self._channel.take()
             raise Cancelled("the program has ended; its host takes nothing more from it")
@@ -164,7 +164,7 @@ class TrustedGuest:
             self._loop.call_soon(self._flush)
 
     def _hurry(self) -> None:
-        """It says much without ever awaiting; what it may not say ends it here."""
+        """Flush the commands of a program that sends many without awaiting. An error of a command ends it here."""
         self._flush()
         if self._error is not None:
             raise Cancelled(str(self._error))
@@ -195,7 +195,7 @@ class TrustedGuest:
         if self._error is not None:
             return
         self._error = error
-        # A task that waits for a call gets the error, then the run's task ends at its next await.
+        # A task that awaits a call gets the error, then the run's task ends at its next `await`.
         self._channel.close(Cancelled(str(error)))
         if self._task is not None:
             self._task.cancel()
@@ -207,14 +207,14 @@ class TrustedGuest:
 
 
 def _say(error: BaseException) -> str:
-    """What a program failed with, in one line."""
+    """The error of a program, in one line."""
     name = error.kind if isinstance(error, WeftError) else type(error).__name__
     text = " ".join(_text_of(error).split())
     return f"{name}: {text}" if text else name
 
 
 def _text_of(value: object) -> str:
-    """`str(value)`; classes of the program may be at work in it, which may raise anything."""
+    """`str(value)`, also if a class of the program raises in it."""
     try:
         return str(value)
     except BaseException as error:

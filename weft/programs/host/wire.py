@@ -29,7 +29,7 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     model: str
-    """As `EngineConfig.model`: where its tokenizer comes from."""
+    """The folder or hub id from which the tokenizer is loaded, as `EngineConfig.model`."""
     revision: str | None = None
     offline: bool = False
     tool_call_parser: str | None = None
@@ -54,14 +54,14 @@ class FromFront(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AttachEngine(FromFront, frozen=True):
-    """A model's engine is at this address now."""
+    """The address at which a model's engine listens now."""
 
     model: int
     address: str
 
 
 class DetachEngine(FromFront, frozen=True):
-    """A model's engine is gone."""
+    """The engine of a model is down."""
 
     model: int
     message: str
@@ -113,7 +113,7 @@ class ProgramFound(FromFront, frozen=True):
 
 
 class ChargeTenant(FromFront, frozen=True):
-    """The front has spent processor time for a tenant: its rate pays for it."""
+    """Charge processor time that the front spent for a tenant to the tenant's rate."""
 
     tenant: str
     cpu_s: float
@@ -155,7 +155,7 @@ class RunCreated(FromHost, frozen=True):
 
 
 class RunStarted(FromHost, frozen=True):
-    """A run has started."""
+    """The host has begun to execute a run."""
 
     run: str
 
@@ -175,7 +175,7 @@ class LineLogged(FromHost, frozen=True):
 
 
 class RunOver(FromHost, frozen=True):
-    """A run has ended."""
+    """The last message about a run: it has ended."""
 
     record: RunRecord
     result: bytes | None
@@ -190,7 +190,7 @@ class FindProgram(FromHost, frozen=True):
 
 
 class HostAlive(FromHost, frozen=True):
-    """Reply to `PingHost`."""
+    """Reply to `PingHost` from the host's event loop."""
 
     num_runs: int
 

@@ -1,17 +1,15 @@
-"""`CommandQueue`: what a program says, carried out in order, in bounded portions, when its tenant may go on.
+"""`CommandQueue`: executes a program's commands in order, in bounded portions, at the rates of its tenant.
 
-Owns the commands that wait. It stands between a guest and the host's side of its run, and holds back what the guest
-says for two reasons:
+Owns the waiting commands. It stands between a guest and the context of its run, and delays commands for two reasons:
 
-- Programs have used up their share of this pass of the event loop (`LoopShare`). What is left of a message is carried
-  out in later passes, with everything else that the loop has to do in between, and the guest says nothing more before
-  (`behind`).
-- The tenant has used up a rate (`weft.programs.quota.rates`). The program is slowed down by what others of its tenant
-  used and never broken by it: a refusal would hit whichever call comes next, in the middle of a text, and few programs
-  are written to try every call again. While it waits, its time runs: `wall_s` bounds the wait.
+- Programs have used up their share of this pass of the event loop (`LoopShare`). The rest of a message is executed in
+  later passes, between the other work of the loop, and the guest sends no further message before (`behind`).
+- The tenant has used up a rate (`weft.programs.quota.rates`). The usage of the tenant's other programs slows a program
+  down but never fails it: a refusal would hit an arbitrary call, and few programs retry every call. The run's time goes
+  on meanwhile, so `wall_s` bounds the wait.
 
-Nothing is lost and the order is kept. What was begun before goes on, and its events arrive. Made for every run by
-`weft.programs.host.run_task`; used from one event loop.
+No command is lost, and the order is kept. Operations in progress continue, and their events arrive. Created for every
+run by `weft.programs.host.run_task`; used from one event loop.
 """
 
 from __future__ import annotations
@@ -28,15 +26,15 @@ from weft.programs.quota.loop_share import GoesOn, LoopShare
 from weft.programs.quota.rates import Wait
 
 MAX_WAITING_BYTES = 64 << 20
-"""Of commands of one program that wait for a rate. One that goes on asking without waiting for answers is ended."""
+"""Most bytes of one program's commands that wait for a rate. More commands end the run."""
 
 
 class CommandHost(Protocol):
-    """Where commands are carried out: a session."""
+    """Executes commands: the context of a run."""
 
     def carry_out(self, commands: Iterator[CommandFrame], goes_on: GoesOn) -> bool:
-        """Carry out commands, at least one, for as long as `goes_on`; whether that were all. Never blocks. Raises
-        `WeftError` or `WireError`: the run must end with it."""
+        """Execute at least one command, and further ones while `goes_on` says so. Returns whether all were executed.
+        Never blocks. Raises `WeftError` or `WireError`, which must end the run."""
 
     def take_events(self) -> bytes:
         """The events so far; never waits (`GuestHost.take_events`)."""
@@ -49,14 +47,14 @@ class CommandHost(Protocol):
 
 
 class _Message(NamedTuple):
-    """What a guest said at once, as far as it is not carried out."""
+    """The commands of one message of the guest that were not executed yet."""
 
     size: int
     commands: Iterator[CommandFrame]
 
 
 class CommandQueue:
-    """Carries out a guest's commands in portions; a `weft.programs.guest.GuestHost`."""
+    """Executes a guest's commands in portions; implements `weft.programs.guest.GuestHost`."""
 
     def __init__(
         self,
@@ -68,14 +66,14 @@ class CommandQueue:
         end: Callable[[WeftError], None],
         on_wait: Callable[[Wait], None] = lambda wait: None,
     ):
-        """`end` ends the run where a command that had waited breaks it; `on_wait` is called when the program begins to
+        """`end(error)` ends the run when a delayed command fails it; `on_wait` is called when the program begins to
         wait for a rate."""
         self._host, self._budget, self._share, self._tenant = host, budget, share, tenant
         self._end, self._on_wait = end, on_wait
         self._waiting: deque[_Message] = deque()
         self._waiting_bytes = 0
         self._is_begun = False
-        """Whether some of the first message that waits is carried out."""
+        """Whether a part of the first waiting message has been executed."""
         self._timer: asyncio.TimerHandle | None = None
         self._since_s = 0.0
         self._waited_s = 0.0
@@ -89,13 +87,13 @@ class CommandQueue:
 
     @property
     def waited_s(self) -> float:
-        """How long commands were held back so far because a rate was used up."""
+        """Seconds for which commands have waited because a rate was used up."""
         now_s = self._since_s if self._timer is None else asyncio.get_running_loop().time()
         return self._waited_s + now_s - self._since_s
 
     def commands(self, data: bytes) -> None:
-        """As `GuestHost.commands`, now or later. Raises `Overloaded` where too much waits for a rate: the run must end
-        with it."""
+        """Execute a message's commands now or later (`GuestHost.commands`). Raises `Overloaded`, which must end the
+        run, if too many bytes wait for a rate."""
         self._waiting_bytes += len(data)
         self._waiting.append(_Message(len(data), commands(data)))
         if len(self._waiting) > 1:
@@ -105,7 +103,7 @@ class CommandQueue:
             self._share.wait(self._tenant, self._portion)
 
     def behind(self) -> Awaitable[None] | None:
-        """An awaitable that ends when no command waits any more; None where none does (`GuestHost.behind`)."""
+        """An awaitable that ends when no command waits any more; None if none waits (`GuestHost.behind`)."""
         return self._until_nothing_waits() if self._waiting and self._timer is None else None
 
     def take_events(self) -> bytes:
@@ -121,7 +119,7 @@ class CommandQueue:
         self._host.on_events(wake)
 
     async def pause(self) -> None:
-        """For a guest that computes: wait as its commands would."""
+        """Wait as a command of the guest would, for a guest that computes without sending commands."""
         loop = asyncio.get_running_loop()
         while (wait := self._budget.wait()) is not None:
             began_s, is_counted = loop.time(), self._timer is not None
@@ -132,19 +130,19 @@ class CommandQueue:
                 self._waited_s += loop.time() - began_s
 
     async def settled(self) -> None:
-        """Wait until nothing waits: what a program said last is carried out too. Raises what it was killed with."""
+        """Wait until all commands are executed, with the program's last ones. Raises the error of `kill`."""
         if self._waiting:
             await self._until_nothing_waits()
         if self._error is not None:
             raise self._error
 
     def kill(self, error: WeftError) -> None:
-        """The run ends with this: what waits is not carried out."""
+        """End the queue with this error; waiting commands are not executed."""
         self._error = self._error or error
         self.close()
 
     def close(self) -> None:
-        """The run is over: what waits is not carried out. Idempotent."""
+        """Close the queue at the end of the run; waiting commands are not executed. Idempotent."""
         self._waiting.clear()
         self._waiting_bytes = 0
         self._stop_timer()
@@ -153,36 +151,36 @@ class CommandQueue:
     # ---- inside
 
     def _begin(self) -> bool:
-        """A turn now; whether more waits for another."""
+        """Execute a portion now. Returns whether commands wait for a later one."""
         try:
             return self._share.run(self._carry_out)
         except BaseException:
-            # The run ends with it.
+            # The caller ends the run with the error.
             self.close()
             raise
 
     def _until_nothing_waits(self) -> Awaitable[None]:
         if self._over is None:
             self._over = asyncio.get_running_loop().create_future()
-        # Several may wait for it, and each may be cancelled.
+        # Several tasks may await it, and each may be cancelled.
         return asyncio.shield(self._over)
 
     def _rest(self) -> None:
-        """Nothing waits."""
+        """Reset the state, when no command waits any more."""
         over, self._over = self._over, None
         if over is not None and not over.done():
             over.set_result(None)
 
     def _shrink(self) -> None:
-        """Too much waits. A rate leaves no choice. A program that never lets its host take turns is trusted: the oldest
-        of what it said is carried out at once."""
+        """Handle too many waiting bytes. If they wait for a rate, raise. Otherwise the program is a trusted one that
+        does not yield to the event loop, and its oldest commands are executed at once."""
         if self._timer is not None:
             raise Overloaded(f"the program says more than {MAX_WAITING_BYTES} bytes while its tenant's rate is used up")
         while self._waiting_bytes > MAX_WAITING_BYTES and self._timer is None:
             self._carry_out(lambda: self._waiting_bytes > MAX_WAITING_BYTES)
 
     def _portion(self, goes_on: GoesOn) -> bool:
-        """A turn in a later pass of the loop, as `LoopShare` wants it."""
+        """Execute a portion in a later pass of the loop, as a callback of `LoopShare`."""
         try:
             return self._carry_out(goes_on)
         except WeftError as error:
@@ -192,8 +190,8 @@ class CommandQueue:
         return False
 
     def _carry_out(self, goes_on: GoesOn) -> bool:
-        """Carry out what waits, as far as the rate goes: others of the tenant use it too. Whether more waits for a
-        turn."""
+        """Execute waiting commands as far as the tenant's rate allows. Returns whether commands wait for a later
+        portion."""
         while self._waiting and self._timer is None:
             message = self._waiting[0]
             if not self._is_begun:
@@ -204,7 +202,7 @@ class CommandQueue:
             self._is_begun = True
             is_done = self._host.carry_out(message.commands, goes_on)
             if not self._waiting:
-                return False  # one of them has ended the run
+                return False  # a command has ended the run
             if not is_done:
                 return True
             self._is_begun = False
@@ -217,7 +215,7 @@ class CommandQueue:
         return False
 
     def _wait(self, wait: Wait) -> None:
-        """For a rate."""
+        """Begin to wait for a rate."""
         self._on_wait(wait)
         self._since_s = asyncio.get_running_loop().time()
         self._sleep(wait)

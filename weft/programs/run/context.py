@@ -1,13 +1,12 @@
-"""`RunContext`: the host side of one run. It carries out the program's commands and answers them.
+"""`RunContext`: the host side of one run. It executes the program's commands and answers them.
 
-Owns the one table from operations to the methods that carry them out, by trait (`weft.programs.run.calls`), the count
-of the run's calls, its timer for `wall_s`, and the promise that everything the run holds is given back when it ends,
-however that happens. It does not know what kind of guest it serves, nor who launched the run. Made by
-`weft.programs.host.run_task`; used from one event loop.
+Owns the one table from operations to methods, by trait (`weft.programs.run.calls`), the count of the run's calls, and
+the timer for `wall_s`. It releases every resource of the run at its end, with or without an error. It does not depend
+on the kind of guest, nor on the launcher. `weft.programs.host.run_task` creates it. Used from one event loop.
 
-An error in a call is that call's ERROR event, to this program alone: a handle that is unknown, freed, forged or of
-another program, a refused request, a dead engine. An error that `commands` and `carry_out` raise ends the run: bytes
-that are no commands, and a limit that is used up.
+An error of a call becomes an ERROR event of that call, for this program only: a handle that is unknown, freed, forged
+or of another program, a refused request, a dead engine. An error raised by `commands` or `carry_out` ends the run:
+bytes that are not commands, or a limit that is used up.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from weft.programs.types import Caller
 logger = logging.getLogger(__name__)
 
 _TRAITS = (CoreCalls, MessagingCalls, TokenizeCalls, SequenceCalls, StoreCalls, PageCalls, GrammarCalls)
-"""Each carries out the operations of one trait, or of several; the order is that of the traits in a session."""
+"""Each class executes the operations of one or several traits; a context holds one instance of each in this order."""
 _CARRIED_OUT_BY: dict[Trait, type] = {
     Trait.CORE: CoreCalls,
     Trait.MESSAGING: MessagingCalls,
@@ -59,7 +58,7 @@ _CARRIED_OUT_BY: dict[Trait, type] = {
 
 
 def _method(op: Op) -> Callable[..., None]:
-    """What carries an operation out: called with its trait, the number of the call, its numbers and its blobs."""
+    """The method of an operation. It takes the instance of its class, the call number, the numbers and the blobs."""
     method: Callable[..., None] = getattr(_CARRIED_OUT_BY[op.trait], op.method)
     if not op.command:
         return method
@@ -69,24 +68,24 @@ def _method(op: Op) -> Callable[..., None]:
 DISPATCH: dict[Op, tuple[int, Callable[..., None]]] = {
     op: (_TRAITS.index(_CARRIED_OUT_BY[op.trait]), _method(op)) for op in Op
 }
-"""Operation -> (place of its trait in a session, method): built once, since a session is made for every run."""
+"""Operation -> (index of its class in `_TRAITS`, method). Built once, because every run creates a context."""
 
 _PAGE_OPS = frozenset(op for op in Op if _CARRIED_OUT_BY[op.trait] is PageCalls)
 
 
 class ContextUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run asked of its host, without its children."""
+    """The resources that a run used through its host, without its children."""
 
     host_calls: int = 0
     prompt_tokens: int = 0
-    """Appended to sequences."""
+    """Tokens appended to sequences."""
     cached_tokens: int = 0
     """Of those, tokens whose KV was found instead of computed."""
     generated_tokens: int = 0
     forward_tokens: int = 0
-    """Put through forwards over the program's own pages."""
+    """Tokens computed in forward passes over the program's own pages."""
     waited_s: float = 0.0
-    """Summed time of its waits for anything but the device: HTTP, messages, sleeps, children."""
+    """Sum of all waits for anything but the device: HTTP, messages, sleeps, children."""
     http_requests: int = 0
     children: int = 0
     """Launched."""
@@ -98,7 +97,7 @@ class RunContext:
     def __init__(
         self, services: Services, *, caller: Caller, budget: RunBudget, outlet: Outlet, reserve_pages: int = 0
     ):
-        """`budget` is the run's own; its owner closes it, after the context."""
+        """`budget` is the run's own. The caller closes it after the context."""
         self._budget = budget
         self._calls = PendingCalls(outlet.end, outlet.charge)
         view = RunView(
@@ -125,14 +124,15 @@ class RunContext:
     # ---- GuestHost
 
     def commands(self, data: bytes) -> None:
-        """Carry out all that the guest said; never blocks. Raises `WeftError` or `WireError`: the run must end with
-        it."""
+        """Execute all commands of a message. Never blocks. Raises `WeftError` or `WireError`, which must end the
+        run."""
         self.carry_out(commands(data), lambda: True)
 
     def carry_out(self, commands: Iterator[CommandFrame], goes_on: GoesOn) -> bool:
-        """Carry out commands, at least one, for as long as `goes_on`; whether those were all. Never blocks. Raises as
-        `commands`. The time is charged to the run as processor time, that of decoding them included."""
-        # Nothing here waits, so the time that it takes the loop is processor time; the thread's own clock is a system
+        """Execute at least one command, and further ones while `goes_on` says so. Returns whether all were executed.
+        Never blocks. Raises like `commands`. The time, with that of decoding, is charged to the run as processor
+        time."""
+        # This method never waits, so elapsed time is processor time. Reading the thread's processor clock is a system
         # call, which costs as much as a command.
         made_progress()
         calls, traits = self._calls, self._traits
@@ -177,32 +177,32 @@ class RunContext:
         return is_all
 
     def behind(self) -> None:
-        """Nothing waits here: all commands are carried out at once."""
+        """None: the context executes all commands at once."""
 
     def take_events(self) -> bytes:
-        """The events so far, `b""` if there are none. Never waits."""
+        """The events so far; `b""` if there are none. Never waits."""
         return self._calls.take()
 
     async def wait_events(self, timeout_s: float | None) -> bytes:
-        """The events so far, waiting for the first; `b""` where `timeout_s` seconds are over, or the session closed."""
+        """Wait for the first event, and return all events so far; `b""` after `timeout_s` seconds or `close`."""
         return await self._calls.wait(timeout_s)
 
     def on_events(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called, in the loop, whenever events become available after there were none."""
+        """Set the callback for the first event after there were none; it is called in the event loop."""
         self._calls.on_events(wake)
 
     # ---- for its owner
 
     def deliver(self, message: bytes) -> None:
-        """A JSON message from the launcher of the run, or a client that is attached to it.
+        """Take a JSON message from the launcher of the run, or from a client attached to it.
 
-        Raises `LimitExceeded` for one that is too long, `Overloaded` where too many wait unread.
+        Raises `LimitExceeded` for a message that is too long, `Overloaded` if too many wait unread.
         """
         if not self._calls.closed:
             self._core.deliver(message)
 
     def usage(self) -> ContextUsage:
-        """What the run asked so far; also after its end."""
+        """The usage of the run so far; also valid after its end."""
         sequences = self._sequences.usage
         return ContextUsage(
             host_calls=self._host_calls,
@@ -216,14 +216,14 @@ class RunContext:
         )
 
     def close(self) -> None:
-        """Give back everything the run holds, its children included. Nothing is said any more. Idempotent."""
+        """Release all resources of the run and end its children. No event follows. Idempotent."""
         self._timer.cancel()
         for part in (self._calls, self._core, self._messaging, self._sequences, self._pages, self._grammars):
             try:
                 part.close()
             except Exception:
-                # The others hold things too.
-                logger.exception("something that a run held could not be given back")
+                # The other objects must release their resources too.
+                logger.exception("a resource of a run could not be released")
 
     def _out_of_time(self, wall_s: float) -> None:
         message = f"the program ran longer than its limit wall_s of {wall_s:g} seconds"

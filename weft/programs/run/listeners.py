@@ -1,7 +1,7 @@
 """`Listener`: a reader of the messages of one run.
 
-Owns the messages that were not read yet, and their bound: a reader that does not read is given up, without an effect on
-others. It does not know runs; `weft.programs.run.runs` makes and feeds it. Used from one event loop.
+Owns the unread messages and their bound: a reader that falls behind is disconnected, without an effect on others.
+`weft.programs.run.runs` creates and feeds it. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Self
 from weft.abi.errors import SlowListener, WeftError
 
 LISTENER_MESSAGES = 2000
-"""Unread, of one listener, before it is given up."""
+"""Most unread messages of a listener; more disconnect it."""
 LISTENER_BYTES = 8 << 20
 
 
 class Listener:
-    """Reads one run's messages: `async for message in run.messages()`. `close` it where it is not read to its end.
+    """Iterates over one run's messages: `async for message in run.messages()`. `close` it unless it is read to its end.
 
-    Ends with the run. Raises `SlowListener` where too much was not read.
+    The iteration ends with the run. It raises `SlowListener` if too many messages were unread.
     """
 
     def __init__(self, run_id: str, kept: list[bytes], missed: int, on_close: Callable[[Listener], None]):
         self.missed = missed
-        """Messages from before that were no longer kept."""
+        """Number of earlier messages that were no longer kept."""
         self._run_id = run_id
         self._on_close = on_close
         self._waiting = deque(kept)
@@ -38,7 +38,7 @@ class Listener:
             self._news.set()
 
     def put(self, message: bytes) -> bool:
-        """Take a message; False where the listener is given up instead."""
+        """Take a message. Returns False if the listener is disconnected instead."""
         if len(self._waiting) >= LISTENER_MESSAGES or self._bytes + len(message) > LISTENER_BYTES:
             self._waiting.clear()
             self.end(SlowListener(f"What the run {self._run_id} says was not read fast enough; attach again."))
@@ -49,18 +49,18 @@ class Listener:
         return True
 
     def end(self, error: WeftError | None) -> None:
-        """End the iteration, with an error where there is one; messages that wait are read first."""
+        """End the iteration, with `error` if given, after the unread messages."""
         self._done, self._error = True, error
         self._news.set()
 
     def close(self) -> None:
-        """Stop listening and drop what was not read."""
+        """Stop listening and drop unread messages."""
         self._on_close(self)
         self._waiting.clear()
         self.end(None)
 
     def take(self) -> bytes | None:
-        """A message that is there, or None."""
+        """The next unread message, or None. Never waits."""
         if not self._waiting:
             return None
         message = self._waiting.popleft()

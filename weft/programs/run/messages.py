@@ -1,9 +1,8 @@
-"""Messages between programs of one tenant: topics, and queues of what was not read yet.
+"""Messages between programs of one tenant: topics, and queues of unread messages.
 
-Owns who listens to what, and that nobody who does not read can grow memory or keep a sender waiting: a queue holds so
-many messages and bytes, and a subscription that goes beyond *ends with an error* instead of losing messages in silence.
-It knows neither sessions nor the wire; sessions subscribe and are called when a message waits. Used from one event
-loop.
+Owns the subscriptions. A subscriber that does not read neither grows memory nor delays a sender: a queue is bounded in
+messages and bytes, and a subscription that exceeds a bound *ends with an error* instead of silently losing messages.
+The module knows neither runs nor the wire; a run subscribes with a callback for new messages. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from weft.abi.errors import InvalidRequest, Overloaded
 
 MAX_TOPIC_BYTES = 256
 MAX_WAITING_BYTES = 16 << 20
-"""Of messages that wait for one program, of all its subscriptions and from outside together."""
+"""Most bytes of unread messages of one program, over all its subscriptions and its inbox."""
 
 MESSAGE_COST_BYTES = 64
-"""What a message costs beside its own bytes, so that empty ones are bounded too."""
+"""Cost of a message beside its own bytes, so that empty messages are bounded too."""
 _one_value = msgspec.json.Decoder(msgspec.Raw)
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
 
 
 def one_line(json: bytes) -> bytes:
-    """The same JSON without ends of lines, which may stand between its parts: an event of a stream would end there."""
+    """The same JSON without line ends, which JSON allows between its parts and which would end an event of a stream."""
     return json.translate(_LINE_ENDS) if b"\n" in json or b"\r" in json else json
 
 
 def check_json(data: bytes, what: str, param: str | None = None) -> None:
-    """Raise `InvalidRequest` for anything but one JSON value in UTF-8, without lone surrogates: it is passed on as it
-    is, inside other JSON. Takes 5 ms per MiB at most, and no memory."""
+    """Raise `InvalidRequest` unless the bytes are one JSON value in UTF-8 without lone surrogates, which can be
+    embedded in other JSON unchanged. Takes at most 5 ms per MiB, and allocates no memory."""
     try:
         _one_value.decode(data)
         data.decode("utf-8")
@@ -41,14 +40,14 @@ def check_json(data: bytes, what: str, param: str | None = None) -> None:
 
 
 class UnreadBytes:
-    """Bytes that wait for one program to read them."""
+    """The count of one program's unread bytes, and its bound."""
 
     def __init__(self, most: int = MAX_WAITING_BYTES):
         self._most = most
         self.num_bytes = 0
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so many more may wait."""
+        """Whether `num_bytes` more may wait."""
         return self.num_bytes + num_bytes <= self._most
 
 
@@ -64,7 +63,7 @@ class MessageQueue:
         return len(self._messages)
 
     def put(self, message: bytes) -> bool:
-        """Add a message; False, and not added, where there is no room."""
+        """Add a message. Returns False, without adding it, if there is no room."""
         if len(self._messages) >= self._most or not self._waiting.has_room(_cost(message)):
             return False
         self._messages.append(message)
@@ -72,19 +71,19 @@ class MessageQueue:
         return True
 
     def pop(self) -> bytes:
-        """The oldest. Raises `IndexError` where there is none."""
+        """Remove and return the oldest message. Raises `IndexError` if there is none."""
         message = self._messages.popleft()
         self._waiting.num_bytes -= _cost(message)
         return message
 
     def clear(self) -> None:
-        """Drop all messages that wait."""
+        """Drop all messages that were not read."""
         self._waiting.num_bytes -= sum(map(_cost, self._messages))
         self._messages.clear()
 
 
 class TopicSubscription:
-    """One listener of one topic. `queue` has what it did not read; `error` is set once, when it fell behind."""
+    """One subscription to one topic. `queue` holds its unread messages; `error` is set once, if it falls behind."""
 
     def __init__(self, hub: Hub, key: tuple[str, bytes], queue: MessageQueue, on_message: Callable[[], None]):
         self.queue = queue
@@ -97,7 +96,7 @@ class TopicSubscription:
         return self._key[1]
 
     def offer(self, message: bytes) -> None:
-        """Take a message in, or end."""
+        """Queue a message, or end the subscription with an error if there is no room."""
         if not self.queue.put(message):
             self.error = Overloaded(
                 f"this subscription ended: {len(self.queue)} messages wait unread; read faster, or subscribe again"
@@ -106,7 +105,7 @@ class TopicSubscription:
         self._on_message()
 
     def close(self) -> None:
-        """Listen no longer, and forget what was not read. Idempotent."""
+        """End the subscription and drop unread messages. Idempotent."""
         self._hub.remove(self)
         self.queue.clear()
 
@@ -114,7 +113,7 @@ class TopicSubscription:
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """The pair (tenant, topic)."""
+        """The key of the topic: (tenant, topic)."""
         return self._key
 
 
@@ -126,20 +125,21 @@ class Hub:
 
     @property
     def num_subscriptions(self) -> int:
-        """Number of subscriptions of all tenants."""
+        """The number of subscriptions of all tenants."""
         return sum(map(len, self._topics.values()))
 
     def subscribe(
         self, tenant: str, topic: bytes, queue: MessageQueue, on_message: Callable[[], None]
     ) -> TopicSubscription:
-        """Listen from now on. `on_message` is called for every message, and when it ends. Raises `InvalidRequest`."""
+        """Subscribe from now on. `on_message` is called for every message and at the end. Raises `InvalidRequest`."""
         check_topic(topic)
         subscription = TopicSubscription(self, (tenant, topic), queue, on_message)
         self._topics.setdefault(subscription.key, {})[subscription] = None
         return subscription
 
     def broadcast(self, tenant: str, topic: bytes, message: bytes) -> int:
-        """Give a message to all who listen now, the sender included where it does; how many. Never waits."""
+        """Send a message to all present subscribers of a topic, with the sender if it is one. Returns their number.
+        Never waits."""
         check_topic(topic)
         listeners = list(self._topics.get((tenant, topic), ()))
         for subscription in listeners:
@@ -147,7 +147,7 @@ class Hub:
         return len(listeners)
 
     def remove(self, subscription: TopicSubscription) -> None:
-        """End a subscription. Idempotent."""
+        """Remove a subscription from its topic. Idempotent."""
         listeners = self._topics.get(subscription.key)
         if listeners is not None:
             listeners.pop(subscription, None)

@@ -1,7 +1,7 @@
-"""`ProgramModel`: what programs can know of, and do with, one model beside its sequences.
+"""`ProgramModel`: one model as programs use it, apart from its sequences.
 
-Owns what is made once and shared by all its programs: the description, the packed vocabulary, the compiled grammars.
-Built by the program host; sessions read it.
+Owns the objects that all programs of the model share: the description, the packed vocabulary, the compiled grammars.
+The program host creates it; the contexts of runs use it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ TRAITS = (
     "Sequence",
     "Grammar",
 )
-"""What every model serves."""
+"""The traits of every model."""
 EXPLICIT_TRAITS = ("Allocate", "Forward", "InputText", "OutputText")
-"""What models serve whose KV a program may place itself. `InputImage` and `Adapter` are traits too, which none has."""
+"""The traits of models whose KV pages a program may allocate. No model has the traits `InputImage` and `Adapter`."""
 
 
 class ProgramModel:
@@ -53,7 +53,7 @@ class ProgramModel:
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ):
-        """`tool_call_parser` and `reasoning_parser` name the forms in which it writes both, as in `weft.sdk`."""
+        """`tool_call_parser` and `reasoning_parser` name the forms of the model's tool calls and reasoning."""
         self.name = name
         self.runtime = runtime
         self._tool_call_parser, self._reasoning_parser = tool_call_parser, reasoning_parser
@@ -68,11 +68,11 @@ class ProgramModel:
 
     @property
     def info(self) -> EngineInfo:
-        """What its engine serves. Raises `EngineDead` before it was ready for the first time."""
+        """The engine's description. Raises `EngineDead` until the engine was ready for the first time."""
         return self.runtime.engine.info
 
     def describe(self) -> dict[str, Any]:
-        """As `Op.MODELS` answers. Raises `EngineDead` as `info` does."""
+        """The description in the answer to `Op.MODELS`. Raises `EngineDead` like `info`."""
         info = self.info
         return {
             "name": self.name,
@@ -91,21 +91,21 @@ class ProgramModel:
         }
 
     def token_bytes(self) -> list[bytes]:
-        """Of every row of the model's vocabulary; rows without a token have none."""
+        """The bytes of every row of the model's vocabulary; empty for rows without a token."""
         known = list(self.tokenizer.token_bytes)
         return known + [b""] * (self.info.vocab_size - len(known))
 
     async def vocabulary(self) -> tuple[bytes, bytes]:
-        """uint32 length of each token's bytes; all bytes. Made once, on a thread."""
+        """The packed vocabulary: uint32 length of each token's bytes; all bytes. Computed once, on a thread."""
         if self._vocabulary is None:
             tokens = self.token_bytes()
             self._vocabulary = asyncio.ensure_future(off_loop(partial(_pack_vocabulary, tokens)))
-        # The first caller may give up; the others wait for the same result.
+        # The first caller may be cancelled while others wait for the same result.
         return await asyncio.shield(self._vocabulary)
 
     async def guide(self, grammar: Grammar, tenant: str, charge: Charge) -> Guide:
-        """A guide at the beginning of a grammar, compiled on a thread. Raises `InvalidRequest`, saying what is wrong
-        with it."""
+        """A guide in the initial state of a grammar, compiled on a thread. Raises `InvalidRequest` with the error of an
+        invalid grammar."""
         from weft.engine.guide import Guide
 
         loop = asyncio.get_running_loop()
@@ -119,11 +119,11 @@ class ProgramModel:
         return await self.follow(lambda: Guide(compiled.deep_copy()), tenant, charge)
 
     async def follow(self, work: Callable[[], T], tenant: str, charge: Charge) -> T:
-        """Run a step along a grammar off the loop; the steps of a tenant in the order in which they were asked for."""
+        """Run a step of a grammar on a thread; the steps of a tenant run in the order of the calls."""
         return await self._open_threads().run(work, tenant=tenant, charge=charge)
 
     def close(self) -> None:
-        """Stop what runs on threads. Idempotent."""
+        """Stop the threads of the model. Idempotent."""
         if self._vocabulary is not None:
             self._vocabulary.cancel()
         if self._grammars is not None:
@@ -138,7 +138,7 @@ class ProgramModel:
 
     def _open_grammars(self) -> Grammars:
         if self._grammars is None:
-            from weft.engine.grammar import Grammars  # brings threads and a library with it; few programs need it
+            from weft.engine.grammar import Grammars  # loads a library and starts threads; few programs need it
 
             tokenizer = self.tokenizer
             eos = sorted({*self.info.eos_token_ids, *tokenizer.eos_token_ids})

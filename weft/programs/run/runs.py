@@ -1,8 +1,7 @@
-"""One run of a program, as everybody who has to do with it sees it: its state, its messages, its log, its end.
+"""One run of a program as its launcher and its clients see it: its state, messages, log and end.
 
-Owns the one table of states, the one ending, and what is kept for those who ask later; all of it bounded. It does not
-know what carries a run out: a `Control` does, in this process (`weft.programs.host`) or in another one
-(`weft.programs.host.client`). Used from one event loop.
+Owns the state machine below and the bounded content kept for later readers. A `Control` executes the run, in this
+process (`weft.programs.host`) or in another one (`weft.programs.host.client`). Used from one event loop.
 
     queued ──▶ running ──▶ finished | failed | cancelled
        └─────────────────▶ failed | cancelled
@@ -37,48 +36,48 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 }
 
 KEPT_MESSAGES = 1000
-"""Of a run that nobody listens to; the oldest go first."""
+"""Most messages kept of each run for later listeners; the oldest are dropped first."""
 KEPT_MESSAGE_BYTES = 1 << 20
 KEPT_LOG_BYTES = 256 << 10
-"""Of each run's log; the oldest lines go first."""
+"""Most bytes kept of each run's log; the oldest lines are dropped first."""
 LINE_COST_BYTES = 64
-"""What a line of a log costs beside its text, so that empty ones are bounded too."""
+"""Cost of a line of a log beside its text, so that empty lines are bounded too."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, and how."""
+    """The code of a run, its arguments and its options."""
 
     code: Code
     args: bytes = b"null"
     """JSON."""
     limits: Limits = Limits()
     trusted: bool = False
-    """Without a sandbox: where the host allows it."""
+    """Whether the program runs without a sandbox; the host must allow it."""
     model: str = ""
-    """One of the host's; empty: its first."""
+    """The name of a model of the host; empty: the first model."""
     reserve_pages: int = 0
-    """KV pages that it has from the start."""
+    """KV pages reserved for the run at its start."""
 
 
 class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has used so far."""
+    """The resources that a run has used so far."""
 
     cpu_s: float = 0.0
-    """Processor time of its own code and of its host on its behalf, its children's included."""
+    """Processor time of the program, of the host on its behalf, and of its children."""
     memory_bytes: int = 0
-    """The most its sandbox held at once, of Wasm modules. 0 of programs in Python: the engine shows the memory of
-    components to nobody."""
+    """Peak memory of the sandbox, for Wasm modules. 0 for programs in Python: the Wasm engine does not report the
+    memory of components."""
     host_calls: int = 0
     prompt_tokens: int = 0
-    """Put on sequences and forwards."""
+    """Tokens appended to sequences or computed in forward passes."""
     cached_tokens: int = 0
-    """Of those, found instead of computed."""
+    """Of those, tokens whose KV was found instead of computed."""
     generated_tokens: int = 0
     waited_s: float = 0.0
-    """For anything but the model: HTTP, messages, children, sleeping."""
+    """Sum of all waits for anything but the model: HTTP, messages, children, sleeps."""
     throttled_s: float = 0.0
-    """Of its time, how long its commands were held back because its tenant's programs had used up a rate."""
+    """Time for which commands waited because the tenant's programs had used up a rate."""
     http_requests: int = 0
     children: int = 0
     pages_peak: int = 0
@@ -87,11 +86,11 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a run. Holds neither arguments nor messages."""
+    """The record of a run, without its arguments and messages."""
 
     id: str
     program: str
-    """The name it was run by; empty where it was never uploaded."""
+    """The name under which the program was launched; empty for a source that was not uploaded."""
     hash: str
     kind: ProgramKind
     trusted: bool
@@ -100,17 +99,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     error: ErrorRecord | None = None
     created_s: float
-    """Seconds since 1970, as the others."""
+    """Seconds since 1970, as in the other times."""
     started_s: float | None = None
     finished_s: float | None = None
     usage: RunUsage = RunUsage()
     limits: Limits = Limits()
     parent: str | None = None
-    """The run that launched it."""
+    """The id of the run that launched this one."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the run has ended."""
         return not TRANSITIONS[self.status]
 
 
@@ -123,24 +122,24 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Control(Protocol):
-    """What carries a run out."""
+    """The interface to the executor of a run."""
 
     def deliver(self, message: bytes) -> None:
-        """Give it a message. Never waits. Raises `Overloaded` or `LimitExceeded` where it does not fit."""
+        """Send a message to the program. Never waits. Raises `Overloaded` or `LimitExceeded` if it does not fit."""
 
     def cancel(self, error: WeftError) -> None:
-        """End it with this error; never waits."""
+        """End the run with this error. Never waits."""
 
     def usage(self) -> RunUsage:
-        """What it has used so far, as far as is known here."""
+        """The usage so far, as far as this process knows it."""
 
     async def confirm(self) -> None:
-        """Wait until what was asked before has been carried out, and `usage` is of now. Raises the first refusal of
-        what was delivered since the last call."""
+        """Wait until the earlier calls have taken effect and `usage` is current. Raises the first refusal of a message
+        delivered since the last call."""
 
 
 class RunChange(NamedTuple):
-    """One change of a run, as its watcher gets it: one field is set."""
+    """One change of a run, as its watcher receives it. One field is set."""
 
     message: bytes | None = None
     line: LogLine | None = None
@@ -148,19 +147,19 @@ class RunChange(NamedTuple):
 
 
 class Run:
-    """See the module's docstring. Made by a host; the methods after `---- for its host` are called by that alone."""
+    """One run. A host creates it; only the host calls the methods after `---- for its host`."""
 
     def __init__(self, spec: RunSpec, tenant: str, *, id: str = "", parent: str | None = None, model: str = ""):
         self.spec = spec
         self.result: bytes | None = None
-        """JSON of what `main` returned, once it has finished."""
+        """JSON of the value that `main` returned, once the run has finished."""
         self.forgotten = False
-        """Whether its result, messages and log are no longer kept."""
+        """Whether result, messages and log are no longer kept."""
         self.control: Control | None = None
         self.watcher: Callable[[Run, RunChange], None] | None = None
-        """Told of everything, as it happens; must neither wait nor raise."""
+        """Called with every change as it happens. It must neither wait nor raise."""
         self.has_room: Callable[[], bool] = lambda: True
-        """Whether its watcher can take more messages now."""
+        """Whether the watcher can take more messages now."""
         code = spec.code
         self._record = RunRecord(
             id=id or new_run_id(),
@@ -187,7 +186,7 @@ class Run:
 
     @classmethod
     def restored(cls, record: RunRecord) -> Run:
-        """One that ended before this process began. Raises `ValueError` for one that did not."""
+        """A run that ended before this process started. Raises `ValueError` for a record without an end."""
         if not record.ended:
             raise ValueError(f"run {record.id} is {record.status}")
         code = Code(kind=record.kind, content=b"", hash=record.hash, name=record.program)
@@ -199,7 +198,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Never that of another run."""
+        """The id of the run, unique among all runs."""
         return self._record.id
 
     @property
@@ -209,7 +208,7 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """Where it is in its life."""
+        """The state of the run."""
         return self._record.status
 
     @property
@@ -218,43 +217,44 @@ class Run:
         return self._record.ended
 
     def record(self) -> RunRecord:
-        """What is known of it now."""
+        """The present record of the run."""
         if self.control is None or self.ended:
             return self._record
         return msgspec.structs.replace(self._record, usage=self._usage())
 
     async def wait(self) -> RunRecord:
-        """Its record, when it is over. May be called by many, and cancelled."""
+        """Wait for the end and return the record. Several tasks may wait, and each may be cancelled."""
         await self._ended.wait()
         return self._record
 
     async def answer(self) -> bytes:
-        """JSON of what `main` returned. Raises what it failed with, `RunCancelled` too."""
+        """Wait for the end and return the JSON of the value that `main` returned. Raises the run's error, also
+        `RunCancelled`."""
         record = await self.wait()
         if record.error is not None:
             raise record.error.error()
         return self.result or b"null"
 
     async def deliver(self, message: bytes) -> None:
-        """`send`, and wait until it has arrived. Raises as that, also where the run is carried out elsewhere."""
+        """Like `send`, but wait until the message has arrived, so that refusals by another process are raised too."""
         self.send(message)
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Have `record` tell what has been used until now. Raises `HostDead`."""
+        """Update the usage in `record`. Raises `HostDead`."""
         if self.control is not None:
             await self.control.confirm()
 
     def send(self, message: bytes) -> None:
-        """Give it a message (JSON). Raises `RunEnded`, or what its control raises. Does not wait, so that a refusal by
-        another process is not heard."""
+        """Send a message (JSON) to the program. Raises `RunEnded`, or the errors of `Control.deliver`. Does not wait,
+        so a refusal by another process is not raised."""
         if self.ended or self.control is None:
             raise RunEnded(f"The run {self.id} is {self.status} and takes no messages.", "run")
         self.control.deliver(message)
         self._num_received += 1
 
     def messages(self) -> Listener:
-        """Its messages: those that were kept from before, then all that come, until it ends."""
+        """The messages of the run: those that were kept, then all new ones until its end."""
         listener = Listener(self.id, list(self._kept), self._num_sent - len(self._kept), self._listeners.discard)
         if self.ended:
             listener.end(None)
@@ -263,32 +263,33 @@ class Run:
         return listener
 
     def cancel(self, reason: str = "the run was cancelled") -> None:
-        """End it. Does nothing where it is over."""
+        """End the run as cancelled. Does nothing if it has ended."""
         if not self.ended and self.control is not None:
             self.control.cancel(RunCancelled(reason))
 
     def logs(self) -> list[LogLine]:
-        """The last lines of its log, oldest first."""
+        """The lines of the log that are kept, oldest first."""
         return list(self._log)
 
     @property
     def lost_log_lines(self) -> int:
-        """Older lines that are no longer kept."""
+        """Number of older log lines that are no longer kept."""
         return self._lost_lines
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept of it beside its record: result, messages, log."""
+        """Bytes kept beside the record: result, messages and log."""
         return len(self.result or b"") + self._kept_bytes + self._log_bytes
 
     # ---- for its host
 
     def start(self) -> None:
-        """The run has started."""
+        """Record that the run has started."""
         self._advance("running", started_s=time.time())
 
     def emit(self, message: bytes) -> None:
-        """It said something. A listener that has not read for too long is given up with `SlowListener`."""
+        """Record a message of the program and pass it to the listeners. A listener that falls behind ends with
+        `SlowListener`."""
         self._num_sent += 1
         self._kept.append(message)
         self._kept_bytes += len(message)
@@ -314,7 +315,7 @@ class Run:
         self._end("finished", None)
 
     def fail(self, error: WeftError) -> None:
-        """It ended with an error; was cancelled, if it is `RunCancelled`. Does nothing where it is over."""
+        """End the run with an error: as cancelled for `RunCancelled`, else as failed. Does nothing if it has ended."""
         if not self.ended:
             self._end("cancelled" if isinstance(error, RunCancelled) else "failed", ErrorRecord.of(error))
 
@@ -325,12 +326,12 @@ class Run:
             self._end(record.status, record.error, record)
 
     def drop_input(self) -> None:
-        """Forget code and arguments: the host that carries the run out has them, or has had them."""
+        """Drop code and arguments: the host that executes the run has received them."""
         code = msgspec.structs.replace(self.spec.code, content=b"")
         self.spec = msgspec.structs.replace(self.spec, code=code, args=b"null")
 
     def drop_content(self) -> None:
-        """Keep the record alone: it is long over."""
+        """Drop everything but the record of a run that ended long ago."""
         self.forgotten = True
         self.result = None
         self._kept.clear()
@@ -348,7 +349,7 @@ class Run:
     def _end(self, status: Status, error: ErrorRecord | None, known: RunRecord | None = None) -> None:
         usage = known.usage if known is not None else self._usage()
         started_s = known.started_s if known is not None else self._record.started_s
-        # The usage first, then the end: a watcher that hears of the end reads a record that is complete.
+        # The usage is set before the end, so that a watcher that is notified of the end reads a complete record.
         self._advance(status, error=error, finished_s=time.time(), usage=usage, started_s=started_s)
         self.control = None
         self.drop_input()
@@ -367,10 +368,10 @@ class Run:
 
 
 def new_run_id() -> str:
-    """Unguessable, and the same in logs, addresses and file names."""
+    """A new unguessable id, valid in logs, URLs and file names."""
     return "run-" + secrets.token_hex(12)
 
 
 def log_line(level: int, text: str) -> LogLine:
-    """A line as it is kept, from the level on the program's wire."""
+    """A line of the log, from the level on the program's wire."""
     return LogLine(round(time.time(), 3), LEVELS[min(max(level, 0), 3)], text)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""What a session needs from the program host that runs it: one value, and the protocols of what the host itself builds.
+"""The services of a program host that the context of a run uses: one dataclass, and the protocols of its parts.
 
-Owns nothing. `weft.programs.host` implements `Launcher`, `ChildRun` and `Outlet`; tests have fakes.
+`weft.programs.host` implements `Launcher`, `ChildRun` and `Outlet`; tests have fakes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from weft.store.values import ValueStore
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program launches: one of `program` and `source`."""
+    """The child that a program launches: one of `program` and `source` is set."""
 
     program: str | None = None
-    """Of the tenant's uploaded programs, or a built-in one."""
+    """The name of an uploaded program of the tenant, or of a built-in one."""
     source: str | None = None
     """Python."""
     args: bytes = b"null"
@@ -40,47 +40,48 @@ class ChildRun(Protocol):
         """The id of the run."""
 
     async def join(self) -> bytes:
-        """JSON of what its main returned. Raises what it failed with. May be called often, and be cancelled."""
+        """Wait for the end and return the JSON of the value that `main` returned. Raises the run's error. May be called
+        several times, and be cancelled."""
 
     def kill(self) -> None:
-        """Cancel the run. Idempotent."""
+        """Cancel the child's run. Idempotent."""
 
 
 class Launcher(Protocol):
     """Starts runs on behalf of programs."""
 
     async def launch(self, spec: ChildSpec, caller: Caller, budget: RunBudget) -> ChildRun:
-        """Start a run within a budget that is already its own; the launcher closes it when the run is over, and where
-        it raises. Raises `WeftError` for a program that cannot be started."""
+        """Start a run with its own budget. The launcher closes the budget when the run ends, also if it cannot start.
+        Raises `WeftError` for a program that cannot be started."""
 
 
 class Web(Protocol):
-    """What a run's requests go through: `weft.programs.network.client.TenantNetwork`."""
+    """Sends a run's HTTP requests: `weft.programs.network.client.TenantNetwork`."""
 
     async def fetch(self, request: HttpRequest, allow: Iterable[str]) -> HttpResponse:
-        """Send a request on behalf of a run with this list. Raises `InvalidRequest`, `NetworkDenied`,
+        """Send a request on behalf of a run with the allow-list `allow`. Raises `InvalidRequest`, `NetworkDenied`,
         `NetworkFailed`."""
 
 
 class Outlet(Protocol):
-    """Where a run's messages and log lines go: its launcher, and clients that are attached to it."""
+    """Takes a run's messages and log lines, for its launcher and the clients attached to it."""
 
     def message(self, data: bytes) -> None:
-        """A JSON message. Raises `Overloaded` where too many wait unread."""
+        """Take a JSON message of the program. Raises `Overloaded` if too many wait unread."""
 
     def log(self, level: int, text: str) -> None:
-        """level: 0 debug, 1 info, 2 warning, 3 error."""
+        """Take a line of the log. `level`: 0 debug, 1 info, 2 warning, 3 error."""
 
     def end(self, error: WeftError) -> None:
-        """A limit was gone beyond while the program was not calling: end it with this error."""
+        """End the run with this error: it exceeded a limit outside of a call."""
 
     def charge(self, cpu_s: float) -> None:
-        """Processor time that the host spent on the program's behalf: it counts as the program's own."""
+        """Charge processor time that the host spent for the program to the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Of one program host, for runs on one model."""
+    """The services of one program host, for runs on one model."""
 
     model: ProgramModel
     models: Callable[[], Sequence[ProgramModel]]

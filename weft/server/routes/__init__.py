@@ -1,1 +1,1 @@
-"""One file per family of the API. Each gives its routes; `weft.server.app` puts them together."""
+"""One module per API family, with its routes; `weft.server.app` combines them."""

@@ -1,4 +1,4 @@
-"""What the families share: how a route finds the service, reads its request, and answers."""
+"""The common parts of routes: access to the service, reading of a request, and responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RouteApp:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises what the handler or the response raises."""
+        """Answer a request. Raises the errors of the handler and of the response."""
         request = Request(scope, receive)
         record = record_of(request)
         record.route = self._path
@@ -42,7 +42,7 @@ class RouteApp:
 
 
 def route(service: Service, method: str, path: str, handler: Handler) -> Route:
-    """A route whose handler gets the service, and whose pattern is what logs and metrics say."""
+    """A route whose handler gets the service. Logs and metrics show its path pattern."""
     return Route(path, RouteApp(service, path, handler), methods=[method], name=f"{method} {path}")
 
 

@@ -1,6 +1,6 @@
-"""`/`, `/openapi.json` and `/docs`: what this server is and takes, from the structs that check requests.
+"""`/`, `/openapi.json` and `/docs`: the documentation of the API, from the structs that check requests.
 
-Answered without a key: none of them has a secret, and the page says how to send a key.
+They are answered without a key: they have no secrets, and the page says how to send a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def start(service: Service, request: Request) -> ASGIApp:
-    """What this server is: a page for browsers, plain text for others. Names no model to clients without a key."""
+    """The start page: HTML for browsers, plain text for others. It names no model to clients without a key."""
     needs_key = bool(service.config.api_keys)
     model = service.models[0].names[0]
     named = {} if len(service.models) == 1 or needs_key else {"model": model}

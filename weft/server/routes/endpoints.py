@@ -1,4 +1,4 @@
-"""The routes of the endpoints: their decoding, their framing, and the end of requests whose client goes away."""
+"""The routes of the endpoints: decoding, responses, and the end of requests whose client disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask: health, readiness, version, metrics, traces."""
+"""Routes for operators: health, readiness, version, metrics, traces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def health(service: Service, request: Request) -> ASGIApp:
-    """200 while the event loop turns, whatever the state of the engines."""
+    """200 while the event loop runs, in any state of the engines."""
     return answer(Status(status="ok"))
 
 
@@ -51,13 +51,13 @@ async def version(service: Service, request: Request) -> ASGIApp:
 
 
 async def metrics(service: Service, request: Request) -> ASGIApp:
-    """Everything that is counted, for Prometheus."""
+    """All metrics in Prometheus' format."""
     body, content_type = await exposition(service, request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})
 
 
 async def trace(service: Service, request: Request) -> ASGIApp:
-    """The spans of a recent request of the caller's tenant. Raises `HttpProblem` 404 where there is none."""
+    """The spans of a recent request of the caller's tenant. Raises `HttpProblem` 404 for an unknown request."""
     if not service.traces.enabled:
         raise HttpProblem(404, "Tracing is off; start the server with trace = true.", code="tracing_off")
     found = service.traces.get(record_of(request).tenant, request.path_params["request_id"])

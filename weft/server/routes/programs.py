@@ -1,4 +1,4 @@
-"""`/v1/programs`: what was uploaded."""
+"""`/v1/programs`: uploaded programs and the operator's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def upload(service: Service, request: Request) -> ASGIApp:
-    """A new version of a program."""
+    """Upload a new version of a program."""
     kind = RAW_KINDS.get(content_type_of(request))
     if kind is None:
         body = await read(service, request, ProgramUpload)
@@ -37,14 +37,14 @@ async def upload(service: Service, request: Request) -> ASGIApp:
         name = request.query_params.get("name", "")
         require(bool(name), "name is required: add ?name=… to the address.", "name")
         async with body_of(request, service) as content:
-            pass  # kept as it is; the registry has bounds of its own
+            pass  # the content is stored unchanged; the registry checks its size
     async with Guard(request, service):
         program = await service.programs.upload(record_of(request).tenant, name, content, kind)
     return answer(_card(Found(program, program.latest, False)))
 
 
 async def list_programs(service: Service, request: Request) -> ASGIApp:
-    """All programs of the caller."""
+    """List all programs of the caller."""
     visible = await service.programs.visible(record_of(request).tenant)
     return answer(ProgramList(data=[_card(found) for found in visible]))
 
@@ -56,7 +56,7 @@ async def get_program(service: Service, request: Request) -> ASGIApp:
 
 
 async def delete_program(service: Service, request: Request) -> ASGIApp:
-    """Forget a name with all its versions, or one version."""
+    """Delete a name with all its versions, or one version."""
     name, gone = await service.programs.delete(record_of(request).tenant, request.path_params["program"])
     return answer(ProgramDeleted(name=name, deleted=gone))
 

@@ -1,4 +1,4 @@
-"""`/v1/runs`: programs that run, and what is said to and by them."""
+"""`/v1/runs`: runs of programs, and their messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def routes(service: Service) -> list[Route | WebSocketRoute]:
 
 
 async def run_program(service: Service, request: Request) -> ASGIApp:
-    """Run the program that the path names. Raises `UnknownProgram` and what `_run` raises."""
+    """Run the program that the path names. Raises `UnknownProgram` and the errors of `_run`."""
     body = await read(service, request, RunRequest)
     code = await service.programs.code(record_of(request).tenant, request.path_params["program"])
     return await _run(service, request, body, code)
@@ -85,7 +85,7 @@ async def _run(service: Service, request: Request, body: RunRequest, code: Code)
         for message in body.messages:
             run.send(_encode(message))
         if body.messages:
-            await run.refresh()  # which tells of those that were refused where it runs
+            await run.refresh()  # raises the refusal of a message by the program host
     except WeftError:
         run.cancel("a message that came with it could not be taken")
         raise
@@ -97,7 +97,7 @@ async def _run(service: Service, request: Request, body: RunRequest, code: Code)
 
 
 async def _until_over(service: Service, request: Request, run: Run) -> None:
-    """Wait for its end; end it where the client goes away, or the server's patience ends."""
+    """Wait for the end of a run. Cancel it if the client disconnects or the server interrupts the request."""
     try:
         async with Guard(request, service):
             await run.wait()
@@ -107,20 +107,20 @@ async def _until_over(service: Service, request: Request, run: Run) -> None:
 
 
 async def list_runs(service: Service, request: Request) -> ASGIApp:
-    """The caller's runs, newest first."""
+    """List the caller's runs, newest first."""
     runs = service.programs.history.runs(record_of(request).tenant)
     return answer(RunList(data=[card_of(run.record(), forgotten=run.forgotten) for run in runs]))
 
 
 async def get_run(service: Service, request: Request) -> ASGIApp:
-    """One run, with its result where it has finished."""
+    """One run, with its result if it has finished."""
     run = _find(service, request)
     await run.refresh()
     return answer(card_of(run.record(), run.result, forgotten=run.forgotten))
 
 
 async def delete_run(service: Service, request: Request) -> ASGIApp:
-    """Forget a run that is over."""
+    """Delete the record of an ended run."""
     run = _find(service, request)
     service.programs.history.forget(run.tenant, run.id)
     return answer(RunDeleted(id=run.id))
@@ -134,7 +134,7 @@ async def get_logs(service: Service, request: Request) -> ASGIApp:
 
 
 async def follow(service: Service, request: Request) -> ASGIApp:
-    """Its messages as server-sent events: those that are kept, then all that come, then its end."""
+    """The messages of a run as server-sent events: those that are kept, then new ones, then its end."""
     run = _find(service, request)
     record_of(request).stream = True
     return RunStream(request, service, run, owned=False)
@@ -149,7 +149,7 @@ async def send_message(service: Service, request: Request) -> ASGIApp:
 
 
 async def cancel(service: Service, request: Request) -> ASGIApp:
-    """End it, and wait until it has ended."""
+    """Cancel a run, and wait until it has ended."""
     run = _find(service, request)
     run.cancel()
     async with Guard(request, service):

@@ -1,1 +1,1 @@
-"""Requests and responses that only the server has: programs, runs, health and traces."""
+"""Requests and responses of the server alone: programs, runs, health and traces."""

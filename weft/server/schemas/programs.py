@@ -1,4 +1,4 @@
-"""Programs, their runs, and what is said to and by a run."""
+"""Requests and responses about programs, their runs, and messages of runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProgramCard(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[VersionCard] = []
     """Oldest first; the last is what the name means."""
     trusted: bool = False
-    """The operator's own: it runs without a sandbox and cannot be deleted here."""
+    """Whether it is the operator's: it runs without a sandbox and cannot be deleted through the API."""
 
 
 class ProgramList(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +64,11 @@ class ProgramDeleted(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["program.deleted"] = "program.deleted"
     name: str
     deleted: list[str]
-    """Hashes of the versions that are gone."""
+    """Hashes of the deleted versions."""
 
 
 class RunRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """How to run a program."""
+    """The options of a run."""
 
     shapes: ClassVar[Mapping[str, Any]] = {"limits": Limits}
 
@@ -117,9 +117,9 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
     """`program_failed`, `limit_exceeded`, `run_cancelled`, `engine_dead`, `host_dead`, …"""
     message: str
     param: str | None = None
-    """The limit that was broken."""
+    """The limit that was exceeded."""
     traceback: str = ""
-    """Of the program's own lines."""
+    """Traceback of the program's own lines."""
 
 
 class RunCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,15 +128,15 @@ class RunCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["run"] = "run"
     program: str
-    """The name it was run by; empty for a source that was not uploaded."""
+    """The name under which it was launched; empty for a source that was not uploaded."""
     hash: str
-    """What it ran."""
+    """SHA-256 of the program's content."""
     kind: Literal["python", "wasm"]
     trusted: bool
     model: str
     status: Literal["queued", "running", "finished", "failed", "cancelled"]
     result: Any = None
-    """What `main` returned."""
+    """The value that `main` returned."""
     error: RunError | None = None
     created: float
     started: float | None = None
@@ -144,9 +144,9 @@ class RunCard(msgspec.Struct, frozen=True, kw_only=True):
     usage: RunUsage
     limits: Limits
     parent: str | None = None
-    """The run that launched it."""
+    """Id of the run that launched this one."""
     forgotten: bool = False
-    """Its result, messages and log were too much to be kept until now."""
+    """Whether its result, messages and log are no longer kept."""
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is forgotten."""
+    """Answer to the deletion of a run."""
 
     object: Literal["run.deleted"] = "run.deleted"
     id: str
@@ -183,24 +183,24 @@ class LogList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     data: list[LogEntry]
     lost: int = 0
-    """Older lines that are no longer kept."""
+    """Number of older lines that are no longer kept."""
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a stream or a WebSocket tells. `type` says which of the other fields is there."""
+    """An event of a stream or a WebSocket. `type` says which of the other fields is present."""
 
     type: Literal["run", "message", "end", "error"]
-    """`run`: the first, with the run as it is. `message`: it said something. `end`: it is over, with the run and its
-    result. `error`: something that was sent could not be taken."""
+    """`run`: the first event, with the present state of the run. `message`: a message of the run. `end`: the run has
+    ended; with the run and its result. `error`: a message or command of the client was refused."""
     run: RunCard | None = None
     message: msgspec.Raw | None = None
     missed: int = 0
-    """With `run`: messages from before that are no longer kept."""
+    """With `run`: number of earlier messages that are no longer kept."""
     error: RunError | None = None
 
 
 class RunCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is sent over a WebSocket."""
+    """A command of the client over a WebSocket."""
 
     type: Literal["message", "cancel"]
     message: msgspec.Raw = msgspec.Raw(b"null")

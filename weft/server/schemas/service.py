@@ -1,4 +1,4 @@
-"""Health, version and traces."""
+"""Responses about health, version and traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the process (`/health`), or of its readiness for work (`/ready`)."""
+    """Status of the process (`/health`), or of its readiness for requests (`/ready`)."""
 
     status: Literal["ok", "ready", "starting", "unavailable", "draining"]
 
@@ -20,7 +20,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment in a request's life."""
+    """A named moment of a request."""
 
     what: str
     at_s: float
@@ -30,7 +30,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a request."""
+    """The spans of a request."""
 
     request_id: str
     spans: list[Span]
