@@ -40,18 +40,18 @@ from weft.version import __version__
 
 Save = Callable[[dict[str, Any]], None]
 LIMITS_S = {"check": 150, "kernels": 120, "graphs": 90, "qwen3-0.6b": 150, "llama-3-8b": 200, "peer": 150}
-"""Of each section, in the order in which they run."""
+"""Section -> time limit in seconds, in the order in which the sections run."""
 DONE, FAILED, NO_DEVICE = 0, 1, 2
 
 
 def variants(device: str) -> dict[str, Kernels]:
-    """Those that are compared, the first to the second."""
+    """The kernel variants that are compared: the ratio is the first to the second."""
     names = ("triton", "torch") if device == "cuda" else ("torch", "reference")
     return {name: dispatch.select(device, torch.bfloat16, {"*": name}) for name in names}
 
 
 def check(device: str, tiny: bool, save: Save) -> None:
-    """See the module's docstring. Raises `RuntimeError`, naming every case that is wrong."""
+    """Compare every kernel with the reference. Raises `RuntimeError`, naming every wrong case."""
     dtypes = (torch.float32,) if tiny else gpu_kernels.DTYPES
     wrong = gpu_kernels.check(variants(device), device, dtypes) + gpu_kernels.check_tiers(device, 20 if tiny else 200)
     save({"wrong": wrong})
@@ -61,7 +61,7 @@ def check(device: str, tiny: bool, save: Save) -> None:
 
 
 def kernels(device: str, tiny: bool, save: Save) -> None:
-    """See the module's docstring."""
+    """Measure the device's ceilings and each kernel against them."""
     scale = (gpu_kernels.TINY_SCALE if tiny else gpu_kernels.LARGE_SCALE)._replace(device=device)
     compared = variants(device)
     most = gpu_kernels.ceilings(scale)
@@ -75,7 +75,7 @@ def kernels(device: str, tiny: bool, save: Save) -> None:
 
 
 def models(name: str, device: str, tiny: bool, save: Save) -> None:
-    """The sections of models. See the module's docstring."""
+    """Measure the sections of models; the module's docstring lists them."""
     load = gpu_models.TINY if tiny else gpu_models.LARGE
     load = load._replace(options={**load.options, "device": device})
     if name == "graphs":
@@ -88,7 +88,7 @@ def models(name: str, device: str, tiny: bool, save: Save) -> None:
 
 
 def run_section(name: str, device: str, tiny: bool, save: Save) -> None:
-    """In this process."""
+    """Run one section in this process."""
     if name in ("check", "kernels"):
         {"check": check, "kernels": kernels}[name](device, tiny, save)
     else:
@@ -96,7 +96,7 @@ def run_section(name: str, device: str, tiny: bool, save: Save) -> None:
 
 
 def environment(device: str) -> dict[str, object]:
-    """The device, and the versions of what ran."""
+    """The device, and the versions of the software."""
     versions: dict[str, str | None] = {"weft": __version__, "python": platform.python_version()}
     versions |= {"torch": torch.__version__, "cuda": torch.version.cuda}
     for package in ("triton", "transformers"):
@@ -116,7 +116,7 @@ def environment(device: str) -> dict[str, object]:
 
 
 def run_all(names: list[str], options: list[str], limit_s: float, save: Save) -> dict[str, Any]:
-    """Every section in a process of its own, given `options`; what came of each, also of those that failed."""
+    """Run every section in a separate process with `options`. Returns the result of each, also of those that failed."""
     began = time.monotonic()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +148,7 @@ def _run_apart(name: str, options: list[str], limit_s: float, part: Path) -> dic
 
 
 def _only(name: str, device: str, tiny: bool, path: Path) -> int:
-    """One section, here. What it finds is in the file at any moment, and its error if it fails."""
+    """Run one section in this process. The file always has its results so far, and its error if it fails."""
     found: dict[str, Any] = {}
 
     def save(result: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ def _only(name: str, device: str, tiny: bool, path: Path) -> int:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    """Never half of it."""
+    """Write the file atomically."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(value, indent=2) + "\n")
     partial.replace(path)

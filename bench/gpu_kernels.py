@@ -1,7 +1,7 @@
 """Correctness of the kernels on a device against the reference, and their speed.
 
 Checks every operation of every variant in three dtypes; products of matrices are torch's in all of them and left out.
-Measures what the device gives at most (a copy of 1 GiB, a product of 8192 x 8192 matrices), then each operation in
+Measures the device's ceilings (a copy of 1 GiB, a product of 8192 x 8192 matrices), then each operation in
 bfloat16 at the sizes of a model with 32 heads, 8 KV heads of 128, hidden size 4096 and intermediate size 12,288, pages
 of 16 tokens. A time is the median of some calls, each between two CUDA events, with the level-2 cache overwritten
 before. What a variant prepares once per pass for all layers is not in it; a call that is shorter than its launches
@@ -27,15 +27,15 @@ from weft.models.base import KVSpec, LayerKV
 from weft.worker.kv_store import KVStore
 
 Row = tuple[int, int]
-"""Queries and entries."""
+"""Number of queries and of KV entries."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Largest difference from the reference, relative to the largest value of it."""
+"""Largest permitted difference from the reference, relative to its largest value."""
 PAGE = 16
 
 
 class Sizes(NamedTuple):
-    """Of a model."""
+    """The sizes of a model."""
 
     shape: HeadShape
     hidden: int
@@ -48,41 +48,41 @@ class Case(NamedTuple):
     operation: str
     title: str
     run: Callable[[Kernels], list[Tensor]]
-    """Returns all that was computed or changed. Inputs that an operation consumes are not given back."""
+    """Returns all tensors that were computed or changed. Inputs that an operation consumes are not restored."""
     bytes: float = 0
-    """That have to be moved, each once."""
+    """Bytes that must be moved, each once."""
     flops: float = 0
 
 
 class Ceilings(NamedTuple):
-    """What a device gives at most."""
+    """The highest rates of a device."""
 
     copy_gigabytes_per_s: float
-    """Read and written."""
+    """Bytes read and written by a copy."""
     product_teraflops: float
-    """In bfloat16."""
+    """Rate of matmul in bfloat16."""
 
 
 class Measured(NamedTuple):
-    """A line of the table."""
+    """One line of the table."""
 
     operation: str
     title: str
     microseconds: dict[str, float]
-    """By variant."""
+    """Variant -> microseconds."""
     gigabytes_per_s: float
     teraflops: float
     share: float
-    """Of the nearer ceiling."""
+    """Share of the nearer ceiling."""
 
 
 class Scale(NamedTuple):
-    """How large cases are."""
+    """The sizes of the cases."""
 
     device: str
     runs: int
     cache_bytes: int
-    """Overwritten before each call: more than the level-2 cache of any device."""
+    """Bytes overwritten before each call: more than the level-2 cache of any device."""
     copied_bytes: int
     product: int
     sizes: Sizes
@@ -92,9 +92,9 @@ class Scale(NamedTuple):
 
 
 SMALL = (Sizes(HeadShape(6, 2, 48), 100, 72), Sizes(HeadShape(8, 1, 128), 256, 96), Sizes(HeadShape(3, 3, 256), 64, 32))
-"""What is checked."""
+"""The sizes that are checked."""
 LARGE = Sizes(HeadShape(32, 8, 128), 4096, 12288)
-"""What is measured."""
+"""The sizes that are measured."""
 TINY = SMALL[0]
 CHECKED: tuple[Row, ...] = ((1, 20), (3, 300), (40, 130), (1, 700), (9, 9), (2, 1))
 MEASURED: dict[str, tuple[Row, ...]] = {
@@ -108,7 +108,7 @@ MEASURED: dict[str, tuple[Row, ...]] = {
 
 LARGE_SCALE = Scale("cuda", 50, 256 << 20, 1 << 30, 8192, LARGE, MEASURED, (64, 8192), torch.bfloat16)
 TINY_SCALE = Scale("cpu", 2, 1 << 10, 1 << 16, 64, TINY, {"two rows": ((1, 40), (3, 9))}, (20,), torch.float32)
-"""To see that everything runs."""
+"""Sizes for smoke tests."""
 
 
 def make_batch(rows: tuple[Row, ...], device: str, generator: np.random.Generator, masked: bool) -> AttentionBatch:
@@ -165,7 +165,7 @@ def attention_cases(
 
 
 def other_cases(tokens: int, sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
-    """The operations on so many tokens that are neither attention nor a product of matrices."""
+    """The operations on this number of tokens that are neither attention nor matmul."""
     (heads, kv_heads, head_dim), width = sizes.shape, dtype.itemsize
     batch = make_batch(((tokens, tokens),), device, np.random.default_rng(0), False)
     x = torch.randn(tokens, sizes.hidden, dtype=dtype, device=device)
@@ -201,7 +201,7 @@ def other_cases(tokens: int, sizes: Sizes, dtype: torch.dtype, device: str) -> I
 
 
 def check(variants: dict[str, Kernels], device: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[str]:
-    """Compare every variant with the reference; says what is wrong, a line for each case."""
+    """Compare every variant with the reference. Returns one line per wrong case."""
     wrong = []
     for dtype in dtypes:
         for sizes in SMALL:
@@ -214,7 +214,7 @@ def check(variants: dict[str, Kernels], device: str, dtypes: tuple[torch.dtype, 
 
 
 def check_tiers(device: str, steps: int = 200) -> list[str]:
-    """Move pages to the host and back while others are written and the device is kept busy; says what is wrong.
+    """Move pages to the host and back while others are written and the device is busy. Returns the errors found.
 
     A page holds one number everywhere, so what each should hold follows from the movements alone.
     """
@@ -258,7 +258,7 @@ def _close(got: Tensor, expected: Tensor) -> bool:
 
 
 def median_ms(call: Callable[[], object], scale: Scale) -> float:
-    """Of some calls after three that are not counted, on the device's clock."""
+    """The median time of some calls in ms on the device's clock, after three calls that are not counted."""
     cache = torch.empty(scale.cache_bytes, dtype=torch.uint8, device=scale.device)
     for _ in range(3):
         call()
@@ -281,7 +281,7 @@ def _host_ms(call: Callable[[], object]) -> float:
 
 
 def ceilings(scale: Scale) -> Ceilings:
-    """A copy, and a product of random matrices."""
+    """Measure a copy and a product of random matrices."""
     source = torch.ones(scale.copied_bytes, dtype=torch.uint8, device=scale.device)
     target = torch.empty_like(source)
     a, b = torch.randn(2, scale.product, scale.product, device=scale.device).bfloat16()
@@ -292,7 +292,7 @@ def ceilings(scale: Scale) -> Ceilings:
 
 
 def measure(variants: dict[str, Kernels], scale: Scale, most: Ceilings) -> Iterator[Measured]:
-    """Every case by every variant; rates and share are those of the first."""
+    """Measure every case with every variant; rates and share are those of the first."""
     torch.manual_seed(0)
     for case in large_cases(scale):
         times = {name: median_ms(lambda k=k, c=case: c.run(k), scale) for name, k in variants.items()}  # type: ignore[misc]
@@ -304,7 +304,7 @@ def measure(variants: dict[str, Kernels], scale: Scale, most: Ceilings) -> Itera
 
 
 def large_cases(scale: Scale) -> Iterator[Case]:
-    """One at a time, because each fills memory of its own."""
+    """Yield the cases one at a time, because each fills memory of its own."""
     for title, rows in scale.rows.items():
         yield from attention_cases(rows, scale.sizes.shape, scale.dtype, scale.device, title, options=False)
     for tokens in scale.tokens:
@@ -312,13 +312,13 @@ def large_cases(scale: Scale) -> Iterator[Case]:
 
 
 def header(names: list[str]) -> str:
-    """Of the table."""
+    """The heading of the table."""
     columns = " ".join(f"{name + ', us':>10s}" for name in names)
     return f"{'operation':17s} {'case':48s} {columns} {'ratio':>7s} {'GB/s':>9s} {'TFLOP/s':>9s} {'share':>6s}"
 
 
 def line(measured: Measured) -> str:
-    """Of the table: rates are those of the first variant, the ratio is the second's time to the first's."""
+    """One line of the table: rates are those of the first variant, the ratio is the second's time to the first's."""
     times = [f"{us:10.1f}" for us in measured.microseconds.values()]
     first, *others = measured.microseconds.values()
     ratio = f"{others[0] / first:6.2f}x" if others else " " * 7

@@ -1,9 +1,9 @@
 """Models with random weights on a device, served by the engine itself: time per token, prompts, a batch of requests.
 
-Weights are drawn on the device; there is no checkpoint and no tokenizer. Generation is greedy and goes on whatever is
-generated. The time per output token at a batch is the median of the times between consecutive steps that bring a token
-to every sequence of it, when the engine hands the tokens out; a prompt's tokens per second are those of prompts that
-fill steps, until the last one's first token.
+Weights are generated on the device; there is no checkpoint and no tokenizer. Generation is greedy and ignores the end
+of sequence. The time per output token at a batch is the median time between consecutive steps that bring a token to
+every sequence of the batch, when the engine publishes the tokens. Prompt tokens per second are those of prompts that
+fill steps, until the first token of the last one.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 GREEDY = SamplingParams(temperature=0.0)
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
-"""Of prompts and a number of tokens for each, those tokens."""
+"""(prompts, number of output tokens of each) -> output tokens of each prompt."""
 Save = Callable[[dict[str, Any]], None]
-"""Called with all that is known so far."""
+"""Called with all results so far."""
 
 
 class Load(NamedTuple):
-    """What is measured."""
+    """The sizes of the measurements."""
 
     batches: tuple[int, ...]
     input_tokens: int
-    """Of each prompt of a batch, as are the following."""
+    """Tokens of each prompt of a batch; the next fields are of each prompt too."""
     output_tokens: int
     prompts: int
-    """How many fill steps, and of how many tokens."""
+    """Number of prompts that fill steps; their length follows."""
     prompt_tokens: int
     requests: int
-    """Of the batch of requests, with their tokens in and out."""
+    """Number of requests in the batch of requests; their input and output tokens follow."""
     request_input: int
     request_output: int
     runs: int
     options: Mapping[str, Any]
-    """Of the engine's configuration."""
+    """Options of the engine's configuration."""
     dtype: torch.dtype
 
 
@@ -95,11 +95,11 @@ TINY = Load(
 
 
 class Run(NamedTuple):
-    """What came of some prompts, all sent at once."""
+    """The outcome of some prompts, all sent at once."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
-    """NaN where they were not asked for."""
+    """NaN for log-probabilities that were not requested."""
     steps: list[tuple[float, int]]
     """Of each step that brought tokens: when the engine handed them out (seconds after the prompts were sent), and how
     many."""
@@ -144,7 +144,7 @@ class Client:
         return self._loop.run_until_complete(self._run(prompts, limits, params or [GREEDY] * count))
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
-        """The most probable tokens."""
+        """Generate the most probable tokens."""
         return self.run(prompts, output_tokens).tokens
 
     @property
@@ -231,13 +231,13 @@ def _random(target: WeightTarget, dtype: torch.dtype, device: torch.device, gene
 
 
 def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """None of them begins like another."""
+    """Random prompts of which no two share a prefix."""
     drawn: list[list[int]] = np.random.default_rng(seed).integers(0, vocab_size, (count, num_tokens)).tolist()
     return drawn
 
 
 def measure(name: str, load: Load, save: Save) -> dict[str, Any]:
-    """One shape, with graphs and without where there are any."""
+    """Measure one shape, with graphs and without if the device has graphs."""
     config = EngineConfig(**load.options)
     device = choose_device(config)
     loaded = random_model(SHAPES[name], load.dtype, device)

@@ -114,8 +114,8 @@ def beyond_step_us(sequences: int, *, overlap: bool, steps: int = 60) -> float:
 
 
 def sleep_us(steps: int = 60) -> float:
-    """How much longer than asked for the operating system lets a thread sleep: part of every step without overlap,
-    and nothing that an engine could help."""
+    """Microseconds that the operating system lets a thread sleep beyond the requested time: a part of every step
+    without overlap that an engine cannot avoid."""
     began = time.perf_counter()
     for _ in range(steps):
         time.sleep(STEP_MS / 1000)
@@ -178,7 +178,7 @@ class Pages(Loops):
             yield wire.AllocEmbeds(space=space, queue=1, op=next(self.ops), first=1, count=1)
 
     def turn(self, program: int, position: int) -> list[wire.Command]:
-        """See the class's docstring."""
+        """The commands of one token: embed, forward, distribution."""
         on: dict[str, Any] = {"space": program, "queue": 1}
         last, one = position // 16 + 1, _u32(1)
         read, at = _u32(*range(1, last + 1)), pack_tokens([position])
@@ -193,7 +193,7 @@ class Samples(Pages):
     """One command a token: a forward over explicit pages that samples."""
 
     def turn(self, program: int, position: int) -> list[wire.Command]:
-        """See the class's docstring."""
+        """The command of one token: a forward that samples."""
         last = position // 16 + 1
         return [
             wire.ForwardSample(
@@ -281,7 +281,7 @@ TITLES = {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the chosen sections and print them."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.host_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -304,7 +304,7 @@ def main() -> None:
             print(f"  {row:40} {spread.text(1)}")
         found[section] = {row.strip(): list(spread) for row, spread in rows.items()}
     if "kernels" in args.sections:
-        from bench import host_kernels  # imports torch, which the rest does without
+        from bench import host_kernels  # imports torch, which the other sections do not need
 
         found["kernels"] = host_kernels.report(args.decoding, args.runs, args.threads)
     if args.json is not None:

@@ -61,7 +61,7 @@ class Timers:
         self._ended_s = 0.0
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed."""
+        """Wrap a function so that its calls are timed."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Timers:
         return call
 
     def begins(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function a step begins with."""
+        """Wrap the function that begins a step."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -91,7 +91,7 @@ class Timers:
         return call
 
     def ends(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function a step ends with."""
+        """Wrap the function that ends a step."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ class Timers:
 
 
 def report(sequences: int, runs: int, threads: int | None) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure the time between kernels and print it."""
     timers = Timers()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder, timers.installed():
         checkpoint = write_checkpoint(Path(folder) / "model", QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True)

@@ -74,7 +74,7 @@ class Products(NamedTuple):
 
 
 def products(kernels: ops.CpuKernels, rows: int) -> Products:
-    """With weights in bfloat16."""
+    """All products of the layers, with weights in bfloat16."""
     weights: list[tuple[Tensor, Tensor]] = []
     for inputs, outputs in PRODUCTS:
         x = torch.randn(rows, inputs).bfloat16()
@@ -88,7 +88,7 @@ def products(kernels: ops.CpuKernels, rows: int) -> Products:
 
 
 def int8_products(kernels: ops.CpuKernels, rows: int) -> Products:
-    """With weights in int8."""
+    """All products of the layers, with weights in int8."""
     weights: list[tuple[Tensor, Tensor, Tensor]] = []
     for inputs, outputs in PRODUCTS:
         x = torch.randn(rows, inputs).bfloat16()

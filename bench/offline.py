@@ -73,7 +73,7 @@ class Contender(Protocol):
         ...
 
     def close(self) -> None:
-        """Free everything. Idempotent."""
+        """Free the engine's memory and processes. Idempotent."""
         ...
 
 

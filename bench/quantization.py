@@ -135,7 +135,7 @@ def answers(cases: int, tokenizer: Tokenizer, threads: int) -> dict[str, dict[st
 
 
 def table(report: dict[str, Any]) -> str:
-    """For people."""
+    """The results as a readable table."""
     lines = ["Right answers, held out   answers  bfloat16     int8  same tokens"]
     for column, kinds in report["answers"].items():
         for kind, row in kinds.items():

@@ -69,7 +69,7 @@ async def one_stream(port: int, content: bytes, tokens: int) -> int:
 
 
 async def run_client(port: int, streams: int, tokens: int, model: str) -> dict[str, float]:
-    """All streams at once."""
+    """Run all streams of a client at once."""
     bodies = []
     for number in range(streams):
         request = {"model": model, "messages": conversation(number), **options(tokens), "stream": True}
@@ -124,7 +124,7 @@ def processor_s(pid: int) -> float:
 
 
 async def over_http(port: int, pid: int, args: argparse.Namespace, model: str) -> dict[str, float]:
-    """One round of streams."""
+    """Measure one round of streams over HTTP."""
     before = processor_s(pid)
     command = ["-m", "bench.streaming", "--client", str(port), "--streams", str(args.streams)]
     command += ["--tokens", str(args.tokens), "--model", model]
@@ -146,7 +146,7 @@ async def over_http(port: int, pid: int, args: argparse.Namespace, model: str) -
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Of both engines."""
+    """The settings of both engines."""
     chosen: dict[str, Any] = {"dtype": "bfloat16", "num_pages": args.streams * 16, "max_context": 512}
     return chosen | ({"threads": args.threads} if args.threads else {})
 
@@ -189,7 +189,7 @@ def _offline_s(offline: LLM, args: argparse.Namespace) -> float:
 
 
 def main() -> None:
-    """Measure and print; or be the client."""
+    """Measure the streams and print them, or run as the client process."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.streaming", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

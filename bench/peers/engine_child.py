@@ -2,7 +2,7 @@
 
     python -m bench.peers.engine_child NAME [PACKAGES]
 
-PACKAGES is a directory with further packages; it is searched last, so it replaces nothing that Weft uses.
+PACKAGES is a directory with further packages; it is searched last, so it replaces no package of Weft's environment.
 """
 
 from __future__ import annotations

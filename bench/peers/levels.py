@@ -1,4 +1,4 @@
-"""Holding every engine to the same instructions, and what they say of it themselves.
+"""Restricts every engine to the same processor instructions, and reads the instructions that engines report.
 
 Variables of the environment hold libraries to a level: ATen, oneDNN and MKL read theirs when they are loaded, and Weft
 reads `WEFT_CPU_KERNELS`. llama.cpp has to be compiled for the level. A library may ignore its variable, so a figure

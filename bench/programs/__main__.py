@@ -83,7 +83,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     found = argparse.ArgumentParser(
         prog="python -m bench.programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -49,19 +49,19 @@ class Wire:
         return answer
 
     async def ask(self, path: str, body: Json) -> Json:
-        """JSON both ways."""
+        """Post a JSON value and return the JSON answer."""
         found: Json = json.loads(await self.post(path, json.dumps(body).encode()))
         return found
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open connections to the server."""
         for _, writer in self._idle:
             writer.close()
         self._idle.clear()
 
 
 class Afar:
-    """Texts are lists of tokens, sent whole with every request; what the server still has of them is its business."""
+    """A `World` whose texts are lists of tokens, sent whole with every request; the server may have them cached."""
 
     def __init__(self, server: Wire, tools: Wire):
         self.counted = Counted()
@@ -122,7 +122,7 @@ class AfarMailbox:
 
 
 async def complete(server: Wire, prompt: Tokens, count: int) -> Tokens:
-    """Exactly `count` greedy tokens more."""
+    """Generate exactly `count` further greedy tokens."""
     body: Json = {"model": server.model} if server.model else {}
     body |= {
         "prompt": prompt,

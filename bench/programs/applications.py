@@ -19,35 +19,35 @@ PRINTABLE = bytes(33 + byte % 90 for byte in range(256))
 
 
 class Text(Protocol):
-    """A text that the model goes on writing."""
+    """A text that the model continues."""
 
     def fill(self, tokens: Tokens) -> None:
-        """Add tokens that are known."""
+        """Append known tokens to the text."""
 
     async def generate(self, count: int) -> Tokens:
-        """Have the model add exactly so many."""
+        """Let the model append exactly `count` tokens."""
 
     def fork(self) -> Text:
-        """Another text that begins as this one."""
+        """Create a text with the same tokens."""
 
     def drop(self) -> None:
-        """It is needed no more."""
+        """Release the text's resources."""
 
 
 class World(Protocol):
-    """What an application stands on."""
+    """The environment of an application."""
 
     def text(self) -> Text:
-        """An empty text."""
+        """Create an empty text."""
 
     async def tool(self, tokens: Tokens) -> None:
-        """A request to a web API."""
+        """Send a request to a web API."""
 
     async def execute(self, number: int) -> int:
         """Run code that a model wrote."""
 
     def mailbox(self, name: str) -> Mailbox:
-        """Of an agent, for messages of others."""
+        """The mailbox of an agent, for messages of others."""
 
     async def repeat(self, prompt: Tokens, count: int) -> Tokens:
         """Continue a text that repeats itself, by prompt lookup where that can be done."""
@@ -57,14 +57,14 @@ class Mailbox(Protocol):
     """Messages to one agent, in order."""
 
     def send(self, tokens: Tokens) -> None:
-        """Also from others."""
+        """Send a message to the mailbox's agent."""
 
     async def get(self) -> Tokens:
-        """The next one."""
+        """Wait for the next message."""
 
 
 class Counted:
-    """What an application had computed, the same on both sides."""
+    """Counts of the tokens that an application had computed."""
 
     def __init__(self) -> None:
         self.filled = 0
@@ -77,7 +77,7 @@ def words(count: int, seed: int) -> Tokens:
 
 
 async def gather(tasks: Sequence[Awaitable[Any]]) -> list[Any]:
-    """All of them, in order."""
+    """Await all tasks and return their results in order."""
     return list(await asyncio.gather(*tasks))
 
 

@@ -27,7 +27,7 @@ class Tally(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What is measured, and on what."""
+    """The options of the measurements."""
 
     runs: int = 5
     programs: Sequence[int] = (1, 8, 64)
@@ -35,13 +35,13 @@ class Options(NamedTuple):
     trusted: bool = False
     names: Sequence[str] = tuple(APPLICATIONS)
     threads: int | None = None
-    """Of the engine's kernels."""
+    """Threads of the engine's kernels."""
     peer: Peer | None = None
-    """Whom clients ask, instead of the server that runs the programs."""
+    """The server that clients use, instead of the server that runs the programs."""
 
     @property
     def whom(self) -> str:
-        """Whom clients ask, in words."""
+        """The server that clients use, in words."""
         return f" of {self.peer.url}" if self.peer else ""
 
     def serve(self, programs: Mapping[str, str]) -> AbstractAsyncContextManager[Served]:
@@ -70,14 +70,14 @@ def source_of_application(name: str) -> str:
 
 
 async def as_program(server: Served, name: str, shape: Shape, seed: int) -> tuple[Tally, dict[str, Any]]:
-    """One run beside the model, launched from afar."""
+    """One run as a program beside the model, launched by a remote client."""
     args = {"app": name, "shape": shape, "seed": seed, "tool_url": f"{server.tool_url}/tool"}
     found = await server.run(name, args)
     return Tally(found.pop("filled"), found.pop("generated")), found
 
 
 async def as_client(server: Served, name: str, shape: Shape, seed: int) -> Tally:
-    """One run from afar."""
+    """One run in a remote client."""
     world = Afar(server.asked, server.tool_wire)
     await APPLICATIONS[name](world, shape, seed)
     return Tally(world.counted.filled, world.counted.generated)
@@ -110,7 +110,7 @@ async def compare(server: Served, name: str, shape: Shape, at_once: int, runs: i
 
 
 async def report_apps(options: Options) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure the applications and print them."""
     how = "trusted" if options.trusted else "sandboxed"
     print(
         f"applications on {options.model}: programs ({how}) beside the model, and clients of /v1/completions"

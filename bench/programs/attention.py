@@ -15,7 +15,7 @@ PROGRAM = "windows"
 
 
 class Lengths(NamedTuple):
-    """In tokens."""
+    """Lengths of the texts in tokens."""
 
     prompt: int = 64
     tokens: int = 1500
@@ -35,7 +35,7 @@ async def once(server: Served, kind: str, lengths: Lengths, at_once: int, run: i
 
 
 async def report_attention(options: Options, lengths: Lengths) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure the kinds of attention and print them."""
     how = "trusted" if options.trusted else "sandboxed"
     print(
         f"attention on {options.model}: {lengths.prompt} + {lengths.tokens} tokens, window {lengths.window}, "

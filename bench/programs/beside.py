@@ -16,7 +16,7 @@ MATCH, DRAFT = 2, 8
 
 
 class Beside:
-    """Texts are sequences: what was computed stays where it is."""
+    """A `World` whose texts are sequences, which keep their KV."""
 
     def __init__(self, tool_url: str):
         self.counted = Counted()
@@ -36,7 +36,7 @@ class Beside:
         return BesideMailbox(name)
 
     async def repeat(self, prompt: Tokens, count: int) -> Tokens:
-        """As `examples/programs/speculative_decoding.py`, to a fixed number of tokens."""
+        """Like `examples/programs/speculative_decoding.py`, but to a fixed number of tokens."""
         tokens, start, passes = list(prompt), len(prompt), 0
         self.counted.filled += start
         async with Sequence() as seq:

@@ -33,7 +33,7 @@ class Prompt:
         self.request = words(shape["request"], seed + 1000)
 
     def tokens(self) -> Tokens:
-        """All of it."""
+        """All tokens of the prompt."""
         return [*self.own, *self.often, *(token for spec in self.once for token in spec), *self.request]
 
 

@@ -73,7 +73,7 @@ Section = Callable[[int], Awaitable[dict[str, Any]]]
 
 
 async def report_costs(runs: int, counts: list[int], tokens: int) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure the time added per token and print it."""
     print(f"added to a step of {STEP_MS:g} ms, in ms per token of every program; {tokens} tokens, {runs} runs")
     table = await added_per_token(counts, tokens, runs)
     for (kind, count), spread in table.items():
@@ -83,7 +83,7 @@ async def report_costs(runs: int, counts: list[int], tokens: int) -> dict[str, A
 
 
 async def report_calls(runs: int) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure single calls and print them."""
     print("calls, in microseconds")
     table = await calls(runs)
     for name, spread in table.items():
@@ -92,7 +92,7 @@ async def report_calls(runs: int) -> dict[str, Any]:
 
 
 async def report_policies(runs: int, programs: int, tokens: int) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure the batching policies and print them."""
     print(f"batching policies: completions of {tokens} tokens per second, {programs} fine-grained loops")
     table = await policies(programs, tokens, runs)
     for name, spread in table.items():

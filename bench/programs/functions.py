@@ -71,7 +71,7 @@ async def measure(
 
 
 async def report_functions(options: Options, shape: Shape = CALLING, tool_ms: float = TOOL_MS) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure the steps of the agent and print them."""
     how = "trusted" if options.trusted else "sandboxed"
     prompt = len(Prompt(shape, 1).tokens())
     print(

@@ -34,7 +34,7 @@ class Kind(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How many programs."""
+    """Numbers of programs in the measurements."""
 
     burst: int = 896
     paused: int = 1000
@@ -138,7 +138,7 @@ async def _memory_elsewhere(kind: Kind, sizes: Sizes) -> list[Held]:
 
 
 async def report_launch(runs: int, sizes: Sizes) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure launches and memory and print them."""
     print(f"launches: bursts of {sizes.burst}, and one beside {sizes.burst} that are paused; median of {runs}")
     found: dict[str, Any] = {}
     for kind in kinds():

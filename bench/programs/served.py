@@ -38,7 +38,7 @@ class Tools:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> str:
-        """Where it is."""
+        """Start the server and return its address."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 

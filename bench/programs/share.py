@@ -83,7 +83,7 @@ async def shares(counts: list[int], tokens: int, runs: int) -> dict[tuple[str, i
 
 
 async def report_share(runs: int, counts: list[int], tokens: int) -> dict[str, Any]:
-    """Measure and print."""
+    """Measure the device's share and print it."""
     print(f"on random weights in the shape of Llama 3.2 1B, bfloat16: ms per token of every program; {tokens} tokens")
     table = await shares(counts, tokens, runs)
     for (kind, count), share in table.items():

@@ -79,14 +79,14 @@ class TimedWorker:
         return _Timed(step, self._free_at_s, self._step_s)
 
     def bind(self, handle: StepHandle, late: LateInputs) -> None:
-        """Masks cost nothing here."""
+        """Do nothing: masks have no cost here."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no resources to free."""
 
 
 def main(address: str, step_ms: float, batching: str = "adaptive") -> None:
-    """Serve until killed."""
+    """Serve the engine until the process is killed."""
     tokenizer = load_tokenizer("weft-tiny")
     spec = WorkerSpec(
         vocab_size=tokenizer.vocab_size,

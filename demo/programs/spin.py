@@ -2,6 +2,6 @@
 
 
 def main(args: object) -> None:
-    """Compute without end."""
+    """Compute without ever returning or awaiting."""
     while True:
         pass

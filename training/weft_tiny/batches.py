@@ -118,7 +118,7 @@ def batches(
 
 
 def collate(rows: list[Row]) -> Batch:
-    """One padded batch."""
+    """Combine examples into one padded batch."""
     width = max(len(row.tokens) for row in rows)
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
     weights = torch.zeros(len(rows), width)

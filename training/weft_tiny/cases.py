@@ -65,5 +65,5 @@ def read(path: Path) -> Cases:
 
 
 def validation() -> Cases:
-    """The validation cases."""
+    """The cases of the validation set."""
     return read(VALIDATION)

@@ -32,7 +32,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Apply one update."""
+        """Apply one update to the parameters."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:

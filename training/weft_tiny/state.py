@@ -26,7 +26,7 @@ def default_directory() -> Path:
 
 
 def running_lock() -> Path:
-    """The lock that a trainer holds while it computes: one file per user, whatever its state directory is."""
+    """The lock that a trainer holds while it computes: one file per user, independent of the state directory."""
     return default_directory() / "running.lock"
 
 
@@ -57,7 +57,7 @@ class ProcessLock:
         self._file = file
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock of the trainer."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -86,7 +86,7 @@ class RunState:
         directory.mkdir(parents=True, exist_ok=True)
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints, newest first."""
+        """The paths of all checkpoints, newest first."""
         return sorted(self.directory.glob("checkpoint-*.pt"), reverse=True)
 
     def save(self, tokens: int, write: Callable[[BinaryIO], None]) -> Path:

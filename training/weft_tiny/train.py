@@ -150,7 +150,7 @@ class Trainer:
         self.curriculum.load(state["curriculum"])
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint of the present state."""
         state = {"model": dict(self.model.named_parameters()), "muon": self.muon.state_dict(),
                  "adam": self.adam.state_dict(), "average": self.average, "seen": self.seen, "step": self.step,
                  "resumed": self.resumed, "warm_from": self.warm_from,
