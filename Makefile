@@ -1,10 +1,10 @@
 # Set-up, checks and tests of Weft. `make help` lists the targets.
 #
-# Every target makes the environment first: .venv, with the exact versions of constraints.txt. It is made again when
-# pyproject.toml or constraints.txt changes; otherwise that costs nothing.
+# Every target first creates the environment: .venv, with the exact versions of constraints.txt. It is created again
+# only when pyproject.toml or constraints.txt changes.
 #
 #   make test PYTHON=python3.11            use another interpreter for a new .venv
-#   make test ARGS="tests/cache -k fork"   hand arguments to pytest, or to each benchmark
+#   make test ARGS="tests/cache -k fork"   pass arguments to pytest, or to each benchmark
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -54,14 +54,14 @@ clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) $(LIBRARY) $(SHIM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch goes first and alone: a looser requirement beside others could choose another build of it.
+# torch is installed first and alone: a looser requirement of another package could select another build of it.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py constraints.txt $(wildcard weft/kernels/cpu/src/*)
 	@echo "Installing into $(VENV); the first time this downloads torch and takes a few minutes."
 	@$(PIP) "$$(grep '^torch==' constraints.txt)" setuptools
 	@$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
 
-# Installing compiles the kernels, where there is a C++ compiler; so does a change of their sources.
+# Installing compiles the kernels if there is a C++ compiler; so does a change of their sources.
 $(VENV)/.kernels: $(VENV)/.installed $(wildcard weft/kernels/cpu/src/*) weft/programs/sandbox/src/shim.c
 	@if [ ! -e $(LIBRARY) ] || [ -n "$$(find $(dir $(LIBRARY))src -newer $(LIBRARY))" ]; then \
 	  $(BIN)/python -m weft.kernels.cpu.build || true; \

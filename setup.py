@@ -1,4 +1,4 @@
-"""Installation: what pyproject.toml cannot say, which is that libraries in C and C++ are built if possible."""
+"""Builds the libraries in C and C++ at installation, if possible. pyproject.toml has all other metadata."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-# The package is not installed yet: its builders come from here, and need the standard library alone.
+# The package is not installed yet: its builders are imported from this directory and need only the standard library.
 sys.path.insert(0, str(Path(__file__).parent))
 from weft.kernels.cpu import build as kernels
 from weft.native import BuildError
@@ -22,17 +22,17 @@ _BUILDERS = {
 
 
 class BuildLibraries(build_ext):
-    """Builds libraries with a plain C interface; without them the package works, slower."""
+    """Builds libraries with a plain C interface. The package works without them, but slower."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Without the interpreter's tag: one library serves every Python."""
+        """The file name without the interpreter's tag: one library serves every Python version."""
         return fullname.replace(".", "/") + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile, or say why not."""
+        """Compile a library, or print why it was not built."""
         build, otherwise = _BUILDERS[ext.name]
         target = Path(self.get_ext_fullpath(ext.name))
-        # What an earlier build left must not pass for this one's.
+        # A library of an earlier build must not be mistaken for this one.
         target.unlink(missing_ok=True)
         try:
             build(target)
@@ -41,10 +41,10 @@ class BuildLibraries(build_ext):
 
 
 class PlatformWheel(bdist_wheel):
-    """The wheel is for a platform, and for any Python on it."""
+    """A wheel for one platform and any Python version on it."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """The platform's own tag, without the interpreter's."""
+        """The tag of the platform, without one of the interpreter."""
         return ("py3", "none", super().get_tag()[2])
 
 

@@ -19,7 +19,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 PATIENCE_S = 600.0
-"""How long anything is waited for. It ends a tour that hangs; no expectation is about it."""
+"""Longest wait for any event, in seconds. It ends a tour that hangs; no expectation depends on it."""
 POLL_S = 0.05
 
 

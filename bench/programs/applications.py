@@ -31,14 +31,14 @@ class Text(Protocol):
         """Create a text with the same tokens."""
 
     def drop(self) -> None:
-        """Release the text's resources."""
+        """Release the resources of the text."""
 
 
 class World(Protocol):
     """The environment of an application."""
 
     def text(self) -> Text:
-        """Create an empty text."""
+        """Create a text without tokens."""
 
     async def tool(self, tokens: Tokens) -> None:
         """Send a request to a web API."""

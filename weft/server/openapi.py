@@ -107,12 +107,12 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("GET", "/v1/runs", "List your runs, newest first.", None, RunList, errors=_ASK),
     Operation("GET", "/v1/runs/{run}", "Describe a run.", None, RunCard, errors=(401, 404, 503)),
-    Operation("DELETE", "/v1/runs/{run}", "Forget a run that is over.", None, RunDeleted, errors=(400, 401, 404)),
-    Operation("GET", "/v1/runs/{run}/logs", "What a run noted.", None, LogList, errors=(401, 404)),
+    Operation("DELETE", "/v1/runs/{run}", "Delete an ended run.", None, RunDeleted, errors=(400, 401, 404)),
+    Operation("GET", "/v1/runs/{run}/logs", "The log of a run.", None, LogList, errors=(401, 404)),
     Operation(
         "GET",
         "/v1/runs/{run}/messages",
-        "What a run says, from what is kept until its end.",
+        "The messages of a run: those kept, then new ones until its end.",
         None,
         None,
         RunEvent,
@@ -120,15 +120,15 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=(401, 404),
     ),
     Operation(
-        "POST", "/v1/runs/{run}/messages", "Say something to a run.", MessageRequest, RunCard, errors=(*_WORK, 409)
+        "POST", "/v1/runs/{run}/messages", "Send a message to a run.", MessageRequest, RunCard, errors=(*_WORK, 409)
     ),
-    Operation("POST", "/v1/runs/{run}/cancel", "End a run.", None, RunCard, errors=(401, 404, 429, 503)),
+    Operation("POST", "/v1/runs/{run}/cancel", "Cancel a run.", None, RunCard, errors=(401, 404, 429, 503)),
     Operation("GET", "/health", "Whether the process answers.", None, Status),
     Operation("GET", "/ready", "Whether new requests are answered now.", None, Status),
-    Operation("GET", "/version", "What is running.", None, Version),
+    Operation("GET", "/version", "The version of the server.", None, Version),
     Operation("GET", "/metrics", "Counters and histograms, for Prometheus.", media="text/plain", errors=_ASK),
-    Operation("GET", "/v1/traces/{request_id}", "A recent request's life.", None, Trace, errors=(401, 404)),
-    Operation("GET", "/", "What this server is: a page for browsers, else a text.", media="text/html"),
+    Operation("GET", "/v1/traces/{request_id}", "The trace of a recent request.", None, Trace, errors=(401, 404)),
+    Operation("GET", "/", "The start page: HTML for browsers, else plain text.", media="text/html"),
     Operation("GET", "/openapi.json", "This document.", media="application/json"),
     Operation("GET", "/docs", "This document as a page.", media="text/html"),
 )
@@ -136,9 +136,9 @@ OPERATIONS: tuple[Operation, ...] = (
 _STATUS_TEXT = {
     400: "A field is wrong, unknown or unsupported, or the prompt is too long; `param` names the field.",
     401: "No valid API key.",
-    403: "You have uploaded as much as you may.",
-    404: "No such model or thing.",
-    408: "The body stopped coming.",
+    403: "Your uploads have reached their limit.",
+    404: "The model or object does not exist.",
+    408: "The body did not arrive in time.",
     409: "The run has ended.",
     413: "The body is too large.",
     415: "The body is not JSON.",
@@ -149,7 +149,7 @@ _STATUS_TEXT = {
 }
 
 
-_OTHER_ERRORS = "Any other error: what HTTP itself forbids, a foreign host or origin."
+_OTHER_ERRORS = "Any other error: an invalid HTTP request, a foreign host or origin."
 _KEY = (
     "Where the server was started with API keys, send one as `Authorization: Bearer <key>`; a WebSocket may have it as "
     "`?api_key=<key>`."
