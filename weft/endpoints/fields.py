@@ -149,6 +149,12 @@ def _nullable(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.name for field in info.fields if field.required and _takes_any(field.type))
 
 
+@functools.cache
+def _hints(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """The types of a struct's fields. Evaluating them takes as long as generating several tokens."""
+    return get_type_hints(kind)
+
+
 def _takes_any(kind: msgspec.inspect.Type) -> bool:
     inner = kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind
     return isinstance(inner, msgspec.inspect.AnyType)
@@ -157,7 +163,7 @@ def _takes_any(kind: msgspec.inspect.Type) -> bool:
 def _with_key(message: str, param: str | None, kept: dict[str, Any], kind: type[msgspec.Struct]) -> str:
     """Add the first invalid key to a message about a field that maps keys to values: msgspec does not name it."""
     name = (param or "").partition("[")[0]
-    hint = get_type_hints(kind).get(name)
+    hint = _hints(kind).get(name)
     if get_origin(hint) is not dict or not isinstance(kept[name], dict):
         return message
     for key, value in kept[name].items():
@@ -188,14 +194,14 @@ def _check_inside(value: Any, shape: Any, path: str) -> None:
         for number, entry in enumerate(value):
             _check_inside(entry, get_args(shape)[0], f"{path}[{number}]")
     elif isinstance(shape, type) and origin is None and issubclass(shape, msgspec.Struct) and isinstance(value, dict):
-        role = get_type_hints(shape).get("role")
+        role = _hints(shape).get("role")
         # A message has the shape of its role. An unknown role is refused when the messages are converted.
         if role is None or value.get("role") in get_args(role):
             _check_object(value, shape, path)
 
 
 def _check_object(value: dict[str, Any], shape: type[msgspec.Struct], path: str) -> None:
-    hints = get_type_hints(shape)
+    hints = _hints(shape)
     advisory = NESTED_ADVISORY.get(shape, {})
     for name, inner in value.items():
         if inner is None or name in advisory:
