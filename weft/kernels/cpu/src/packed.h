@@ -191,7 +191,7 @@ void multiply_packed(const LinearArgs& a) {
         const int64_t block_rows = blocks ? (to - from + blocks - 1) / blocks * P::kRowsAtOnce : 0;
         const int64_t sum_bytes = block_rows * kPanel * (int64_t)sizeof(float);
         const int64_t expanded_bytes = a.scales ? P::kBlockSteps * kStepSize * (int64_t)sizeof(bf16) : 0;
-        const int64_t row_bytes = block_rows * row_size + P::kSlackBytes;
+        const int64_t row_bytes = block_rows * row_size;
         char* expanded = (char*)memory.at_least((size_t)(expanded_bytes + 2 * sum_bytes + row_bytes));
         float* sums = (float*)(expanded + expanded_bytes);
         float* gates = sums + block_rows * kPanel;

@@ -39,7 +39,6 @@ struct Floats {
     static constexpr int64_t kBlockBytes = 512 << 10;
     static constexpr int64_t kWholeGroups = 1;
     static constexpr bool kWritesBeside = false;
-    static constexpr int64_t kSlackBytes = 2 * W * sizeof(float);  // `rows_as_floats` writes whole vectors
 
     static int64_t step_bytes(const LinearArgs& a) { return kStepSize * (a.scales ? 1 : (int64_t)sizeof(T)); }
     static bool reads_int8(int64_t groups) { return groups == 1; }

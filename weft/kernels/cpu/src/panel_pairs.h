@@ -27,7 +27,6 @@ struct Pairs {
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kWholeGroups = 4;  // with so few rows, a whole panel passes by at once
     static constexpr bool kWritesBeside = false;
-    static constexpr int64_t kSlackBytes = 0;
 
     static int64_t step_bytes(const LinearArgs& a) { return a.scales ? kStepSize : 2 * kStepSize; }
     static bool reads_int8(int64_t groups) { return groups == 1; }

@@ -21,7 +21,6 @@ struct Tiles {
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kWholeGroups = 4;
     static constexpr bool kWritesBeside = true;  // tiles and vectors work at the same time
-    static constexpr int64_t kSlackBytes = 0;
 
     static int64_t step_bytes(const LinearArgs& a) { return Pairs::step_bytes(a); }
     static bool reads_int8(int64_t) { return false; }
