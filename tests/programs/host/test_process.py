@@ -14,10 +14,14 @@ import msgspec
 import pytest
 
 from weft.abi.errors import HostDead, LimitExceeded, ModelLoadError, Overloaded, RunCancelled, UnknownProgram, WeftError
+from weft.children import progress
+from weft.children.progress import ProgressCounter
 from weft.config import EMBEDDED_MODEL, EngineConfig, ProgramsConfig
 from weft.engine.supervisor import ProcessEngine
 from weft.programs.host import wire
 from weft.programs.host.client import HostClient
+from weft.programs.host.pipe import Pipe
+from weft.programs.host.process import HostServer
 from weft.programs.host.wire import WINDOW_BYTES, HostArgs, HostedModel
 from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
@@ -298,6 +302,27 @@ def test_a_host_that_stands_still_is_killed() -> None:
             await waiting.answer()
 
     run(test, ProgramsConfig(progress_deadline_s=1.0))
+
+
+def test_a_ping_is_progress_of_a_host_without_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = ProgressCounter(tmp_path / "x.progress")
+    monkeypatch.setattr(progress, "_own", ProgressCounter(tmp_path / "x.progress"))
+
+    async def body() -> None:
+        answered = asyncio.Event()
+        address = f"ipc://{tmp_path}/host"
+        server, front = HostServer([], address), Pipe(address, lambda data: answered.set(), bind=False)
+        try:
+            for number in range(1, 4):
+                answered.clear()
+                front.send(wire.encode(wire.PingHost()))
+                await answered.wait()
+                assert counter.read() == number
+        finally:
+            front.close()
+            server.close()
+
+    asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
 
 
 def test_what_programs_store_survives_the_host(tmp_path: Path) -> None:

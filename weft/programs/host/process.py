@@ -20,6 +20,7 @@ import msgspec
 
 from weft.abi.errors import EngineDead, HostDead, InvalidRequest, RunCancelled, WeftError
 from weft.children.entry import call_when_stdin_closes
+from weft.children.progress import made_progress
 from weft.config import ProgramsConfig
 from weft.core.clock import Clock
 from weft.core.wire import ErrorRecord
@@ -124,6 +125,7 @@ class HostServer:
             _log.error("the front sent a message that cannot be read: %s", error)
             return
         self.heard.set()
+        made_progress()  # the front pings every second, so the counter advances while no program makes a call
         match message:
             case wire.PingHost():
                 self.tell(wire.HostAlive(len(self._runs)))
