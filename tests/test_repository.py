@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.metadata
 import os
 import re
@@ -190,6 +191,40 @@ class TestDocuments:
             if path.is_file() and path != Path(__file__):
                 match = elsewhere.search(path.read_text(errors="replace"))
                 assert match is None, f"{path.relative_to(ROOT)} has {match}"
+
+
+class TestStructure:
+    def test_class_names_stand_once_but_for_the_twins_of_the_glossary(self) -> None:
+        places: dict[str, list[str]] = {}
+        for path in PACKAGE:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        shared = {name for name, found in places.items() if len(found) > 1}
+        _, _, twins = GLOSSARY.partition("## Intended twins")
+        rows = re.findall(r"^\| (`.*?) \|", twins, re.MULTILINE)
+        assert shared == set(re.findall(r"`(\w+)`", " ".join(rows))), {name: places[name] for name in shared}
+
+    def test_modules_do_not_import_each_other_in_a_circle(self) -> None:
+        """Imports inside functions and under `TYPE_CHECKING` count: a reader follows them too."""
+        modules = {_module_name(path) for path in PACKAGE}
+        imports: dict[str, set[str]] = {}
+        for path in PACKAGE:
+            found = imports.setdefault(_module_name(path), set())
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    found.update(alias.name for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                    names = {f"{node.module}.{alias.name}" for alias in node.names}
+                    found.update(name if name in modules else node.module for name in names)
+            found &= modules
+            found.discard(_module_name(path))
+        # Raises `CycleError`, which names the modules.
+        graphlib.TopologicalSorter(imports).prepare()
+
+
+def _module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 class TestPackaging:

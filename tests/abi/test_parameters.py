@@ -18,7 +18,7 @@ from weft.core.sampling import SamplingParams, StopParams
 from weft.endpoints.schemas.chat import ChatRequest
 from weft.endpoints.schemas.completion import CompletionRequest
 from weft.llm.options import Options
-from weft.sdk.sequence import Usage as ProgramUsage
+from weft.sdk.sequence import Usage
 
 ROOT = Path(__file__).parents[2]
 OWN_NAMES = {"strings": "stop", "token_ids": "stop_token_ids"}
@@ -48,8 +48,8 @@ def _plain(value: Any) -> Any:
         (sdk.Sampler, SAMPLING),
         (StopParams, STOP),
         (sdk.Stop, STOP),
-        (wire.Usage, USAGE),
-        (ProgramUsage, USAGE),
+        (wire.OperationUsage, USAGE),
+        (Usage, USAGE),
     ],
     ids=lambda item: f"{item.__module__}.{item.__name__}" if isinstance(item, type) else "",
 )

@@ -17,7 +17,7 @@ import pytest
 import weft.sdk
 from weft.core.grammar import Grammar as EngineGrammar
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import Usage as EngineUsage
+from weft.core.wire import OperationUsage
 from weft.sdk import (
     Dist,
     InvalidRequest,
@@ -120,7 +120,7 @@ def test_the_librarys_fields_and_defaults_are_the_engines() -> None:
     for name in set(names) - {"logit_bias", "bad_words"}:
         assert getattr(Sampler(), name) == getattr(SamplingParams(), name)
     assert set(Stop(strings="x", token_ids=[1]).to_json()) <= set(StopParams.__struct_fields__)
-    assert Usage.__slots__ == EngineUsage.__struct_fields__
+    assert Usage.__slots__ == OperationUsage.__struct_fields__
 
 
 def test_stop_conditions_from_what_is_given() -> None:

@@ -147,7 +147,7 @@ def running(
     config = msgspec.structs.replace(ServerConfig(port=0, drain_s=5.0), **settings)
     engine = engine or FakeEngine(auto=auto)
     served = ServedModel(names or [MODEL], engine, tokenizer or byte_tokenizer(), root="/somewhere/private/" + MODEL)
-    service = Service(config, [served], timer, programs=lambda service: inline_programs(service, programs, records))
+    service = Service(config, [served], timer, programs=lambda models: inline_programs(models, programs, records))
     server = RunningServer(create_app(config, service), engine, config)
     try:
         yield server

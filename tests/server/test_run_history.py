@@ -18,7 +18,7 @@ from weft.programs.quota.account import NoPlace
 from weft.programs.quota.limits import Limits
 from weft.programs.registry import Registry
 from weft.programs.run_records import RunRecords
-from weft.server.programs import Programs, resolved
+from weft.server.programs import ServedPrograms, resolved
 from weft.store.database import FILE, Database
 from weft.store.values import MemoryValueStore
 
@@ -125,7 +125,7 @@ def test_a_tenant_pays_for_the_checks_of_its_sources() -> None:
             pass
 
     async def body() -> None:
-        programs = Programs(ProgramsConfig(), Registry(), lambda programs: Host())
+        programs = ServedPrograms(ProgramsConfig(), Registry(), lambda programs: Host())
         await programs.upload("t", "p", b"async def main(args):\n    return 1\n", "python")
         with pytest.raises(InvalidRequest):
             await programs.inline_code("u", "def main(:")

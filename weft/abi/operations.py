@@ -7,6 +7,13 @@ embeddings itself, so it never waits for a number; the numbers mean something in
 Token ids are int32, handles uint32, log-probabilities float32, texts UTF-8, everything little-endian. Where a blob is
 JSON, its fields are described at the operation. This table is the security boundary of programs: a command that is not
 in it is refused before anything reads its contents.
+
+The table has no cost of an operation, because what a command costs its host depends on its bytes: an append carries one
+token or four million, a message one byte or a megabyte, and the time grows more than a hundredfold between them. A
+weight per operation would misjudge both. The host measures time instead: the commands of a program run in portions that
+end by the clock (`weft.programs.quota.loop_share`), and the time of each portion is charged to the run as `cpu_s`. A
+portion ends between two commands, so three bounds hold a single command: `MAX_COMMAND_BYTES`, the bounds of each method
+on its blobs, and threads for work that takes long for its bytes (tokenizing, rendering, grammars).
 """
 
 from __future__ import annotations
@@ -119,9 +126,9 @@ class Op(IntEnum):
     [n, k]; log-probabilities [n, k]) ...; JSON {reason, stop, usage}.
 
     `sampling` and `stop` have the fields of `weft.core.sampling`, those left out at their defaults, stop strings as
-    texts; `grammar` is {kind, text} or missing; `usage` has the fields of `weft.core.wire.Usage`. All texts together
-    are what was generated without what ended it, be that a stop string, a stop token or the end of sequence; the tokens
-    are all that were sampled."""
+    texts; `grammar` is {kind, text} or missing; `usage` has the fields of `weft.core.wire.OperationUsage`. All texts
+    together are what was generated without what ended it, be that a stop string, a stop token or the end of sequence;
+    the tokens are all that were sampled."""
     SEQ_DIST = 33, Trait.SEQUENCE, "dist", "II", 1, _ASKED
     """sequence, k; token ids to append (may be none) -> token ids [k]; log-probabilities [k]: what is likely next"""
     SEQ_SCORE = 34, Trait.SEQUENCE, "score", "II", 1, _ASKED

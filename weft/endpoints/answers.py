@@ -16,9 +16,9 @@ from weft.endpoints.schemas.chat import (
     AnswerFinish,
     ChatDelta,
     ChatMessage,
+    ChatToolCall,
     FunctionCall,
     FunctionDelta,
-    ToolCall,
     ToolCallDelta,
 )
 from weft.text.answers import AnswerParser
@@ -111,7 +111,7 @@ def message_of(deltas: list[Delta]) -> ChatMessage:
         if isinstance(delta, CallArguments):
             arguments.setdefault(delta.index, []).append(delta.text)
     calls = [
-        ToolCall(
+        ChatToolCall(
             id=delta.id or new_call_id(),
             function=FunctionCall(delta.name, "".join(arguments.get(delta.index, ()))),
         )

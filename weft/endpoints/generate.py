@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from weft.core.ids import TOKEN_BYTES
-from weft.core.wire import FinishReason, TokenLogprobs, Usage
+from weft.core.wire import FinishReason, OperationUsage, TokenLogprobs
 from weft.endpoints.models import ActiveModel
 from weft.endpoints.observe import Observer
 from weft.endpoints.record import Record
@@ -125,7 +125,7 @@ class GatheredChoice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "length"
     stop: str | int | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: OperationUsage = field(default_factory=OperationUsage)
     score: BeamScore | None = None
 
 
@@ -152,7 +152,7 @@ async def gather(chunks: AsyncGenerator[Chunk, None], *, num_prompts: int, n: in
                 gathered.prompt_logprobs[chunk.index // n] = chunk.prompt_logprobs
             if chunk.finish_reason is not None:
                 choice.finish_reason, choice.stop = chunk.finish_reason, chunk.stop
-                choice.usage, choice.score = chunk.usage or Usage(), chunk.score
+                choice.usage, choice.score = chunk.usage or OperationUsage(), chunk.score
     for choice, parts in zip(gathered.choices, texts, strict=True):
         choice.text = "".join(parts)
     return gathered

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from weft.core.wire import Usage
+from weft.core.wire import OperationUsage
 from weft.endpoints.record import Record
 from weft.endpoints.schemas.common import PromptTokensDetails, UsageInfo
 from weft.metrics import ModelMetrics
@@ -67,7 +67,7 @@ class Observer:
             self._ended.add(chunk.index)
             self._metrics.finished.add(chunk.finish_reason)
 
-    def _see_usage(self, index: int, usage: Usage) -> None:
+    def _see_usage(self, index: int, usage: OperationUsage) -> None:
         prompt, choice = divmod(index, self._n)
         if choice == 0:
             self._cached[prompt] = usage.num_cached_tokens

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from weft.abi.errors import WeftError, from_kind
-from weft.core.wire import TokenLogprobs, Usage
+from weft.core.wire import OperationUsage, TokenLogprobs
 from weft.endpoints.answers import Reading, read_answer
 from weft.endpoints.constraints import named
 from weft.endpoints.generate import Gathered, GatheredChoice, gather
@@ -34,7 +34,7 @@ class CompletionOutput:
     """The stop string or stop token that ended it."""
     logprobs: list[TokenLogprobs] | None = None
     """One per token, if requested."""
-    usage: Usage = field(default_factory=Usage)
+    usage: OperationUsage = field(default_factory=OperationUsage)
     score: float | None = None
     """Score by which beams are ranked; None without beam search."""
     message: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from weft.abi.errors import EngineDead, InvalidRequest, WeftError
-from weft.core.wire import Cancelled, Command, Envelope, Event, Failed, Finished, Token, Usage
+from weft.core.wire import Cancelled, Command, Envelope, Event, Failed, Finished, OperationUsage, Token
 from weft.engine.client import EngineClient
 from weft.programs.operations import EngineOperation
 
@@ -30,7 +30,7 @@ class EngineHandle(Protocol):
     def id(self) -> int:
         """The number of the resource; its operations carry it."""
 
-    def fail(self, operation: EngineOperation, error: WeftError, usage: Usage) -> None:
+    def fail(self, operation: EngineOperation, error: WeftError, usage: OperationUsage) -> None:
         """An operation has failed: end it with this error, or with what the error means here."""
 
     def ended(self, operation: EngineOperation) -> None:

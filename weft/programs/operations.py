@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from weft.abi.errors import Cancelled, WeftError
-from weft.core.wire import Finished, Token, Usage
+from weft.core.wire import Finished, OperationUsage, Token
 
 
 class Wakes(Protocol):
@@ -46,7 +46,7 @@ class Waiter:
             self._waiter = None
 
 
-_NO_USAGE = Usage()
+_NO_USAGE = OperationUsage()
 
 
 class EngineOperation:
@@ -81,12 +81,12 @@ class EngineOperation:
         if not self.ended:
             self.ended, self.finished, self.usage = True, event, event.usage
 
-    def fail(self, error: WeftError, usage: Usage | None = None) -> None:
+    def fail(self, error: WeftError, usage: OperationUsage | None = None) -> None:
         """The operation ended with an error."""
         if not self.ended:
             self.ended, self.error, self.usage = True, error, usage or self.usage
 
-    def cancel(self, usage: Usage | None = None) -> None:
+    def cancel(self, usage: OperationUsage | None = None) -> None:
         """The engine ended the operation, on behalf of its program or by itself."""
         if not self.ended:
             self.ended, self.usage = True, usage or self.usage

@@ -21,11 +21,11 @@ from weft.core.wire import (
     Hold,
     MaskTokens,
     Open,
+    OperationUsage,
     PromptOutputs,
     Release,
     SetPriority,
     Truncate,
-    Usage,
 )
 from weft.programs.engine_link import EngineLink
 from weft.programs.operations import EngineOperation, Report, SilentAppend, TokenStream
@@ -169,7 +169,7 @@ class SequenceHandle:
 
     # ---- for EngineLink
 
-    def fail(self, operation: EngineOperation, error: WeftError, usage: Usage) -> None:
+    def fail(self, operation: EngineOperation, error: WeftError, usage: OperationUsage) -> None:
         """An operation has failed, and with it what follows on the sequence where the operation was silent."""
         if isinstance(error, UnknownHandle):
             # The program still holds it, so the engine forgot it: it restarted while nothing ran here.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.abi.errors import UnknownHandle, WeftError
-from weft.core.wire import AnsweredCommand, CloseSpace, OpenSpace, QueueCommand, Sync, Usage
+from weft.core.wire import AnsweredCommand, CloseSpace, OpenSpace, OperationUsage, QueueCommand, Sync
 from weft.programs.engine_link import EngineLink
 from weft.programs.operations import EngineOperation, Report
 from weft.programs.types import Caller
@@ -34,7 +34,7 @@ class _Silent(EngineOperation):
         self._call = call
         self._on_failure = on_failure
 
-    def fail(self, error: WeftError, usage: Usage | None = None) -> None:
+    def fail(self, error: WeftError, usage: OperationUsage | None = None) -> None:
         """Tell the program."""
         super().fail(error, usage)
         self._on_failure(self._call, error)
@@ -118,7 +118,7 @@ class SpaceHandle:
 
     # ---- for EngineLink
 
-    def fail(self, operation: EngineOperation, error: WeftError, usage: Usage) -> None:
+    def fail(self, operation: EngineOperation, error: WeftError, usage: OperationUsage) -> None:
         """An operation has failed; the others go on."""
         operation.fail(error)
 

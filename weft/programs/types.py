@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import FinishReason, TokenLogprobs, Usage
+from weft.core.wire import FinishReason, OperationUsage, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Chunk:
     """Set on the choice's last chunk, and only there."""
     stop: str | int | None = None
     """The stop string or stop token id that ended it."""
-    usage: Usage | None = None
+    usage: OperationUsage | None = None
     """On the last chunk."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """On the first chunk of choice 0, where asked for."""
@@ -94,4 +94,4 @@ class EmbeddingResult:
     """[hidden size], or the first `dimensions` of it."""
 
     embedding: list[float]
-    usage: Usage
+    usage: OperationUsage

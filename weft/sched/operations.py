@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from weft.abi.errors import ContextTooLong, InvalidRequest
-from weft.core.wire import Cancelled, ErrorRecord, Failed, Finished, OpEvent, TokenLogprobs, Usage
+from weft.core.wire import Cancelled, ErrorRecord, Failed, Finished, OperationUsage, OpEvent, TokenLogprobs
 from weft.sched.masks import Mask, add_mask, unpack_ranges
 from weft.sched.sequence import AppendOp, ForkInto, GenerateOp, Op, Sequence, SequenceState, SetMask
 from weft.sched.state import SchedulerState
@@ -168,7 +168,7 @@ def finish_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: 
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     if op.outputs is not None and op.outputs.logprobs is not None:
         prompt_logprobs = [op.scores.get(op.start + i) for i in range(len(op.tokens))]
-    usage = Usage(
+    usage = OperationUsage(
         num_prompt_tokens=len(sequence.tokens), num_cached_tokens=sequence.num_cached, total_s=now - op.arrival_s
     )
     sequence.reuse_limit = None
@@ -229,18 +229,18 @@ def cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
     head = sequence.head
 
     def event(op: int) -> OpEvent:
-        usage = usage_of(sequence, head, now) if head is not None and _number(head) == op else Usage()
+        usage = usage_of(sequence, head, now) if head is not None and _number(head) == op else OperationUsage()
         return Cancelled(op=op, usage=usage)
 
     return event
 
 
-def usage_of(sequence: Sequence, op: Op, now: float) -> Usage:
+def usage_of(sequence: Sequence, op: Op, now: float) -> OperationUsage:
     """What an operation has cost until `now`."""
     if not isinstance(op, GenerateOp):
-        return Usage()
+        return OperationUsage()
     first_launch = now if op.first_launch_s is None else op.first_launch_s
-    return Usage(
+    return OperationUsage(
         num_prompt_tokens=op.num_prompt,
         num_cached_tokens=min(sequence.num_cached, op.num_prompt),
         num_output_tokens=op.num_output,

@@ -1,37 +1,58 @@
-"""Calls in flight, which a program awaits.
+"""Calls in flight, which a program awaits, and errors of commands that no call waits for.
 
-A call belongs to a channel (`weft.sdk.channel`), which delivers its events. One task may wait for a call at a time.
+A channel (`weft.sdk.channel`) creates calls and delivers their events. One task may wait for a call at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 from weft.abi.errors import WeftError, from_kind
 from weft.abi.frames import EventKind
-from weft.abi.operations import Op
-
-if TYPE_CHECKING:
-    from weft.sdk.channel import Channel, Resource
 
 Blobs = list[bytes]
+CancelCall = Callable[[int], None]
+"""Tells the host that the program gives up the call of this number."""
+
+
+class FailureKeeper:
+    """Keeps the error of a command that has no call of its own, until a later use raises it.
+
+    Only the first error is kept: later ones follow from it.
+    """
+
+    _failure: WeftError | None = None
+
+    def fail(self, error: WeftError) -> None:
+        """Keep an error for the next use."""
+        if self._failure is None:
+            self._failure = error
+
+    def raise_failure(self) -> None:
+        """Raise the error of an earlier command, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
 
 class Call:
-    """A call in flight. Awaiting it returns the blobs of its result. One task may wait at a time."""
+    """A call in flight. Awaiting it returns the blobs of its result. One task may wait at a time.
 
-    __slots__ = ("_blobs", "_channel", "_ended", "_error", "_owner", "_waiter", "keep", "number", "spill")
+    `owner`: the resource whose earlier error the call raises, before its own.
+    """
 
-    def __init__(self, channel: Channel, number: int, owner: Resource | None):
+    __slots__ = ("_blobs", "_cancel", "_ended", "_error", "_owner", "_waiter", "keep", "number", "spill")
+
+    def __init__(self, number: int, owner: FailureKeeper | None, cancel: CancelCall):
         self.number = number
         self.keep = False
         """Whether the call outlives the cancellation of the task that awaits it, so that another task may await it."""
         self.spill = False
         """Whether an error goes to the owner when no task awaits the call."""
-        self._channel = channel
+        self._cancel = cancel
         self._owner = owner
         self._ended = False
         self._blobs: Blobs = []
@@ -73,7 +94,7 @@ class Call:
     def cancel(self) -> None:
         """Cancel the call. It then ends with `Cancelled`, unless it has ended."""
         if not self._ended:
-            self._channel.post(Op.CANCEL, self.number)
+            self._cancel(self.number)
 
     # ---- for Channel
 
@@ -103,8 +124,8 @@ class Stream(Call):
 
     __slots__ = ("_parts",)
 
-    def __init__(self, channel: Channel, number: int, owner: Resource | None):
-        super().__init__(channel, number, owner)
+    def __init__(self, number: int, owner: FailureKeeper | None, cancel: CancelCall):
+        super().__init__(number, owner, cancel)
         self._parts: deque[Blobs] = deque()
 
     @property

@@ -17,13 +17,13 @@ from typing import Any
 from weft.abi.errors import NoProgram, UnknownHandle, WeftError
 from weft.abi.frames import EventKind, events, pack
 from weft.abi.operations import Op
-from weft.sdk.calls import Call, Stream, error_of
+from weft.sdk.calls import Call, FailureKeeper, Stream, error_of
 
 MANY_BYTES = 64 << 10
 """Bytes of queued commands above which `hurry` is called."""
 
 
-class Resource:
+class Resource(FailureKeeper):
     """An object of the host that a program holds by its number: a sequence, a queue, a child, ...
 
     `noun` names its kind in error messages.
@@ -34,7 +34,6 @@ class Resource:
     def __init__(self, channel: Channel):
         self.channel = channel
         self.number = channel.number()
-        self._failure: WeftError | None = None
         self._is_open = True
         channel.adopt(self)
 
@@ -50,25 +49,14 @@ class Resource:
         if self._failure is not None:
             self.raise_failure()
 
-    def raise_failure(self) -> None:
-        """Raise the error of an earlier command, once."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def fail(self, error: WeftError) -> None:
-        """Keep an error for the next use of the resource. Only the first is kept: later ones follow from it."""
-        if self._failure is None:
-            self._failure = error
-
     def close(self) -> None:
         """Mark the resource as released: `check` raises from now on."""
         self._is_open = False
         self.channel.forget(self)
 
 
-class Channel:
-    """The channel of one running program.
+class Channel(FailureKeeper):
+    """The channel of one running program. It keeps the error of a command that has neither a call nor a resource.
 
     `flush` is called when a command is queued and the queue was empty: it arranges a call of `take` soon. `hurry` is
     called when more than `MANY_BYTES` are queued, by a program that posts command after command and never awaits: it
@@ -84,7 +72,6 @@ class Channel:
         self._outbox: list[bytes] = []
         self._calls: dict[int, Call] = {}
         self._resources: dict[int, Resource] = {}
-        self._failure: WeftError | None = None
         self.values: dict[str, Any] = {}
         """State that modules of the library keep for this program: models, the arguments, ..."""
 
@@ -123,15 +110,19 @@ class Channel:
 
     def ask(self, op: Op, *values: float | bytes, owner: Resource | None = None) -> Call:
         """Send a command and get an awaitable for its answer."""
-        call = Call(self, self.number(), owner)
+        call = Call(self.number(), owner, self.cancel)
         self._begin(call, op, values)
         return call
 
     def stream(self, op: Op, *values: float | bytes, owner: Resource | None = None) -> Stream:
         """Send a command that is answered in parts."""
-        stream = Stream(self, self.number(), owner)
+        stream = Stream(self.number(), owner, self.cancel)
         self._begin(stream, op, values)
         return stream
+
+    def cancel(self, number: int) -> None:
+        """Tell the host that the program gives up a call."""
+        self.post(Op.CANCEL, number)
 
     def adopt(self, resource: Resource) -> None:
         """Route errors that carry its number to the resource."""
@@ -161,12 +152,6 @@ class Channel:
             elif kind == EventKind.ERROR:
                 self._fail(number, error_of(blobs))
 
-    def raise_failure(self) -> None:
-        """Raise the error of a command that has neither a call nor a resource, once."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
     def close(self, error: WeftError) -> None:
         """End all calls in flight with this error, when the connection has ended."""
         calls, self._calls = self._calls, {}
@@ -188,8 +173,8 @@ class Channel:
         resource = self._resources.get(number)
         if resource is not None:
             resource.fail(error)
-        elif number == 0 and self._failure is None:
-            self._failure = error
+        elif number == 0:
+            self.fail(error)
 
 
 _CURRENT: ContextVar[Channel] = ContextVar("weft_channel")

@@ -246,7 +246,7 @@ class Context(TokenBuffer):
 
     async def save(self, name: str) -> None:
         """Store tokens, messages and the model's name durably under a name, readable by all programs of this tenant."""
-        await context_store.save(self, name)
+        await context_store.save(name, await self.snapshot())
 
     @classmethod
     async def open(cls, name: str, **options: Any) -> Context:

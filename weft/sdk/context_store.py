@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from weft.abi.errors import EngineDead, UnknownHandle
 from weft.sdk import store
 from weft.sdk.sequence import Sequence
 from weft.sdk.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from weft.sdk.context import Context
+from weft.sdk.token_buffer import TokenBuffer
 
 PREFIX = "context:"
 """Prefix of the names under which contexts are saved in the store."""
 RETRY_S = 0.25
 
 
-async def save(ctx: Context, name: str) -> None:
+async def save(name: str, snapshot: Snapshot) -> None:
     """Store the snapshot of a context under a name."""
-    snapshot = await ctx.snapshot()
     await store.put_json(PREFIX + name, snapshot.to_json())
 
 
@@ -43,7 +39,7 @@ async def names() -> list[str]:
     return [name.removeprefix(PREFIX) for name in await store.names(PREFIX)]
 
 
-async def restore(ctx: Context, timeout_s: float) -> None:
+async def restore(ctx: TokenBuffer, timeout_s: float) -> None:
     """Compute the context's tokens on a new sequence. Retries for `timeout_s` seconds, then raises `EngineDead`."""
     if ctx.parent is not None:
         await ctx.parent.flush()

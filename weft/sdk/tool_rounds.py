@@ -9,19 +9,40 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, Unsupported
+from weft.sdk.chat import Chat
+from weft.sdk.generation import Generation
 from weft.sdk.model import own_model
 from weft.sdk.sampling import Sampler
-from weft.sdk.toolbox import ToolCall, execute
+from weft.sdk.toolbox import Tool, ToolCall, execute
 from weft.text.answers import AnswerParser
 from weft.text.deltas import CallArguments, CallStart, Content, Delta
 from weft.text.reasoning import is_open
 from weft.text.tool_calls import PARSERS
 
-if TYPE_CHECKING:
-    from weft.sdk.context import Context
+
+class ToolHost(Protocol):
+    """The members of a context that its rounds use."""
+
+    chat: Chat
+    runnable_tools: list[Tool]
+    unanswered: dict[str, ToolCall]
+    num_calls: int
+
+    @property
+    def last_text(self) -> str:
+        """The last generated text, without its reasoning."""
+
+    async def flush(self, *, add_generation_prompt: bool = False) -> None:
+        """Append the queued input to the sequence."""
+
+    def generate(self, sampler: Sampler | None, *, max_tokens: int | None, special: bool) -> Generation:
+        """Generate with this sampler, or with the context's own."""
+
+    def tool(self, call: ToolCall, result: object) -> ToolHost:
+        """Add the result of a call."""
 
 
 class AnswerCalls:
@@ -88,7 +109,7 @@ class AnswerCalls:
 
 
 async def tool_calls(
-    ctx: Context, max_rounds: int, sampler: Sampler | None, max_tokens: int | None, parser: str | None
+    ctx: ToolHost, max_rounds: int, sampler: Sampler | None, max_tokens: int | None, parser: str | None
 ) -> AsyncIterator[ToolCall]:
     """The implementation of `Context.tool_calls`; raises what it documents."""
     for _ in range(max_rounds):
@@ -105,7 +126,7 @@ async def tool_calls(
 
 
 async def run_tools(
-    ctx: Context, max_rounds: int, sampler: Sampler | None, *, max_tokens: int | None, parser: str | None
+    ctx: ToolHost, max_rounds: int, sampler: Sampler | None, *, max_tokens: int | None, parser: str | None
 ) -> str:
     """The implementation of `Context.run_tools`: runs each tool as soon as its call is complete."""
     for _ in range(max_rounds):
@@ -124,7 +145,7 @@ async def run_tools(
 
 
 async def _one_round(
-    ctx: Context, sampler: Sampler | None, max_tokens: int | None, parser: str | None
+    ctx: ToolHost, sampler: Sampler | None, max_tokens: int | None, parser: str | None
 ) -> AsyncIterator[ToolCall]:
     """The calls of one answer, each as soon as it is complete. At the end the answer is the chat's last message."""
     model = await own_model()
@@ -148,7 +169,7 @@ async def _one_round(
     _note(ctx, answer)
 
 
-def _note(ctx: Context, answer: AnswerCalls) -> None:
+def _note(ctx: ToolHost, answer: AnswerCalls) -> None:
     """Replace the model's last message, which the context holds as text, by one with its calls."""
     ctx.num_calls += len(answer.calls)
     if not answer.calls:

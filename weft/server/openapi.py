@@ -38,9 +38,9 @@ from weft.server.schemas.programs import (
     SourceRunRequest,
 )
 from weft.server.schemas.service import (
+    ServerVersion,
     Status,
     Trace,
-    Version,
 )
 from weft.version import __version__
 
@@ -125,7 +125,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/v1/runs/{run}/cancel", "Cancel a run.", None, RunCard, errors=(401, 404, 429, 503)),
     Operation("GET", "/health", "Whether the process answers.", None, Status),
     Operation("GET", "/ready", "Whether new requests are answered now.", None, Status),
-    Operation("GET", "/version", "The version of the server.", None, Version),
+    Operation("GET", "/version", "The version of the server.", None, ServerVersion),
     Operation("GET", "/metrics", "Counters and histograms, for Prometheus.", media="text/plain", errors=_ASK),
     Operation("GET", "/v1/traces/{request_id}", "The trace of a recent request.", None, Trace, errors=(401, 404)),
     Operation("GET", "/", "The start page: HTML for browsers, else plain text.", media="text/html"),

@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.abi.errors import InvalidRequest, UnknownProgram, Unsupported
-from weft.config import EngineConfig, ProgramsConfig, data_directory
-from weft.endpoints.models import ActiveModel
+from weft.config import EngineConfig, ProgramsConfig, ServerConfig, data_directory
+from weft.endpoints.models import ActiveModel, Models
 from weft.engine.supervisor import ProcessEngine
 from weft.programs.history import History
 from weft.programs.host.client import HostClient
@@ -40,12 +40,9 @@ from weft.store.database import Database
 from weft.store.programs import ProgramKind, ProgramVersion
 from weft.store.values import MemoryValueStore
 
-if TYPE_CHECKING:
-    from weft.server.state import Service
-
 logger = logging.getLogger("weft.server")
 
-MakeHost = Callable[["Programs"], RunHost]
+MakeHost = Callable[["ServedPrograms"], RunHost]
 
 SANDBOX_OVERCOMMIT = 4
 """Memory limit of all sandboxes together, as a multiple of the machine's memory: a waiting sandbox uses little of its
@@ -60,7 +57,7 @@ class Found(NamedTuple):
     trusted: bool
 
 
-class Programs:
+class ServedPrograms:
     """The programs of a server and their runs. Used from one event loop."""
 
     def __init__(
@@ -198,38 +195,38 @@ class Programs:
 
 
 def inline_programs(
-    service: Service, config: ProgramsConfig | None = None, records: RunRecords | None = None
-) -> Programs:
+    models: Models, config: ProgramsConfig | None = None, records: RunRecords | None = None
+) -> ServedPrograms:
     """Programs that run in this process and are kept in memory. Without `records`, runs are kept in memory too."""
     config = config or ProgramsConfig()
 
-    def make_host(programs: Programs) -> RunHost:
-        models = [ProgramModel(model.names[0], model.runtime, **_parsers(model)) for model in service.models]
-        parts = replace(
-            host_parts(models, config, MemoryValueStore(config.max_store_bytes), guests_for(config)),
-            resolve=programs.code,
-        )
+    def make_host(programs: ServedPrograms) -> RunHost:
+        hosted = [ProgramModel(model.names[0], model.runtime, **_parsers(model)) for model in models]
+        parts = host_parts(hosted, config, MemoryValueStore(config.max_store_bytes), guests_for(config))
+        parts = replace(parts, resolve=programs.code)
         return ProgramHost(parts, HostOptions(max_waiting=config.max_waiting, allow_trusted=True), programs.history)
 
-    return Programs(config, Registry(quota=_quota(config)), make_host, records)
+    return ServedPrograms(config, Registry(quota=_quota(config)), make_host, records)
 
 
-def process_programs(service: Service, config: ProgramsConfig, engines: Sequence[EngineConfig]) -> Programs:
+def process_programs(
+    models: Models, server: ServerConfig, config: ProgramsConfig, engines: Sequence[EngineConfig]
+) -> ServedPrograms:
     """Programs that run in a child process and are kept in a folder. `engines` are the configurations of the models'
     engines; each engine must be a `ProcessEngine`.
 
     Raises `StorageFailed` for an unusable folder.
     """
     folder = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
-    config = resolved(config, num_tenants=len({key.tenant for key in parse_keys(service.config.api_keys)}))
+    config = resolved(config, num_tenants=len({key.tenant for key in parse_keys(server.api_keys)}))
     if config.start == "off":
         registry, records = Registry(quota=_quota(config)), None
     else:
         database = Database(folder)
         registry, records = Registry(database, _quota(config)), RunRecords(database)
 
-    def make_host(programs: Programs) -> RunHost:
-        models = [
+    def make_host(programs: ServedPrograms) -> RunHost:
+        hosted = [
             HostedModel(
                 name=model.names[0],
                 model=engine.model,
@@ -237,18 +234,18 @@ def process_programs(service: Service, config: ProgramsConfig, engines: Sequence
                 offline=engine.offline,
                 **_parsers(model),
             )
-            for model, engine in zip(service.models, engines, strict=True)
+            for model, engine in zip(models, engines, strict=True)
         ]
         args = HostArgs(
-            models=models,
+            models=hosted,
             config=config,
             store_folder=str(folder),
-            log_level=service.config.log_level,
+            log_level=server.log_level,
         )
-        clients = [model.engine for model in service.models if isinstance(model.engine, ProcessEngine)]
+        clients = [model.engine for model in models if isinstance(model.engine, ProcessEngine)]
         return HostClient(args, clients, programs.code, programs.history)
 
-    return Programs(config, registry, make_host, records)
+    return ServedPrograms(config, registry, make_host, records)
 
 
 def resolved(config: ProgramsConfig, num_tenants: int, machine_bytes: int | None = None) -> ProgramsConfig:

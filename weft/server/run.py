@@ -58,7 +58,7 @@ def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None
     service = Service(
         shared,
         [load_model(config, progress) for config in configs],
-        programs=lambda service: process_programs(service, configs[0].programs, engines),
+        programs=lambda models: process_programs(models, shared, configs[0].programs, engines),
     )
     server = Server(create_app(shared, service), shared)
     server.run()

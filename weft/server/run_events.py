@@ -11,7 +11,7 @@ from weft.core.wire import ErrorRecord
 from weft.programs.run.runs import Run, RunRecord
 from weft.server.errors import ClientGone
 from weft.server.schemas.programs import RunCard, RunError, RunEvent
-from weft.server.sse import DONE, Stream
+from weft.server.sse import DONE, EventStream
 from weft.server.state import Service
 
 _encoder = msgspec.json.Encoder()
@@ -61,7 +61,7 @@ def encode_event(event: RunEvent) -> bytes:
     return _encoder.encode(event)
 
 
-class RunStream(Stream):
+class RunStream(EventStream):
     """A run's messages as server-sent events, then its end. `owned`: the run ends if the client disconnects."""
 
     def __init__(self, request: Request, service: Service, run: Run, *, owned: bool):

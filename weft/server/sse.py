@@ -38,7 +38,7 @@ COMMENT = b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class Stream:
+class EventStream:
     """A response of server-sent events. Owns the head, the keep-alive comments, and the event of an error.
 
     Subclasses write the events (`_produce`) and handle the end of the response, with or without an error (`_close`).
@@ -123,7 +123,7 @@ class Stream:
         await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True})
 
 
-class EventStream(Stream):
+class AnswerStream(EventStream):
     """A stream of a request's events. Always closes their source."""
 
     def __init__(self, request: Request, service: Service, events: AsyncGenerator[StreamEvents, None]):

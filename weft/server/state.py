@@ -19,7 +19,7 @@ from weft.metrics import FrontMetrics
 from weft.server.auth import parse_keys
 from weft.server.bodies import BodyBudget
 from weft.server.places import Places
-from weft.server.programs import Programs, inline_programs
+from weft.server.programs import ServedPrograms, inline_programs
 from weft.server.timer import Timer
 from weft.server.traces import Traces
 
@@ -34,7 +34,7 @@ class Service:
         config: ServerConfig,
         models: list[ServedModel],
         timer: Timer | None = None,
-        programs: Callable[[Service], Programs] = inline_programs,
+        programs: Callable[[Models], ServedPrograms] = inline_programs,
     ):
         self.config = config
         self.timer = timer or Timer()
@@ -50,7 +50,7 @@ class Service:
             )
             for model in models
         )
-        self.programs = programs(self)
+        self.programs = programs(self.models)
         num_tenants = len({key.tenant for key in parse_keys(config.api_keys)})
         self.bodies = BodyBudget(config.max_bodies_bytes, num_tenants)
         """Counts the bytes of request bodies in memory."""

@@ -34,12 +34,12 @@ from weft.core.wire import (
     Generate,
     Hold,
     Open,
+    OperationUsage,
     Release,
     SetPriority,
     Token,
     TokenLogprobs,
     Truncate,
-    Usage,
     answered_op,
 )
 from weft.engine.client import OnEnvelope
@@ -299,7 +299,7 @@ class FakeEngine:
                 self.appended_tokens += len(op.tokens) // TOKEN_BYTES
             else:
                 self._count("cancelled")
-                usage = self._usage(seq) if op is seq.operations[0] else Usage()
+                usage = self._usage(seq) if op is seq.operations[0] else OperationUsage()
                 events.append(Cancelled(op=op.op, usage=usage))
         seq.operations.clear()
         seq.generated, seq.text, seq.script = [], b"", None
@@ -352,7 +352,7 @@ class FakeEngine:
         hidden = [float(i + 1) for i in range(self._info.hidden_size)] if op.outputs.hidden else None
         k = op.outputs.dist
         dists = None if k is None else _dists(seq.tokens, k, self._info.vocab_size)
-        usage = Usage(num_prompt_tokens=len(seq.tokens))
+        usage = OperationUsage(num_prompt_tokens=len(seq.tokens))
         events.append(Finished(op=op.op, usage=usage, prompt_logprobs=logprobs, hidden=hidden, dists=dists))
         self._count("stop")
         return True
@@ -426,8 +426,8 @@ class FakeEngine:
         return True
 
     @staticmethod
-    def _usage(seq: FakeSequence) -> Usage:
-        return Usage(num_prompt_tokens=seq.num_prompt, num_output_tokens=len(seq.generated))
+    def _usage(seq: FakeSequence) -> OperationUsage:
+        return OperationUsage(num_prompt_tokens=seq.num_prompt, num_output_tokens=len(seq.generated))
 
     def _count(self, ending: str) -> None:
         self._endings[ending] = self._endings.get(ending, 0) + 1

@@ -60,7 +60,7 @@ class Dists(msgspec.Struct, frozen=True, array_like=True):
         return array("f", self.packed_targets).tolist()
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True):
+class OperationUsage(msgspec.Struct, frozen=True, array_like=True):
     """What an operation cost. Times are seconds on the engine's clock."""
 
     num_prompt_tokens: int = 0
@@ -86,7 +86,7 @@ class Finished(EventBase, frozen=True, kw_only=True):
     """The stop string or stop token that ended it; None for end-of-sequence and length."""
     cut_bytes: int = 0
     """How many of the last bytes generated are the stop string and what follows it."""
-    usage: Usage = Usage()
+    usage: OperationUsage = OperationUsage()
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One per appended token; None for the first token of a sequence, which nothing predicts."""
     hidden: list[float] | None = None
@@ -104,19 +104,19 @@ class Failed(EventBase, frozen=True, kw_only=True):
 
     op: int
     error: ErrorRecord
-    usage: Usage = Usage()
+    usage: OperationUsage = OperationUsage()
 
     @classmethod
-    def of(cls, op: int, error: WeftError, usage: Usage | None = None) -> Failed:
+    def of(cls, op: int, error: WeftError, usage: OperationUsage | None = None) -> Failed:
         """The event of an error."""
-        return cls(op=op, error=ErrorRecord.of(error), usage=usage or Usage())
+        return cls(op=op, error=ErrorRecord.of(error), usage=usage or OperationUsage())
 
 
 class Cancelled(EventBase, frozen=True, kw_only=True):
     """An operation was ended by its client."""
 
     op: int
-    usage: Usage = Usage()
+    usage: OperationUsage = OperationUsage()
 
 
 class Welcome(EventBase, frozen=True, kw_only=True):

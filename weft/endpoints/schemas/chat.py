@@ -76,7 +76,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
     """JSON as the model wrote it."""
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class ChatToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that the model asks for."""
 
     id: str
@@ -93,7 +93,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     """What the model thought before it answered."""
-    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ChatToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import numpy as np
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES, pack_tokens
 from weft.core.sampling import MAX_LOGPROBS, StopParams
-from weft.core.wire import MAX_DIST, EngineInfo, Finished, PromptOutputs, Token, TokenLogprobs, Usage
+from weft.core.wire import MAX_DIST, EngineInfo, Finished, OperationUsage, PromptOutputs, Token, TokenLogprobs
 from weft.programs.builtin.choice import ChoiceText
 from weft.programs.runtime import Runtime
 from weft.programs.sequence import SequenceHandle
@@ -68,7 +68,7 @@ class BeamResult:
 
     beams: list[FoundBeam[TokenLogprobs | None]]
     """The details of a token are its log-probabilities, where asked for."""
-    usage: Usage
+    usage: OperationUsage
 
 
 async def chunks(args: BeamArgs, caller: Caller, rt: Runtime) -> AsyncGenerator[Chunk, None]:
@@ -87,7 +87,7 @@ async def main(args: BeamArgs, caller: Caller, rt: Runtime) -> BeamResult:
     check(args, info)
     rules = _rules(args, info)
     count = min(max(rules.num_candidates, args.logprobs or 0), info.vocab_size)
-    usage: Usage | None = None
+    usage: OperationUsage | None = None
     search: BeamSearch[SequenceHandle, TokenLogprobs | None] = BeamSearch(rules, rt.open(caller))
     try:
         while search.goes_on:
@@ -97,7 +97,7 @@ async def main(args: BeamArgs, caller: Caller, rt: Runtime) -> BeamResult:
             entry = functools.partial(_entry, dists, args.logprobs)
             search.advance([zip(*dist, strict=True) for dist in dists], entry)
         beams = search.results()[: args.num_results]
-        return BeamResult(beams=beams, usage=_total(usage or Usage(), args, beams))
+        return BeamResult(beams=beams, usage=_total(usage or OperationUsage(), args, beams))
     finally:
         search.release()
 
@@ -167,9 +167,9 @@ def _entry(dists: list[Dist], num_tops: int | None, parent: int, place: int) -> 
     return TokenLogprobs(logprobs[place], place + 1, ids[:num_tops], logprobs[:num_tops])
 
 
-def _total(first: Usage, args: BeamArgs, beams: Iterable[FoundBeam[TokenLogprobs | None]]) -> Usage:
+def _total(first: OperationUsage, args: BeamArgs, beams: Iterable[FoundBeam[TokenLogprobs | None]]) -> OperationUsage:
     """Of the search: its prompt, as the first step found it, and the tokens that are given back."""
-    return Usage(
+    return OperationUsage(
         num_prompt_tokens=len(args.prompt) // TOKEN_BYTES,
         num_cached_tokens=first.num_cached_tokens,
         num_output_tokens=sum(len(beam.tokens) for beam in beams),
@@ -177,7 +177,9 @@ def _total(first: Usage, args: BeamArgs, beams: Iterable[FoundBeam[TokenLogprobs
     )
 
 
-def _chunk(index: int, beam: FoundBeam[TokenLogprobs | None], usage: Usage, args: BeamArgs, rt: Runtime) -> Chunk:
+def _chunk(
+    index: int, beam: FoundBeam[TokenLogprobs | None], usage: OperationUsage, args: BeamArgs, rt: Runtime
+) -> Chunk:
     """All there is to say of one beam."""
     choice = ChoiceText(index, args, rt)
     tokens = [Token(0, token, 0, entry) for token, entry in zip(beam.tokens, beam.details, strict=True)]

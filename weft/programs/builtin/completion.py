@@ -18,7 +18,7 @@ import numpy as np
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import EngineInfo, Finished, PromptOutputs, TokenLogprobs, Usage
+from weft.core.wire import EngineInfo, Finished, OperationUsage, PromptOutputs, TokenLogprobs
 from weft.programs.builtin.choice import ChoiceText
 from weft.programs.operations import GenerationUpdate, TokenStream, merge
 from weft.programs.runtime import Runtime
@@ -62,7 +62,7 @@ class Completion:
         args = self._args
         for choice in self._choices:
             if choice.has_enough and not choice.ended:
-                usage = Usage(num_prompt_tokens=len(args.prompt) // TOKEN_BYTES)
+                usage = OperationUsage(num_prompt_tokens=len(args.prompt) // TOKEN_BYTES)
                 yield self._enough(choice, Chunk(index=choice.index), usage)
         choices = [choice for choice in self._choices if not choice.ended]
         if not choices:
@@ -117,7 +117,7 @@ class Completion:
             sequence.cancel()
         return chunk
 
-    def _enough(self, choice: ChoiceText, chunk: Chunk, usage: Usage) -> Chunk:
+    def _enough(self, choice: ChoiceText, chunk: Chunk, usage: OperationUsage) -> Chunk:
         """The last chunk of a choice whose reader has had enough of it."""
         choice.ended = True
         usage = msgspec.structs.replace(usage, num_output_tokens=len(choice.tokens))

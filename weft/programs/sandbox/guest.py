@@ -15,7 +15,7 @@ from weft.abi.errors import EngineDead, LimitExceeded, ProgramFailed, WeftError
 from weft.abi.frames import WireError
 from weft.programs.guest import GuestHost, GuestUsage
 from weft.programs.sandbox.bytecode import Calls
-from weft.programs.sandbox.imports import IMPORTS, Entropy, Exited, Handler
+from weft.programs.sandbox.imports import IMPORTS, Exited, GuestEntropy, Handler
 from weft.programs.sandbox.machine import GuestLimits, LoadedCode, Machine, Request, Trapped
 
 _TURN_S = 0.002
@@ -232,7 +232,7 @@ class ModuleGuest(SandboxedGuest):
     def __init__(self, code: LoadedCode, host: GuestHost, limits: GuestLimits, args: bytes, seed: bytes):
         super().__init__(code, host, limits)
         self.module_args, self.events, self.output = args, memoryview(b""), b"null"
-        self.entropy = Entropy(seed)
+        self.entropy = GuestEntropy(seed)
 
     @property
     def machine(self) -> Machine:

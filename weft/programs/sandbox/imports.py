@@ -44,7 +44,7 @@ class GuestRun(Protocol):
     module_args: bytes
     events: memoryview
     output: bytes
-    entropy: Entropy
+    entropy: GuestEntropy
 
     def say(self, data: bytes) -> None:
         """Commands that wait for no answer."""
@@ -77,7 +77,7 @@ class Import(NamedTuple):
         return Signature(tuple(_TYPES[kind] for kind in self.params), tuple(_TYPES[kind] for kind in self.results))
 
 
-class Entropy:
+class GuestEntropy:
     """Bytes from a seed: SHAKE-256 of it and a counter. The same seed gives the same bytes."""
 
     def __init__(self, seed: bytes):

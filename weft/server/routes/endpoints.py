@@ -15,7 +15,7 @@ from weft.server.guard import Guard
 from weft.server.limits import read_request
 from weft.server.record import record_of
 from weft.server.routes.base import answer, route
-from weft.server.sse import EventStream
+from weft.server.sse import AnswerStream
 from weft.server.state import Service
 from weft.tokenizers.tokenizer import off_loop
 
@@ -32,7 +32,7 @@ async def _respond(endpoint: Endpoint, service: Service, request: Request) -> AS
     async with Guard(request, service):
         reply = await endpoint.create(body, record, models)
     if not isinstance(reply, msgspec.Struct):
-        return EventStream(request, service, reply)
+        return AnswerStream(request, service, reply)
     if record.num_details <= INLINE_DETAILS:
         return answer(reply)
     return await off_loop(functools.partial(answer, reply), tenant=record.tenant)

@@ -11,7 +11,7 @@ from weft.server.errors import HttpProblem, retry_headers
 from weft.server.metrics_http import exposition
 from weft.server.record import record_of
 from weft.server.routes.base import answer, route
-from weft.server.schemas.service import Status, Version
+from weft.server.schemas.service import ServerVersion, Status
 from weft.server.state import Service
 from weft.version import __version__
 
@@ -47,7 +47,7 @@ async def ready(service: Service, request: Request) -> ASGIApp:
 
 async def version(service: Service, request: Request) -> ASGIApp:
     """The version of the package."""
-    return answer(Version(version=__version__))
+    return answer(ServerVersion(version=__version__))
 
 
 async def metrics(service: Service, request: Request) -> ASGIApp:

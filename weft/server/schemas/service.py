@@ -13,7 +13,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ok", "ready", "starting", "unavailable", "draining"]
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
+class ServerVersion(msgspec.Struct, frozen=True, kw_only=True):
     """The release that is running."""
 
     version: str

@@ -9,7 +9,7 @@ import msgspec
 
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import Usage
+from weft.core.wire import OperationUsage
 from weft.programs.quota.page_quota import PageQuota
 from weft.programs.sequence import SequenceHandle
 
@@ -43,7 +43,7 @@ class SequenceUsage:
         """Of all prompts, tokens whose KV was found instead of computed."""
         self.generated_tokens = 0
 
-    def note(self, known: OpenSequence, usage: Usage) -> None:
+    def note(self, known: OpenSequence, usage: OperationUsage) -> None:
         """An operation has ended; its usage counts cached tokens since its sequence was opened."""
         self.cached_tokens += max(0, usage.num_cached_tokens - known.cached_tokens)
         known.cached_tokens = max(known.cached_tokens, usage.num_cached_tokens)
