@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.token_client import GREEDY, TokenClient, TokenRequest
 from weft.config import EngineConfig
 from weft.core import wire
-from weft.core.ids import pack_tokens
-from weft.core.sampling import SamplingParams, StopParams
+from weft.core.sampling import SamplingParams
 from weft.engine.engine import Engine, Publish
 from weft.engine.inline import InlineEngine
 from weft.kernels import dispatch
@@ -54,7 +54,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     },
     "tiny": FAMILIES["llama"],
 }
-GREEDY = SamplingParams(temperature=0.0)
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
 """(prompts, number of output tokens of each) -> output tokens of each prompt."""
@@ -132,7 +131,7 @@ class Client:
 
         self._loop = asyncio.new_event_loop()
         self._engine = InlineEngine(build)
-        self._ids = iter(range(1, 1 << 30))
+        self._client = TokenClient(self._engine)
         self._loop.run_until_complete(self._engine.wait_ready())
 
     def run(
@@ -141,7 +140,17 @@ class Client:
         """Generate so many tokens after each prompt, the most probable ones unless `params` say otherwise."""
         count = len(prompts)
         limits = [output_tokens] * count if isinstance(output_tokens, int) else output_tokens
-        return self._loop.run_until_complete(self._run(prompts, limits, params or [GREEDY] * count))
+        requests = list(map(TokenRequest, prompts, limits, params or [GREEDY] * count))
+        steps: list[tuple[float, int]] = []
+        self._steps = steps
+        began = time.perf_counter()
+        found = self._loop.run_until_complete(self._client.generate(requests))
+        nan = float("nan")
+        return Run(
+            [[event.token for event in events] for events in found],
+            [[event.logprobs.logprob if event.logprobs else nan for event in events] for events in found],
+            [(when - began, brought) for when, brought in steps],
+        )
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         """Generate the most probable tokens."""
@@ -158,50 +167,6 @@ class Client:
         self._loop.run_until_complete(self._engine.close())
         self._loop.close()
         self._worker = None
-
-    async def _run(self, prompts: list[list[int]], limits: list[int], params: list[SamplingParams]) -> Run:
-        found: dict[int, list[wire.Token]] = {}
-        done = asyncio.Event()
-        left = len(prompts)
-
-        def receive(envelope: wire.Envelope) -> None:
-            nonlocal left
-            for event in envelope.events:
-                if isinstance(event, wire.Token):
-                    found[event.op].append(event)
-                elif isinstance(event, wire.Finished):
-                    left -= 1
-                else:
-                    done.set()
-                    raise RuntimeError(f"unexpected {event}")
-            if left == 0:
-                done.set()
-
-        self._engine.subscribe(receive)
-        commands: list[wire.Command] = []
-        for prompt, limit, sampling in zip(prompts, limits, params, strict=True):
-            stop = StopParams(max_tokens=limit, ignore_eos=True)
-            seq = next(self._ids)
-            found[seq] = []
-            commands += [
-                wire.Open(seq=seq),
-                wire.Append(seq=seq, op=seq, tokens=pack_tokens(prompt)),
-                wire.Generate(seq=seq, op=seq, sampling=sampling, stop=stop),
-            ]
-        steps: list[tuple[float, int]] = []
-        self._steps = steps
-        began = time.perf_counter()
-        self._engine.send(commands)
-        await done.wait()
-        self._engine.send([wire.Release(seq=seq) for seq in found])
-        if left or [len(tokens) for tokens in found.values()] != limits:
-            raise RuntimeError("the engine did not generate as many tokens as it was asked for")
-        nan = float("nan")
-        return Run(
-            [[event.token for event in events] for events in found.values()],
-            [[event.logprobs.logprob if event.logprobs else nan for event in events] for events in found.values()],
-            [(when - began, brought) for when, brought in steps],
-        )
 
 
 def random_model(raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:

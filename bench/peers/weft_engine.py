@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from bench.token_client import TokenClient, TokenRequest
 from weft.config import EngineConfig
-from weft.core import wire
-from weft.core.ids import pack_tokens
-from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.inline import InlineEngine
 from weft.kernels.cpu import ops
 from weft.version import __version__
@@ -34,45 +32,12 @@ class Weft:
         self.loop = asyncio.new_event_loop()
         self.engine = InlineEngine.from_config(config)
         self.loop.run_until_complete(self.engine.wait_ready())
-        self._next = 0
+        self._client = TokenClient(self.engine)
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
-        return self.loop.run_until_complete(self._generate(prompts, output_tokens))
-
-    async def _generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
-        outputs: dict[int, list[int]] = {}
-        done = asyncio.Event()
-        left = len(prompts)
-
-        def receive(envelope: wire.Envelope) -> None:
-            nonlocal left
-            for event in envelope.events:
-                if isinstance(event, wire.Token):
-                    outputs[event.op].append(event.token)
-                elif isinstance(event, wire.Finished):
-                    left -= 1
-                else:
-                    raise RuntimeError(f"unexpected {event}")
-            if left == 0:
-                done.set()
-
-        self.engine.subscribe(receive)
-        commands: list[wire.Command] = []
-        ids = []
-        for prompt in prompts:
-            self._next += 1
-            ids.append(self._next)
-            outputs[self._next] = []
-            stop = StopParams(max_tokens=output_tokens, ignore_eos=True)
-            commands += [
-                wire.Open(seq=self._next),
-                wire.Append(seq=self._next, op=self._next, tokens=pack_tokens(prompt)),
-                wire.Generate(seq=self._next, op=self._next, sampling=SamplingParams(temperature=0.0), stop=stop),
-            ]
-        self.engine.send(commands)
-        await done.wait()
-        self.engine.send([wire.Release(seq=seq) for seq in ids])
-        return [outputs[seq] for seq in ids]
+        requests = [TokenRequest(prompt, output_tokens) for prompt in prompts]
+        found = self.loop.run_until_complete(self._client.generate(requests))
+        return [[event.token for event in events] for events in found]
 
     def close(self) -> None:
         self.loop.run_until_complete(self.engine.close())

@@ -17,6 +17,7 @@ from weft.endpoints.constraints import check_size
 from weft.endpoints.dialect import Dialect
 from weft.endpoints.grammars import CallableTool, Calls
 from weft.endpoints.schemas.chat import ChatRequest
+from weft.tokenizers.messages import function_of_tool
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -119,14 +120,10 @@ def _calls(tools: list[CallableTool], only_one: bool) -> Calls:
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> CallableTool:
-    if tool.get("type", "function") != "function":
-        raise Unsupported(f"{path}.type is {tool['type']!r:.60}; only tools of type function are served.", path)
-    function = tool.get("function")
+    function = function_of_tool(tool, path)
     path += ".function"
-    if not isinstance(function, dict):
-        raise InvalidRequest(f'{path} must be an object with a "name".', path)
-    name = function.get("name")
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+    name = function["name"]
+    if _NAME.fullmatch(name) is None:
         raise InvalidRequest(f"{path}.name must be 1 to 64 of A-Z a-z 0-9 _ . -", f"{path}.name")
     parameters = function.get("parameters")
     strict = function.get("strict")

@@ -46,16 +46,19 @@ def normalize(messages: Sequence[Mapping[str, Any]], *, keep_developer: bool = F
 
 def normalize_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tools for a template, each `{"type": "function", "function": {"name": …}}`. Raises `InvalidRequest`."""
-    result = []
     for i, tool in enumerate(tools):
-        path = f"tools[{i}]"
-        _require_mapping(tool, path)
-        if tool.get("type", "function") != "function":
-            raise Unsupported(f"{path}.type is {_shown(tool['type'])}; only tools of type function are served", path)
-        function = _require_mapping(tool.get("function"), f"{path}.function")
-        _text(function, "name", f"{path}.function", required=True)
-        result.append({"type": "function", **tool})
-    return result
+        function_of_tool(tool, f"tools[{i}]")
+    return [{"type": "function", **tool} for tool in tools]
+
+
+def function_of_tool(tool: object, path: str) -> Mapping[str, Any]:
+    """The function of a tool, which has a name. Raises `InvalidRequest` and `Unsupported`, naming the place."""
+    tool = _require_mapping(tool, path)
+    if tool.get("type", "function") != "function":
+        raise Unsupported(f"{path}.type is {_shown(tool['type'])}; only tools of type function are served", path)
+    function = _require_mapping(tool.get("function"), f"{path}.function")
+    _text(function, "name", f"{path}.function", required=True)
+    return function
 
 
 def num_characters(value: object) -> int:

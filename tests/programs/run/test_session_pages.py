@@ -162,7 +162,7 @@ def test_what_does_not_answer_goes_through_as_it_is() -> None:
             (EmbedText, 1, b"tokens..", b"position", b"embeds.."),
             (Forward, 1, b"read", b"inputs..", b"writ", b"outp", b"m"),
         ]
-        assert program.session.usage().forward_tokens == 2
+        assert program.session.usage().prompt_tokens == 2
         space.on_failure(33, UnknownHandle("no page 9"))
         assert program.errors(33) == ["unknown_handle"]
 

@@ -110,7 +110,8 @@ def test_pages_of_its_own_give_what_a_sequence_does() -> None:
             b'{"sampling":{"temperature":0}}',
         )
         assert len(unpack_tokens(sampled[0])) == 1
-        assert program.session.usage().forward_tokens == count + 2
+        usage = program.session.usage()
+        assert (usage.prompt_tokens, usage.generated_tokens) == (2 * count + 1, 1)
         assert program.outlet.ended == []
 
     on_the_model(test)

@@ -8,7 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.endpoints.schemas.common import GenerationRequest, Json, PromptLogprobs, UsageInfo
+from weft.endpoints.schemas.common import (
+    AddGenerationPrompt,
+    ChoiceDetails,
+    ContinueFinalMessage,
+    Documents,
+    GenerationRequest,
+    Json,
+    PromptLogprobs,
+    TemplateVariables,
+    UsageInfo,
+)
 from weft.endpoints.schemas.nested import CHAT_SHAPES, TEXT_SHAPES, TOOL_CHOICE_SHAPE
 
 
@@ -34,21 +44,11 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     tools: Annotated[list[Json], Meta(description="Functions that the model may call.")] = msgspec.field(
         default_factory=list
     )
-    documents: Annotated[list[Json], Meta(description="Documents, for chat templates that use them.")] = msgspec.field(
-        default_factory=list
-    )
+    documents: Documents = msgspec.field(default_factory=list)
     tool_choice: Annotated[Any, Meta(description='Which tools may or must be called; absent: "auto".')] = None
     parallel_tool_calls: Annotated[bool, Meta(description="Whether one answer may have several calls.")] = True
-    add_generation_prompt: (
-        Annotated[
-            bool,
-            Meta(description="Open the assistant's turn at the end; absent: unless `continue_final_message`."),
-        ]
-        | None
-    ) = None
-    continue_final_message: Annotated[
-        bool, Meta(description="Continue the last message instead of starting a new one.")
-    ] = False
+    add_generation_prompt: AddGenerationPrompt | None = None
+    continue_final_message: ContinueFinalMessage = False
     add_special_tokens: Annotated[
         bool, Meta(description="Add the tokenizer's special tokens to those of the template.")
     ] = False
@@ -60,9 +60,7 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         Annotated[str, Meta(description="Passed to the chat template; no effect if the template does not read it.")]
         | None
     ) = None
-    chat_template_kwargs: Annotated[Json, Meta(description="Additional variables for the chat template.")] = (
-        msgspec.field(default_factory=dict)
-    )
+    chat_template_kwargs: TemplateVariables = msgspec.field(default_factory=dict)
 
 
 AnswerFinish = Literal["stop", "length", "tool_calls"]
@@ -120,7 +118,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
-class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChoice(ChoiceDetails, frozen=True, kw_only=True):
     """One choice of a chat completion."""
 
     index: int
@@ -129,11 +127,6 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: AnswerFinish
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET
-    """Of a beam: of all its tokens together."""
-    score: float | msgspec.UnsetType = msgspec.UNSET
-    """Of a beam: what beams are ranked by."""
 
 
 class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +167,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChunkChoice(ChoiceDetails, frozen=True, kw_only=True):
     """One choice's part of a stream event."""
 
     index: int
@@ -182,9 +175,6 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: AnswerFinish | None = None
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET
-    score: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):

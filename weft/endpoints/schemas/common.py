@@ -28,6 +28,19 @@ PROMPT_SCHEMA = {
 """Of a `prompt` or `input`: one form or the other, not a mixture, which the field's type cannot say."""
 
 
+# Fields that several requests have: of all, of those that compute, and of those that render a chat template.
+ModelName = Annotated[str, Meta(description="A served name; may be left out when only one model is served.")]
+Priority = Annotated[
+    int, Meta(ge=-1000, le=1000, description="Lower runs earlier; a waiting request gains priority over time.")
+]
+Documents = Annotated[list[Json], Meta(description="Documents, for chat templates that use them.")]
+AddGenerationPrompt = Annotated[
+    bool, Meta(description="Open the assistant's turn at the end; absent: unless `continue_final_message`.")
+]
+ContinueFinalMessage = Annotated[bool, Meta(description="Continue the last message instead of starting a new one.")]
+TemplateVariables = Annotated[Json, Meta(description="Additional variables for the chat template.")]
+
+
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a stream is told."""
 
@@ -56,9 +69,7 @@ def _about(name: str) -> Meta:
 class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Fields of every request that generates text."""
 
-    model: Annotated[str, Meta(description="A served name; may be left out when only one model is served.")] | None = (
-        None
-    )
+    model: ModelName | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Choices per prompt; the prompt is computed once.")] = 1
     temperature: Annotated[float, _about("temperature")] = 1.0
     top_p: Annotated[float, _about("top_p")] = 1.0
@@ -105,9 +116,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         ]
         | None
     ) = None
-    priority: Annotated[
-        int, Meta(ge=-1000, le=1000, description="Lower runs earlier; a waiting request gains priority over time.")
-    ] = 0
+    priority: Priority = 0
     cache_salt: (
         Annotated[
             str,
@@ -200,6 +209,16 @@ class UsageInfo(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChoiceDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What a choice, or its part of a stream event, has only where the request asks for it."""
+
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET
+    """Of a beam: of all its tokens together."""
+    score: float | msgspec.UnsetType = msgspec.UNSET
+    """Of a beam: what beams are ranked by."""
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.endpoints.schemas.common import PROMPT_SCHEMA, GenerationRequest, PromptLogprobs, UsageInfo
+from weft.endpoints.schemas.common import PROMPT_SCHEMA, ChoiceDetails, GenerationRequest, PromptLogprobs, UsageInfo
 from weft.endpoints.schemas.nested import TEXT_SHAPES
 
 DEFAULT_MAX_TOKENS = 16
@@ -56,7 +56,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     """Characters of the text before the token."""
 
 
-class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionChoice(ChoiceDetails, frozen=True, kw_only=True):
     """One continuation; choice `p * n + i` is the i-th of prompt p."""
 
     index: int
@@ -65,13 +65,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
-    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET
-    """Of a beam: of all its tokens together."""
-    score: float | msgspec.UnsetType = msgspec.UNSET
-    """Of a beam: what beams are ranked by."""
 
 
 class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):

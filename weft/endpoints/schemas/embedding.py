@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.endpoints.schemas.common import PROMPT_SCHEMA
+from weft.endpoints.schemas.common import PROMPT_SCHEMA, ModelName, Priority
 
 MAX_INPUTS = 2048
 
@@ -15,9 +15,7 @@ MAX_INPUTS = 2048
 class EmbeddingRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Texts to turn into vectors."""
 
-    model: Annotated[str, Meta(description="A served name; may be left out when only one model is served.")] | None = (
-        None
-    )
+    model: ModelName | None = None
     input: Annotated[
         str | list[str | int | list[int]],
         Meta(
@@ -41,9 +39,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, frozen=True):
         | None
     ) = None
     add_special_tokens: Annotated[bool, Meta(description="Add the tokenizer's special tokens to texts.")] = True
-    priority: Annotated[
-        int, Meta(ge=-1000, le=1000, description="Lower runs earlier; a waiting request gains priority over time.")
-    ] = 0
+    priority: Priority = 0
 
 
 class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):

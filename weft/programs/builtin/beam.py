@@ -10,13 +10,12 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
-from weft.abi.errors import ContextTooLong, InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, pack_tokens
 from weft.core.sampling import MAX_LOGPROBS, StopParams
 from weft.core.wire import MAX_DIST, EngineInfo, Finished, OperationUsage, PromptOutputs, Token, TokenLogprobs
 from weft.programs.builtin.choice import ChoiceText
+from weft.programs.builtin.completion import check_prompt, check_room
 from weft.programs.runtime import Runtime
 from weft.programs.sequence import SequenceHandle
 from weft.programs.types import BeamScore, Caller, Chunk
@@ -104,11 +103,7 @@ async def main(args: BeamArgs, caller: Caller, rt: Runtime) -> BeamResult:
 
 def check(args: BeamArgs, info: EngineInfo) -> None:
     """Raise `InvalidRequest`, naming the field, for what this engine could not carry out."""
-    if not args.prompt or len(args.prompt) % TOKEN_BYTES:
-        raise InvalidRequest("the prompt is empty; it needs at least one token", "prompt")
-    tokens = np.frombuffer(args.prompt, dtype="<i4")
-    if tokens.min() < 0 or tokens.max() >= info.vocab_size:
-        raise InvalidRequest(f"the prompt has token ids outside 0 to {info.vocab_size - 1}", "prompt")
+    check_prompt(args.prompt, info)
     if not 1 <= args.width <= MAX_WIDTH:
         raise InvalidRequest(f"beam_width must be between 1 and {MAX_WIDTH}, got {args.width}", "beam_width")
     if not 1 <= args.num_results <= args.width:
@@ -127,12 +122,7 @@ def check(args: BeamArgs, info: EngineInfo) -> None:
     stop.validate(info.vocab_size)
     if _rules(args, info).num_candidates > min(info.vocab_size, MAX_DIST):
         raise InvalidRequest(f"this model's vocabulary is too small for {args.width} beams", "beam_width")
-    if len(tokens) + args.max_tokens > info.max_context:
-        raise ContextTooLong(
-            f"the prompt has {len(tokens)} tokens and {args.max_tokens} more are asked for, but this model takes "
-            f"{info.max_context} in all; shorten the prompt or lower max_tokens",
-            "prompt",
-        )
+    check_room(args.prompt, args.max_tokens, info)
 
 
 def _rules(args: BeamArgs, info: EngineInfo) -> BeamRules:

@@ -124,13 +124,29 @@ class Completion:
         return replace(chunk, finish_reason="stop", stop=None, usage=usage)
 
 
-def check(args: CompletionArgs, info: EngineInfo) -> None:
-    """Raise `InvalidRequest`, naming the field, for what this engine could not carry out."""
-    if not args.prompt or len(args.prompt) % TOKEN_BYTES:
+def check_prompt(prompt: bytes, info: EngineInfo) -> None:
+    """Raise `InvalidRequest` for packed tokens that no sequence can begin with."""
+    if not prompt or len(prompt) % TOKEN_BYTES:
         raise InvalidRequest("the prompt is empty; it needs at least one token", "prompt")
-    tokens = np.frombuffer(args.prompt, dtype="<i4")
+    tokens = np.frombuffer(prompt, dtype="<i4")
     if tokens.min() < 0 or tokens.max() >= info.vocab_size:
         raise InvalidRequest(f"the prompt has token ids outside 0 to {info.vocab_size - 1}", "prompt")
+
+
+def check_room(prompt: bytes, wanted: int, info: EngineInfo) -> None:
+    """Raise `ContextTooLong` for packed tokens that leave no room for `wanted` more."""
+    num_tokens = len(prompt) // TOKEN_BYTES
+    if num_tokens + wanted > info.max_context:
+        raise ContextTooLong(
+            f"the prompt has {num_tokens} tokens and at least {wanted} more are asked for, but this model takes "
+            f"{info.max_context} in all; shorten the prompt or lower max_tokens",
+            "prompt",
+        )
+
+
+def check(args: CompletionArgs, info: EngineInfo) -> None:
+    """Raise `InvalidRequest`, naming the field, for what this engine could not carry out."""
+    check_prompt(args.prompt, info)
     if not 1 <= args.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}, got {args.n}", "n")
     if args.max_tokens is not None and args.max_tokens < 0:
@@ -144,12 +160,7 @@ def check(args: CompletionArgs, info: EngineInfo) -> None:
     if args.max_tokens != 0:
         stop.validate(info.vocab_size)
     wanted = 0 if args.max_tokens == 0 else (stop.max_tokens or 1)
-    if len(tokens) + wanted > info.max_context:
-        raise ContextTooLong(
-            f"the prompt has {len(tokens)} tokens and at least {wanted} more are asked for, but this model takes "
-            f"{info.max_context} in all; shorten the prompt or lower max_tokens",
-            "prompt",
-        )
+    check_room(args.prompt, wanted, info)
 
 
 def stop_params(args: CompletionArgs) -> StopParams:

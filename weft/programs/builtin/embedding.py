@@ -6,9 +6,9 @@ import numpy as np
 
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.wire import Finished, PromptOutputs
-from weft.programs.builtin import completion
+from weft.programs.builtin.completion import check_prompt, check_room
 from weft.programs.runtime import Runtime
-from weft.programs.types import Caller, CompletionArgs, EmbeddingArgs, EmbeddingResult
+from weft.programs.types import Caller, EmbeddingArgs, EmbeddingResult
 
 
 async def main(args: EmbeddingArgs, caller: Caller, rt: Runtime) -> EmbeddingResult:
@@ -17,7 +17,8 @@ async def main(args: EmbeddingArgs, caller: Caller, rt: Runtime) -> EmbeddingRes
     Raises `InvalidRequest` before anything is computed, what the engine fails with, and what `Recovery.stream` raises.
     """
     info = rt.engine.info
-    completion.check(CompletionArgs(prompt=args.prompt, max_tokens=0), info)
+    check_prompt(args.prompt, info)
+    check_room(args.prompt, 0, info)
     size = info.hidden_size if args.dimensions is None else args.dimensions
     if not 1 <= size <= info.hidden_size:
         raise InvalidRequest(f"dimensions must be between 1 and {info.hidden_size}, got {size}", "dimensions")

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, ProgramFailed, RunCancelled, WeftError
 from weft.abi.frames import WireError
 from weft.programs.guest import Guest, GuestUsage
@@ -85,18 +87,12 @@ class RunTask:
         guest = self._guest.usage() if self._guest is not None else GuestUsage()
         if self._context is None or self._budget is None:
             return RunUsage()
-        used, spent = self._context.usage(), self._budget.used
-        return RunUsage(
+        spent = self._budget.used
+        return msgspec.structs.replace(
+            self._context.usage(),
             cpu_s=max(guest.cpu_s + self._host_s, spent.cpu_s),
             memory_bytes=guest.memory_bytes,
-            host_calls=used.host_calls,
-            prompt_tokens=used.prompt_tokens,
-            cached_tokens=used.cached_tokens,
-            generated_tokens=used.generated_tokens,
-            waited_s=used.waited_s,
             throttled_s=self._queue.waited_s if self._queue is not None else 0.0,
-            http_requests=used.http_requests,
-            children=used.children,
             pages_peak=spent.pages_peak,
         )
 

@@ -16,8 +16,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from weft.abi.errors import LimitExceeded, WeftError
 from weft.abi.frames import CommandFrame, commands
 from weft.abi.operations import Op, Trait
@@ -36,6 +34,7 @@ from weft.programs.run.calls.store import StoreCalls
 from weft.programs.run.calls.tokenize import TokenizeCalls
 from weft.programs.run.calls.view import RunView
 from weft.programs.run.messages import UnreadBytes
+from weft.programs.run.runs import RunUsage
 from weft.programs.run.services import Outlet, Services
 from weft.programs.types import Caller
 
@@ -71,24 +70,6 @@ DISPATCH: dict[Op, tuple[int, Callable[..., None]]] = {
 """Operation -> (index of its class in `_TRAITS`, method). Built once, because every run creates a context."""
 
 _PAGE_OPS = frozenset(op for op in Op if _CARRIED_OUT_BY[op.trait] is PageCalls)
-
-
-class ContextUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources that a run used through its host, without its children."""
-
-    host_calls: int = 0
-    prompt_tokens: int = 0
-    """Tokens appended to sequences."""
-    cached_tokens: int = 0
-    """Of those, tokens whose KV was found instead of computed."""
-    generated_tokens: int = 0
-    forward_tokens: int = 0
-    """Tokens computed in forward passes over the program's own pages."""
-    waited_s: float = 0.0
-    """Sum of all waits for anything but the device: HTTP, messages, sleeps, children."""
-    http_requests: int = 0
-    children: int = 0
-    """Launched."""
 
 
 class RunContext:
@@ -201,15 +182,15 @@ class RunContext:
         if not self._calls.closed:
             self._core.deliver(message)
 
-    def usage(self) -> ContextUsage:
-        """The usage of the run so far; also valid after its end."""
-        sequences = self._sequences.usage
-        return ContextUsage(
+    def usage(self) -> RunUsage:
+        """What the run has used through its host, without its children; also valid after its end. The fields that the
+        context does not know are 0."""
+        sequences, pages = self._sequences.usage, self._pages
+        return RunUsage(
             host_calls=self._host_calls,
-            prompt_tokens=sequences.prompt_tokens,
+            prompt_tokens=sequences.prompt_tokens + pages.prompt_tokens,
             cached_tokens=sequences.cached_tokens,
-            generated_tokens=sequences.generated_tokens,
-            forward_tokens=self._pages.forward_tokens,
+            generated_tokens=sequences.generated_tokens + pages.generated_tokens,
             waited_s=self._calls.waited_s,
             http_requests=self._core.num_requests,
             children=self._messaging.num_launched,

@@ -74,6 +74,7 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     """Of those, tokens whose KV was found instead of computed."""
     generated_tokens: int = 0
+    """Tokens of generations, and tokens that forward passes sampled."""
     waited_s: float = 0.0
     """Sum of all waits for anything but the model: HTTP, messages, children, sleeps."""
     throttled_s: float = 0.0

@@ -8,14 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.endpoints.schemas.common import MAX_SALT_CHARS, Json
+from weft.endpoints.schemas.common import MAX_SALT_CHARS, Json, ModelName
 from weft.programs.quota.limits import Limits
 from weft.programs.run.runs import RunUsage
 
 MAX_FIRST_MESSAGES = 100
 RAW_KINDS: dict[str, Literal["python", "wasm"]] = {"application/wasm": "wasm", "text/x-python": "python"}
 """Content types of uploads whose body is the program itself."""
-ModelName = Annotated[str, Meta(description="A served name; may be left out when only one model is served.")]
 
 
 class ProgramUpload(msgspec.Struct, kw_only=True, frozen=True):

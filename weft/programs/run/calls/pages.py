@@ -99,8 +99,10 @@ class PageCalls:
         self._space: SpaceHandle | None = None
         self._pages: dict[int, int] = {}
         """Numbers of the pages that are allocated, or are about to be, with the call that asked for them."""
-        self.forward_tokens = 0
-        """Put through forwards so far."""
+        self.prompt_tokens = 0
+        """Tokens that forward passes have computed."""
+        self.generated_tokens = 0
+        """Tokens that forward passes have sampled."""
 
     # ---- operations
 
@@ -203,7 +205,7 @@ class PageCalls:
         *values, about = rest
         check_size(about, MAX_SPEC_BYTES, "sampling")
         sampling = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _sampling(about)
-        self._spend(check_tokens(tokens) + 1)
+        self._spend(check_tokens(tokens), 1)
         report = self._opened().ask(form.answered, queue, read, tokens, *values, *sampling)
         self._listen(call, report, form.pack)
 
@@ -271,9 +273,10 @@ class PageCalls:
         pending.on_end = on_end
         return pending
 
-    def _spend(self, num_tokens: int) -> None:
-        self._budget.spend("tokens", num_tokens)
-        self.forward_tokens += num_tokens
+    def _spend(self, prompt_tokens: int, generated_tokens: int = 0) -> None:
+        self._budget.spend("tokens", prompt_tokens + generated_tokens)
+        self.prompt_tokens += prompt_tokens
+        self.generated_tokens += generated_tokens
 
     def _new_numbers(self, first: int, count: int) -> range:
         """Of pages to allocate. Raises what is wrong with them."""
