@@ -121,6 +121,36 @@ class TestShapes:
         assert StepShape.of(batch) == StepShape.decodes(count, count * 10_000_000)
 
 
+class TestAdded:
+    """Vectorised over chunks, and the same as two predictions each."""
+
+    @given(
+        beside=st.sampled_from([StepShape(0, 0, 0, 0, 0, 0), StepShape.decodes(3, 500), StepShape.decodes(90, 9000)]),
+        chunks=st.lists(st.tuples(st.integers(2, 20_000), st.integers(0, 100_000)), min_size=1, max_size=5),
+        knots=st.sampled_from([(), (64,), (16, 64, 4096)]),
+    )
+    def test_a_chunk_adds_the_difference_of_two_steps(
+        self, beside: StepShape, chunks: list[tuple[int, int]], knots: tuple[int, ...]
+    ):
+        slopes = tuple(1e-5 * (2 + index) for index in range(len(knots) + 1))
+        forward = ForwardModel(0.01, 0.001, 1e-5, 1e-5, 1e-7, 2e-7, 1e-9, knots, slopes)
+        model = CostModel(forward, None, None, 64)
+        alone = 0.0 if beside.num_rows == 0 else model.predict_forward_s(beside)
+        expected = [model.predict_forward_s(beside.plus(StepShape.chunk(*chunk))) - alone for chunk in chunks]
+        num_tokens, kv_before = np.array(chunks, np.float64).T
+        assert model.predict_added_s(beside, num_tokens, kv_before) == pytest.approx(expected, rel=1e-9)
+
+    def test_the_correction_holds_for_it_too(self):
+        model, one = cost_model(), np.ones(1)
+        before = model.predict_added_s(StepShape.decodes(1, 1), 100 * one, one)
+        for _ in range(200):
+            model.observe(self.shape, 2 * TRUE.predict_s(self.shape))
+        after = model.predict_added_s(StepShape.decodes(1, 1), 100 * one, one)
+        assert after == pytest.approx(2 * before, rel=0.02)
+
+    shape = StepShape.decodes(64, 64_000)
+
+
 class TestFit:
     def test_known_coefficients_come_back(self):
         fitted = fit_forward(samples())

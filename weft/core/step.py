@@ -23,6 +23,7 @@ import numpy.typing as npt
 from weft.core.sampling import SamplingParams
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 F64 = npt.NDArray[np.float64]
 F32 = npt.NDArray[np.float32]

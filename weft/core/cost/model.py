@@ -23,6 +23,8 @@ GAIN = 0.05
 LARGEST_DEVIATION = math.log(1.5)
 """What a single step may say, as a logarithm: one that took a hundred times as long moves the factor by 2 %."""
 LARGEST_FACTOR = math.log(32.0)
+FAR = 1e9
+"""More tokens than a step ever has: the last slope holds up to there."""
 
 
 class StepShape(NamedTuple):
@@ -131,6 +133,26 @@ class ForwardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             + self.per_chunk_pair_s * shape.chunk_pairs
         )
 
+    def predict_added_s(self, beside: StepShape, num_tokens: F64, kv_before: F64) -> F64:
+        """[n] seconds by which one chunk each lengthens a step of shape `beside`: `num_tokens` [n] of a prompt of which
+        `kv_before` [n] tokens have KV.
+
+        The differences of `predict_s`, in one pass over arrays. A chunk may have a fraction of a token; one of a single
+        token is costed as a longer row is.
+        """
+        knots, seconds = [0.0], [self.per_row_s - self.tokens_s(beside.num_tokens)]
+        for knot, slope in zip((*self.knots, FAR), self.slopes, strict=True):
+            seconds.append(seconds[-1] + (knot - knots[-1]) * slope)
+            knots.append(knot)
+        if not beside.num_rows:
+            seconds = [self.base_s + value for value in seconds]
+        kv = kv_before + num_tokens
+        added = np.interp(num_tokens + beside.num_tokens, knots, seconds)
+        added += self.per_chunk_kv_s * kv
+        kv += kv_before + 1.0
+        added += (self.per_chunk_pair_s / 2) * (kv * num_tokens)
+        return added
+
     def saturation_tokens(self, most: int) -> int:
         """The saturation point S (APIServe, section 4.2): the fewest query tokens per step, up to `most`, at which a
         device computes prompt tokens at `SATURATED` of the best rate that it has.
@@ -170,6 +192,10 @@ class Costs(Protocol):
         """How long a forward of this shape takes."""
         ...
 
+    def predict_added_s(self, beside: StepShape, num_tokens: F64, kv_before: F64) -> F64:
+        """[n] by how much a chunk of `num_tokens` [n], after `kv_before` [n] with KV, lengthens a forward `beside`."""
+        ...
+
     def predict_swap_s(self, num_out: int = 0, num_in: int = 0) -> float | None:
         """How long it takes to move pages to and from the host; None where that was not measured."""
         ...
@@ -206,6 +232,11 @@ class CostModel:
     def predict_forward_s(self, shape: StepShape) -> float:
         """Seconds that a forward of this shape holds the device."""
         return self._factor * self._forward.predict_s(shape)
+
+    def predict_added_s(self, beside: StepShape, num_tokens: F64, kv_before: F64) -> F64:
+        """[n] seconds by which a chunk of `num_tokens` [n], after `kv_before` [n] with KV, lengthens a forward of
+        `beside`."""
+        return self._factor * self._forward.predict_added_s(beside, num_tokens, kv_before)
 
     def predict_swap_s(self, num_out: int = 0, num_in: int = 0) -> float | None:
         """Seconds to move pages to and from the host; None where that was not measured."""

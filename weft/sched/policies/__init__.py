@@ -1,0 +1,22 @@
+"""Interception: whose KV goes while sequences wait for something else than the device.
+
+`runs.py` says what a policy sees and answers; one file per policy. `waste.py` has the equations, `estimators.py` how
+long waits still take, `registry.py` the names.
+"""
+
+from weft.sched.policies.registry import DEFAULT_ESTIMATOR, DEFAULT_POLICY, ESTIMATORS, POLICIES, make_policy
+from weft.sched.policies.runs import NEVER, PREFIX, InterceptPolicy, Load, Runs, first_to_give_up
+
+__all__ = [
+    "DEFAULT_ESTIMATOR",
+    "DEFAULT_POLICY",
+    "ESTIMATORS",
+    "NEVER",
+    "POLICIES",
+    "PREFIX",
+    "InterceptPolicy",
+    "Load",
+    "Runs",
+    "first_to_give_up",
+    "make_policy",
+]

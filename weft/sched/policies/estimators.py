@@ -1,0 +1,163 @@
+"""How long a wait will still take, given how long it has taken: `elapsed`, `learned`, `oracle`.
+
+All answer for every row of a snapshot at once. A prefix that nothing waits for is estimated as a wait of kind "prefix"
+since its last use.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.core.step import F64, I64
+from weft.sched.policies.runs import Runs
+from weft.sched.policies.wait_samples import WIDTH, WaitSamples
+
+EPSILON = 1e-9
+LASTED_ENOUGH = 5
+"""Waits that lasted as long as the one in question; of fewer, no quantile is taken."""
+
+
+class WaitEstimator(Protocol):
+    """Estimates of the time *still* to come, in seconds."""
+
+    @property
+    def name(self) -> str:
+        """As it is configured."""
+        ...
+
+    def remaining_s(self, runs: Runs, now: float) -> F64:
+        """[n] seconds until each return, or the next use of a prefix; not negative."""
+        ...
+
+    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        """A wait ended after `wait_s` seconds."""
+        ...
+
+
+def elapsed_s(runs: Runs, now: float) -> F64:
+    """[n] the time waited so far."""
+    return np.maximum(now - runs.since_s, 0.0)
+
+
+class ElapsedEstimator:
+    """As long again as it took so far, whatever is announced (APIServe, section 4.4). Needs no samples, and is about
+    right for waits of which nothing is known."""
+
+    name = "elapsed"
+
+    def remaining_s(self, runs: Runs, now: float) -> F64:
+        """[n] the time waited so far."""
+        return elapsed_s(runs, now)
+
+    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        """Nothing is learned from a wait."""
+
+
+class OracleEstimator:
+    """The announced return, for simulations that know it. `elapsed` where none is announced."""
+
+    name = "oracle"
+
+    def remaining_s(self, runs: Runs, now: float) -> F64:
+        """[n] seconds to the announced return; 0 where it is overdue."""
+        known = np.maximum(runs.expected_s - now, 0.0)
+        return np.where(np.isnan(known), elapsed_s(runs, now), known)
+
+    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        """Nothing is learned from a wait."""
+
+
+class _Lasted(NamedTuple):
+    """The samples, for each run, of waits that lasted at least as long as it has waited."""
+
+    waited_s: F64
+    """[n] the time waited so far."""
+    values_s: F64
+    """All samples of all groups, one after the other."""
+    first: I64
+    """[n] where the run's samples start in `values_s`; they ascend."""
+    how_many: I64
+    """[n]."""
+
+    def remaining_s(self, part: float) -> F64:
+        """[n] the quantile `part` of the remaining times, between order statistics at part * (m + 1) of m, so that a
+        new value is below it with probability `part`. Needs m >= 2; meaningless below."""
+        place: F64 = self.how_many * np.float64(part) + (part - 1.0)
+        # The last sample is the upper one of a pair too: behind it there may be no other.
+        np.minimum(place, self.how_many - (1.0 + EPSILON), out=place)
+        np.maximum(place, 0.0, out=place)
+        low = place.astype(np.int64)
+        place -= low
+        low += self.first
+        lower: F64 = self.values_s.take(low)
+        with np.errstate(invalid="ignore"):
+            place *= self.values_s[1:].take(low, mode="clip") - lower
+            place += lower
+            place -= self.waited_s
+        return place
+
+
+class LearnedEstimator:
+    """The median of what was still to come in earlier waits of the same kind that lasted as long.
+
+    From the tenant's own waits of the kind if there are at least `ENOUGH`, else from those of all tenants, else as
+    `elapsed`; also as `elapsed` where fewer than `LASTED_ENOUGH` of these waits lasted so long. A return that is
+    announced for later than now is believed.
+    """
+
+    name = "learned"
+
+    def __init__(self) -> None:
+        self._samples = WaitSamples()
+
+    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        """Learn from a wait that ended after `wait_s` seconds."""
+        self._samples.add(tenant, kind, wait_s)
+
+    def remaining_s(self, runs: Runs, now: float) -> F64:
+        """[n] conditional medians."""
+        lasted = self._lasted(runs, now)
+        found = lasted.waited_s
+        known = lasted.how_many >= LASTED_ENOUGH
+        if known.any():
+            found = np.where(known, lasted.remaining_s(0.5), found)
+        announced = runs.expected_s > now
+        return np.where(announced, runs.expected_s - now, found) if announced.any() else found
+
+    def interval_s(self, runs: Runs, now: float, coverage: float) -> tuple[F64, F64]:
+        """Two [n]: between which the remaining time lies with probability `coverage`, as much below as above.
+
+        (0, inf) where too little is known; both the announced time where a return is announced for later than now.
+        """
+        lasted = self._lasted(runs, now)
+        known = lasted.how_many >= LASTED_ENOUGH
+        announced = runs.expected_s > now
+        bounds = []
+        for part, unknown in (((1.0 - coverage) / 2.0, 0.0), ((1.0 + coverage) / 2.0, np.inf)):
+            bound = np.where(known, lasted.remaining_s(part), unknown)
+            bounds.append(np.where(announced, runs.expected_s - now, bound))
+        return bounds[0], bounds[1]
+
+    def _lasted(self, runs: Runs, now: float) -> _Lasted:
+        table = self._samples.slots(runs.tenants, runs.kinds)
+        slots = table[runs.tenant, runs.kind] if runs.tenants else table[0][runs.kind]
+        waited_s, values_s = elapsed_s(runs, now), self._samples.sorted_s.reshape(-1)
+        starts = slots.astype(np.int64) * WIDTH
+        first = _first_at_least(values_s, starts, waited_s)
+        return _Lasted(waited_s, values_s, first, self._samples.counts[slots] - (first - starts))
+
+
+def _first_at_least(values: F64, starts: I64, wanted: F64) -> npt.NDArray[np.int64]:
+    """[n] index of the first of the `WIDTH` ascending values from `starts` that is at least `wanted`; the last one is
+    inf. A binary search for all rows at once."""
+    first = starts.copy()
+    step = WIDTH // 2
+    while step:
+        below = (values[step - 1 :].take(first) < wanted).astype(np.int64)
+        below *= step
+        first += below
+        step //= 2
+    return first

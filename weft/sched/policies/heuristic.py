@@ -1,0 +1,40 @@
+"""`heuristic`: discard for long waits, preserve for short ones, by kind (APIServe, section 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from weft.core.step import F64, Bool
+from weft.sched.policies.lru import LruPolicy
+from weft.sched.policies.runs import NEVER, START, Load, Runs
+
+LONG_KINDS = frozenset({"chat", "chatbot", "image", "people", "tts"})
+"""Kinds of wait that a person takes part in, or that run another large model."""
+
+
+class HeuristicPolicy(LruPolicy):
+    """Interactive and long-running kinds are discarded at once; automated short ones keep their KV on the device."""
+
+    name = "heuristic"
+
+    def __init__(self, long_kinds: Collection[str] = LONG_KINDS):
+        self._long_kinds = frozenset(long_kinds)
+
+    def at_start(self, kind: str) -> START:
+        """Given up at once where the kind is a long one."""
+        return "discard" if kind in self._long_kinds else "keep"
+
+    def rank(self, runs: Runs, load: Load) -> F64:
+        """[n] time of the last use; of a short wait, never."""
+        return np.where(self._is_short(runs), NEVER, super().rank(runs, load))
+
+    def copy_value(self, runs: Runs, load: Load) -> F64:
+        """[n] as `lru`; 0 for short waits."""
+        return np.where(self._is_short(runs), 0.0, super().copy_value(runs, load))
+
+    def _is_short(self, runs: Runs) -> Bool:
+        short = np.array([kind not in self._long_kinds for kind in runs.kinds])
+        short[0] = False
+        return short[runs.kind]

@@ -1,0 +1,36 @@
+"""`lru`: plain prefix caching. The run whose last use is longest ago goes first, whoever waits for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.core.step import F64
+from weft.sched.policies.runs import START, Load, Runs, keep_pins
+
+
+class LruPolicy:
+    """By last use alone: tenants' shares and weights change nothing. A pin is kept, as it is by every policy.
+
+    Also the base of the policies that differ from it in what they do at the moment of interception.
+    """
+
+    name = "lru"
+    keeps_rank = True
+    uses_index = True
+
+    def at_start(self, kind: str) -> START:
+        """Kept until its pages are needed."""
+        return "keep"
+
+    def rank(self, runs: Runs, load: Load) -> F64:
+        """[n] time of the last use."""
+        return keep_pins(runs.since_s, runs)
+
+    def copy_value(self, runs: Runs, load: Load) -> F64:
+        """[n] token-seconds per page for which the run has not been used: the oldest is given up next."""
+        age_s = np.maximum(load.now - runs.since_s, 0.0)
+        wanted = ~runs.has_copy & (runs.weight < np.inf) & (load.host_free_pages > 0)
+        return age_s * load.page_size * wanted
+
+    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        """Nothing is learned from a wait."""

@@ -1,0 +1,106 @@
+"""`min_waste`, the default: the run whose giving up wastes least for what it frees goes first (APIServe, section 4.3).
+
+The paper decides for each wait whether preserving or discarding wastes less (equation 5), and acts at once. Here
+nothing is given up before its pages are needed, so the question is which runs are to make room. To give up run i wastes
+W_i: its recomputation (equation 4) or, if it has or can get a copy on the host, its swap (equation 3 without the part
+that forwards hide). It frees its r_i tokens for the time T_i that its wait still takes, which is the T_i * r_i of
+preserving it (equation 2). Room is thus bought in token-seconds, at a price of W_i / (T_i * r_i) each, and a demand for
+room is met at least waste by taking the cheapest first. That is why a *ratio* gives the order: the difference
+W_i - T_i * r_i grows with the size of a run, and would take one large run that frees little time per token of waste
+before many small ones that free more.
+
+Equation 5 is the same quantity against 1: discarding wastes less than preserving exactly where W_i < T_i * r_i, that
+is, where the ratio is below 1. Where pages are needed and no ratio is below 1, giving up still costs least at the
+smallest one; the sequence in need could otherwise not run.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.core.step import F64
+from weft.sched.policies.estimators import WaitEstimator
+from weft.sched.policies.runs import START, Load, Runs, keep_pins
+from weft.sched.policies.waste import RunSizes, least_waste, recompute_waste, swap_waste, waste_preserve
+
+SOONEST_S = 1e-6
+"""A wait that may end at any moment counts as taking so long still."""
+BOOKKEEPING_S = 1e-6
+"""Added to the waste of giving up, per token of the run: of runs that cost nothing to give up, those with the longest
+wait go first."""
+
+
+class MinWastePolicy:
+    """Runs of tenants over their fair share go first, in the same order among themselves. A weight w multiplies the
+    ratio by 1 + w; a pin never goes.
+
+    For a prefix that nothing waits for, the time until its next use is estimated as for a wait: from the time since its
+    last use, or from observed intervals between uses (kind "prefix").
+    """
+
+    name = "min_waste"
+    keeps_rank = True
+    uses_index = True
+
+    def __init__(self, estimator: WaitEstimator):
+        self.estimator = estimator
+        self._last: tuple[Runs, Load, _Assessment] | None = None
+
+    def at_start(self, kind: str) -> START:
+        """Kept until its pages are needed."""
+        return "keep"
+
+    def rank(self, runs: Runs, load: Load) -> F64:
+        """[n] waste of giving up divided by waste of preserving; its negative inverse where the share is exceeded."""
+        found = self._assess(runs, load)
+        ratio = found.give_up + BOOKKEEPING_S * found.held
+        ratio /= found.preserve
+        if runs.weight.any():
+            ratio *= 1.0 + runs.weight
+        if runs.over_share.any():
+            ratio = np.where(runs.over_share, -1.0 / ratio, ratio)
+        return keep_pins(ratio, runs)
+
+    def copy_value(self, runs: Runs, load: Load) -> F64:
+        """[n] by how much a swap wastes less than the cheaper of preserving and recomputing, per page.
+
+        The paper swaps in descending order of the waste of equation 5; a budget of pages is spent best in descending
+        order of the waste that a page saves.
+        """
+        if load.host_free_pages <= 0:
+            return np.zeros(len(runs.since_s))
+        found = self._assess(runs, load)
+        saved = (least_waste(found.preserve, found.recompute) - found.swap) / runs.num_pages
+        return np.where(runs.has_copy | (runs.weight == np.inf), 0.0, saved)
+
+    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        """A wait ended: the estimator learns from it."""
+        self.estimator.observe(tenant, kind, wait_s)
+        self._last = None
+
+    def _assess(self, runs: Runs, load: Load) -> _Assessment:
+        """Of one snapshot once, however often it is asked for."""
+        if self._last is None or self._last[0] is not runs or self._last[1] is not load:
+            sizes = RunSizes.of(runs, load)
+            remaining_s = np.maximum(self.estimator.remaining_s(runs, load.now), SOONEST_S)
+            recompute, swap = recompute_waste(sizes, load), swap_waste(runs, sizes, load)
+            movable = runs.has_copy | (runs.num_pages <= load.host_free_pages)
+            give_up = np.where(movable, np.minimum(recompute, swap), recompute)
+            preserve = waste_preserve(remaining_s, sizes.held)
+            self._last = (runs, load, _Assessment(sizes.held, preserve, recompute, swap, give_up))
+        return self._last[2]
+
+
+class _Assessment(NamedTuple):
+    """Waste of the runs of a snapshot in token-seconds, each [n]."""
+
+    held: F64
+    """Tokens of device memory."""
+    preserve: F64
+    recompute: F64
+    swap: F64
+    """Out, where there is no copy, and in."""
+    give_up: F64
+    """The cheaper of what is possible."""

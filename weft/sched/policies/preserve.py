@@ -1,0 +1,23 @@
+"""`preserve`: intercepted sequences keep all their KV on the device (APIServe, section 3.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.core.step import F64
+from weft.sched.policies.lru import LruPolicy
+from weft.sched.policies.runs import NEVER, Load, Runs
+
+
+class PreservePolicy(LruPolicy):
+    """Only cached prefixes that nothing waits for are given up, the least recently used first."""
+
+    name = "preserve"
+
+    def rank(self, runs: Runs, load: Load) -> F64:
+        """[n] time of the last use; of a wait, never."""
+        return np.where(runs.kind > 0, NEVER, super().rank(runs, load))
+
+    def copy_value(self, runs: Runs, load: Load) -> F64:
+        """[n] as `lru` for prefixes; 0 for waits."""
+        return np.where(runs.kind > 0, 0.0, super().copy_value(runs, load))

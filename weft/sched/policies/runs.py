@@ -1,0 +1,132 @@
+"""What interception policies see, and what they answer.
+
+Owns the frozen snapshots `Runs` and `Load`, the protocol `InterceptPolicy`, and `first_to_give_up`, which turns a
+policy's ranks into a choice. Knows neither the prefix index nor sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from weft.core.cost.model import Costs
+from weft.core.step import F64, I64, Bool
+
+PREFIX = "prefix"
+"""Kind 0 of every snapshot: a run of a cached prefix that nothing is known to wait for."""
+NEVER = np.inf
+"""Rank of a run that must not be given up."""
+START = Literal["keep", "discard", "swap"]
+FIRST_PART = 64
+
+
+class Runs(NamedTuple):
+    """The runs of pages that could be given up: one row for each leaf of the prefix index that nobody runs on.
+
+    All times are seconds of one clock.
+    """
+
+    since_s: F64
+    """[n] start of the wait; of a run that nothing waits for, its last use."""
+    expected_s: F64
+    """[n] announced time of return; nan where none was announced."""
+    kind: I64
+    """[n] index into `kinds`."""
+    num_tokens: I64
+    """[n] the context C: tokens from the start of the sequence to the end of the run."""
+    num_pages: I64
+    """[n] device pages that giving up the run frees; at least 1."""
+    has_copy: Bool
+    """[n] a valid copy of the run is on the host."""
+    over_share: Bool
+    """[n] the tenant holds more than its fair share of the intercepted KV."""
+    weight: F64
+    """[n] of a retain: 0 none, larger is kept longer, inf is a pin."""
+    order: I64
+    """[n] unique; decides between runs of equal rank, the smaller first."""
+    tenant: I64
+    """[n] index into `tenants`."""
+    kinds: tuple[str, ...] = (PREFIX,)
+    tenants: tuple[str, ...] = ()
+    """Names of the tenants; empty where they are not told apart."""
+
+
+class Load(NamedTuple):
+    """The system around the runs."""
+
+    now: float
+    running_tokens: int = 0
+    """KV tokens of the running sequences: C_other of the paper."""
+    running_rows: int = 0
+    """Query tokens that a step has for the running sequences."""
+    saturation_tokens: int | None = None
+    """S: query tokens per step from which more cost in proportion; None: not known, so nothing is chunked."""
+    page_size: int = 16
+    host_free_pages: int = 0
+    costs: Costs | None = None
+    """None: nothing was profiled. Then recomputing counts in proportion to its tokens, which is enough for an order."""
+    swap_hidden: float = 0.0
+    """Part of the time of a transfer in which forwards go on: 0 where steps stall for all of it, 1 for none."""
+
+
+class InterceptPolicy(Protocol):
+    """Decides whose KV goes, over everything that is not running. Answers depend on the arguments and on earlier
+    `observe` alone."""
+
+    @property
+    def name(self) -> str:
+        """As it is configured."""
+        ...
+
+    @property
+    def keeps_rank(self) -> bool:
+        """Whether a return keeps the place of its sequence; False: it queues last."""
+        ...
+
+    @property
+    def uses_index(self) -> bool:
+        """Whether a return finds the KV that is still there; False: what is discarded at the start is gone at once."""
+        ...
+
+    def at_start(self, kind: str) -> START:
+        """What happens at the moment of interception. "keep" is lazy: pages are taken when others need them."""
+        ...
+
+    def rank(self, runs: Runs, load: Load) -> F64:
+        """[n] the run with the smallest value is given up first; `NEVER`: it stays."""
+        ...
+
+    def copy_value(self, runs: Runs, load: Load) -> F64:
+        """[n] worth of a host copy made ahead, in token-seconds saved per page; 0 or less: none is to be made."""
+        ...
+
+    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        """A wait ended after `wait_s` seconds; of kind "prefix", a prefix was used again after so long."""
+        ...
+
+
+def keep_pins(rank: F64, runs: Runs) -> F64:
+    """[n] `rank`, and `NEVER` for the runs that are pinned."""
+    return np.where(runs.weight == np.inf, NEVER, rank)
+
+
+def first_to_give_up(rank: F64, runs: Runs, num_pages: int) -> I64:
+    """[k] the fewest rows, in the order of `rank` and then of `runs.order`, that free at least `num_pages` pages.
+
+    All rows that may be given up where these are too few. Sorts only about as many rows as it returns.
+    """
+    possible = int(np.count_nonzero(rank < NEVER))
+    part = FIRST_PART
+    while True:
+        part = min(part, possible)
+        if not part or num_pages <= 0:
+            return np.zeros(0, np.int64)
+        # Everything up to the value of the last one: rows of equal rank are told apart by `order` alone.
+        limit = rank[np.argpartition(rank, part - 1)[part - 1]]
+        rows = np.flatnonzero(rank <= limit)
+        rows = rows[np.lexsort((runs.order[rows], rank[rows]))]
+        freed = np.cumsum(runs.num_pages[rows])
+        if freed[-1] >= num_pages or len(rows) == possible:
+            return rows[: int(np.searchsorted(freed, num_pages)) + 1]
+        part = 4 * len(rows)

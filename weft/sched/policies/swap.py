@@ -1,0 +1,23 @@
+"""`swap`: an intercepted sequence moves to the host at once, as a whole (APIServe, section 3.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.core.step import F64
+from weft.sched.policies.lru import LruPolicy
+from weft.sched.policies.runs import START, Load, Runs
+
+
+class SwapPolicy(LruPolicy):
+    """Out at the moment of interception and in at the return, synchronously. The rest goes by last use."""
+
+    name = "swap"
+
+    def at_start(self, kind: str) -> START:
+        """Moved to the host."""
+        return "swap"
+
+    def copy_value(self, runs: Runs, load: Load) -> F64:
+        """[n] zeros: waits have moved already, and prefixes are not copied ahead."""
+        return np.zeros(len(runs.since_s))

@@ -1,0 +1,156 @@
+"""`WaitSamples`: the last waits per tenant and kind, and per kind over all tenants, in bounded memory.
+
+A *group* is one kind of one tenant, or one kind over all tenants. It keeps the last `MAX_SAMPLES` waits in a ring. Each
+group has a slot, a row of two arrays that grow with the number of groups; so waits are looked up for thousands of runs
+at once. Least recently observed groups are replaced, in a way that invented kinds do not push out those in use: a group
+without `ENOUGH` samples goes first where these fill a quarter of the room, and a tenant replaces only its own kinds
+beyond `KINDS_PER_TENANT`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.core.step import F64, I64
+
+ENOUGH = 20
+"""Samples from which a group is used."""
+WIDTH = 128
+"""Columns of a slot; a power of two for the binary search."""
+MAX_SAMPLES = WIDTH - 1
+"""The last column stays inf."""
+MAX_GROUPS = 2048
+"""Groups of tenants, about 2 KiB each."""
+KINDS_PER_TENANT = 64
+SHARED_KINDS = 256
+
+
+class _Group:
+    __slots__ = ("num_observed", "slot")
+
+    def __init__(self, slot: int):
+        self.slot = slot
+        self.num_observed = 0
+
+
+class _Kinds:
+    """Groups by kind, least recently observed first; those of few samples apart from those of enough."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._few: OrderedDict[str, _Group] = OrderedDict()
+        self._enough: OrderedDict[str, _Group] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._few) + len(self._enough)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) >= self._capacity
+
+    def get(self, kind: str) -> _Group | None:
+        return self._few.get(kind) or self._enough.get(kind)
+
+    def put(self, kind: str, group: _Group) -> None:
+        """Enter a group, or note that it was observed now."""
+        self._few.pop(kind, None)
+        groups = self._enough if group.num_observed >= ENOUGH else self._few
+        groups[kind] = group
+        groups.move_to_end(kind)
+
+    def replace(self) -> _Group:
+        """Remove a group and return it."""
+        few_first = len(self._few) > self._capacity // 4 or not self._enough
+        return (self._few if few_first else self._enough).popitem(last=False)[1]
+
+    def used(self) -> Iterator[tuple[str, int]]:
+        """(kind, slot) of the groups that have enough samples."""
+        return ((kind, group.slot) for kind, group in self._enough.items())
+
+
+class WaitSamples:
+    """`sorted_s` [slots, WIDTH]: waits in ascending order, then inf; `counts` [slots]. Slot 0 is empty forever."""
+
+    def __init__(self) -> None:
+        self.sorted_s: F64 = np.full((16, WIDTH), np.inf)
+        self.counts: I64 = np.zeros(16, np.int64)
+        self._rings: F64 = np.zeros((16, WIDTH))
+        self._num_slots = 1
+        self._num_groups = 0
+        self._shared = _Kinds(SHARED_KINDS)
+        self._tenants: OrderedDict[str, _Kinds] = OrderedDict()
+        self._table: npt.NDArray[np.int32] | None = None
+        """What `slots` returned last, for `_names`; None once a group was replaced or has become usable."""
+        self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    def add(self, tenant: str, kind: str, wait_s: float) -> None:
+        """Note a wait that ended after `wait_s` seconds; what is negative or not finite is ignored."""
+        if not 0.0 <= wait_s < np.inf:
+            return
+        self._note(self._shared, kind, wait_s)
+        kinds = self._tenants.get(tenant)
+        if kinds is None:
+            kinds = self._tenants[tenant] = _Kinds(KINDS_PER_TENANT)
+        self._tenants.move_to_end(tenant)
+        self._note(kinds, kind, wait_s)
+
+    def slots(self, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> npt.NDArray[np.int32]:
+        """[max(1, tenants), kinds] slot to estimate from: the tenant's own where it has enough samples, else that of
+        all tenants, else 0. Kept while neither the names nor the usable groups change."""
+        if self._table is None or self._names != (tenants, kinds):
+            columns = {kind: column for column, kind in enumerate(kinds)}
+            table = np.zeros((max(1, len(tenants)), len(kinds)), np.int32)
+            for kind, slot in self._shared.used():
+                if kind in columns:
+                    table[:, columns[kind]] = slot
+            for row, tenant in enumerate(tenants):
+                if own := self._tenants.get(tenant):
+                    for kind, slot in own.used():
+                        if kind in columns:
+                            table[row, columns[kind]] = slot
+            self._table, self._names = table, (tenants, kinds)
+        return self._table
+
+    def _note(self, kinds: _Kinds, kind: str, wait_s: float) -> None:
+        group = kinds.get(kind)
+        if group is None:
+            group = _Group(self._free_slot(kinds))
+        ring, count = self._rings[group.slot], min(group.num_observed + 1, MAX_SAMPLES)
+        ring[group.num_observed % MAX_SAMPLES] = wait_s
+        self.sorted_s[group.slot, :count] = np.sort(ring[:count])
+        self.counts[group.slot] = count
+        group.num_observed += 1
+        if group.num_observed == ENOUGH:
+            self._table = None
+        kinds.put(kind, group)
+
+    def _free_slot(self, kinds: _Kinds) -> int:
+        """A slot for a new group of `kinds`, of a group that is replaced where there is no room for more."""
+        is_shared = kinds is self._shared
+        if kinds.is_full:
+            return self._clear(kinds.replace())
+        if not is_shared and self._num_groups >= MAX_GROUPS:
+            # The tenant that was observed longest ago has at least one group, unless it is the one that is new.
+            tenant, oldest = next((t, k) for t, k in self._tenants.items() if len(k))
+            slot = self._clear(oldest.replace())
+            if not len(oldest) and oldest is not kinds:
+                del self._tenants[tenant]
+            return slot
+        self._num_groups += not is_shared
+        slot, self._num_slots = self._num_slots, self._num_slots + 1
+        if slot == len(self.counts):
+            self.sorted_s = np.concatenate([self.sorted_s, np.full_like(self.sorted_s, np.inf)])
+            self._rings = np.concatenate([self._rings, np.zeros_like(self._rings)])
+            self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
+        return slot
+
+    def _clear(self, group: _Group) -> int:
+        self.sorted_s[group.slot] = np.inf
+        self.counts[group.slot] = 0
+        if group.num_observed >= ENOUGH:
+            self._table = None
+        return group.slot
