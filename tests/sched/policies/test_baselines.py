@@ -102,10 +102,10 @@ def test_long_kinds_are_an_argument() -> None:
 
 
 def test_unknown_names_are_refused_with_those_that_exist() -> None:
-    with pytest.raises(InvalidRequest, match="min_wast'.*lru, discard, improved_discard, preserve, swap") as policy:
+    with pytest.raises(InvalidRequest, match=r"min_wast'.*lru, discard, improved_discard, preserve, swap") as policy:
         make_policy("min_wast")
     assert policy.value.param == "policy"
-    with pytest.raises(InvalidRequest, match="guess'.*elapsed, learned, oracle") as estimator:
+    with pytest.raises(InvalidRequest, match=r"guess'.*elapsed, learned, oracle") as estimator:
         make_policy("lru", "guess")
     assert estimator.value.param == "estimator"
 
