@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ from tests.server.conftest import running
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.grammar import Grammar
 from weft.core.wire import Generate
-from weft.llm import LLM
+from weft.llm import LLM, Result
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 from weft.tokenizers.load import load_tokenizer
@@ -27,18 +27,22 @@ THINKS = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif 
 
 
 class Scripted:
-    """An LLM whose model writes what a test says."""
+    """An LLM whose model generates the texts that a test gives it."""
 
-    def __init__(self, template: str):
+    def __init__(self, template: str, special: Sequence[str] = ()):
         self.engine = FakeEngine()
-        self.llm = LLM.over(lambda: self.engine, byte_tokenizer(template))
+        self.llm = LLM.over(lambda: self.engine, byte_tokenizer(template, special=special))
 
     def answers(self, *texts: str) -> None:
         self.engine.script(*(list(text.encode()) for text in texts))
 
+    def prompt(self, result: Result) -> str:
+        """The text of a result's prompt, special tokens included."""
+        return self.llm.tokenizer.decode(result.prompt_token_ids, skip_special=False)
+
     @property
     def grammar(self) -> Grammar | None:
-        """Of the last generation."""
+        """The grammar of the last generation."""
         return [command for command in self.engine.sent if isinstance(command, Generate)][-1].grammar
 
 
@@ -65,6 +69,7 @@ def tiny() -> Iterator[LLM]:
 def test_a_call_is_read_and_can_be_answered(hermes: Scripted) -> None:
     hermes.answers("Let me see.\n" + CALL)
     [result] = hermes.llm.chat(ASK, tools=TOOLS)
+    assert "<tools>\nweather(city)\n</tools>" in hermes.prompt(result)
     assert result.text == "Let me see.\n" + CALL
     assert result.finish_reason == "tool_calls"
     message = result.message
@@ -75,6 +80,8 @@ def test_a_call_is_read_and_can_be_answered(hermes: Scripted) -> None:
     hermes.answers("Rain.")
     told = [*ASK, message, {"role": "tool", "tool_call_id": call["id"], "content": "rain"}]
     [result] = hermes.llm.chat(told, tools=TOOLS)
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>' in hermes.prompt(result)
+    assert "<|im_start|>tool\nrain<|im_end|>" in hermes.prompt(result)
     assert (result.message, result.finish_reason) == ({"role": "assistant", "content": "Rain."}, "stop")
 
 
@@ -91,6 +98,25 @@ def test_the_first_call_is_the_last_without_parallel_ones(hermes: Scripted) -> N
     [result] = hermes.llm.chat(ASK, tools=TOOLS, parallel_tool_calls=False)
     assert len(result.message["tool_calls"]) == 1
     assert result.text == CALL
+
+
+def test_a_call_that_a_stop_string_cuts_is_content(hermes: Scripted) -> None:
+    hermes.answers(CALL)
+    [result] = hermes.llm.chat(ASK, tools=TOOLS, stop=["Oslo"])
+    begun = CALL[: CALL.index("Oslo")]
+    assert (result.message, result.finish_reason) == ({"role": "assistant", "content": begun}, "stop")
+
+
+def test_markers_that_are_special_tokens_are_read() -> None:
+    scripted = Scripted(CHATML + "{# [TOOL_CALLS] #}", ["[TOOL_CALLS]"])
+    try:
+        marker = scripted.llm.tokenizer.token_to_id("[TOOL_CALLS]")
+        scripted.engine.script([marker, *b'[{"name": "weather", "arguments": {}}]'])
+        [result] = scripted.llm.chat(ASK, tools=TOOLS)
+        [call] = result.message["tool_calls"]
+        assert call["function"] == {"name": "weather", "arguments": "{}"}
+    finally:
+        scripted.llm.close()
 
 
 def test_reasoning_is_told_apart(thinker: Scripted) -> None:
@@ -156,16 +182,26 @@ def test_options_of_chats_are_none_of_prompts(hermes: Scripted) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "required"}, {"response_format": JSON}, {"stop": ["in"]}, {}],
+    [
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "stop": ["Oslo"]},
+        {"response_format": JSON},
+        {"stop": ["in"]},
+        {},
+    ],
 )
 def test_the_answer_and_its_grammar_are_the_servers(hermes: Scripted, fields: dict) -> None:
     hermes.answers("It rains in " + CALL)
     [result] = hermes.llm.chat(ASK, seed=1, **fields)
     with running(tokenizer=byte_tokenizer(HERMES)) as server:
         server.on_loop(lambda: server.engine.script(list(("It rains in " + CALL).encode())))
-        [choice] = server.post("/v1/chat/completions", {"messages": ASK, "seed": 1, **fields}).json()["choices"]
+        body = {"messages": ASK, "seed": 1, "return_token_ids": True, **fields}
+        answer = server.post("/v1/chat/completions", body).json()
+        [choice] = answer["choices"]
         sent = [command for command in server.engine.sent if isinstance(command, Generate)]
     assert (sent[-1].grammar, choice["finish_reason"]) == (hermes.grammar, result.finish_reason)
+    assert answer["prompt_token_ids"] == result.prompt_token_ids
     told = {name: value for name, value in choice["message"].items() if name != "refusal"}
     for message in (told, result.message):
         for call in message.get("tool_calls", []):
@@ -188,6 +224,15 @@ def test_a_real_model_keeps_to_tools_and_formats(tiny: LLM) -> None:
 
 
 def test_a_stream_is_as_the_model_writes_it(tiny: LLM) -> None:
-    options = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 64, "seed": 3}
+    # Without the grammar this model answers in prose.
+    options = {"response_format": JSON, "max_tokens": 64, "seed": 3}
     [whole] = tiny.chat(ASK, **options)
+    assert json.loads(whole.text)["city"] in ("Oslo", "Rome")
     assert "".join(chunk.text for chunk in tiny.stream_chat(ASK, **options)) == whole.text
+
+
+def test_a_stream_ends_with_its_only_call(hermes: Scripted) -> None:
+    hermes.answers(CALL + CALL)
+    chunks = list(hermes.llm.stream_chat(ASK, tools=TOOLS, parallel_tool_calls=False))
+    assert "".join(chunk.text for chunk in chunks) == CALL
+    assert chunks[-1].finish_reason == "stop"

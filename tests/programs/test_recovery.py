@@ -308,6 +308,37 @@ def test_two_engines_that_die_at_once_are_recovered_apart() -> None:
     asyncio.run(test())
 
 
+def test_a_trial_on_one_engine_holds_up_no_other() -> None:
+    args = CompletionArgs(prompt=PROMPT, sampling=DRAWN, max_tokens=99)
+    expected = told(completed(args, FakeEngine()))
+
+    async def test() -> None:
+        engines = [FakeEngine(auto=False), FakeEngine(auto=False)]
+        runtimes = [Runtime(engine, byte_tokenizer(), engine_wait_s=WAIT_S) for engine in engines]
+        tasks = [asyncio.create_task(collect(completion.main(args, CALLER, rt))) for rt in runtimes]
+        for _ in range(MAX_CONTINUATIONS):
+            await settle()
+            for engine in engines:
+                engine.step(2)
+            await settle()
+            for engine in engines:
+                engine.die()
+                engine.restart()
+        await settle()
+        # Each is on trial on its engine, and only the second engine computes.
+        assert [len(engine.sequences) for engine in engines] == [1, 1]
+        for turn, (engine, rt) in enumerate(zip(reversed(engines), reversed(runtimes), strict=True)):
+            newcomer = asyncio.create_task(collect(completion.main(args, CALLER, rt)))
+            while not newcomer.done():
+                engine.step()
+                await settle()
+            assert [task.done() for task in reversed(tasks)] == [True, turn == 1]
+            assert told(newcomer.result()) == expected
+        assert [told(task.result()) for task in tasks] == [expected, expected]
+
+    asyncio.run(test())
+
+
 def test_an_engine_that_dies_again_while_it_restarts_costs_one_continuation() -> None:
     async def test(rt: Runtime) -> None:
         waiting = asyncio.create_task(collect(completion.main(COMPLETIONS["one"], CALLER, rt)))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect, read_to_end
-from tests.server.test_tools import MESSAGES, NOW, THINKS, TOOLS, WEATHER, called, create, streamed, with_special
+from tests.server.test_tools import MESSAGES, NOW, THINKS, TOOLS, WEATHER, called, create, streamed
 from weft.core.wire import Cancel, Generate
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 
@@ -172,7 +172,7 @@ def test_ids_of_mistrals_calls_are_those_of_the_model() -> None:
 
 
 def test_a_required_call_of_such_a_model_has_an_id() -> None:
-    tokenizer = with_special(CHATML + "{# [TOOL_CALLS] [CALL_ID] [ARGS] #}", "[CALL_ID]")
+    tokenizer = byte_tokenizer(CHATML + "{# [TOOL_CALLS] [CALL_ID] [ARGS] #}", special=["[CALL_ID]"])
     marker = tokenizer.token_to_id("[CALL_ID]")
     script = [*ids("[TOOL_CALLS]now"), marker, *ids("abcdefghi[ARGS]{}")]
     with running(tokenizer=tokenizer) as server:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-import tokenizers
 
 from tests.server.conftest import MODEL, RunningServer, ids, running, sse
 from weft.core.grammar import Grammar
@@ -16,7 +15,6 @@ from weft.endpoints.dialect import Dialect
 from weft.endpoints.grammars import CallableTool, Calls, answer_grammar, triggered_grammar
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
-from weft.tokenizers.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "What is the weather in Oslo?"}]
 PARAMETERS = {
@@ -412,20 +410,13 @@ def test_the_form_may_be_set(parser: str, text: str) -> None:
 
 
 def test_markers_that_are_special_tokens_are_seen() -> None:
-    tokenizer = with_special(CHATML + "{# [TOOL_CALLS] #}", "[TOOL_CALLS]")
+    tokenizer = byte_tokenizer(CHATML + "{# [TOOL_CALLS] #}", special=["[TOOL_CALLS]"])
     marker = tokenizer.token_to_id("[TOOL_CALLS]")
     with running(tokenizer=tokenizer) as server:
         server.on_loop(lambda: server.engine.script([marker, *ids('[{"name": "now", "arguments": {}}]')]))
         (choice,) = create(server, tool_choice="required").choices
         assert called(choice.message) == [("now", "{}")]
         assert f"calls: <[{marker}]> " in grammar_of(server).text
-
-
-def with_special(template: str, token: str) -> Tokenizer:
-    """The tokenizer of bytes with one more special token."""
-    backend = byte_tokenizer()._backend
-    backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
-    return Tokenizer(backend, special_tokens={"eos_token": "<|end|>"}, chat_templates={"default": template})
 
 
 # ---- reasoning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import json
@@ -10,21 +11,24 @@ import os
 import shutil
 import signal
 import sqlite3
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError
 
 from tests.programs.test_run_records import record
 from weft.abi.errors import HostDead, QuotaExceeded, StorageFailed
 from weft.programs.registry import Registry
 from weft.programs.run_records import RunRecords
-from weft.store import takeover
+from weft.store import sqlite, takeover
+from weft.store.blobs import FolderBlobs
 from weft.store.database import FILE, Database
 from weft.store.values import INLINE_BYTES, DatabaseValueStore
 
@@ -248,6 +252,56 @@ def test_what_is_damaged_stays_and_the_rest_is_taken_over(
     with closing(sqlite3.connect(folder / FILE)) as database:
         counts = [database.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in ("runs", "program_values")]
     assert counts == [0 if damaged in ("runs", "format") else 2, 0 if damaged in ("values", "empty") else 1201]
+
+
+@pytest.mark.parametrize("full", ["contents", "rows"])
+def test_a_disk_that_is_full_in_a_take_over_leaves_it_to_the_next_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """The disk fills up for one server in the middle of its take-over, while a second one waits to begin its own."""
+    folder = tmp_path / "data"
+    make_old(folder)
+    first, inside, waits = threading.current_thread(), threading.Event(), threading.Event()
+    begin, adopt, take = sqlite._begin, FolderBlobs.adopt, takeover.take_over
+    adopted = 0
+
+    def begins(connection: Connection) -> None:
+        if threading.current_thread() is not first and connection.get_execution_options().get("weft_writes"):
+            waits.set()
+        begin(connection)
+
+    def takes(connection: Connection, *where: Any) -> None:
+        if threading.current_thread() is first:
+            inside.set()
+            assert waits.wait(60)
+            if full == "rows":
+                pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+                connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
+        take(connection, *where)
+
+    def adopts(blobs: FolderBlobs, path: Path) -> str:
+        nonlocal adopted
+        if threading.current_thread() is first:
+            adopted += 1
+            if full == "contents" and adopted == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return adopt(blobs, path)
+
+    monkeypatch.setattr(sqlite, "_begin", begins)
+    monkeypatch.setattr(takeover, "take_over", takes)
+    monkeypatch.setattr(FolderBlobs, "adopt", adopts)
+
+    def second() -> None:
+        assert inside.wait(60)
+        take_over(folder)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second)
+        with pytest.raises(StorageFailed, match="the disk is full"):
+            take_over(folder)
+        other.result(60)
+    assert adopted == (2 if full == "contents" else 3)
+    assert_taken_over(folder)
 
 
 def test_a_disk_that_is_full_after_the_take_over_keeps_nothing_from_being_read(

@@ -1,4 +1,4 @@
-"""Whole answers, split into reasoning, content and calls."""
+"""Complete answers are split into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -42,14 +42,30 @@ def test_without_a_form_calls_are_content() -> None:
 def test_calls_after_the_only_one_are_dropped_and_counted() -> None:
     parser = AnswerParser("hermes", reasoning=False, only_one=True)
     deltas = told(parser, CALL % "f" + CALL % "g", 7)
-    assert [delta.name for delta in deltas if isinstance(delta, CallStart)] == ["f"]
+    assert deltas == [CallStart(0, "f"), CallArguments(0, '{"a": 1}')]
     assert parser.num_calls == 2
 
 
+def test_a_call_is_complete_with_its_end() -> None:
+    parser = AnswerParser("hermes", reasoning=False)
+    text = CALL % "f"
+    begun, ended = parser.push(text[:-1]), parser.num_complete_calls
+    assert joined(begun) == [CallStart(0, "f"), CallArguments(0, '{"a": 1}')]
+    assert (parser.num_calls, ended) == (1, 0)
+    parser.push(text[-1])
+    assert (parser.num_calls, parser.num_complete_calls) == (1, 1)
+
+
+def test_a_call_of_another_name_is_content() -> None:
+    parser = AnswerParser("hermes", reasoning=False, names=["f"])
+    assert told(parser, CALL % "g", 6) == [Content(CALL % "g")]
+    assert parser.num_calls == 0
+
+
 def test_reasoning_that_the_prompt_opened_and_nothing_closed() -> None:
-    assert told(AnswerParser("hermes", reasoning=True, opened=True), "still thinking", 4) == [
-        Reasoning("still thinking")
-    ]
+    # The last characters could have begun the closing tag.
+    text = "still thinking </thi"
+    assert told(AnswerParser("hermes", reasoning=True, opened=True), text, 4) == [Reasoning(text)]
 
 
 @pytest.mark.parametrize("cut", [True, False])

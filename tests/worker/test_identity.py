@@ -1,17 +1,25 @@
-"""For what a profile holds: other weights do not matter, everything that takes other time does."""
+"""The identity of a cost profile: it ignores the values of weights, and has everything else that times depend on."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from weft.config import EngineConfig
-from weft.core.cost.profile import Identity
+from weft.core.cost.fit import Sample
+from weft.core.cost.model import StepShape
+from weft.core.cost.profile import Identity, Measurements, make_profile
+from weft.engine.profiles import find_profile, store_profile
+from weft.kernels.cpu import library
 from weft.models.loader import load_model, read_spec
 from weft.models.random_checkpoints import write_tiny
 from weft.worker.identity import identify, identify_spec
+
+SHAPES = [StepShape.chunk(tokens, before) for tokens in range(1, 20) for before in (0, 100)]
+MEASURED = Measurements([Sample("chunk", shape, 0.001 * shape.num_tokens) for shape in SHAPES], [], [])
 
 
 def of(directory: Path, family: str = "llama", seed: int = 0, **options: object) -> Identity:
@@ -40,6 +48,30 @@ def test_what_takes_other_time_does(tmp_path: Path) -> None:
         of(tmp_path, page_size=8),
     ]
     assert len({one.key for one in others}) == len(others)
+
+
+def test_a_profile_of_another_level_of_kernels_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`WEFT_CPU_KERNELS` names a lower level than that which the stored profile was measured at, or none."""
+    try:
+        levels = [level.name.lower() for level in library.levels(library.load())]
+    except library.KernelsUnavailable as reason:
+        pytest.skip(str(reason))
+    caplog.set_level("INFO", "weft.engine")
+    stored: list[Identity] = []
+    for name in [*levels, "off"]:
+        monkeypatch.setenv(library.VARIABLE, name)
+        here = of(tmp_path)
+        assert any(kernel.startswith(f"C++: {'none' if name == 'off' else name}") for kernel in here.kernels)
+        assert find_profile(tmp_path, here, "m") is None
+        assert "no cost profile for" in caplog.messages[-1]
+        store_profile(tmp_path, make_profile(here, "m", MEASURED))
+        stored.append(here)
+    monkeypatch.setenv(library.VARIABLE, levels[0])
+    found = find_profile(tmp_path, of(tmp_path), "m")
+    assert found is not None
+    assert found.identity == stored[0]
 
 
 def test_it_can_be_read(tmp_path: Path) -> None:

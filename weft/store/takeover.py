@@ -131,7 +131,7 @@ def _take_file(connection: Connection, path: Path, take: Callable[[Connection, C
     """Copy the rows of one file, all or none; False where it is damaged or of an unknown format."""
     engine = sqlite.open_engine(path)
     try:
-        with engine.connect() as old, connection.begin_nested():
+        with engine.connect() as old, _all_or_none(connection):
             take(connection, old)
     except DBAPIError as error:
         if not sqlite.is_damage(error):
@@ -145,6 +145,20 @@ def _take_file(connection: Connection, path: Path, take: Callable[[Connection, C
         engine.dispose()
     logger.error("%s cannot be read, is not taken over and stays as it is: %s", path, reason)
     return False
+
+
+@contextlib.contextmanager
+def _all_or_none(connection: Connection) -> Iterator[None]:
+    """A savepoint. On a full disk SQLite rolls the whole transaction back, and the savepoint is gone: the error that is
+    raised is the disk's, not that of the missing savepoint."""
+    savepoint = connection.begin_nested()
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(DBAPIError):
+            savepoint.rollback()
+        raise
+    savepoint.commit()
 
 
 def _take_runs(connection: Connection, old: Connection) -> None:

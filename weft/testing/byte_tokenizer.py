@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -16,13 +18,15 @@ SPECIAL = ("<|end|>", "<|im_start|>", "<|im_end|>")
 """Tokens 256, 257 and 258."""
 
 
-def byte_tokenizer(chat_template: str | None = CHATML) -> Tokenizer:
-    """Token i below 256 is byte i; 256 ends a text; 257 and 258 begin and end a message."""
+def byte_tokenizer(chat_template: str | None = CHATML, *, special: Sequence[str] = ()) -> Tokenizer:
+    """Token i below 256 is byte i; 256 ends a text; 257 and 258 begin and end a message. `special` are further special
+    tokens, from 259."""
     vocab = {char: byte for byte, char in byte_level_alphabet().items()}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    added = (*SPECIAL, *special)
+    backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in added])
     return Tokenizer(
         backend,
         special_tokens={"eos_token": SPECIAL[0]},
