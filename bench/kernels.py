@@ -1,6 +1,6 @@
-"""The CPU kernels against the machine's memory bandwidth and matmul FLOP/s; shared prefixes, int8.
+"""The CPU kernels against the machine's memory bandwidth and matmul FLOP/s; shared prefixes, int8, pages to the host.
 
-    python -m bench.kernels [--threads 2] [--runs 5] [--json FILE]
+    python -m bench.kernels [--threads 2] [--runs 5] [--only pages] [--json FILE]
 
 Shapes of Qwen3-0.6B, bfloat16, every layer with memory of its own, so that caches do not help. Limits are measured
 beside each kernel, in turns; medians are reported.
@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import argparse
+import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -38,6 +39,11 @@ LAYERS, HEADS, KV_HEADS, HEAD_DIM, PAGE = 8, 16, 8, 128, 16
 PRODUCTS = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
 """(inputs, outputs) of a layer."""
 NUM_WEIGHTS = sum(inputs * outputs for inputs, outputs in PRODUCTS) * LAYERS
+
+
+Compare = Callable[[str, Callable[[], object], float, Callable[[], float], str], None]
+"""(name, kernel, work of one call, what the machine does at most per second, unit of both)"""
+Ratio = Callable[[str, Callable[[], object], Callable[[], object]], None]
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -117,10 +123,29 @@ def attention(kernels: ops.CpuKernels, batch: AttentionBatch, pages: int) -> Cal
     return run
 
 
+def moves(kernels: ops.CpuKernels, layers: int, pages: int) -> tuple[list[tuple[str, Callable[[], object]]], int]:
+    """Scattered pages of `layers` layers to a host pool and back, and memcpy; and how many bytes each copies."""
+    part = 2 * KV_HEADS * PAGE * HEAD_DIM * 2
+    pools = [huge_pages.empty(3 * pages, part, dtype=torch.uint8).fill_(1) for _ in range(layers)]
+    rows = huge_pages.empty(3 * pages, layers * part, dtype=torch.uint8).fill_(2)
+    host = torch.split(rows, part, dim=1)
+    device_pages, host_pages = torch.randperm(3 * pages)[:pages], torch.randperm(3 * pages)[:pages]
+    size = pages * layers * part
+    out, back = kernels.prepare_move(pools, host), kernels.prepare_move(host, pools)
+    one, other = (huge_pages.empty(size, dtype=torch.uint8).fill_(3) for _ in range(2))
+    runs = [
+        ("device to host", lambda: out(device_pages, host_pages)),
+        ("host to device", lambda: back(host_pages, device_pages)),
+        ("memcpy", lambda: ctypes.memmove(other.data_ptr(), one.data_ptr(), size)),
+    ]
+    return runs, size
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=["pages"], help="pages: only those that move between device and host")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     kernels = ops.best()
@@ -155,11 +180,29 @@ def main() -> None:
         print(f"  {name:44s} {spread.median:.2f} times as fast ({spread.low:.2f} to {spread.high:.2f})")
         results[name] = {"ratio": spread.median, "ratios": ratios}
 
+    for count in (1, 8, 64):
+        (*ways, (_, memcpy)), size = moves(kernels, 28, count)
+
+        def copying(memcpy: Callable[[], object] = memcpy, size: int = size) -> float:
+            return size / seconds(memcpy)
+
+        for way, run in ways:
+            compare(f"{count} pages of 28 layers, {way}", run, size, copying, "GB/s")
+    if args.only is None:
+        compare_kernels(args.threads, kernels, compare, ratio)
+    if args.json:
+        where = {**surroundings(threads=args.threads), "level": kernels.level.name.lower()}
+        write_record(args.json, {**where, "command": command_line("bench.kernels"), "results": results})
+
+
+def compare_kernels(threads: int, kernels: ops.CpuKernels, compare: Compare, ratio: Ratio) -> None:
+    """All kernels but the movements of pages."""
+
     def reading() -> float:
-        return limits.read_bandwidth(kernels, args.threads, runs=1)
+        return limits.read_bandwidth(kernels, threads, runs=1)
 
     def multiplying() -> float:
-        return limits.product_peak(kernels, torch.bfloat16, args.threads, runs=1)
+        return limits.product_peak(kernels, torch.bfloat16, threads, runs=1)
 
     for rows in (1, 16, 32, 64):
         made = products(kernels, rows)
@@ -196,9 +239,6 @@ def main() -> None:
             shared_chunks.find = find
 
         ratio(f"decode attention, {rows} rows sharing {shared}", together, alone)
-    if args.json:
-        where = {**surroundings(threads=args.threads), "level": kernels.level.name.lower()}
-        write_record(args.json, {**where, "command": command_line("bench.kernels"), "results": results})
 
 
 if __name__ == "__main__":

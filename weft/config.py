@@ -70,6 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the device memory that is free after loading, for KV pages. None: 0.9 on a GPU, 0.3 on a CPU."""
     host_kv_bytes: int | None = None
     """Host memory for KV pages evicted from the device. None: none on a CPU, 0.2 of free memory with a GPU."""
+    host_link_gbs: float | None = None
+    """On a CPU, copy between device and host pages no faster than this many GB/s (1e9 bytes), both directions together,
+    as over the link of an accelerator. None: as fast as memory. Not for CUDA."""
     max_context: int | None = None
     """Longest sequence in tokens, prompt and output. None: the model's limit."""
     max_running: int = 256
@@ -124,6 +127,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.host_link_gbs is not None and not 0 < self.host_link_gbs < math.inf:
+            raise ConfigError(f"host_link_gbs must be positive, got {self.host_link_gbs}")
         if self.graph_batch_sizes is not None and not (self.graph_batch_sizes and min(self.graph_batch_sizes) >= 1):
             raise ConfigError(f"graph_batch_sizes must be sizes of at least 1, got {self.graph_batch_sizes}")
         for name in ("max_running", "max_waiting"):

@@ -16,6 +16,7 @@ from bench import gpu, gpu_kernels, gpu_models
 from weft.kernels import dispatch, reference
 from weft.kernels.base import Kernels
 from weft.models.registry import family_of
+from weft.worker import host_link
 
 torch_kernels = dispatch.select(prefer={"*": "torch"})
 
@@ -53,14 +54,14 @@ def test_not_a_number_is_wrong() -> None:
 
 def test_pages_that_come_back_wrong_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_kernels.check_tiers("cpu", 20) == []
-    monkeypatch.setattr(gpu_kernels.KVStore, "_swap_in", lambda self, host_pages, device_pages: None)
+    monkeypatch.setattr(host_link.CpuLink, "swap_in", lambda self, host_pages, device_pages: None)
     assert gpu_kernels.check_tiers("cpu", 20) == ["pages moved to the host and back: layers [0, 1, 2] are wrong"]
 
 
 def test_every_operation_is_measured_or_a_product() -> None:
     cases = list(gpu_kernels.other_cases(20, gpu_kernels.SMALL[0], torch.float32, "cpu"))
     products = {"linear", "gated_linear", "linear_rms_norm", "pack_weight", "take_rows"}
-    absent = {"prepare_block"}  # Triton has none
+    absent = {"prepare_block", "prepare_move"}  # Triton has none
     assert {case.operation for case in cases} | {"attention"} | products | absent == set(Kernels._fields)
     assert all(case.bytes > 0 for case in cases)
 

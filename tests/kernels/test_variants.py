@@ -190,3 +190,27 @@ def test_copies(name):
     for source, destination in ((8, 9), (9, 10), (47, 16)):
         there = before[source // 8, :, :, source % 8]
         assert (kv[destination // 8, :, :, destination % 8] == there).all()
+
+
+@pytest.mark.parametrize(
+    "name", [variant.name for variant in dispatch.REGISTRY["prepare_move"] if variant.name != "triton"]
+)
+@pytest.mark.parametrize("widths", [(3,), (1, 7, 64), (4096, 40_000, 256)], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_pages_move_between_pools(name: str, widths: tuple[int, ...], count: int):
+    kernels = dispatch.select("cpu", torch.float64, prefer={"prepare_move": name})
+    layers = [torch.randint(0, 256, (7, width), dtype=torch.uint8) for width in widths]
+    rows = torch.randint(0, 256, (6, sum(widths) + 2), dtype=torch.uint8)  # pages lie further apart than they are long
+    host = torch.split(rows[:, :-2], list(widths), dim=1)
+    before_layers, before_rows = [layer.clone() for layer in layers], rows.clone()
+    device_pages, host_pages = torch.randperm(7)[:count], torch.randperm(6)[:count]
+    kernels.prepare_move(layers, host)(device_pages, host_pages)
+    expected = before_rows.clone()
+    expected[host_pages, :-2] = torch.cat([layer[device_pages] for layer in before_layers], dim=1)
+    assert torch.equal(rows, expected)
+    assert all(map(torch.equal, layers, before_layers))
+    others = torch.randperm(7)[:count]
+    kernels.prepare_move(host, layers)(host_pages, others)
+    for layer, before, part in zip(layers, before_layers, host, strict=True):
+        before[others] = part[host_pages]
+        assert torch.equal(layer, before)

@@ -12,6 +12,7 @@ from weft.models.base import LanguageModel
 from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
 from weft.worker.executor import PoolSizes, TorchWorker
+from weft.worker.host_link import LinkThrottle
 
 SIZES = PoolSizes(page_size=8, num_device_pages=40, num_host_pages=6, num_slots=8, num_embed_slots=16)
 
@@ -28,8 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 def make_worker(model: LanguageModel) -> Iterator[Callable[..., TorchWorker]]:
     made: list[TorchWorker] = []
 
-    def make(other: LanguageModel | None = None, **changes: int) -> TorchWorker:
-        made.append(TorchWorker(other or model, SIZES._replace(**changes)))
+    def make(
+        other: LanguageModel | None = None, *, throttle: LinkThrottle | None = None, **changes: int
+    ) -> TorchWorker:
+        made.append(TorchWorker(other or model, SIZES._replace(**changes), throttle=throttle))
         return made[-1]
 
     yield make

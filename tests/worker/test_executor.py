@@ -223,17 +223,6 @@ def test_copied_pages_and_tokens_serve_as_the_originals(worker: TorchWorker, mod
     np.testing.assert_allclose(after(worker, tokens, [30, 36], token_copies=copies), expected, atol=1e-6)
 
 
-def test_many_pages_are_swapped_in_parts(make_worker: Callable[..., TorchWorker], model: LanguageModel, monkeypatch):
-    monkeypatch.setattr("weft.worker.kv_store.STAGING_BYTES", 1)
-    worker = make_worker(num_host_pages=40)
-    tokens = PROMPT[:17]
-    fill(worker, tokens[:16], [5, 6])
-    out = ints([[5, 38], [6, 39]])
-    back = ints([[38, 1], [39, 2]])
-    found = after(worker, tokens, [1, 2, 3], swap_outs=out, swap_ins=back)
-    np.testing.assert_allclose(found, expected_after(model, tokens), atol=1e-6)
-
-
 def test_a_late_mask_bound_from_another_thread(worker: TorchWorker):
     one = step(
         slot_sets=set_slots(0),

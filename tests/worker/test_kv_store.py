@@ -10,7 +10,6 @@ from tests.worker.step_help import ints, step
 from weft.core.step import Step
 from weft.kernels import dispatch
 from weft.models.base import KVSpec, LayerKV
-from weft.worker import kv_store
 from weft.worker.kv_store import KVStore
 
 SPEC = KVSpec((LayerKV(2, 4), LayerKV(1, 6)), torch.float32)
@@ -54,11 +53,11 @@ def random_step(rng: np.random.Generator) -> Step:
     )
 
 
-@pytest.mark.parametrize("staging", [1, 1 << 20])
-def test_random_movements(staging: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kv_store, "STAGING_BYTES", staging)
+@pytest.mark.parametrize("kernels", ["best", "reference"])
+def test_random_movements(kernels: str):
     rng = np.random.default_rng(1)
-    store = KVStore(SPEC, dispatch.select(CPU, SPEC.dtype), PAGE, DEVICE_PAGES, HOST_PAGES, CPU)
+    chosen = dispatch.select(CPU, SPEC.dtype, {} if kernels == "best" else {"*": kernels})
+    store = KVStore(SPEC, chosen, PAGE, DEVICE_PAGES, HOST_PAGES, CPU)
     for layer in store.layers:
         layer.copy_(torch.tensor(rng.normal(size=layer.shape)))
     expected = Expected(store)

@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.worker.step_help import ints, step
+from tests.worker.step_help import forward, ints, step
 from tests.worker.streams import Streams, streams
 from weft.abi.errors import WeftError
 from weft.kernels import dispatch
 from weft.models.base import KVSpec, LayerKV
-from weft.worker import kv_store, transfer
+from weft.worker import host_link, transfer
 from weft.worker.graphs_cuda import MIN_FREE_BYTES, CudaGraphs
+from weft.worker.host_link import CudaLink
 from weft.worker.kv_store import KVStore
 
 SPEC = KVSpec((LayerKV(1, 4), LayerKV(1, 4)), torch.float32)
@@ -70,21 +71,10 @@ def _address(tensor: torch.Tensor) -> int:
 @pytest.mark.parametrize("seed", range(3))
 def test_pages_cross_in_order(device: Streams, monkeypatch: pytest.MonkeyPatch, seed: int):
     """Whatever touches a buffer after something else that wrote it, or writes what something else read, comes after."""
-    monkeypatch.setattr(kv_store, "STAGING_BYTES", 4 * SPEC.bytes_per_page(PAGE))
-    store = KVStore(SPEC, dispatch.select(prefer={"*": "reference"}), PAGE, 12, 12, torch.device("cpu"))
-    made = kv_store._Staging
-
-    def make(buffer: torch.Tensor) -> Any:
-        staging = made(buffer)
-        staging._used = device.event()
-        staging.used()
-        return staging
-
-    monkeypatch.setattr(kv_store, "_Staging", make)
-    store._link = device.make()  # type: ignore[assignment]
-    store._staging = [store._next_staging() for _ in range(kv_store.NUM_STAGING)]
+    monkeypatch.setattr(host_link, "STAGING_BYTES", 2 * SPEC.bytes_per_page(PAGE))
+    store, link = on_streams(monkeypatch)
     named = {"host": store._host, "layer 0": store.layers[0], "layer 1": store.layers[1]}
-    named |= {f"staging {i}": staging.buffer for i, staging in enumerate(store._staging)}
+    named |= {f"staging {i}": link._next_staging().buffer for i in range(host_link.NUM_STAGING)}
     rng = np.random.default_rng(seed)
     watch = Watch(device, named)
     with watch:
@@ -105,6 +95,41 @@ def test_pages_cross_in_order(device: Streams, monkeypatch: pytest.MonkeyPatch, 
     last = len(device.done) - 1
     assert device.done[last][1] == "made"
     assert last not in device.current.past
+
+
+def on_streams(monkeypatch: pytest.MonkeyPatch) -> tuple[KVStore, CudaLink]:
+    """A store whose pages cross as they do on a CUDA device."""
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    store = KVStore(SPEC, dispatch.select(prefer={"*": "reference"}), PAGE, 12, 12, torch.device("cpu"))
+    link = CudaLink([layer.view(12, -1).view(torch.uint8) for layer in store.layers], store._host)
+    store._link = link
+    return store, link
+
+
+def test_a_forward_waits_for_the_link_only_where_it_needs_it(device: Streams, monkeypatch: pytest.MonkeyPatch):
+    store, _ = on_streams(monkeypatch)
+    ins = {"swap_ins": ints([[1, 2], [2, 5]])}
+    watch = Watch(device, {f"layer {i}": layer for i, layer in enumerate(store.layers)})
+
+    def arrives(**fields: Any) -> bool:
+        """Whether the current stream waits for what the last step brought in."""
+        store.move(step(**ins, **fields))
+        return len(device.done) - 1 in device.current.past
+
+    with watch:
+        assert not arrives(forward=forward([([7], 8, [3, 4])]))
+        assert device.done[-1][:2] == ("index_copy_", "made")
+        last = len(device.done) - 1
+        store.move(step(forward=forward([([7], 8, [2, 5])])))  # the next step
+        assert last in device.current.past
+        assert arrives(forward=forward([([7], 8, [3, 5])]))  # reads and writes an arriving page
+        assert not arrives(forward=forward([([7], 8, [3, 4])]))
+        assert arrives(forward=forward([([7], 8, [3, 4])], write_slots=ints([2 * PAGE])))
+    # What arrives is spread after the current stream's work, which may read what the page held before.
+    before = device.note("earlier work")
+    with watch:
+        store.move(step(**ins))
+    assert before in device.done[-1][2]
 
 
 def test_results_leave_on_a_stream_of_their_own(device: Streams, monkeypatch: pytest.MonkeyPatch):

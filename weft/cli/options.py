@@ -55,6 +55,16 @@ FLAGS: Mapping[str, Flag] = {
         ("--kv-cache-size",), str, "Memory for KV pages, such as 2GiB, instead of --memory-fraction.", "SIZE"
     ),
     "engine.num_pages": Flag(("--num-pages",), int, "Number of KV pages, instead of --kv-cache-size."),
+    "engine.host_kv_bytes": Flag(
+        ("--host-kv-size",),
+        str,
+        "Host memory for KV pages that leave the device, such as 4GiB; 0: none. (none on a CPU, 0.2 of the free memory "
+        "with a GPU)",
+        "SIZE",
+    ),
+    "engine.host_link_gbs": Flag(
+        ("--host-link",), float, "Slow copies between device and host pages down to this rate, on a CPU.", "GB/S"
+    ),
     "engine.max_running": Flag(("--max-running",), int, "Maximum number of sequences in one step. (256)"),
     "engine.max_step_tokens": Flag(
         ("--max-step-tokens",), int, "Maximum number of tokens in one step. (512 on a CPU, 8192 on a GPU)"

@@ -10,7 +10,7 @@ Shapes use: T query tokens, H hidden size, D head size, N pages, P page size. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -241,6 +241,29 @@ class CopySlots(Protocol):
         ...
 
 
+class MovePages(Protocol):
+    """Whole pages of all layers from one pool to another."""
+
+    def __call__(self, source_pages: Tensor, destination_pages: Tensor) -> None:
+        """Copy pages `source_pages` of the source to pages `destination_pages` of the destination, int64 ids [n].
+
+        Every layer's part of every page is copied. No two destinations are the same page.
+        """
+        ...
+
+
+class PrepareMove(Protocol):
+    """Movements of pages from one pool to another, as bytes, for backends whose calls cost something."""
+
+    def __call__(self, source: Sequence[Tensor], destination: Sequence[Tensor]) -> MovePages:
+        """Pools are uint8 [pages, bytes of the layer's part of a page] for each layer, and share no memory.
+
+        The parts of a page in `source` and `destination` are equally long; each is contiguous, and pages may be further
+        apart. The result holds the pools.
+        """
+        ...
+
+
 class Kernels(NamedTuple):
     """One implementation of every operation. Field names are the names that `dispatch` registers."""
 
@@ -256,3 +279,4 @@ class Kernels(NamedTuple):
     prepare_block: PrepareBlock
     copy_pages: CopyPages
     copy_slots: CopySlots
+    prepare_move: PrepareMove

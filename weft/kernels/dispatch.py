@@ -58,11 +58,16 @@ def _load_triton() -> Kernels:
     return KERNELS
 
 
+AS_BYTES = ("prepare_move",)
+"""Operations that do not depend on the dtype."""
+
+
 def _variants(operation: str) -> tuple[Variant, ...]:
     compiled = cpu_ops.best()
     first = []
     if not isinstance(compiled, Exception):
-        first.append(Variant(cpu_ops.NAME, operation, cpu_ops.supports, compiled.gather))
+        supports = cpu_ops.supports_bytes if operation in AS_BYTES else cpu_ops.supports
+        first.append(Variant(cpu_ops.NAME, operation, supports, compiled.gather))
     return (
         *first,
         Variant(triton_support.NAME, operation, triton_support.supports, _load_triton),

@@ -6,13 +6,13 @@ for float64) and rounds once at the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.base import Block, BlockShape, HeadNorm, HeadShape, Kernels, Norm, NormedSum
+from weft.kernels.base import Block, BlockShape, HeadNorm, HeadShape, Kernels, MovePages, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
 
 NAME = "reference"
@@ -199,6 +199,16 @@ def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
     kv[destination // page_size, :, :, destination % page_size] = values
 
 
+def prepare_move(source: Sequence[Tensor], destination: Sequence[Tensor]) -> MovePages:
+    """Movements of pages between pools, in plain torch. Contract: `base.PrepareMove`."""
+
+    def move(source_pages: Tensor, destination_pages: Tensor) -> None:
+        for origin, target in zip(source, destination, strict=True):
+            target[destination_pages] = origin[source_pages]
+
+    return move
+
+
 KERNELS = Kernels(
     pack_weight=pack_weight,
     take_rows=take_rows,
@@ -212,4 +222,5 @@ KERNELS = Kernels(
     prepare_block=no_block,
     copy_pages=copy_pages,
     copy_slots=copy_slots,
+    prepare_move=prepare_move,
 )

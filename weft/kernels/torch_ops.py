@@ -170,4 +170,5 @@ KERNELS = Kernels(
     prepare_block=reference.no_block,
     copy_pages=reference.copy_pages,
     copy_slots=reference.copy_slots,
+    prepare_move=reference.prepare_move,
 )

@@ -23,6 +23,7 @@ from weft.models.loader import LoadedModel, load_model
 from weft.worker.executor import PoolSizes, TorchWorker
 from weft.worker.graphs import GraphOptions, default_batch_sizes, graph_bytes
 from weft.worker.graphs_cuda import CudaGraphs
+from weft.worker.host_link import LinkThrottle
 from weft.worker.memory import free_host_bytes, usable_cores
 from weft.worker.sizing import FreeMemory, Sizing, kernel_threads, size_pools
 
@@ -109,12 +110,20 @@ def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
 
 
 def choose_device(config: EngineConfig) -> torch.device:
-    """The configured device; "auto" is the GPU if there is one. Raises `ConfigError` for one that is not there."""
+    """The configured device; "auto" is the GPU if there is one.
+
+    Raises `ConfigError` for one that is not there, and for settings that only another one has.
+    """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ConfigError('device is "cuda" and torch finds no CUDA device; set device to "cpu" or "auto"')
     if config.device == "cpu" or not available:
         return torch.device("cpu")
+    if config.host_link_gbs is not None:
+        raise ConfigError(
+            "host_link_gbs slows down copies between device and host pages on a CPU; a CUDA device has a link of its "
+            'own: unset it, or set device to "cpu"'
+        )
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -197,8 +206,15 @@ def _start(
         num_slots=config.max_running + NUM_SAMPLE_SLOTS,
         num_embed_slots=NUM_EMBED_SLOTS,
     )
-    context = sizing.max_context
-    return TorchWorker(loaded.model, sizes, max_context=context, device=device, threads=threads, graphs=graphs)
+    return TorchWorker(
+        loaded.model,
+        sizes,
+        max_context=sizing.max_context,
+        device=device,
+        threads=threads,
+        graphs=graphs,
+        throttle=None if config.host_link_gbs is None else LinkThrottle(config.host_link_gbs * 1e9),
+    )
 
 
 def _rehearse(loaded: LoadedModel, config: EngineConfig, device: torch.device, num_tokens: int) -> int:

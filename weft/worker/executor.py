@@ -3,6 +3,10 @@
 Owns the thread, the queue of launched steps, and their failures. What a step does is in `runner`. On a GPU the thread
 only issues work; results come back with one asynchronous copy, and `wait` waits for that copy.
 
+A step whose pages are still on the link when its tokens are known is complete; the next step waits for them before it
+begins. With a throttled link `device_s` is the time until the link is idle. On a GPU such a wait is in the time of no
+step, because the host cannot know it without waiting itself; a step without a forward has all of its link's time.
+
 A step that fails takes the worker with it: what it wrote is unknown, so every later step fails as well, naming it.
 """
 
@@ -26,6 +30,7 @@ from weft.models.base import LanguageModel
 from weft.worker.checks import check_step
 from weft.worker.errors import StepError
 from weft.worker.graphs import GraphCounts, GraphOptions
+from weft.worker.host_link import LinkThrottle
 from weft.worker.kv_store import KVStore
 from weft.worker.results import step_result
 from weft.worker.runner import StepRunner
@@ -55,11 +60,13 @@ class TorchWorker:
         threads: int | None = None,
         kernels: Kernels | None = None,
         graphs: GraphOptions | None = None,
+        throttle: LinkThrottle | None = None,
     ):
         """Allocates the pools. `model` is on `device`; `kernels` (for moving KV) default to the device's best.
 
         `threads` are the CPU threads of each kernel; None leaves torch's choice. With `graphs`, decode passes are
-        captured; the model's attention must follow `AttentionBatch.splits`.
+        captured; the model's attention must follow `AttentionBatch.splits`. `throttle` slows the link to the host pool
+        down, on a CPU. Raises `ConfigError` for a host pool that the system does not give.
         """
         self._device = torch.device(device)
         spec = model.spec
@@ -78,7 +85,7 @@ class TorchWorker:
         chosen = kernels or dispatch.select(self._device, kv_spec.dtype)
         pages = (sizes.page_size, sizes.num_device_pages, sizes.num_host_pages)
         with torch.inference_mode():
-            kv = KVStore(kv_spec, chosen, *pages, self._device)
+            kv = KVStore(kv_spec, chosen, *pages, self._device, throttle)
             runner = StepRunner(model, kv, self._spec, self._device, threads or torch.get_num_threads())
             if graphs is not None:
                 runner.use_graphs(graphs, self._spec.max_context)
@@ -86,7 +93,7 @@ class TorchWorker:
         self._queue: SimpleQueue[_Launched | None] = SimpleQueue()
         self._pending: list[_Launched] = []
         self._closed = False
-        loop = _Loop(runner, self._queue, self._device, threads)
+        loop = _Loop(runner, kv, self._queue, self._device, threads)
         self._thread = threading.Thread(target=loop.run, name="weft-device", daemon=True)
         self._thread.start()
 
@@ -195,9 +202,15 @@ class _Loop:
     """The body of the device thread."""
 
     def __init__(
-        self, runner: StepRunner, queue: SimpleQueue[_Launched | None], device: torch.device, threads: int | None
+        self,
+        runner: StepRunner,
+        kv: KVStore,
+        queue: SimpleQueue[_Launched | None],
+        device: torch.device,
+        threads: int | None,
     ):
         self._runner = runner
+        self._kv = kv
         self._queue = queue
         self._device = device
         self._threads = threads
@@ -218,10 +231,13 @@ class _Loop:
                     launched.fail(error)
                     if self._failure is None:
                         self._failure = _stopped(launched.step_id, error)
+            self._kv.close()
 
     def _carry_out(self, launched: _Launched) -> _Outcome:
         if self._failure is not None:
             raise WeftError(str(self._failure)) from self._failure.__cause__
+        # Outside of the time of this step: what is left of the previous one's transfers is in that one's.
+        self._kv.settle()
         stopwatch = _GpuStopwatch() if self._device.type == "cuda" else _CpuStopwatch()
         step = launched.step
         halfway = self._runner.forward_half(step)
@@ -236,8 +252,9 @@ class _Loop:
         found = self._runner.sampling_half(step, halfway, late)
         # Before the copy is issued, so that waiting for the copy waits for this mark as well.
         stopwatch.pause()
+        link_s = self._kv.remaining_s()
         readback = Readback(found, self._results_stream)
-        return _Outcome(readback, stopwatch.seconds)
+        return _Outcome(readback, lambda: stopwatch.seconds() + link_s)
 
     def _stream(self) -> torch.cuda.StreamContext | nullcontext[None]:
         if self._device.type != "cuda":

@@ -16,7 +16,7 @@ from pathlib import Path
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
-ABI_VERSION = 9
+ABI_VERSION = 10
 
 
 class Level(IntEnum):
@@ -119,6 +119,7 @@ _SIGNATURES = {
         *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),
         *(c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int64, c_int),
     ],
+    "weft_move_pages": [*(c_void_p,) * 7, c_int64, c_int64, c_int],
     "weft_block": [c_int, c_int, POINTER(BlockFields), POINTER(PassFields), c_void_p, c_void_p],
 }
 _COUNTING = {"weft_take_rows": [c_int, c_void_p, c_void_p, c_void_p, *(c_int64,) * 3]}

@@ -7,18 +7,19 @@ variant, so every operation here takes everything that its contract allows.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from weft.kernels import reference, torch_attention, torch_ops
-from weft.kernels.base import BlockShape, HeadNorm, HeadShape, Kernels, Norm, NormedSum
+from weft.kernels.base import BlockShape, HeadNorm, HeadShape, Kernels, MovePages, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
 from weft.kernels.cpu import huge_pages, library
 from weft.kernels.cpu.block import CpuBlock
 from weft.kernels.cpu.library import KernelsUnavailable, Level
+from weft.kernels.cpu.move import CpuMove
 from weft.kernels.cpu.tensors import (
     DTYPES,
     MAX_GROUP,
@@ -55,6 +56,7 @@ class CpuKernels:
             if loaded.weft_packs(self._level, number, weight_number)
         }
         self._attention = loaded.weft_attention
+        self._move_pages = loaded.weft_move_pages
         self._block = loaded.weft_block
         self._probe_read = loaded.weft_probe_read
         self._probe_product = loaded.weft_probe_product
@@ -236,6 +238,13 @@ class CpuKernels:
         )
         return out
 
+    def prepare_move(self, source: Sequence[Tensor], destination: Sequence[Tensor]) -> MovePages:
+        """Movements of pages between pools, in C++. Contract: `base.PrepareMove`."""
+        pools = (*source, *destination)
+        if not all(t.is_cpu and t.dtype == torch.uint8 and t.stride(1) == 1 for t in pools):
+            return reference.prepare_move(source, destination)
+        return CpuMove(self._move_pages, source, destination)
+
     def prepare_block(self, shape: BlockShape, weights: Mapping[str, Tensor]) -> CpuBlock | None:
         """A decoder layer as one operation, in C++. Contract: `base.PrepareBlock`."""
         return CpuBlock.prepare(self._block, self.level, self._packs, shape, weights)
@@ -249,7 +258,7 @@ class CpuKernels:
         return float(self._probe_product(self._level, DTYPES[data.dtype], data.data_ptr(), rounds, threads))
 
     def gather(self) -> Kernels:
-        """All operations; copies are torch's, which are as fast as memory."""
+        """All operations; copies within the device are torch's."""
         return Kernels(
             pack_weight=self.pack_weight,
             take_rows=self.take_rows,
@@ -263,6 +272,7 @@ class CpuKernels:
             prepare_block=self.prepare_block,
             copy_pages=reference.copy_pages,
             copy_slots=reference.copy_slots,
+            prepare_move=self.prepare_move,
         )
 
 
@@ -279,3 +289,8 @@ def best() -> CpuKernels | KernelsUnavailable:
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the library has kernels for tensors of `dtype` on `device`."""
     return device.type == "cpu" and dtype in DTYPES
+
+
+def supports_bytes(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the library moves tensors on `device`: as bytes, so of every `dtype`."""
+    return device.type == "cpu"

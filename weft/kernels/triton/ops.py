@@ -201,4 +201,5 @@ KERNELS = Kernels(
     prepare_block=reference.no_block,
     copy_pages=copy_pages,
     copy_slots=copy_slots,
+    prepare_move=reference.prepare_move,
 )

@@ -1,9 +1,13 @@
 // The entry points: plain C functions that pass a call on to the level that the caller asks for.
 #include "abi.h"
 #include "block.h"
+#include "threads.h"
+
+#include <cstring>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <emmintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -57,6 +61,36 @@ bool has_amx() {
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 #endif
+
+// From this many bytes on, a copy would push everything else out of the caches that a core has to itself.
+constexpr int64_t kBeyondCaches = 4 << 20;
+
+// A copy whose result is not read soon: a store past the caches does not fetch first what it overwrites, which is a
+// third of the traffic. `finish_copies` comes before another thread reads it.
+void copy_past_caches(char* to, const char* from, int64_t bytes) {
+#if defined(__x86_64__)
+    const int64_t head = -(uintptr_t)to & 63;
+    if (head + 64 <= bytes) {
+        std::memcpy(to, from, (size_t)head);
+        to += head, from += head, bytes -= head;
+        for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
+            __m128i a = _mm_loadu_si128((const __m128i*)from), b = _mm_loadu_si128((const __m128i*)(from + 16));
+            __m128i c = _mm_loadu_si128((const __m128i*)(from + 32)), d = _mm_loadu_si128((const __m128i*)(from + 48));
+            _mm_stream_si128((__m128i*)to, a);
+            _mm_stream_si128((__m128i*)(to + 16), b);
+            _mm_stream_si128((__m128i*)(to + 32), c);
+            _mm_stream_si128((__m128i*)(to + 48), d);
+        }
+    }
+#endif
+    std::memcpy(to, from, (size_t)bytes);
+}
+
+void finish_copies() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
 
 const Table& table(int level) {
 #if defined(__x86_64__)
@@ -137,6 +171,31 @@ WEFT_EXPORT int64_t weft_take_rows(int dtype, const void* packed, const int64_t*
         }
     }
     return rows;
+}
+
+// Pages from one pool to another, all layers in one call: page i of layer l is widths[l] bytes at
+// from[l] + source[i] * from_strides[l], and goes to to[l] + destination[i] * to_strides[l]. Threads take parts of a
+// page each, in the order in which a page's layers follow one another: that is how they lie in a host page.
+WEFT_EXPORT void weft_move_pages(const void* const* from, void* const* to, const int64_t* from_strides,
+                                 const int64_t* to_strides, const int64_t* widths, const int64_t* source,
+                                 const int64_t* destination, int64_t layers, int64_t pages, int threads) {
+    int64_t page_bytes = 0;
+    for (int64_t l = 0; l < layers; l++) page_bytes += widths[l];
+    const bool beyond_caches = pages * page_bytes >= kBeyondCaches;
+    // One core copies what lies in its caches sooner than another one wakes up.
+    on_threads(beyond_caches ? threads : 1, [&](int64_t member, int64_t members) {
+        const int64_t end = pages * layers * (member + 1) / members;
+        for (int64_t item = pages * layers * member / members; item < end; item++) {
+            const int64_t i = item / layers, l = item % layers;
+            char* target = (char*)to[l] + destination[i] * to_strides[l];
+            const char* origin = (const char*)from[l] + source[i] * from_strides[l];
+            if (beyond_caches)
+                copy_past_caches(target, origin, widths[l]);
+            else
+                std::memcpy(target, origin, (size_t)widths[l]);
+        }
+        finish_copies();
+    });
 }
 
 WEFT_EXPORT void weft_linear_packed(int level, int dtype, const void* x, const void* weight, const void* bias,

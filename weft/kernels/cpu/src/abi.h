@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 9;
+constexpr int kAbiVersion = 10;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
