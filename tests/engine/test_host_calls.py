@@ -6,36 +6,10 @@ more: a change that exceeds one makes every step, or every command, slower.
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 from tests.engine.driver import Driver
+from tests.python_calls import count_calls
 from weft.core import wire
 from weft.core.ids import pack_tokens
-
-
-def count_calls(action: Callable[[], object]) -> int:
-    """Calls of functions of Weft while `action` runs, the fake worker's aside. Inner functions of comprehensions are
-    counted once, generators every time they go on."""
-    count = 0
-
-    def on_event(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        module = frame.f_globals.get("__name__", "")
-        count += event == "call" and module.startswith("weft.") and not module.startswith("weft.testing")
-
-    before = sys.getprofile()
-    gc.collect()  # finalizers of other tests' objects are not the action's
-    gc.disable()
-    sys.setprofile(on_event)
-    try:
-        action()
-    finally:
-        sys.setprofile(before)
-        gc.enable()
-    return count
 
 
 def decoding(count: int) -> Driver:

@@ -14,6 +14,8 @@ from weft.core.wire import (
     Cancelled,
     Command,
     Envelope,
+    Failed,
+    Finished,
     Fork,
     Generate,
     Open,
@@ -25,7 +27,7 @@ from weft.core.wire import (
     TraceSpan,
     encode_commands,
 )
-from weft.programs.operations import merge
+from weft.programs.operations import Generations
 from weft.programs.runtime import Runtime
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
@@ -113,16 +115,56 @@ def test_one_wakeup_per_envelope() -> None:
             resumed = []
 
             async def read() -> None:
-                async for news in merge(generations):
-                    resumed.append((news.choice, len(news.tokens)))
+                reading = Generations(generations)
+                while reading.live:
+                    await reading.arrival()
+                    resumed.append([(news.choice, len(news.tokens)) for news in reading.take()])
 
             task = asyncio.create_task(read())
             await settle()
             rt._on_envelope(Envelope(1, [Token(g.op, 1) for _ in range(3) for g in generations]))
             await settle()
-            assert resumed == [(0, 3), (1, 3)]
+            assert resumed == [[(0, 3), (1, 3)]]
             task.cancel()
             await settle()
+
+    run(test, auto=False)
+
+
+def test_a_failure_comes_after_what_arrived_before_it() -> None:
+    async def test(engine: FakeEngine, rt: Runtime) -> None:
+        async with rt.open(CALLER) as seq, seq.fork() as other:
+            first, second = seq.generate(), other.generate()
+            reading = Generations([first, second])
+
+            def arrived() -> list[tuple[int, int, bool]]:
+                return [(news.choice, len(news.tokens), news.ended) for news in reading.take()]
+
+            failed = Failed.of(first.op, Overloaded("full"))
+            rt._on_envelope(Envelope(1, [Token(first.op, 1), failed, Token(second.op, 1)]))
+            assert arrived() == [(0, 1, False), (1, 1, False)]
+            rt._on_envelope(Envelope(2, [Token(second.op, 1)]))
+            for _ in range(2):
+                with pytest.raises(Overloaded, match="full"):
+                    reading.take()
+            second_alone = Generations([second])
+            rt._on_envelope(Envelope(3, [Finished(op=second.op)]))
+            assert [(news.choice, len(news.tokens), news.ended) for news in second_alone.take()] == [(0, 1, True)]
+            assert not second_alone.live
+
+    run(test, auto=False)
+
+
+def test_a_failure_does_not_hide_what_others_brought() -> None:
+    async def test(engine: FakeEngine, rt: Runtime) -> None:
+        async with rt.open(CALLER) as seq, seq.fork() as other:
+            first, second = seq.generate(), other.generate()
+            reading = Generations([first, second])
+            rt._on_envelope(Envelope(1, [Token(first.op, 1), Failed.of(second.op, Overloaded("full"))]))
+            assert [news.choice for news in reading.take()] == [0]
+            rt._on_envelope(Envelope(2, [Token(first.op, 1)]))
+            with pytest.raises(Overloaded, match="full"):
+                reading.take()
 
     run(test, auto=False)
 

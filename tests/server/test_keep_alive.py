@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
+from tests.programs.help import settle
 from tests.server.conftest import MODEL, ManualTimer, RunningServer, ids, running
 from tests.server.test_disconnect import connect, read_to_end, read_until
 from weft.abi.errors import ConfigError
 from weft.config import ServerConfig
-from weft.server.sse import COMMENT
+from weft.endpoints.models import ServedModel
+from weft.server.sse import COMMENT, EventStream
+from weft.server.state import Service
+from weft.testing.byte_tokenizer import byte_tokenizer
+from weft.testing.fake_engine import FakeEngine
 
 BODY = {"prompt": "ab", "max_tokens": 3, "stream": True}
 
@@ -87,6 +95,38 @@ def test_after_a_comment_an_error_is_an_event(waiting: RunningServer, timer: Man
     assert b"[DONE]" not in text
     connection.close()
     waiting.assert_nothing_left()
+
+
+def test_no_comments_behind_an_event_that_the_client_does_not_read(timer: ManualTimer) -> None:
+    sent: list[bytes] = []
+    slow = asyncio.Event()
+    slow.set()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+            await slow.wait()
+
+    async def main() -> None:
+        service = Service(ServerConfig(), [ServedModel([MODEL], FakeEngine(), byte_tokenizer())], timer)
+        stream = EventStream(Request({"type": "http"}), service)
+        with stream._kept_alive(send):
+            await stream._send(send, b"one")
+            slow.clear()
+            event = asyncio.create_task(stream._send(send, b"two"))
+            for _ in range(5):
+                await settle()
+                assert len(timer.sleepers) == 1
+                timer.advance(15.0)
+            await settle()
+            assert sent == [b"one", b"two"]
+            slow.set()
+            await event
+            timer.advance(15.0)
+            await settle()
+            assert sent == [b"one", b"two", COMMENT]
+
+    asyncio.run(main())
 
 
 def test_it_can_be_switched_off(timer: ManualTimer) -> None:

@@ -5,7 +5,7 @@ Ranges are those of `weft.abi.parameters`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -75,22 +75,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             count = len(self.logit_bias)
             raise InvalidRequest(f"logit_bias has {count} entries, at most {MAX_LOGIT_BIAS}", "logit_bias")
+        _check_tokens("logit_bias", self.logit_bias, vocab_size)
         for token, bias in self.logit_bias.items():
-            _in_vocab("logit_bias", token, vocab_size)
             if not -100.0 <= bias <= 100.0:
                 raise InvalidRequest(f'logit_bias["{token}"] must be in [-100, 100], got {bias}', "logit_bias")
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids is empty: no token could be sampled", "allowed_token_ids")
-            for token in self.allowed_token_ids:
-                _in_vocab("allowed_token_ids", token, vocab_size)
+            _check_tokens("allowed_token_ids", self.allowed_token_ids, vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidRequest(f"bad_words has {len(self.bad_words)} entries, at most {MAX_BAD_WORDS}", "bad_words")
         for word in self.bad_words:
             if not word:
                 raise InvalidRequest("bad_words has an empty entry", "bad_words")
-            for token in word:
-                _in_vocab("bad_words", token, vocab_size)
+            _check_tokens("bad_words", word, vocab_size)
 
 
 class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,8 +113,7 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_BYTES:
                 raise InvalidRequest(f"stop strings must have 1 to {MAX_STOP_BYTES} bytes, got {len(text)}", "stop")
-        for token in self.stop_token_ids:
-            _in_vocab("stop_token_ids", token, vocab_size)
+        _check_tokens("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
 def check_together(sampling: SamplingParams, stop: StopParams, eos_ids: Sequence[int]) -> None:
@@ -149,6 +146,7 @@ def _check_ranges(numbers: list[tuple[str, Any, Parameter]], params: SamplingPar
             raise InvalidRequest(f"{name} must be in {parameter.range}, got {value}", name)
 
 
-def _in_vocab(name: str, token: int, vocab_size: int) -> None:
-    if not 0 <= token < vocab_size:
-        raise InvalidRequest(f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}", name)
+def _check_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}", name)

@@ -65,8 +65,8 @@ async def create(
             prompt_token_ids=prompt_ids if body.return_token_ids else None,
             new_parser=form.reading.parser,
         )
-        return streamed(chunks, writer, record.tenant)
-    gathered = await gather(chunks, num_prompts=1, n=body.n)
+        return streamed(chunks, writer, observer, record.tenant)
+    gathered = await gather(observer.watch(chunks), num_prompts=1, n=body.n)
     build = functools.partial(_response, body, model, head, observer, gathered, prompt_ids, form.reading)
     return await built(build, record, num_told=len(prompt_ids))
 

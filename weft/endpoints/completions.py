@@ -54,8 +54,9 @@ async def create(
         make = functools.partial(_writer, body, model, args, head, observer)
         # An echo decodes the whole prompt to text.
         is_short = record.prompt_tokens <= INLINE_DETAILS
-        return streamed(chunks, make() if is_short else await off_loop(make, tenant=record.tenant), record.tenant)
-    gathered = await gather(chunks, num_prompts=len(args), n=body.n)
+        writer = make() if is_short else await off_loop(make, tenant=record.tenant)
+        return streamed(chunks, writer, observer, record.tenant)
+    gathered = await gather(observer.watch(chunks), num_prompts=len(args), n=body.n)
     build = functools.partial(_response, body, model, args, head, observer, gathered)
     return await built(build, record, num_told=record.prompt_tokens)
 

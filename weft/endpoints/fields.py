@@ -129,7 +129,9 @@ def request_from(kind: type[T], raw: Any, defaults_of: Callable[[Any], Mapping[s
         # Beam search uses the model's own probabilities, so sampling defaults do not apply.
         kept = {**defaults_of(kept.get("model")), **kept}
     for name, shape in shapes_of(kind).items():
-        _check_inside(kept.get(name), shape, name)
+        value = kept.get(name)
+        if value is not None:
+            _check_inside(value, shape, name)
     try:
         return msgspec.convert(kept, kind, str_keys=True)
     except msgspec.ValidationError as error:

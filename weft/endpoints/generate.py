@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -63,7 +63,7 @@ async def _merged(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime
                 number, prompt = waiting.pop()
                 async with aclosing(_start(prompt, caller, runtime)) as chunks:
                     async for chunk in chunks:
-                        await ready.put(replace(chunk, index=number * n + chunk.index))
+                        await ready.put(msgspec.structs.replace(chunk, index=number * n + chunk.index))
         except Exception as error:
             await ready.put(error)
         else:
@@ -95,7 +95,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartedRequest(NamedTuple):
-    """The programs of a request. The reader of `chunks` closes them; the observer sees each chunk before the reader."""
+    """The programs of a request. The reader of `chunks` closes them, and shows each to the observer first."""
 
     head: Head
     observer: Observer
@@ -112,7 +112,7 @@ def begin(
     return StartedRequest(
         Head(id=f"{kind}-{record.request_id}", created=int(time.time()), model=body.model or model.names[0]),
         observer,
-        observer.watch(chunks_of(args, body.n, caller, model.runtime)),
+        chunks_of(args, body.n, caller, model.runtime),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -16,7 +18,8 @@ from weft.programs.types import Chunk
 
 
 class Observer:
-    """Sees every chunk of a request once, in order, and then the end of the request."""
+    """Sees every chunk of a request once, in order, and then the end of the request: `with observer:` around reading
+    the chunks, and `see` for each; `watch` does both."""
 
     def __init__(self, record: Record, metrics: ModelMetrics, *, num_prompts: int, n: int, prompt_tokens: int):
         self._record = record
@@ -32,17 +35,20 @@ class Observer:
 
     async def watch(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
         """Pass the chunks on after counting each. The request ends with the chunks. Closes them."""
-        failure: BaseException | None = None
-        try:
+        with self:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     self.see(chunk)
                     yield chunk
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            self.close(failure)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The request has ended, by this error if there is one."""
+        self.close(error)
 
     def see(self, chunk: Chunk) -> None:
         """Count the tokens of a chunk and record its time."""

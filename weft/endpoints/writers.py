@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -14,18 +14,18 @@ from weft.endpoints.answers import chat_delta, ended, finish_of
 from weft.endpoints.generate import INLINE_DETAILS, Head
 from weft.endpoints.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs, finite
 from weft.endpoints.observe import Observer
-from weft.endpoints.schemas.chat import ChatChunk, ChatChunkChoice, ChatDelta
+from weft.endpoints.schemas.chat import ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs
 from weft.endpoints.schemas.common import StreamOptions, UsageInfo
 from weft.endpoints.schemas.completion import CompletionChoice, CompletionLogprobs, CompletionResponse
 from weft.programs.types import Chunk
 from weft.text.answers import AnswerParser
-from weft.text.deltas import joined
+from weft.text.deltas import Content, joined
 from weft.tokenizers.tokenizer import off_loop
 
 UNSET = msgspec.UNSET
 
 
-class StreamEvents(NamedTuple):
+class StreamEvents(msgspec.Struct, frozen=True):
     """Events of a stream that became known together and are sent together."""
 
     values: list[ChatChunk] | list[CompletionResponse]
@@ -46,17 +46,20 @@ class Writer(Protocol):
 
 
 async def streamed(
-    chunks: AsyncGenerator[Chunk, None], writer: Writer, tenant: str
+    chunks: AsyncGenerator[Chunk, None], writer: Writer, observer: Observer, tenant: str
 ) -> AsyncGenerator[StreamEvents, None]:
-    """Yield the events of a request's chunks as they arrive. Raises the programs' errors; always closes `chunks`."""
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            # The log-probabilities of a long prompt come in one chunk; only they take long to convert.
-            if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_DETAILS:
-                yield StreamEvents(writer.events(chunk), False)
-            else:
-                yield StreamEvents(await off_loop(partial(writer.events, chunk), tenant=tenant), True)
-        yield StreamEvents(writer.last_events(), False)
+    """Yield the events of a request's chunks as they arrive; the observer sees each chunk first. Raises the programs'
+    errors; always closes `chunks`."""
+    with observer:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                observer.see(chunk)
+                # The log-probabilities of a long prompt come in one chunk; only they take long to convert.
+                if chunk.prompt_logprobs is None or len(chunk.prompt_logprobs) <= INLINE_DETAILS:
+                    yield StreamEvents(writer.events(chunk), False)
+                else:
+                    yield StreamEvents(await off_loop(partial(writer.events, chunk), tenant=tenant), True)
+    yield StreamEvents(writer.last_events(), False)
 
 
 class _Usage:
@@ -66,13 +69,12 @@ class _Usage:
         self.at_end = options is not None and options.include_usage
         self.always = self.at_end and options is not None and options.continuous_usage_stats
         self._observer = observer
+        self._unless_always: msgspec.UnsetType | None = None if self.at_end else UNSET
 
-    def of_event(self, unsaid_tokens: int) -> UsageInfo | msgspec.UnsetType | None:
+    def of_event(self, unsaid_tokens: int = 0) -> UsageInfo | msgspec.UnsetType | None:
         """The usage of every event but the last: null if only the last has usage. `unsaid_tokens` come in later
         events."""
-        if self.always:
-            return self._observer.usage(unsaid_tokens)
-        return None if self.at_end else UNSET
+        return self._observer.usage(unsaid_tokens) if self.always else self._unless_always
 
 
 class ChatWriter:
@@ -109,8 +111,9 @@ class ChatWriter:
             # The role is sent with the first chunk and not earlier: until then an error can still set the HTTP status.
             delta = ChatDelta(role="assistant", content="")
             role = ChatChunkChoice(index=chunk.index, delta=delta)
-            events.append(self._event(role, self._prompt_token_ids or UNSET, unsaid_tokens=len(chunk.tokens)))
-        events += [self._event(choice) for choice in self._parts(parser, chunk)]
+            usage = self._usage.of_event(unsaid_tokens=len(chunk.tokens))
+            events.append(self._chunk([role], usage, self._prompt_token_ids or UNSET))
+        self._add_parts(events, parser, chunk)
         if chunk.finish_reason is not None:
             choice = ChatChunkChoice(
                 index=chunk.index,
@@ -120,35 +123,32 @@ class ChatWriter:
                 cumulative_logprob=UNSET if chunk.score is None else finite(chunk.score.logprob),
                 score=UNSET if chunk.score is None else finite(chunk.score.score),
             )
-            events.append(self._event(choice))
+            events.append(self._chunk([choice], self._usage.of_event()))
         return events
 
     def last_events(self) -> list[ChatChunk]:
         """The event with the usage, if the request asks for it."""
         return [self._chunk([], self._observer.usage())] if self._usage.at_end else []
 
-    def _parts(self, parser: AnswerParser, chunk: Chunk) -> list[ChatChunkChoice]:
-        """One choice object per delta. The first carries the details of the chunk's tokens."""
+    def _add_parts(self, events: list[ChatChunk], parser: AnswerParser, chunk: Chunk) -> None:
+        """Add one event per delta. The first carries the details of the chunk's tokens."""
         found = parser.push(chunk.text)
         if chunk.finish_reason is not None:
             found = joined([*found, *ended(parser, chunk.finish_reason)])
-        deltas = [chat_delta(delta) for delta in found]
-        if not deltas and chunk.tokens and self._tells_tokens:
-            deltas = [ChatDelta(content="")]
-        if not deltas:
-            return []
-        first = ChatChunkChoice(
-            index=chunk.index,
-            delta=deltas[0],
-            logprobs=chat_logprobs(chunk.tokens, chunk.logprobs, self._token_bytes) if self._logprobs else None,
-            token_ids=list(chunk.tokens) if self._token_ids else UNSET,
-        )
-        return [first, *(ChatChunkChoice(index=chunk.index, delta=delta) for delta in deltas[1:])]
-
-    def _event(
-        self, choice: ChatChunkChoice, prompt: list[int] | msgspec.UnsetType = UNSET, *, unsaid_tokens: int = 0
-    ) -> ChatChunk:
-        return self._chunk([choice], self._usage.of_event(unsaid_tokens), prompt)
+        # Most chunks are one piece of content, and what follows runs for every token.
+        logprobs: ChatLogprobs | None = None
+        token_ids: list[int] | msgspec.UnsetType = UNSET
+        if self._tells_tokens:
+            if not found and chunk.tokens:
+                found = [Content("")]
+            if self._logprobs:
+                logprobs = chat_logprobs(chunk.tokens, chunk.logprobs, self._token_bytes)
+            if self._token_ids:
+                token_ids = list(chunk.tokens)
+        for delta in found:
+            choice = ChatChunkChoice(index=chunk.index, delta=chat_delta(delta), logprobs=logprobs, token_ids=token_ids)
+            events.append(self._chunk([choice], self._usage.of_event()))
+            logprobs, token_ids = None, UNSET
 
     def _chunk(
         self,
@@ -244,7 +244,7 @@ class CompletionWriter:
         return writer.write(tokens, entries)
 
     def _event(self, choice: CompletionChoice) -> CompletionResponse:
-        return self._response([choice], self._usage.of_event(0))
+        return self._response([choice], self._usage.of_event())
 
     def _response(
         self, choices: list[CompletionChoice], usage: UsageInfo | msgspec.UnsetType | None

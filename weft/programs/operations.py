@@ -8,8 +8,10 @@ pile up in a list, and the program takes the whole list when it comes back. It k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Generator, Sequence
+from typing import Protocol, Self
+
+import msgspec
 
 from weft.abi.errors import Cancelled, WeftError
 from weft.core.wire import Finished, OperationUsage, Token
@@ -35,15 +37,13 @@ class Waiter:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def wait(self) -> None:
-        """Wait for `wake`. The caller checks first that there is nothing to take, without an await in between."""
-        if self._waiter is not None:
+    def wait(self) -> asyncio.Future[None]:
+        """What ends with `wake`. The caller checks first that there is nothing to take, and awaits this at once."""
+        # A future and not a coroutine: it saves a frame for every token. A task that is cancelled cancels it.
+        if self._waiter is not None and not self._waiter.done():
             raise RuntimeError("two tasks wait for the same operation; let one of them read it")
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
 
 _NO_USAGE = OperationUsage()
@@ -133,32 +133,28 @@ class TokenStream(EngineOperation):
     Ends when the operation finished, or when its own program cancelled it; otherwise raises what it failed with.
     """
 
-    __slots__ = ("_tokens",)
+    __slots__ = ("tokens",)
 
     def __init__(self, op: int, handle: int):
         super().__init__(op, handle)
-        self._tokens: list[Token] = []
+        self.tokens: list[Token] = []
+        """Those that have arrived and were not yet taken."""
 
     def put(self, token: Token) -> bool:
         """Take a token. Whether it is the first since the program last looked."""
-        self._tokens.append(token)
-        return len(self._tokens) == 1
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is something to take, or the end."""
-        return bool(self._tokens) or self.ended
+        self.tokens.append(token)
+        return len(self.tokens) == 1
 
     def take(self) -> list[Token]:
         """The tokens that have arrived and were not yet taken. Never waits."""
-        tokens, self._tokens = self._tokens, []
+        tokens, self.tokens = self.tokens, []
         return tokens
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Token]:
-        while not self.is_ready:
+        while not (self.tokens or self.ended):
             await self._own_mailbox().wait()
         tokens = self.take()
         if tokens:
@@ -168,7 +164,7 @@ class TokenStream(EngineOperation):
         raise StopAsyncIteration
 
 
-class GenerationUpdate(NamedTuple):
+class GenerationUpdate(msgspec.Struct, frozen=True):
     """New tokens, or the end, of one of several generations."""
 
     choice: int
@@ -178,29 +174,47 @@ class GenerationUpdate(NamedTuple):
     """Nothing more will come of it."""
 
 
-async def merge(generations: Sequence[TokenStream]) -> AsyncGenerator[GenerationUpdate, None]:
-    """The updates of all generations as they come, in turns: none is looked at twice before every other was once.
+class Generations:
+    """Several generations that one task reads, in turns: none is looked at twice before every other was once.
 
-    One wake-up per envelope, also where it has events of several generations. Raises the error of the first that
-    failed, after its last tokens.
+    The task is woken once per envelope, also where it has events of several generations:
+
+        while generations.live:
+            updates = generations.take()
+            if not updates:
+                await generations.arrival()
+            for update in updates:
+                ...
     """
-    mailbox = Waiter()
-    for generation in generations:
-        generation.report_to(mailbox)
-    live = dict(enumerate(generations))
-    while live:
-        quiet = True
-        for index, generation in list(live.items()):
-            if not generation.is_ready:
-                continue
-            quiet = False
-            tokens = generation.take()
-            if generation.error is not None and not tokens:
-                raise generation.error
-            ended = generation.ended and generation.error is None
+
+    def __init__(self, generations: Sequence[TokenStream]):
+        self._mailbox = Waiter()
+        for generation in generations:
+            generation.report_to(self._mailbox)
+        self.live = dict(enumerate(generations))
+        """Those whose end was not taken, by their place among all."""
+        self._failure: WeftError | None = None
+        self.arrival = self._mailbox.wait
+        """The next event of any of them. Awaited at once, after a `take` that found nothing."""
+
+    def take(self) -> list[GenerationUpdate]:
+        """What has arrived and was not yet taken. Raises the error of the first that failed, after its last tokens."""
+        if self._failure is not None:
+            raise self._failure
+        updates: list[GenerationUpdate] = []
+        for index, generation in list(self.live.items()):
+            tokens, ended = generation.tokens, generation.ended
+            if not tokens:
+                if not ended:
+                    continue
+                if generation.error is not None:
+                    self._failure = generation.error
+                    break
+            generation.tokens = []
+            ended = ended and generation.error is None
             if ended:
-                del live[index]
-            yield GenerationUpdate(index, tokens, ended)
-        # Nothing was yielded, so nothing can have arrived between the look and the wait.
-        if quiet:
-            await mailbox.wait()
+                del self.live[index]
+            updates.append(GenerationUpdate(index, tokens, ended))
+        if self._failure is not None and not updates:
+            raise self._failure
+        return updates

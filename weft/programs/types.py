@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import FinishReason, OperationUsage, TokenLogprobs
@@ -55,8 +57,7 @@ class BeamScore(NamedTuple):
     """What beams are ranked by."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """New text and tokens of one choice. The text of all its chunks is the choice's text; no chunk splits a character.
 
     `tokens` may be ahead of `text` while bytes are held back for a character or a possible stop string.

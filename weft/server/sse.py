@@ -49,6 +49,9 @@ class EventStream:
         self._service = service
         self._started = False
         self._writing = asyncio.Lock()
+        """Held while the head is sent, and while a comment is written."""
+        self._num_sending = 0
+        """Events that are being sent without the lock."""
         self._written_s = service.timer.now()
 
     async def _produce(self, send: Send) -> None:
@@ -81,8 +84,16 @@ class EventStream:
         if not events:
             return
         self._service.metrics.stream_writes += 1
-        async with self._writing:
+        if not self._started or self._writing.locked():
+            async with self._writing:
+                await self._write(send, events)
+            return
+        # The lock costs four calls for every event, and only a comment can be in the way.
+        self._num_sending += 1
+        try:
             await self._write(send, events)
+        finally:
+            self._num_sending -= 1
 
     async def _write(self, send: Send, lines: bytes) -> None:
         if not self._started:
@@ -108,7 +119,10 @@ class EventStream:
         timer = self._service.timer
         while True:
             async with self._writing:
-                if timer.now() - self._written_s >= interval_s:
+                # Behind an event that the client has not read, a comment has no use.
+                if self._num_sending:
+                    self._written_s = timer.now()
+                elif timer.now() - self._written_s >= interval_s:
                     await self._write(send, COMMENT)
                 due_s = self._written_s + interval_s
             await timer.sleep(due_s - timer.now())
@@ -133,14 +147,18 @@ class AnswerStream(EventStream):
     async def _produce(self, send: Send) -> None:
         async with aclosing(self._events):
             async for events in self._events:
-                await self._send(send, await self._encoded(events))
+                if events.is_long:
+                    tenant = record_of(self._request).tenant
+                    lines = await off_loop(functools.partial(_lines, events), tenant=tenant)
+                else:
+                    lines = _lines(events)
+                if lines:
+                    await self._send(send, lines)
             await self._send(send, DONE)
-
-    async def _encoded(self, events: StreamEvents) -> bytes:
-        if not events.is_long:
-            return _lines(events)
-        return await off_loop(functools.partial(_lines, events), tenant=record_of(self._request).tenant)
 
 
 def _lines(events: StreamEvents) -> bytes:
-    return b"".join(b"data: " + _encode(value) + b"\n\n" for value in events.values)
+    lines = b""
+    for value in events.values:
+        lines += b"data: %b\n\n" % _encode(value)
+    return lines

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, pack_tokens
@@ -176,4 +178,4 @@ def _chunk(
     last = beam.tokens[-1]
     stop = last if beam.reason == "stop" and last in args.stop_token_ids else None
     chunk = choice.chunk(tokens, Finished(op=0, reason=beam.reason, stop=stop, usage=usage))
-    return replace(chunk, score=BeamScore(beam.logprob, beam.score))
+    return msgspec.structs.replace(chunk, score=BeamScore(beam.logprob, beam.score))

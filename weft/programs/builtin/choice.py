@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
+
+import msgspec
 
 from weft.core.wire import Finished, Token
 from weft.programs.runtime import Runtime
@@ -58,7 +59,7 @@ class ChoiceText:
             if self.has_enough:
                 return chunk
             following = self._chunk([token], finished if number == len(tokens) else None)
-            chunk = replace(
+            chunk = msgspec.structs.replace(
                 following,
                 text=chunk.text + following.text,
                 tokens=chunk.tokens + following.tokens,
@@ -68,22 +69,26 @@ class ChoiceText:
         return chunk
 
     def _chunk(self, tokens: Sequence[Token], finished: Finished | None) -> Chunk:
-        ids = tuple(token.token for token in tokens)
+        hold = 0
+        ids, logprobs = [], []
+        for token in tokens:
+            ids.append(token.token)
+            hold = token.hold_bytes
+            if token.logprobs is not None:
+                logprobs.append(token.logprobs)
         self.tokens.extend(ids)
         self._last = ids[-1] if ids else self._last
-        logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
         if finished is None:
-            hold = tokens[-1].hold_bytes if tokens else 0
             text = self._text.push(ids, hold)
-            return Chunk(index=self.index, text=text, tokens=ids, logprobs=logprobs)
+            return Chunk(index=self.index, text=text, tokens=tuple(ids), logprobs=tuple(logprobs))
         # What is cut must not be shown a moment earlier: the end came with the tokens that it cuts.
         cut = self._cut_bytes(finished)
         text = self._text.push(ids, cut) + self._text.finish(cut)
         return Chunk(
             index=self.index,
             text=text,
-            tokens=ids,
-            logprobs=logprobs,
+            tokens=tuple(ids),
+            logprobs=tuple(logprobs),
             finish_reason=finished.reason,
             stop=finished.stop,
             usage=finished.usage,

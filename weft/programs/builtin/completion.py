@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -20,7 +19,7 @@ from weft.core.ids import TOKEN_BYTES
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import EngineInfo, Finished, OperationUsage, PromptOutputs, TokenLogprobs
 from weft.programs.builtin.choice import ChoiceText
-from weft.programs.operations import GenerationUpdate, TokenStream, merge
+from weft.programs.operations import Generations, GenerationUpdate, TokenStream
 from weft.programs.runtime import Runtime
 from weft.programs.sequence import SequenceHandle
 from weft.programs.types import Caller, Chunk, CompletionArgs
@@ -85,10 +84,15 @@ class Completion:
                 prompt_logprobs = _logprobs(await report)
                 self._needs_report = False
                 yield Chunk(index=0, prompt_logprobs=prompt_logprobs)
-            async for news in await scope.enter_async_context(aclosing(merge(generations))):
-                told = self._chunk(choices[news.choice], news, generations[news.choice], sequences[news.choice])
-                if told is not None:
-                    yield told
+            reading = Generations(generations)
+            while reading.live:
+                updates = reading.take()
+                if not updates:
+                    await reading.arrival()
+                for news in updates:
+                    told = self._chunk(choices[news.choice], news, generations[news.choice], sequences[news.choice])
+                    if told is not None:
+                        yield told
 
     def _generate(self, sequence: SequenceHandle, choice: ChoiceText) -> TokenStream:
         """Generate behind the tokens that have been told."""
@@ -121,7 +125,7 @@ class Completion:
         """The last chunk of a choice whose reader has had enough of it."""
         choice.ended = True
         usage = msgspec.structs.replace(usage, num_output_tokens=len(choice.tokens))
-        return replace(chunk, finish_reason="stop", stop=None, usage=usage)
+        return msgspec.structs.replace(chunk, finish_reason="stop", stop=None, usage=usage)
 
 
 def check_prompt(prompt: bytes, info: EngineInfo) -> None:
