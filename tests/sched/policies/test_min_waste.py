@@ -1,0 +1,188 @@
+"""`min_waste`: the price of room orders runs, and what shares, weights and copies change about it."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.sched.policies.snapshots import line, make_runs
+from weft.sched.policies import NEVER, InterceptPolicy, Load, Runs, first_to_give_up, make_policy
+from weft.sched.policies.min_waste import BOOKKEEPING_S, SOONEST_S
+
+NOW = 1000.0
+LOAD = Load(NOW, running_tokens=5000, running_rows=24, saturation_tokens=64, costs=line(page_s=0.002))
+WHOLE_WASTE = 812.8
+"""Token-seconds to recompute 160 tokens under `LOAD`, worked in `test_waste`."""
+
+
+def ranks(runs: Runs, load: Load = LOAD, estimator: str = "oracle") -> list[float]:
+    return make_policy("min_waste", estimator).rank(runs, load).tolist()
+
+
+def context(count: int = 1, **columns: Any) -> Runs:
+    """Whole contexts of 160 tokens in ten pages."""
+    return make_runs(count, **{"num_tokens": 160, "num_pages": 10} | columns)
+
+
+def test_the_ratio_by_hand() -> None:
+    # Waste of giving up 812.8; of preserving 160 tokens for 2 s 320, for 10 s 1,600.
+    runs = context(2, expected_s=[NOW + 2, NOW + 10])
+    assert ranks(runs) == pytest.approx([WHOLE_WASTE / 320, WHOLE_WASTE / 1600], rel=1e-5)
+
+
+@pytest.mark.parametrize(("wait_s", "discards"), [(0.5, False), (5.0, False), (5.2, True), (60.0, True)])
+def test_a_ratio_below_one_is_the_papers_decision_to_discard(wait_s: float, discards: bool) -> None:
+    # Equation 5: preserving 160 tokens for w seconds wastes 160 w, recomputing them 812.8: equal at w = 5.08.
+    assert (ranks(context(expected_s=NOW + wait_s))[0] < 1) == discards
+
+
+def test_a_price_and_not_a_size_decides() -> None:
+    # Ten contexts of 160 tokens for 30 s, and one of 1,600 for 20 s. The large one saves more in all
+    # (20 * 1,600 - waste), but less per token-second, so small ones go first.
+    tokens, waits = [160] * 10 + [1600], [30.0] * 10 + [20.0]
+    load = LOAD._replace(running_tokens=20_000)
+    runs = make_runs(11, num_tokens=tokens, num_pages=[t // 16 for t in tokens], expected_s=NOW + np.array(waits))
+    rank = make_policy("min_waste", "oracle").rank(runs, load)
+    assert sorted(first_to_give_up(rank, runs, 100).tolist()) == list(range(10))
+
+
+def test_the_longest_wait_goes_first_of_equals_in_all_else() -> None:
+    runs = context(4, since_s=[NOW - 1, NOW - 50, NOW - 7, NOW])
+    rank = ranks(runs, estimator="elapsed")
+    assert np.argsort(rank).tolist() == [1, 2, 0, 3]
+    assert rank[3] == pytest.approx(WHOLE_WASTE / (160 * SOONEST_S)), "finite: it can go when nothing else can"
+
+
+def test_a_prefix_is_as_old_as_its_last_use_or_as_learned() -> None:
+    policy = make_policy()
+    runs = context(2, kind=[0, 1], since_s=[NOW - 20, NOW - 10])
+    assert policy.rank(runs, LOAD)[0] < policy.rank(runs, LOAD)[1]
+    for _ in range(30):
+        policy.observe("t", "prefix", 21.0)
+    assert policy.rank(runs, LOAD)[0] > policy.rank(runs, LOAD)[1], "in use again in a second"
+
+
+def test_those_over_their_share_go_first_in_the_same_order() -> None:
+    waits = NOW + np.array([40.0, 2.0, 10.0, 0.5])
+    rank = ranks(context(4, expected_s=waits, over_share=[False, True, True, False]))
+    assert np.argsort(rank).tolist() == [2, 1, 0, 3]
+
+
+def test_weight_keeps_longer_and_a_pin_keeps() -> None:
+    one, weighted, pinned, over = ranks(
+        context(4, expected_s=NOW + 10, weight=[0, 3, np.inf, np.inf], over_share=[False, False, False, True])
+    )
+    assert weighted == pytest.approx(4 * one)
+    assert pinned == over == NEVER
+    flooding = ranks(context(2, expected_s=NOW + 10, weight=[0, 3], over_share=True))
+    assert flooding[0] < flooding[1] < 0
+
+
+class TestHost:
+    runs = context(3, expected_s=NOW + 10, has_copy=[True, False, False], num_pages=[10, 10, 9])
+
+    def test_a_copy_makes_giving_up_cheaper(self) -> None:
+        # In alone, 101.6 token-seconds, worked in `test_waste`; there is no room for other copies.
+        with_copy, without, _ = ranks(self.runs)
+        assert with_copy == pytest.approx(101.6 / 1600, rel=1e-4)
+        assert without == pytest.approx(WHOLE_WASTE / 1600, rel=1e-4)
+
+    def test_room_on_the_host_counts_where_the_run_fits(self) -> None:
+        # Out and in, 203.2 for the ten pages of the second run, once there is room for ten.
+        assert ranks(self.runs, LOAD._replace(host_free_pages=10))[1] == pytest.approx(203.2 / 1600, rel=1e-4)
+        assert ranks(self.runs, LOAD._replace(host_free_pages=9))[1] == pytest.approx(WHOLE_WASTE / 1600, rel=1e-4)
+
+    def test_a_link_slower_than_recomputing_is_not_used(self) -> None:
+        load = LOAD._replace(costs=line(page_s=1.0), host_free_pages=10)
+        assert ranks(self.runs, load)[:2] == pytest.approx([WHOLE_WASTE / 1600] * 2, rel=1e-4)
+        assert (make_policy().copy_value(self.runs, load)[1:] < 0).all()
+
+    def test_what_costs_nothing_to_give_up_goes_by_the_longest_wait(self) -> None:
+        runs = context(3, expected_s=NOW + np.array([5.0, 50.0, 20.0]), has_copy=True)
+        rank = ranks(runs, LOAD._replace(costs=None))
+        assert rank == pytest.approx([BOOKKEEPING_S / 5, BOOKKEEPING_S / 50, BOOKKEEPING_S / 20])
+
+    def test_the_worth_of_a_copy_by_hand(self) -> None:
+        # Equation 5 without the host is min(160 T, 812.8): 812.8 for a wait of 10 s, 240 for one of 1.5 s. A copy costs
+        # 203.2, so ten pages save 609.6 and 36.8. A wait of half a second is cheaper to preserve: 80 - 203.2.
+        runs = context(
+            5, expected_s=NOW + np.array([10, 1.5, 0.5, 10, 10]), has_copy=[0, 0, 0, 1, 0], weight=[0] * 4 + [np.inf]
+        )
+        load = LOAD._replace(host_free_pages=1)
+        values = make_policy("min_waste", "oracle").copy_value(runs, load)
+        assert values == pytest.approx([60.96, 3.68, -12.32, 0, 0])
+
+    def test_without_room_no_copy_is_worth_anything(self) -> None:
+        assert make_policy().copy_value(self.runs, LOAD).tolist() == [0, 0, 0]
+
+
+def test_one_snapshot_is_assessed_once_until_a_wait_ends() -> None:
+    policy = make_policy()
+    runs = context(since_s=NOW - 1)
+    before = policy.rank(runs, LOAD)
+    for _ in range(30):
+        policy.observe("t", "tool", 100.0)
+    after = policy.rank(runs, LOAD)
+    assert after[0] == pytest.approx(before[0] / 99, rel=1e-3)
+    later = policy.rank(runs, LOAD._replace(now=NOW + 49))
+    assert later[0] == pytest.approx(before[0] / 50, rel=1e-3)
+
+
+def mixed(count: int) -> Runs:
+    generator = np.random.default_rng(0)
+    pages = generator.integers(1, 200, count)
+    return make_runs(
+        count,
+        kinds=("prefix", *(f"k{index}" for index in range(12))),
+        tenants=tuple(f"t{index}" for index in range(8)),
+        kind=generator.integers(0, 13, count),
+        tenant=generator.integers(0, 8, count),
+        num_pages=pages,
+        num_tokens=16 * pages + generator.integers(0, 1000, count),
+        since_s=generator.uniform(NOW - 80, NOW, count),
+        has_copy=generator.random(count) < 0.3,
+        over_share=generator.random(count) < 0.1,
+        weight=generator.integers(0, 2, count),
+    )
+
+
+@pytest.mark.parametrize("name", ["lru", "preserve", "heuristic", "min_waste"])
+def test_deciding_takes_as_many_calls_for_2000_runs_as_for_200(name: str) -> None:
+    policy = make_policy(name)
+    for number in range(2000):
+        policy.observe(f"t{number % 8}", f"k{number % 12}", number / 20)
+    load = LOAD._replace(host_free_pages=5000)
+    assert calls(policy, mixed(200), load) == calls(policy, mixed(2000), load)
+
+
+def calls(policy: InterceptPolicy, runs: Runs, load: Load) -> int:
+    """Calls of functions, of Python and of C, while a policy ranks and values copies."""
+    policy.rank(runs._replace(), load)
+    policy.copy_value(runs._replace(), load)
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        policy.rank(runs, load)
+        policy.copy_value(runs, load)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_same_inputs_give_the_same_decisions() -> None:
+    found = []
+    for _ in range(2):
+        policy = make_policy()
+        for number in range(500):
+            policy.observe(f"t{number % 8}", f"k{number % 12}", number / 20)
+        found.append(policy.rank(mixed(500), LOAD).tobytes())
+    assert found[0] == found[1]

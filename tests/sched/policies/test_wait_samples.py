@@ -1,0 +1,103 @@
+"""Bounded memory of waits: who is replaced by whom, and who is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.sched.policies.wait_samples import (
+    ENOUGH,
+    KINDS_PER_TENANT,
+    MAX_GROUPS,
+    MAX_SAMPLES,
+    SHARED_KINDS,
+    WaitSamples,
+)
+
+SLOTS = 1 + MAX_GROUPS + SHARED_KINDS
+"""As many as there ever are: the empty one, those of tenants, and those over all tenants."""
+
+
+def learn(samples: WaitSamples, tenant: str, kind: str, wait_s: float, count: int = ENOUGH) -> None:
+    for _ in range(count):
+        samples.add(tenant, kind, wait_s)
+
+
+def median(samples: WaitSamples, tenant: str, kind: str) -> float | None:
+    """Of the slot that is used for a tenant and kind."""
+    slot = samples.slots((tenant,), (kind,)).item()
+    return float(samples.sorted_s[slot, samples.counts[slot] // 2]) if slot else None
+
+
+def test_samples_are_sorted_and_the_last_ones() -> None:
+    samples = WaitSamples()
+    waits = np.random.default_rng(0).random(3 * MAX_SAMPLES + 7)
+    for number, wait_s in enumerate(waits, 1):
+        samples.add("t", "k", wait_s)
+        if number >= ENOUGH:
+            row = samples.sorted_s[samples.slots(("t",), ("k",)).item()]
+            last = np.sort(waits[max(0, number - MAX_SAMPLES) : number])
+            assert row.tolist() == [*last, *[np.inf] * (len(row) - len(last))]
+
+
+def test_a_flood_of_kinds_replaces_only_its_tenants_own() -> None:
+    samples = WaitSamples()
+    learn(samples, "neighbour", "shell", 5.0)
+    learn(samples, "flood", "shell", 9.0)
+    for number in range(4 * MAX_GROUPS):
+        samples.add("flood", f"k{number}", 1.0)
+    assert median(samples, "neighbour", "shell") == 5
+    assert median(samples, "flood", "shell") == 9, "a kind of enough samples stays before kinds of few"
+    assert median(samples, "third", "shell") is not None, "so it does over all tenants"
+    assert samples._num_slots <= 1 + 1 + KINDS_PER_TENANT + SHARED_KINDS
+    assert len(samples._tenants["flood"]) == KINDS_PER_TENANT
+
+
+def test_the_tenant_observed_longest_ago_is_forgotten() -> None:
+    samples = WaitSamples()
+    learn(samples, "old", "shell", 5.0)
+    learn(samples, "kept", "shell", 9.0)
+    for number in range(MAX_GROUPS):
+        samples.add(f"t{number}", "web", 1.0)
+        samples.add("kept", "shell", 9.0)
+    assert "old" not in samples._tenants
+    assert median(samples, "kept", "shell") == 9
+    assert len(samples._tenants) == MAX_GROUPS
+    assert samples._num_slots <= SLOTS
+    assert len(samples.counts) < 2 * SLOTS
+
+
+def test_kinds_of_enough_samples_are_replaced_when_none_is_new() -> None:
+    samples = WaitSamples()
+    for number in range(SHARED_KINDS + 1):
+        learn(samples, f"t{number}", f"k{number}", 5.0)
+    assert median(samples, "another", "k0") is None
+    assert median(samples, "another", "k1") == 5
+    assert median(samples, "t0", "k0") == 5, "the tenant's own is still there"
+
+
+@pytest.mark.parametrize("change", ["usable", "replaced", "names"])
+def test_the_table_of_slots_follows(change: str) -> None:
+    samples = WaitSamples()
+    learn(samples, "t", "k0", 5.0)
+    assert samples.slots(("t",), ("k0", "k1")).astype(bool).tolist() == [[True, False]]
+    if change == "names":
+        assert samples.slots(("u", "t"), ("k1", "k0")).astype(bool).tolist() == [[False, True], [False, True]]
+    elif change == "usable":
+        learn(samples, "t", "k1", 5.0)
+        assert samples.slots(("t",), ("k0", "k1")).astype(bool).tolist() == [[True, True]]
+    else:
+        for number in range(2, SHARED_KINDS + 2):
+            learn(samples, "t", f"k{number}", 5.0)
+        assert samples.slots(("t",), ("k0", "k1")).tolist() == [[0, 0]]
+
+
+def test_a_slot_that_is_taken_over_starts_empty() -> None:
+    samples = WaitSamples()
+    for number in range(KINDS_PER_TENANT + 1):
+        learn(samples, "t", f"k{number}", 100.0, 2 * ENOUGH)
+    learn(samples, "t", "new", 1.0)
+    slot = samples.slots(("t",), ("new",)).item()
+    assert samples.counts[slot] == ENOUGH
+    assert samples.sorted_s[slot, :ENOUGH].tolist() == [1.0] * ENOUGH
+    assert (samples.sorted_s[slot, ENOUGH:] == np.inf).all()
