@@ -4,7 +4,8 @@
 
 `steps`, `commands` and `admission` measure an engine on a fake worker, in CPU time of its thread:
 a step of sequences that decode, a single command of a program (from its bytes on the socket to its answer's), and a
-prompt that the prefix index knows. `overlap` is about the same engine on a worker whose steps take 10 ms: how much
+prompt that the prefix index knows. `interception` ranks 2,000 runs of intercepted sequences and chooses which give up
+their pages, without an engine. `overlap` is about the same engine on a worker whose steps take 10 ms: how much
 longer than 10 ms a step takes, with the next one prepared meanwhile and without. `kernels` decodes with a real model
 (random weights in the shape of Qwen3-0.6B) on this machine's processor: see `bench.host_kernels`.
 
@@ -31,10 +32,12 @@ from bench.programs.timed_engine import TimedWorker
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.core import wire
+from weft.core.cost.model import CostModel, ForwardModel, SwapModel
 from weft.core.ids import pack_tokens
 from weft.core.protocols import WorkerSpec
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.engine import Engine, Publish
+from weft.sched.policies import Load, Runs, first_to_give_up, make_policy
 from weft.sched.scheduler import SchedulerConfig
 
 PROMPT_TOKENS = 250
@@ -43,7 +46,8 @@ MAX_RUNNING = 256
 VOCAB_SIZE = 32_000
 DIST = 256
 """Tokens of the distributions that programs ask for."""
-SECTIONS = ("steps", "overlap", "commands", "admission", "kernels")
+INTERCEPTED = 2000
+SECTIONS = ("steps", "overlap", "commands", "admission", "interception", "kernels")
 
 
 def encoded(client: int, envelope: wire.Envelope) -> None:
@@ -139,6 +143,57 @@ def admission_us(rounds: int = 50) -> float:
         engine.submit(1, [wire.Release(seq=seq)])
         engine.step()
     return statistics.median(times[1:])
+
+
+# Interception
+
+
+def intercepted(count: int) -> tuple[Runs, Load]:
+    """A snapshot of `count` runs of eight tenants, a tenth of them prefixes that nothing waits for, beside 256 decoding
+    sequences; and a cost model of a device that is saturated by 384 tokens."""
+    generator = np.random.default_rng(0)
+    pages = generator.integers(1, 400, count)
+    runs = Runs(
+        since_s=generator.uniform(900.0, 1000.0, count),
+        expected_s=np.where(generator.random(count) < 0.1, 1010.0, np.nan),
+        kind=np.where(generator.random(count) < 0.1, 0, generator.integers(1, 7, count)),
+        num_tokens=16 * pages + generator.integers(0, 8000, count),
+        num_pages=pages,
+        has_copy=generator.random(count) < 0.3,
+        over_share=generator.random(count) < 0.1,
+        weight=np.where(generator.random(count) < 0.02, 1.0, 0.0),
+        order=np.arange(count),
+        tenant=generator.integers(0, 8, count),
+        kinds=("prefix", "chat", "shell", "read", "edit", "tests", "http"),
+        tenants=tuple(f"tenant {index}" for index in range(8)),
+    )
+    forward = ForwardModel(0.01, 0.0, 1e-5, 1e-5, 1e-7, 1e-7, 1e-9, (64, 384, 2048), (1e-6, 1e-5, 4.6e-5, 4.6e-5))
+    swap = SwapModel(1e-4, 3e-4)
+    costs = CostModel(forward, swap, swap, 384)
+    return runs, Load(1000.0, 256 * PROMPT_TOKENS, MAX_RUNNING, 384, 16, 5000, costs, 0.9)
+
+
+def decision_us(policy: str, count: int = INTERCEPTED, needed: int = 2000, rounds: int = 200) -> float:
+    """Processor microseconds to rank `count` runs and choose those that free `needed` pages: median of `rounds`.
+
+    Raises `RuntimeError` where fewer pages are freed.
+    """
+    runs, load = intercepted(count)
+    chooser = make_policy(policy)
+    generator = np.random.default_rng(1)
+    for number in range(64 * len(runs.kinds)):
+        kind = runs.kinds[number % len(runs.kinds)]
+        for tenant in runs.tenants:
+            chooser.observe(tenant, kind, generator.lognormal(3.0))
+    times = []
+    for number in range(rounds):
+        step = load._replace(now=load.now + number / 100)
+        began = time.thread_time()
+        rows = first_to_give_up(chooser.rank(runs, step), runs, needed)
+        times.append((time.thread_time() - began) * 1e6)
+        if runs.num_pages[rows].sum() < needed:
+            raise RuntimeError(f"{policy} frees {runs.num_pages[rows].sum()} of {needed} pages")
+    return statistics.median(times)
 
 
 # Single commands of programs
@@ -267,6 +322,10 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Spread]]:
             note("overlap", "what a thread oversleeps", sleep_us())
         if "admission" in args.sections:
             note("admission", "a cached prompt of 4,000 tokens", admission_us())
+        if "interception" in args.sections:
+            for policy in ("lru", "min_waste"):
+                row = f"deciding over {INTERCEPTED:,} intercepted sequences, {policy}"
+                note("interception", row, decision_us(policy))
     return {
         section: {row: Spread.of(values) for row, values in sorted(rows.items())} for section, rows in found.items()
     }
@@ -277,6 +336,7 @@ TITLES = {
     "overlap": f"a step of sequences that decode on a device that takes {STEP_MS:g} ms: us beyond that",
     "commands": "a token of a program that asks for each, us of the engine's processor per program",
     "admission": "taking in, us of processor",
+    "interception": "choosing whose pages go, us of processor",
 }
 
 
@@ -301,7 +361,7 @@ def main() -> None:
     for section, rows in measure(args).items():
         print(f"{TITLES[section]}; median of {args.runs} runs")
         for row, spread in rows.items():
-            print(f"  {row:40} {spread.text(1)}")
+            print(f"  {row:56} {spread.text(1)}")
         found[section] = {row.strip(): list(spread) for row, spread in rows.items()}
     if "kernels" in args.sections:
         from bench import host_kernels  # imports torch, which the other sections do not need

@@ -35,6 +35,13 @@ def test_all_sequences_decode() -> None:
     assert engine.stats().num_running == 5
 
 
+@pytest.mark.parametrize("policy", ["lru", "min_waste"])
+def test_a_decision_frees_what_was_asked_for(policy: str) -> None:
+    assert host_cost.decision_us(policy, 100, needed=500, rounds=2) > 0
+    with pytest.raises(RuntimeError, match=f"{policy} frees"):
+        host_cost.decision_us(policy, 100, needed=10**6, rounds=1)
+
+
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [

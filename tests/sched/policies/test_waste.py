@@ -123,11 +123,11 @@ class TestRecomputing:
         assert chunk_tokens(self.load._replace(saturation_tokens=None)) == np.inf
 
     def test_each_chunk_costs_what_it_adds_to_the_running_step(self) -> None:
-        # Tokens up to 64 in a step are free, later ones take 1 ms. One forward adds 160 + 24 - 64 = 120 tokens above,
-        # chunks of 40 none: only the request itself wastes memory, 0.12 * 160 / 2.
-        forward = ForwardModel(0.01, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (64,), (0.0, 0.001))
+        # Tokens up to 50 in a step are free, later ones take 1 ms: beside 24 rows, 14 tokens of a chunk of 40 do, so
+        # four chunks take 0.056 s, where one forward would take 0.134: 0.056 * 160 / 2 + 0.056 * 5,000.
+        forward = ForwardModel(0.01, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (50,), (0.0, 0.001))
         load = self.load._replace(costs=CostModel(forward, None, None, 64))
-        assert waste_of(make_runs(num_tokens=160, num_pages=10), load) == pytest.approx([9.6])
+        assert waste_of(make_runs(num_tokens=160, num_pages=10), load) == pytest.approx([284.48])
 
     def test_attention_is_counted_at_its_place(self) -> None:
         # Pairs alone cost: 1e-6 s each. 64 of 256 tokens in one forward and one chunk: 64 * (192 + 256 + 1) / 2

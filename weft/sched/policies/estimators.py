@@ -143,11 +143,14 @@ class LearnedEstimator:
 
     def _lasted(self, runs: Runs, now: float) -> _Lasted:
         table = self._samples.slots(runs.tenants, runs.kinds)
-        slots = table[runs.tenant, runs.kind] if runs.tenants else table[0][runs.kind]
+        slots = table.reshape(-1).take(runs.tenant * len(runs.kinds) + runs.kind if runs.tenants else runs.kind)
         waited_s, values_s = elapsed_s(runs, now), self._samples.sorted_s.reshape(-1)
-        starts = slots.astype(np.int64) * WIDTH
+        starts = slots * WIDTH
         first = _first_at_least(values_s, starts, waited_s)
-        return _Lasted(waited_s, values_s, first, self._samples.counts[slots] - (first - starts))
+        how_many = self._samples.counts.take(slots)
+        how_many -= first
+        how_many += starts
+        return _Lasted(waited_s, values_s, first, how_many)
 
 
 def _first_at_least(values: F64, starts: I64, wanted: F64) -> npt.NDArray[np.int64]:

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.core.step import F64, I64
 
@@ -83,7 +82,7 @@ class WaitSamples:
         self._num_groups = 0
         self._shared = _Kinds(SHARED_KINDS)
         self._tenants: OrderedDict[str, _Kinds] = OrderedDict()
-        self._table: npt.NDArray[np.int32] | None = None
+        self._table: I64 | None = None
         """What `slots` returned last, for `_names`; None once a group was replaced or has become usable."""
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
@@ -98,12 +97,12 @@ class WaitSamples:
         self._tenants.move_to_end(tenant)
         self._note(kinds, kind, wait_s)
 
-    def slots(self, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> npt.NDArray[np.int32]:
+    def slots(self, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> I64:
         """[max(1, tenants), kinds] slot to estimate from: the tenant's own where it has enough samples, else that of
         all tenants, else 0. Kept while neither the names nor the usable groups change."""
         if self._table is None or self._names != (tenants, kinds):
             columns = {kind: column for column, kind in enumerate(kinds)}
-            table = np.zeros((max(1, len(tenants)), len(kinds)), np.int32)
+            table = np.zeros((max(1, len(tenants)), len(kinds)), np.int64)
             for kind, slot in self._shared.used():
                 if kind in columns:
                     table[:, columns[kind]] = slot

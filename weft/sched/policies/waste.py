@@ -7,7 +7,8 @@ The paper gives up whole contexts. Here a context of C tokens goes run by run, t
 C - r before it stay. What is said of a run is such that the values of the runs of a context add up to the paper's value
 of the whole: the time of a forward is the time that it *adds* to a step that is computed anyway (the running sequences,
 or the first new token of the one that returns), and while r tokens come back page by page, all C - r before them and
-half of them are held: (C - r) + r / 2 = (2C - r) / 2, which is the C / 2 of equation 4 for r = C.
+half of them are held: (C - r) + r / 2 = (2C - r) / 2, which is the C / 2 of equation 4 for r = C. T_fwd(C) of
+equation 4 is the time of all chunks together, for as long as that is the memory held.
 """
 
 from __future__ import annotations
@@ -84,17 +85,17 @@ def chunk_tokens(load: Load) -> float:
 
 def recompute_waste(sizes: RunSizes, load: Load) -> F64:
     """[n] equation 4: the waste of computing runs again, in as few chunks of equal size as `chunk_tokens` allows."""
-    num_chunks = np.ceil(sizes.tokens / chunk_tokens(load)) if load.saturation_tokens else np.ones_like(sizes.tokens)
+    num_chunks = np.maximum(np.ceil(sizes.tokens / chunk_tokens(load)), 1.0)
+    chunk = sizes.tokens / num_chunks
     if load.costs is None:
         # A second per token: an order by these values is that of any other constant time per token.
-        forward_s, chunk_s = sizes.tokens, sizes.tokens / num_chunks
+        chunk_s = chunk
     else:
         beside = StepShape.decodes(max(load.running_rows, 1), load.running_tokens)
-        forward_s = load.costs.predict_added_s(beside, sizes.tokens, sizes.before)
-        chunk = sizes.tokens / num_chunks
         # Chunks read more KV one after the other; the time is linear in it, so all take that of the one in the middle.
-        chunk_s = load.costs.predict_added_s(beside, chunk, sizes.before + (sizes.tokens - chunk) / 2.0)
-    return waste_chunked_discard(forward_s, num_chunks, chunk_s, 2.0 * sizes.while_returning, load.running_tokens)
+        chunk_s = load.costs.predict_added_s(beside, chunk, sizes.while_returning - chunk / 2.0)
+    held = 2.0 * sizes.while_returning
+    return waste_chunked_discard(num_chunks * chunk_s, num_chunks, chunk_s, held, load.running_tokens)
 
 
 def swap_waste(runs: Runs, sizes: RunSizes, load: Load) -> F64:
