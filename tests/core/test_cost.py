@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from weft.abi.errors import ConfigError
 from weft.core.cost.fit import (
+    MoveSample,
     Sample,
     SwapSample,
+    fit_beside,
     fit_forward,
     fit_swap,
     relative_errors,
@@ -277,6 +279,111 @@ class TestCorrection:
         assert model.saturation_tokens == 29
 
 
+class TestMoves:
+    shape = StepShape.decodes(8, 1000)
+    out, into = SwapModel(0.002, 2e-4), SwapModel(0.001, 4e-4)
+    beside_out, beside_in = SwapModel(1e-4, 1e-5), SwapModel(2e-4, 5e-5)
+
+    def model(self) -> CostModel:
+        return CostModel(TRUE, self.out, self.into, 29, self.beside_out, self.beside_in)
+
+    def test_a_step_takes_the_longer_of_forward_and_link(self):
+        model = self.model()
+        forward_s = model.predict_forward_s(self.shape)
+        assert model.predict_step_s(self.shape) == forward_s
+        assert model.predict_step_s(self.shape, 10, 4) == pytest.approx(forward_s + 2e-4 + 4e-4)
+        assert model.predict_step_s(self.shape, 1000, 0) == pytest.approx(0.002 + 0.2)
+        assert cost_model().predict_step_s(self.shape) == TRUE.predict_s(self.shape)
+        assert cost_model(self.out).predict_step_s(self.shape, 1) is None
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.tuples(*[st.sampled_from([0.0, 1e-5, 1e-3, 0.1])] * 8),
+        st.sampled_from([0.0, 0.03, 0.5]),
+        st.sampled_from([0.5, 1.0, 3.0]),
+    )
+    def test_free_pages_keep_to_the_fraction_however_they_are_split(
+        self, costs: tuple[float, ...], fraction: float, drift: float
+    ):
+        models = [SwapModel(base, per_page) for base, per_page in zip(costs[::2], costs[1::2], strict=True)]
+        model = CostModel(TRUE, models[0], models[1], 29, models[2], models[3])
+        for _ in range(100):
+            model.observe(self.shape, drift * TRUE.predict_s(self.shape))
+        allowed_s = (1 + fraction) * model.predict_forward_s(self.shape)
+        count = model.free_pages(self.shape, fraction)
+        assert count is not None
+        whole = min(count, 10_000)
+        for num_out in {0, 1, whole // 2, whole}:
+            if num_out <= whole:
+                predicted_s = model.predict_step_s(self.shape, num_out, whole - num_out)
+                assert predicted_s is not None
+                assert predicted_s <= allowed_s * (1 + 1e-9)
+        if count < 10_000:  # and one more, in the worse direction, would not: of two that move, both bases count
+            both_s = [
+                models[0].base_s + models[1].base_s + (count + 1) * max(models[0].per_page_s, models[1].per_page_s),
+                model.predict_forward_s(self.shape)
+                + model.factor * (models[2].base_s + models[3].base_s)
+                + model.factor * (count + 1) * max(models[2].per_page_s, models[3].per_page_s),
+            ]
+            assert max(both_s) > allowed_s * (1 - 1e-9)
+
+    def test_nothing_is_free_where_nothing_was_measured(self):
+        assert cost_model().free_pages(self.shape, 0.03) is None
+        assert CostModel(TRUE, self.out, self.into, 29).free_pages(self.shape, 0.03) is None
+
+    def test_what_the_link_decides_corrects_nothing(self):
+        model = self.model()
+        assert model.observe(self.shape, 0.2, 1000, 0) is None
+        assert model.factor == 1.0
+        predicted_s = model.predict_step_s(self.shape, 4, 4)
+        assert predicted_s is not None
+        assert model.observe(self.shape, 1.2 * predicted_s, 4, 4) == pytest.approx(1.2)
+        assert model.factor > 1.0
+
+    def moves(self, noise: float = 0.0) -> list[MoveSample]:
+        random = np.random.default_rng(5)
+        model, made = self.model(), []
+        for rows, (num_out, num_in) in itertools.product(
+            (1, 8, 30), ((4, 0), (0, 4), (8, 8), (64, 0), (0, 64), (30, 9))
+        ):
+            shape = StepShape.decodes(rows, 500 * rows)
+            seconds = model.predict_step_s(shape, num_out, num_in)
+            assert seconds is not None
+            noisy = (float(random.lognormal(0, noise)) for _ in range(2))
+            forward_s, seconds = (a * b for a, b in zip((TRUE.predict_s(shape), seconds), noisy, strict=True))
+            made.append(MoveSample(shape, num_out, num_in, forward_s, seconds))
+        return made
+
+    def test_what_pages_cost_beside_a_forward_is_found(self):
+        found = fit_beside(self.moves(), self.out, self.into)
+        assert found is not None
+        for one, true in zip(found, (self.beside_out, self.beside_in), strict=True):
+            assert (one.base_s, one.per_page_s) == (pytest.approx(true.base_s), pytest.approx(true.per_page_s))
+        noisy = fit_beside(self.moves(noise=0.003), self.out, self.into)
+        assert noisy is not None
+        assert noisy[1].per_page_s == pytest.approx(self.beside_in.per_page_s, rel=0.2)
+
+    def test_samples_that_the_link_decides_do_not_tell(self):
+        many = [one for one in self.moves() if one.num_out + one.num_in >= 64]
+        slow = SwapModel(1.0, 0.0)
+        assert fit_beside(self.moves(), slow, slow) is None
+        assert fit_beside(many[:3], self.out, self.into) is None
+        assert fit_beside([one for one in self.moves() if not one.num_in], self.out, self.into) is None
+        assert fit_beside(self.moves(), None, self.into) is None
+
+    def test_the_profile_has_them_and_their_errors(self):
+        measured = Measurements(samples(), [], [], self.moves())
+        without = make_profile(IDENTITY, "m", measured)
+        assert (without.moves.beside_out, without.errors[-1].kind) == (None, "mixed")
+        out, into = ([SwapSample(n, one.predict_s(n)) for n in (1, 4, 16)] for one in (self.out, self.into))
+        profile = make_profile(IDENTITY, "m", Measurements(samples(), out, into, self.moves()))
+        assert (profile.errors[-1].kind, profile.errors[-1].count) == ("moves", 4)
+        assert profile.errors[-1].p90 < 1e-6
+        assert decode_profile(encode_profile(profile)) == profile
+        expected = self.model().free_pages(self.shape, 0.03)
+        assert profile.cost_model().free_pages(self.shape, 0.03) == pytest.approx(expected, abs=1)
+
+
 class TestFiles:
     def profile(self) -> Any:
         return make_profile(IDENTITY, "a model", Measurements(samples(noise=0.02), swaps(), swaps()))
@@ -304,6 +411,7 @@ class TestFiles:
         ("change", "said"),
         [
             ({"format": 99}, "its format is 99"),
+            ({"format": 1}, "its format is 1, not 2; run `weft profile` again"),
             ({"key": "0" * 32}, "its key is not that of its identity"),
             ({"saturation_tokens": 10**6}, "outside of what was measured"),
             ({"surprise": 1}, "no cost profile, or a damaged one"),
@@ -324,7 +432,7 @@ class TestFiles:
         with pytest.raises(ConfigError, match="run `weft profile` again"):
             decode_profile(json.dumps(content).encode())
 
-    @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"format"', b"\xff\x00", b'{"format": 1}'])
+    @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"format"', b"\xff\x00", b'{"format": 2}'])
     def test_what_is_something_else_is_refused(self, data: bytes):
         with pytest.raises(ConfigError, match="no cost profile"):
             decode_profile(data)

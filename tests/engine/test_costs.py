@@ -12,7 +12,7 @@ from tests.engine.driver import Driver
 from weft.abi.errors import ConfigError
 from weft.config import cache_directory
 from weft.core.cost.fit import Sample
-from weft.core.cost.model import CostModel, ForwardModel, StepShape
+from weft.core.cost.model import CostModel, ForwardModel, StepShape, SwapModel
 from weft.core.cost.profile import Identity, Measurements, Profile, encode_profile, make_profile
 from weft.core.step import Step, StepResult
 from weft.engine.costs import StepCosts
@@ -62,7 +62,7 @@ class TestEngine:
 
 
 class TestStepCosts:
-    def test_steps_that_move_pages_are_not_compared(self) -> None:
+    def test_steps_whose_moves_were_not_measured_are_not_compared(self) -> None:
         costs = StepCosts(CostModel(TRUE, None, None, 1))
         driver = Driver()
         driver.generate(driver.open([5] * 20), 1)
@@ -77,6 +77,23 @@ class TestStepCosts:
         costs.finished(StepResult(step.step_id, device_s=1.0))  # nobody launched it
         assert costs.ratios.count == 1
 
+    def test_steps_that_swap_pages_correct_the_model(self) -> None:
+        swap, beside = SwapModel(0.0, 0.002), SwapModel(0.0, 0.001)
+        model = CostModel(TRUE, swap, swap, 1, beside, beside)
+        costs = StepCosts(model)
+        driver = Driver()
+        driver.generate(driver.open([5] * 20), 1)
+        step = driver.engine.scheduler.schedule(0.0).step
+        forward_s = model.predict_forward_s(StepShape.of(step.forward))
+        three = np.array([[0, 0], [1, 1], [2, 2]], np.int32)
+        costs.launched(msgspec.structs.replace(step, swap_outs=three, swap_ins=three[:1]))
+        costs.finished(StepResult(step.step_id, device_s=forward_s + 4 * 0.001))
+        assert costs.ratios.count == 1
+        assert model.factor == pytest.approx(1.0)
+        costs.launched(msgspec.structs.replace(step, swap_ins=three))
+        costs.finished(StepResult(step.step_id, device_s=2 * (forward_s + 3 * 0.001)))
+        assert model.factor > 1.01
+
 
 class TestFiles:
     def test_kept_and_found(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,7 +107,7 @@ class TestFiles:
         assert [file.name for file in path.parent.iterdir()] == [f"{IDENTITY.key}.json"]
         assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
-    @pytest.mark.parametrize("content", [b"", b"{}", b"\x00\xff", b'{"format": 2}'])
+    @pytest.mark.parametrize("content", [b"", b"{}", b"\x00\xff", b'{"format": 1}'])
     def test_damage_is_a_warning(self, content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         path = store_profile(tmp_path, profile())
         path.write_bytes(content)

@@ -36,7 +36,8 @@ def test_the_right_model_comes_out(effort: Effort) -> None:
     worker = FakeWorker(fake_spec(num_host_pages=64), device_s)
     profile = make_profile(IDENTITY, "m", Profiler(worker).measure(make_plan(worker.spec, 512, effort)))
     assert profile.errors[0].p90 < 1e-6
-    assert {one.kind for one in profile.errors} == {"all", "chunk", "decode", "mixed", "prompts"}
+    assert {one.kind for one in profile.errors} == {"all", "chunk", "decode", "mixed", "prompts", "moves"}
+    assert profile.errors[-1].p90 < 1e-6
     assert profile.forward.knots == (32,)
     assert profile.saturation_tokens == 29
     assert profile.max_tokens == 512
@@ -45,6 +46,48 @@ def test_the_right_model_comes_out(effort: Effort) -> None:
     assert back is not None
     assert (out.base_s, out.per_page_s) == (pytest.approx(0.001), pytest.approx(1e-4))
     assert (back.base_s, back.per_page_s) == (pytest.approx(0.002), pytest.approx(2e-4))
+
+    for beside, alone in ((profile.moves.beside_out, out), (profile.moves.beside_in, back)):
+        assert beside is not None
+        assert (beside.base_s, beside.per_page_s) == (pytest.approx(alone.base_s), pytest.approx(alone.per_page_s))
+
+
+def test_a_link_that_works_beside_the_forward_lengthens_no_step() -> None:
+    """As on a device with a link of its own: a step takes as long as the longer of the two."""
+
+    def overlapped(step: Step) -> float:
+        link_s = device_s(Step(0, swap_outs=step.swap_outs, swap_ins=step.swap_ins))
+        return max(forward_s(step.forward) if step.forward is not None else 0.0, link_s)
+
+    worker = FakeWorker(fake_spec(num_host_pages=200, num_device_pages=600), overlapped)
+    costs = make_profile(IDENTITY, "m", Profiler(worker).measure(make_plan(worker.spec, 512, QUICK))).cost_model()
+    shape = StepShape.decodes(8, 800)
+    assert costs.predict_step_s(shape, 20, 20) == pytest.approx(costs.predict_forward_s(shape))
+    # The link brings in a page in 0.2 ms, after 3 ms for both directions; 3 % of 34 ms are beyond the forward.
+    seconds = 1.03 * costs.predict_forward_s(shape) - 0.003
+    assert costs.free_pages(shape, 0.03) == int(seconds / 2e-4)
+
+
+@pytest.mark.parametrize("effort", [QUICK, FULL], ids=["quick", "full"])
+def test_pages_that_move_beside_a_forward_are_none_of_its_own(effort: Effort) -> None:
+    steps: list[Step] = []
+
+    def noted(step: Step) -> float:
+        steps.append(step)
+        return device_s(step)
+
+    worker = FakeWorker(fake_spec(num_host_pages=40), noted)
+    measured = Profiler(worker).measure(make_plan(worker.spec, 128, effort))
+    together = [step for step in steps if step.forward is not None and len(step.swap_outs) + len(step.swap_ins)]
+    assert {(len(one.swap_outs) > 0, len(one.swap_ins) > 0) for one in together} == {(1, 0), (0, 1), (1, 1)}
+    for one in together:
+        assert one.forward is not None
+        moved = np.concatenate((one.swap_outs[:, 0], one.swap_ins[:, 1]))
+        assert not np.isin(moved, one.forward.kv_page_ids).any()
+        assert len(np.unique(moved)) == len(moved)
+    kinds = {(sample.num_out > 0, sample.num_in > 0) for sample in measured.moves}
+    assert kinds == {(True, False), (False, True), (True, True)}
+    assert max(sample.num_out + sample.num_in for sample in measured.moves) == 40
 
 
 def test_a_disturbed_round_does_not_count() -> None:

@@ -15,6 +15,8 @@ from weft.core.cost.model import ForwardModel
 from weft.core.cost.profile import Profile, Residual, Swaps
 
 BAR_WIDTH = 40
+FREE_FRACTION = 0.03
+"""By how much moving pages may lengthen a step that is said to be free of them."""
 PLOTTING = "matplotlib"
 
 
@@ -57,6 +59,7 @@ def formula(profile: Profile) -> Iterator[str]:
         yield f"{'      +' if index else 'T_fwd ='} {term}"
     for name, swaps in (("out", profile.swap_out), ("in", profile.swap_in)):
         yield f"T_swap {name} = {_swap(swaps)}"
+    yield from _moves(profile)
     yield f"S = {profile.saturation_tokens} tokens per step (of {profile.max_tokens} measured)"
 
 
@@ -139,6 +142,21 @@ def _swap(swaps: Swaps) -> str:
     if swaps.model is None:
         return "not measured: there is no host tier (host_kv_bytes)"
     return f"{_time(swaps.model.base_s)} + {_time(swaps.model.per_page_s)} per page"
+
+
+def _moves(profile: Profile) -> Iterator[str]:
+    """What pages cost that move beside a forward, and how many move for `FREE_FRACTION` of the largest and the smallest
+    forward beside which that was measured."""
+    for name, model in (("out", profile.moves.beside_out), ("in", profile.moves.beside_in)):
+        if model is not None:
+            yield f"beside a forward, {name} = {_time(model.base_s)} + {_time(model.per_page_s)} per page"
+    costs = profile.cost_model()
+    shapes = sorted({sample.shape for sample in profile.moves.samples}, key=costs.predict_forward_s)
+    for shape in dict.fromkeys(shapes[:1] + shapes[-1:]):
+        pages = costs.free_pages(shape, FREE_FRACTION)
+        if pages is not None:
+            step = f"{shape.num_rows} rows, {shape.num_tokens} tokens, {_time(costs.predict_forward_s(shape))}"
+            yield f"{pages} pages move for {FREE_FRACTION:.0%} of a step of {step}"
 
 
 def _time(seconds: float) -> str:

@@ -40,6 +40,7 @@ def identify_spec(config: EngineConfig, spec: ModelSpec) -> Identity:
         page_size=config.page_size,
         kernels=[*(f"{c.operation}: {c.chosen}" for c in dispatch.describe(device, dtype)), *_build(on_gpu)],
         software=[f"weft {__version__}", f"torch {torch.__version__}"],
+        host_link="" if config.host_link_gbs is None else f"{config.host_link_gbs:g} GB/s",
     )
 
 

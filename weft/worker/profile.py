@@ -2,12 +2,13 @@
 
 Owns what is measured (`make_plan`) and how (`Profiler`). Steps are those that an engine would launch: chunks of prompts
 at several depths of context, batches of decoding rows with contexts of different lengths, several prompts at once, and
-mixtures; then pages to the host tier and back. Times are those that steps report. What is fitted to them is in
-`core.cost`.
+mixtures; some of these with pages that move to the host tier and back meanwhile; then such movements alone. Times are
+those that steps report. What is fitted to them is in `core.cost`.
 
 The pages hold KV as a serving engine's would. One long sequence (the *long lane*) is computed by forwards; further
 lanes are copies of its first pages, laid out anew for each length of context. Every row writes the tokens that its
-lane has at those places, so that a measurement leaves the lane as it was.
+lane has at those places, so that a measurement leaves the lane as it was. Pages that move beside a forward are those
+that it does not touch: they go out before the measurement, so that what comes in is what was there.
 
 A plan is carried out in rounds, in another order each, and a sample is the least time over all rounds: what else the
 machine does can only add to a step's time, and is another thing in every round. A shape whose two least times do not
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.core.cost.fit import Sample, SwapSample
+from weft.core.cost.fit import MoveSample, Sample, SwapSample
 from weft.core.cost.model import StepShape
 from weft.core.cost.profile import Measurements
 from weft.core.protocols import Worker, WorkerSpec
@@ -36,6 +37,8 @@ SWAP_BYTES = 256 << 20
 """Of the largest swap."""
 SHORT_STEP_S = 0.02
 """A step that is shorter is run again at once: the first one pays for caches that others filled."""
+MOVE_COUNTS = 4
+"""Numbers of pages that move beside a forward: the most that are measured, a quarter of it, and so on."""
 REPEATS = 3
 AGREEMENT = 1.03
 """Two least times agree when they differ by less than this factor."""
@@ -79,6 +82,14 @@ class Scenario(NamedTuple):
     rows: tuple[ProfileRow, ...]
 
 
+class MovingScenario(NamedTuple):
+    """A batch shape beside which pages move."""
+
+    scenario: Scenario
+    num_out: int
+    num_in: int
+
+
 class ProfileGroup(NamedTuple):
     """Scenarios that share a layout of pages."""
 
@@ -86,6 +97,7 @@ class ProfileGroup(NamedTuple):
     """Of each lane but the long one; 0: there are no others."""
     num_lanes: int
     scenarios: tuple[Scenario, ...]
+    moving: tuple[MovingScenario, ...] = ()
 
 
 class ProfilePlan(NamedTuple):
@@ -100,7 +112,8 @@ class ProfilePlan(NamedTuple):
     @property
     def num_visits(self) -> int:
         """How often something is measured if all times agree."""
-        return self.rounds * (sum(len(group.scenarios) for group in self.groups) + len(self.swap_pages))
+        shapes = sum(len(group.scenarios) + len(group.moving) for group in self.groups)
+        return self.rounds * (shapes + len(self.swap_pages))
 
 
 def make_plan(spec: WorkerSpec, max_step_tokens: int, effort: Effort = FULL) -> ProfilePlan:
@@ -111,15 +124,24 @@ def make_plan(spec: WorkerSpec, max_step_tokens: int, effort: Effort = FULL) -> 
     long_pages = max(1, min(num_pages // 2, -(-min(spec.max_context, effort.longest_context) // size)))
     long_tokens = min(long_pages * size, spec.max_context)
     random = np.random.default_rng(0)
-    groups = [ProfileGroup(0, 0, tuple(_chunks(max_step_tokens, long_tokens, effort)))]
+    most = min(spec.num_host_pages, long_pages, SWAP_BYTES // spec.bytes_per_page)
+    half = max(1, min(long_tokens // 2, max_step_tokens))
+    # Its pages are the first ones of the long lane; at least one page is left to move.
+    chunk = Scenario("chunk", (ProfileRow(0, half, 0),))
+    moving = tuple(_moving(chunk, min(most, long_pages - -(-half // size))))
+    groups = [ProfileGroup(0, 0, tuple(_chunks(max_step_tokens, long_tokens, effort)), moving)]
     context = SHORTEST_CONTEXT
     while context <= long_tokens:
         lanes = min(spec.num_slots, max_step_tokens, (num_pages - long_pages) // -(-context // size))
         if lanes > 0:
             sizes = _Sizes(context, lanes, spec.num_slots, long_tokens, max_step_tokens)
-            groups.append(ProfileGroup(context, lanes, tuple(_batches(sizes, effort, random))))
+            scenarios = tuple(_batches(sizes, effort, random))
+            decodes = [one for one in scenarios if one.kind == "decode"]
+            # All pages of the long lane are left to move.
+            chosen = decodes[:: max(1, len(decodes) - 1)] if effort.fine else decodes[-1:]
+            moving = tuple(itertools.chain.from_iterable(_moving(one, most) for one in chosen))
+            groups.append(ProfileGroup(context, lanes, scenarios, moving))
         context *= 4
-    most = min(spec.num_host_pages, long_pages, SWAP_BYTES // spec.bytes_per_page)
     swap_pages = tuple(_powers(most, effort.fine))
     return ProfilePlan(long_tokens, tuple(groups), swap_pages, effort.rounds, effort.most_rounds)
 
@@ -157,6 +179,15 @@ def _batches(sizes: _Sizes, effort: Effort, random: np.random.Generator) -> Iter
         yield Scenario("mixed", (*_decoding(sizes, count, random), chunk))
 
 
+def _moving(scenario: Scenario, most: int) -> Iterator[MovingScenario]:
+    """Up to `most` pages: out, in, and both."""
+    for count in _powers(most, fine=False)[::-2][:MOVE_COUNTS]:
+        yield MovingScenario(scenario, count, 0)
+        yield MovingScenario(scenario, 0, count)
+        if count > 1:
+            yield MovingScenario(scenario, count // 2, count - count // 2)
+
+
 def _decoding(sizes: _Sizes, count: int, random: np.random.Generator) -> tuple[ProfileRow, ...]:
     depths = random.integers(sizes.context // 2, sizes.context, count).tolist()
     return tuple(ProfileRow(1 + lane, 1, depth) for lane, depth in enumerate(depths))
@@ -191,17 +222,27 @@ class Profiler:
         seconds: dict[Scenario, list[float]] = {one: [] for group in plan.groups for one in group.scenarios}
         outs: dict[int, list[float]] = {count: [] for count in plan.swap_pages}
         ins: dict[int, list[float]] = {count: [] for count in plan.swap_pages}
+        moving: dict[MovingScenario, list[float]] = {one: [] for group in plan.groups for one in group.moving}
+        beside: dict[MovingScenario, list[float]] = {one: [] for one in moving}
         done = 0
         for number in range(plan.most_rounds):
             random = np.random.default_rng(number)
             groups = [[one for one in g.scenarios if not _settled(seconds[one], plan)] for g in plan.groups]
             counts = [n for n in plan.swap_pages if not (_settled(outs[n], plan) and _settled(ins[n], plan))]
-            total = max(plan.num_visits, done + sum(map(len, groups)) + len(counts))
-            for group, scenarios in zip(plan.groups, groups, strict=True):
-                if scenarios:
+            moves = [[one for one in g.moving if not _settled(moving[one], plan)] for g in plan.groups]
+            total = max(plan.num_visits, done + sum(map(len, groups)) + sum(map(len, moves)) + len(counts))
+            for group, scenarios, moved in zip(plan.groups, groups, moves, strict=True):
+                if scenarios or moved:
                     self._lay_out(group)
                 for index in random.permutation(len(scenarios)):
                     seconds[scenarios[index]].append(self._visit(self._forward(scenarios[index])))
+                    done += 1
+                    tell(done, total)
+                for index in random.permutation(len(moved)):
+                    one = moved[index]
+                    without_s, with_s = self._visit_moving(one, random)
+                    beside[one].append(without_s)
+                    moving[one].append(with_s)
                     done += 1
                     tell(done, total)
             for count in counts:
@@ -215,6 +256,10 @@ class Profiler:
             [Sample(one.kind, shape_of(one), min(times)) for one, times in seconds.items()],
             [SwapSample(count, min(times)) for count, times in outs.items()],
             [SwapSample(count, min(times)) for count, times in ins.items()],
+            [
+                MoveSample(shape_of(one.scenario), one.num_out, one.num_in, min(beside[one]), min(times))
+                for one, times in moving.items()
+            ],
         )
 
     def _begin(self, plan: ProfilePlan) -> None:
@@ -262,6 +307,16 @@ class Profiler:
             output_tokens=outputs,
         )
         return {"forward": forward, "sampling": _sampling(len(outputs)) if len(outputs) else None}
+
+    def _visit_moving(self, one: MovingScenario, random: np.random.Generator) -> tuple[float, float]:
+        """Seconds of a forward without and with the pages that move."""
+        fields = self._forward(one.scenario)
+        others = np.setdiff1d(np.arange(len(self._long_pages), dtype=np.int32), fields["forward"].kv_page_ids)
+        device = random.permutation(others)[: one.num_out + one.num_in]
+        pairs = np.stack([device, np.arange(len(device), dtype=np.int32)], axis=1)
+        self._run({"swap_outs": pairs})
+        outs, ins = pairs[: one.num_out], pairs[one.num_out :, ::-1]
+        return self._visit(fields), self._visit({**fields, "swap_outs": outs, "swap_ins": ins})
 
     def _visit(self, fields: Fields) -> float:
         """Seconds of this step, again if it is short."""

@@ -25,6 +25,7 @@ MIN_SAMPLES = 12
 """Fewer would not tell forms apart."""
 SIMPLER_IS_ENOUGH = 0.005
 """A form with more knots must be better by so much relative error."""
+MIN_MOVES = 6
 REWEIGHTINGS = 8
 SMALLEST_RESIDUAL = 0.01
 """Relative; smaller residuals weigh as much as this one."""
@@ -43,6 +44,17 @@ class SwapSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pages moved by one step, and the least measured time."""
 
     num_pages: int
+    seconds: float
+
+
+class MoveSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step that computes and moves pages, and the least measured times, with and without the pages."""
+
+    shape: StepShape
+    num_out: int
+    num_in: int
+    forward_s: float
+    """Of the same step without pages, measured in turns with it."""
     seconds: float
 
 
@@ -96,6 +108,44 @@ def fit_swap(samples: Sequence[SwapSample]) -> SwapModel | None:
     matrix = np.array([(1.0, sample.num_pages) for sample in samples])
     base_s, per_page_s = _robust_nnls(matrix, np.array([sample.seconds for sample in samples])).tolist()
     return SwapModel(base_s, per_page_s)
+
+
+def fit_beside(
+    samples: Sequence[MoveSample], swap_out: SwapModel | None, swap_in: SwapModel | None
+) -> tuple[SwapModel, SwapModel] | None:
+    """By how much pages that move out and in lengthen a forward: a + b * pages for each direction, not negative.
+
+    Errors count relative to the time of the step. Samples in which the link takes longer than the forward do not tell,
+    and are left out. None for fewer than `MIN_MOVES` others, or where a direction is missing.
+    """
+    if swap_out is None or swap_in is None:
+        return None
+    telling = [
+        one for one in samples if swap_out.predict_s(one.num_out) + swap_in.predict_s(one.num_in) <= one.forward_s
+    ]
+    counts = np.array([(one.num_out, one.num_in) for one in telling], np.float64).reshape(-1, 2)
+    if len(telling) < MIN_MOVES or not counts.any(axis=0).all():
+        return None
+    matrix = np.concatenate(((counts > 0).astype(np.float64), counts), axis=1)
+    forward_s = np.array([one.forward_s for one in telling])
+    added_s = np.array([one.seconds for one in telling]) - forward_s
+    base_out_s, base_in_s, out_s, in_s = _robust_nnls(matrix, added_s, forward_s).tolist()
+    return SwapModel(base_out_s, out_s), SwapModel(base_in_s, in_s)
+
+
+def summarise_moves(
+    samples: Sequence[MoveSample], swaps: tuple[SwapModel, SwapModel], beside: tuple[SwapModel, SwapModel]
+) -> ErrorSummary:
+    """The relative errors of steps that move pages, given the measured times of their forwards.
+
+    `swaps` and `beside` are (out, in): of the link alone, and by how much a forward takes longer.
+    """
+    errors = []
+    for one in samples:
+        link_s, added_s = (out.predict_s(one.num_out) + into.predict_s(one.num_in) for out, into in (swaps, beside))
+        errors.append(abs(max(one.forward_s + added_s, link_s) / one.seconds - 1))
+    median, p90 = np.quantile(errors, (0.5, 0.9)).tolist() if errors else (0.0, 0.0)
+    return ErrorSummary("moves", len(errors), median, p90)
 
 
 def relative_errors(model: ForwardModel, samples: Sequence[Sample]) -> F64:
@@ -172,15 +222,16 @@ def _coefficients(model: ForwardModel) -> F64:
     return np.array([*model.fixed, *model.slopes])
 
 
-def _robust_nnls(matrix: F64, seconds: F64) -> F64:
-    """Coefficients >= 0 of about the least sum of absolute relative residuals: rows are weighted again and again, so
-    that a sample which something else disturbed pulls no harder than others."""
-    relative = matrix / seconds[:, None]
+def _robust_nnls(matrix: F64, seconds: F64, scale: F64 | None = None) -> F64:
+    """Coefficients >= 0 of about the least sum of absolute residuals relative to `scale` (None: to `seconds`): rows are
+    weighted again and again, so that a sample which something else disturbed pulls no harder than others."""
+    scale = seconds if scale is None else scale
+    relative, target = matrix / scale[:, None], seconds / scale
     weights = np.ones(len(seconds))
     x = np.zeros(matrix.shape[1])
     for _ in range(REWEIGHTINGS):
-        x = nnls(relative * weights[:, None], weights)
-        weights = 1 / np.sqrt(np.maximum(np.abs(relative @ x - 1), SMALLEST_RESIDUAL))
+        x = nnls(relative * weights[:, None], target * weights)
+        weights = 1 / np.sqrt(np.maximum(np.abs(relative @ x - target), SMALLEST_RESIDUAL))
     return x
 
 

@@ -27,6 +27,10 @@ FAR = 1e9
 """More tokens than a step ever has: the last slope holds up to there."""
 
 
+MOST_PAGES = 2**31 - 1
+"""Page ids are int32."""
+
+
 class StepShape(NamedTuple):
     """What the time of a forward depends on."""
 
@@ -180,6 +184,15 @@ class SwapModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.base_s + self.per_page_s * num_pages if num_pages > 0 else 0.0
 
 
+def _pages_within(seconds: float, out: SwapModel, into: SwapModel, factor: float) -> int:
+    """How many pages move in `seconds`, some out and some in, at `factor` times what the models say."""
+    left_s = seconds - factor * (out.base_s + into.base_s)
+    per_page_s = factor * max(out.per_page_s, into.per_page_s)
+    if left_s < 0.0:
+        return 0
+    return MOST_PAGES if left_s >= per_page_s * MOST_PAGES else int(left_s / per_page_s)
+
+
 class Costs(Protocol):
     """Predictions for decisions by time, in seconds of the device."""
 
@@ -200,6 +213,17 @@ class Costs(Protocol):
         """How long it takes to move pages to and from the host; None where that was not measured."""
         ...
 
+    def predict_step_s(self, shape: StepShape, num_out: int = 0, num_in: int = 0) -> float | None:
+        """How long a step takes that computes a forward of this shape and moves pages; None as above."""
+        ...
+
+    def free_pages(self, shape: StepShape, fraction: float) -> int | None:
+        """The most pages, out plus in, that a step moves in at most (1 + `fraction`) times the time of its forward.
+
+        None where moving pages was not measured.
+        """
+        ...
+
 
 class CostModel:
     """`Costs` from fitted models, corrected by one factor that follows what steps take now.
@@ -207,15 +231,33 @@ class CostModel:
     The factor is the exponentially weighted geometric mean of measured to predicted time. A deviation counts up to
     `LARGEST_DEVIATION`, so that one step that was interrupted says next to nothing and a lasting change is followed
     within some dozens of steps. Swaps are not corrected: the link does not slow down with the processor.
+
+    A step that computes and moves pages takes
+
+        max(T_fwd + T_beside_out(pages out) + T_beside_in(pages in), T_swap(pages out, pages in)):
+
+    the link works beside the forward (APIServe, section 4.1: pages are free up to T_swap(N) = T_fwd(B)), and moving
+    lengthens the forward by what it takes of the same cores and the same memory. On a CPU that is nearly all of
+    T_swap, unless the link is throttled; on a GPU it is the gathering and spreading of pages. Both are measured.
     """
 
     def __init__(
-        self, forward: ForwardModel, swap_out: SwapModel | None, swap_in: SwapModel | None, saturation_tokens: int
+        self,
+        forward: ForwardModel,
+        swap_out: SwapModel | None,
+        swap_in: SwapModel | None,
+        saturation_tokens: int,
+        beside_out: SwapModel | None = None,
+        beside_in: SwapModel | None = None,
     ):
+        """`swap_out`, `swap_in`: of steps that only move pages; `beside_out`, `beside_in`: by how much a forward takes
+        longer in whose step pages move. None: not measured."""
         self._forward = forward
         self._swap_out = swap_out
         self._swap_in = swap_in
         self._saturation_tokens = saturation_tokens
+        self._beside_out = beside_out
+        self._beside_in = beside_in
         self._log_factor = 0.0
         self._factor = 1.0
 
@@ -248,9 +290,38 @@ class CostModel:
                 seconds += model.predict_s(count)
         return seconds
 
-    def observe(self, shape: StepShape, measured_s: float) -> float | None:
-        """Correct the factor by a step; returns measured to predicted time, None where that means nothing."""
-        predicted_s = self.predict_forward_s(shape)
+    def predict_step_s(self, shape: StepShape, num_out: int = 0, num_in: int = 0) -> float | None:
+        """Seconds of a step with a forward of this shape that moves pages; None where that was not measured."""
+        link_s = self.predict_swap_s(num_out, num_in)
+        busy_s = self._busy_s(shape, num_out, num_in)
+        return None if link_s is None or busy_s is None else max(busy_s, link_s)
+
+    def free_pages(self, shape: StepShape, fraction: float) -> int | None:
+        """The most pages, out plus in, with which `predict_step_s` is at most (1 + `fraction`) times that without.
+
+        Any split into out and in keeps to it. At most `MOST_PAGES`; 0 where one page is too many; None where moving
+        pages was not measured.
+        """
+        models = (self._swap_out, self._swap_in, self._beside_out, self._beside_in)
+        swap_out, swap_in, beside_out, beside_in = models
+        if swap_out is None or swap_in is None or beside_out is None or beside_in is None:
+            return None
+        forward_s = self.predict_forward_s(shape)
+        allowed_s = (1 + fraction) * forward_s
+        busy = _pages_within(allowed_s - forward_s, beside_out, beside_in, self._factor)
+        link = _pages_within(allowed_s, swap_out, swap_in, 1.0)
+        return min(busy, link)
+
+    def observe(self, shape: StepShape, measured_s: float, num_out: int = 0, num_in: int = 0) -> float | None:
+        """Correct the factor by a step with a forward; returns measured to predicted time.
+
+        None, and no correction, where that means nothing: the time is none, moving pages was not measured, or the link
+        decides how long the step takes.
+        """
+        predicted_s = self._busy_s(shape, num_out, num_in)
+        link_s = self.predict_swap_s(num_out, num_in)
+        if predicted_s is None or link_s is None or link_s > predicted_s:
+            return None
         if not (predicted_s > 0.0 and 0.0 < measured_s < math.inf):
             return None
         ratio = measured_s / predicted_s
@@ -259,3 +330,13 @@ class CostModel:
         self._log_factor = max(-LARGEST_FACTOR, min(LARGEST_FACTOR, moved))
         self._factor = math.exp(self._log_factor)
         return ratio
+
+    def _busy_s(self, shape: StepShape, num_out: int, num_in: int) -> float | None:
+        """Seconds that a forward of this shape holds the device while pages move."""
+        seconds = self._forward.predict_s(shape)
+        for count, model in ((num_out, self._beside_out), (num_in, self._beside_in)):
+            if count > 0:
+                if model is None:
+                    return None
+                seconds += model.predict_s(count)
+        return self._factor * seconds

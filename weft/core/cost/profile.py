@@ -13,10 +13,24 @@ from collections.abc import Sequence
 import msgspec
 
 from weft.abi.errors import ConfigError
-from weft.core.cost.fit import ErrorSummary, Sample, SwapSample, fit_forward, fit_swap, split_samples, summarise
+from weft.core.cost.fit import (
+    HELD_OUT_EVERY,
+    HELD_OUT_FIRST,
+    ErrorSummary,
+    MoveSample,
+    Sample,
+    SwapSample,
+    fit_beside,
+    fit_forward,
+    fit_swap,
+    split_samples,
+    summarise,
+    summarise_moves,
+)
 from weft.core.cost.model import CostModel, ForwardModel, SwapModel
 
-FORMAT = 1
+FORMAT = 2
+"""1 had no forwards beside which pages move."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +47,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Variants of all operations, and which build of them."""
     software: list[str]
     """Versions of Weft and torch."""
+    host_link: str = ""
+    """The rate of a throttled link between device and host pages; empty: the device's own."""
 
     @property
     def key(self) -> str:
@@ -59,6 +75,14 @@ class Swaps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: list[SwapSample]
 
 
+class Moves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Forwards beside which pages move: by how much they take longer, None where there was nothing to fit."""
+
+    beside_out: SwapModel | None
+    beside_in: SwapModel | None
+    samples: list[MoveSample]
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fitted cost model with its samples and errors, as `weft profile` stores it."""
 
@@ -74,11 +98,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     errors: list[ErrorSummary]
     swap_out: Swaps
     swap_in: Swaps
+    moves: Moves
     residuals: list[Residual]
 
     def cost_model(self) -> CostModel:
         """A predictor that corrects itself, starting from this profile."""
-        return CostModel(self.forward, self.swap_out.model, self.swap_in.model, self.saturation_tokens)
+        swaps = (self.swap_out.model, self.swap_in.model)
+        beside = (self.moves.beside_out, self.moves.beside_in)
+        return CostModel(self.forward, *swaps, self.saturation_tokens, *beside)
 
 
 class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +114,7 @@ class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forwards: list[Sample]
     swap_outs: list[SwapSample]
     swap_ins: list[SwapSample]
+    moves: list[MoveSample] = []
 
 
 def make_profile(identity: Identity, name: str, measured: Measurements) -> Profile:
@@ -95,6 +123,13 @@ def make_profile(identity: Identity, name: str, measured: Measurements) -> Profi
     model = fit_forward([measured.forwards[index] for index in split.fitted])
     unseen = set(split.held_out)
     most = max(sample.shape.num_tokens for sample in measured.forwards)
+    swap_out, swap_in = fit_swap(measured.swap_outs), fit_swap(measured.swap_ins)
+    errors = summarise(model, [measured.forwards[index] for index in split.held_out])
+    unseen_moves = measured.moves[HELD_OUT_FIRST::HELD_OUT_EVERY]
+    seen_moves = [one for index, one in enumerate(measured.moves) if index % HELD_OUT_EVERY != HELD_OUT_FIRST]
+    beside = fit_beside(seen_moves, swap_out, swap_in)
+    if beside is not None and swap_out is not None and swap_in is not None:
+        errors.append(summarise_moves(unseen_moves, (swap_out, swap_in), beside))
     return Profile(
         key=identity.key,
         identity=identity,
@@ -102,9 +137,10 @@ def make_profile(identity: Identity, name: str, measured: Measurements) -> Profi
         forward=model,
         saturation_tokens=model.saturation_tokens(most),
         max_tokens=most,
-        errors=summarise(model, [measured.forwards[index] for index in split.held_out]),
-        swap_out=Swaps(fit_swap(measured.swap_outs), measured.swap_outs),
-        swap_in=Swaps(fit_swap(measured.swap_ins), measured.swap_ins),
+        errors=errors,
+        swap_out=Swaps(swap_out, measured.swap_outs),
+        swap_in=Swaps(swap_in, measured.swap_ins),
+        moves=Moves(None, None, measured.moves) if beside is None else Moves(beside[0], beside[1], measured.moves),
         residuals=[
             Residual(sample, model.predict_s(sample.shape), index in unseen)
             for index, sample in enumerate(measured.forwards)
@@ -151,8 +187,9 @@ def _fault(profile: Profile) -> str | None:
         return "its forward model has coefficients that are no costs"
     if len(forward.slopes) != len(forward.knots) + 1 or list(forward.knots) != sorted({*forward.knots} - {0}):
         return "its forward model has slopes that do not fit its knots"
-    for swaps in (profile.swap_out, profile.swap_in):
-        if swaps.model is not None and not _are_costs((swaps.model.base_s, swaps.model.per_page_s)):
+    moves = (profile.swap_out.model, profile.swap_in.model, profile.moves.beside_out, profile.moves.beside_in)
+    for swap in moves:
+        if swap is not None and not _are_costs((swap.base_s, swap.per_page_s)):
             return "its swap model has coefficients that are no costs"
     if not 1 <= profile.saturation_tokens <= profile.max_tokens:
         return "its saturation point lies outside of what was measured"
