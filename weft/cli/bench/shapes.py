@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from weft.cli.bench.lengths import Lengths, fixed
 from weft.cli.bench.workload import BenchRequest, filler, joined
+from weft.sim.workloads import INTERCEPTIONS, InterceptionKind
 
 
 class Application(NamedTuple):
@@ -91,35 +92,30 @@ SINGLE: Mapping[str, Single] = {
 """By name."""
 
 _APISERVE = "APIServe (InferCept), table 1; what calls return and what is generated between them is not in it"
-_SHORT, _LONG = Lengths("lognormal", 30, 20), Lengths("lognormal", 150, 100)
 _BETWEEN = Lengths("uniform", 30, 150)
 
+
+def _interceptions(kind: InterceptionKind) -> Conversations:
+    mean = kind.returned_tokens
+    return Conversations(
+        _APISERVE,
+        Lengths("normal", kind.calls.mean + 1, kind.calls.deviation),
+        Lengths("normal", *kind.context_tokens),
+        Lengths("lognormal", mean, mean * 2 / 3),
+        _BETWEEN,
+        kind.exec_s,
+    )
+
+
 CONVERSATIONS: Mapping[str, Conversations] = {
-    "math": Conversations(
-        _APISERVE, Lengths("normal", 4.75, 1.3), Lengths("normal", 1422, 738), _SHORT, _BETWEEN, (9e-05, 6e-05)
-    ),
-    "qa": Conversations(
-        _APISERVE, Lengths("normal", 3.52, 1.73), Lengths("normal", 1846, 428), _LONG, _BETWEEN, (0.69, 0.17)
-    ),
-    "ve": Conversations(
-        _APISERVE, Lengths("normal", 29.18, 15.2), Lengths("normal", 2185, 115), _SHORT, _BETWEEN, (0.09, 0.014)
-    ),
-    "chatbot": Conversations(
-        _APISERVE, Lengths("normal", 5.45, 1.96), Lengths("normal", 753, 703), _LONG, _BETWEEN, (28.6, 15.6)
-    ),
-    "image": Conversations(
-        _APISERVE, Lengths("normal", 7.91, 3.93), Lengths("normal", 1247, 792), _SHORT, _BETWEEN, (20.03, 7.8)
-    ),
-    "tts": Conversations(
-        _APISERVE, Lengths("normal", 7.91, 3.93), Lengths("normal", 1251, 792), _SHORT, _BETWEEN, (17.24, 7.6)
-    ),
+    **{name: _interceptions(kind) for name, kind in INTERCEPTIONS.items()},
     "coding-agent": Conversations(
-        "coding agents of 2026, medians: 43 turns, 142,000 tokens read and 444 written in a session, here in equal "
-        "parts; 95 % of pauses are under 10 s",
+        "coding agents of 2026, medians: 43 turns; 142,000 tokens read and 444 written by a request, so that contexts "
+        "begin with 20,000 tokens and grow by about 5,800 a turn; 95 % of pauses are under 10 s",
         fixed(43),
-        fixed(3302),
-        fixed(3292),
-        fixed(10),
+        fixed(20_000),
+        Lengths("lognormal", 5365, 4000),
+        fixed(444),
         (5.0, 3.0),
     ),
 }

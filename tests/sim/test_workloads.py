@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.sim.scripts import SessionScript, TokenSource
+from weft.sim.workloads import INTERCEPTIONS, MixtureParameters, mixture
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[SessionScript]:
+    return mixture(MixtureParameters(rate=2.0, minutes=60), 0)
+
+
+def of_kind(scripts: list[SessionScript], kind: str) -> list[SessionScript]:
+    return [script for script in scripts if script.kind == kind]
+
+
+def test_requests_arrive_at_the_rate_and_in_order(drawn: list[SessionScript]) -> None:
+    arrivals = np.array([script.arrive_s for script in drawn])
+    gaps = np.diff(arrivals)
+    assert len(drawn) == pytest.approx(7200, rel=0.05)
+    assert gaps.min() >= 0
+    assert arrivals[-1] < 3600
+    # Of a Poisson process: the deviation of gaps is their mean.
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
+
+
+@pytest.mark.parametrize("kind", INTERCEPTIONS)
+def test_kinds_are_those_of_the_table(drawn: list[SessionScript], kind: str) -> None:
+    scripts, row = of_kind(drawn, kind), INTERCEPTIONS[kind]
+    waits = [turn.wait_s for script in scripts for turn in script.turns[:-1]]
+    calls = [len(script.turns) - 1 for script in scripts]
+    assert len(scripts) == pytest.approx(1200, rel=0.1)
+    # Cutting normal distributions off at their least values raises the means of wide ones.
+    assert np.mean(waits) == pytest.approx(row.exec_s.mean, rel=0.06)
+    assert np.mean(calls) == pytest.approx(row.calls.mean, rel=0.1)
+    assert min(calls) >= 1
+    assert all(script.turns[-1].wait_kind == "" for script in scripts)
+    assert all(turn.wait_kind == kind for script in scripts for turn in script.turns[:-1])
+
+
+@pytest.mark.parametrize("kind", ["math", "qa"])
+def test_contexts_are_those_at_a_call(drawn: list[SessionScript], kind: str) -> None:
+    means = [np.mean(list(script.contexts())[:-1]) for script in of_kind(drawn, kind)]
+    expected = INTERCEPTIONS[kind].context_tokens
+    assert np.mean(means) == pytest.approx(expected.mean, rel=0.05)
+    assert np.std(means) == pytest.approx(expected.deviation, rel=0.12)
+
+
+def test_lengths_follow_the_parameters() -> None:
+    changed = MixtureParameters(rate=1.0, minutes=30, generated_tokens=(5, 9), returned_factor=3.0)
+    scripts = mixture(changed, 0)
+    outputs = {turn.output_tokens for script in scripts for turn in script.turns}
+    returned = [turn.new_tokens for script in of_kind(scripts, "qa") for turn in script.turns[1:]]
+    assert outputs == {5, 6, 7, 8, 9}
+    assert np.median(returned) == pytest.approx(450, rel=0.1)
+
+
+def test_a_seed_gives_one_workload() -> None:
+    parameters = MixtureParameters(rate=1.0, minutes=2)
+    assert mixture(parameters, 1) == mixture(parameters, 1) != mixture(parameters, 2)
+
+
+def test_tokens_depend_on_the_session_and_its_shared_prompt_on_the_kind() -> None:
+    first, second = (TokenSource(5, 1000) for _ in range(2))
+    own = first.own(3)
+    assert own.take(4) + own.take(6) == second.own(3).take(10)
+    assert first.own(3).take(10) != first.own(4).take(10) != TokenSource(6, 1000).own(4).take(10)
+    assert first.shared("a", 5) == second.shared("a", 8)[: 5 * 4]
+    assert first.shared("a", 5) != first.shared("b", 5)

@@ -1,0 +1,241 @@
+"""What a simulation is judged by: waste of KV memory by cause, and figures of sessions.
+
+Waste is in token-seconds of KV memory, after the equations of APIServe (section 3), measured step by step:
+
+    preserve    KV on the device of sequences that wait for something else than the device
+    recompute   KV of a sequence while tokens of it are computed that were computed before
+    swap        device pages that a step moves to or from the host
+    stalled     KV of the other sequences of a step, for the time by which recomputation and swaps lengthen it
+
+Every step counts for as long as it holds the device. It counts once more as *pressed* when some sequence waits for
+pages, that is, needs more than are free or cached: only then would the memory have served it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weft.cache.manager import KVCache
+from weft.core.cost.model import Costs
+from weft.core.step import Step
+from weft.sched.in_flight import InFlight
+from weft.sched.scheduler import Scheduler
+from weft.sched.sequence import GenerateOp, SequenceState
+from weft.sim.worker import StepTiming
+
+if TYPE_CHECKING:
+    from weft.sim.sessions import SessionRecord
+
+CAUSES = ("preserve", "recompute", "swap", "stalled")
+
+
+class KnownTokens:
+    """How many tokens of each open sequence had KV at some time: computing them again is recomputation."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        """By handle."""
+
+    def expect(self, handle: int, num_tokens: int) -> None:
+        """The first `num_tokens` tokens of a sequence have been computed before, for it or for another."""
+        self._known[handle] = max(num_tokens, self._known.get(handle, 0))
+
+    def forget(self, handle: int) -> None:
+        """The sequence is closed."""
+        self._known.pop(handle, None)
+
+    def compute(self, handle: int, start: int, end: int) -> int:
+        """Tokens `start` to `end` of a sequence are computed: how many of them not for the first time."""
+        known = self._known.get(handle, 0)
+        if end > known:
+            self._known[handle] = end
+        return max(0, min(end, known) - start)
+
+
+class WasteTotals(NamedTuple):
+    """Sums over steps."""
+
+    capacity: float
+    """Token-seconds of the whole pool."""
+    causes: dict[str, float]
+    """Token-seconds by cause."""
+
+    @property
+    def share(self) -> float:
+        """Waste of all causes as a part of KV memory x time."""
+        return sum(self.causes.values()) / self.capacity if self.capacity else 0.0
+
+    def shares(self) -> dict[str, float]:
+        """Each cause as a part of KV memory x time."""
+        return {cause: value / self.capacity if self.capacity else 0.0 for cause, value in self.causes.items()}
+
+
+class WasteLedger:
+    """`StepObserver` that adds up waste and recomputed tokens."""
+
+    def __init__(self, scheduler: Scheduler, cache: KVCache, costs: Costs, known: KnownTokens):
+        """`cache` is the scheduler's, and `costs` those of its device."""
+        self.prefill_tokens = 0
+        """Query tokens of prompts and of what waits returned."""
+        self.recomputed_tokens = 0
+        self.busy_s = 0.0
+        """Time for which steps held the device."""
+        self.pressed_s = 0.0
+        """Of that, in steps in which some sequence waits for pages."""
+        self.swapped_pages = 0
+        self._scheduler = scheduler
+        self._costs = costs
+        self._known = known
+        self._cache = cache
+        self._page_size = cache.page_size
+        self._pool_tokens = cache.tiers.device.num_pages * cache.page_size
+        self._all = dict.fromkeys(CAUSES, 0.0)
+        self._pressed = dict.fromkeys(CAUSES, 0.0)
+
+    def observe(self, step: Step, flight: InFlight, timing: StepTiming) -> None:
+        """Add a step."""
+        seconds = timing.device_s
+        computing = timing.shape.decode_kv + timing.shape.chunk_kv
+        preserve = recompute = stalled = 0.0
+        sequences = self._scheduler.sequences
+        if sequences.without_slot:
+            preserve = self._intercepted_tokens() * seconds
+        if flight.written:
+            again, kv = self._recomputed(step, flight)
+            if again:
+                shape = timing.shape._replace(num_tokens=timing.shape.num_tokens - again)
+                without_s = self._costs.predict_forward_s(shape) if shape.num_tokens else 0.0
+                recompute = kv * seconds
+                stalled = (timing.forward_s - without_s) * (computing - kv)
+        moved = len(step.swap_outs) + len(step.swap_ins)
+        swap = moved * self._page_size * seconds
+        stalled += (seconds - timing.forward_s) * computing
+        self.busy_s += seconds
+        self.swapped_pages += moved
+        is_pressed = len(sequences.queue) > 0 and self._waits_for_pages()
+        if is_pressed:
+            self.pressed_s += seconds
+        for totals in (self._all, self._pressed) if is_pressed else (self._all,):
+            totals["preserve"] += preserve
+            totals["recompute"] += recompute
+            totals["swap"] += swap
+            totals["stalled"] += stalled
+
+    @property
+    def over_all_steps(self) -> WasteTotals:
+        """Waste in all steps."""
+        return WasteTotals(self.busy_s * self._pool_tokens, dict(self._all))
+
+    @property
+    def under_pressure(self) -> WasteTotals:
+        """Waste in steps in which some sequence waits for pages."""
+        return WasteTotals(self.pressed_s * self._pool_tokens, dict(self._pressed))
+
+    def _intercepted_tokens(self) -> int:
+        idle = SequenceState.IDLE
+        waiting = self._scheduler.sequences.without_slot.values()
+        return sum([len(sequence.table.pages) for sequence in waiting if sequence.state is idle]) * self._page_size
+
+    def _recomputed(self, step: Step, flight: InFlight) -> tuple[int, int]:
+        """Tokens of the step that are computed again, and the KV tokens of the rows that they are in."""
+        assert step.forward is not None
+        first = len(flight.decoded)
+        bounds = step.forward.q_indptr[first:].tolist()
+        again = kv = 0
+        for row, (sequence, _, end) in enumerate(flight.written):
+            count = bounds[row + 1] - bounds[row]
+            self.prefill_tokens += count
+            head = sequence.head
+            if isinstance(head, GenerateOp) and head.num_output:
+                # Preempted while it generated: all but the last token generated so far had KV.
+                self._known.expect(sequence.handle, head.num_prompt + head.num_output - 1)
+            found = self._known.compute(sequence.handle, end - count, end)
+            if found:
+                again += found
+                kv += end
+        self.recomputed_tokens += again
+        return again, kv
+
+    def _waits_for_pages(self) -> bool:
+        """Whether a waiting sequence needs more pages than are free or cached."""
+        available, size, waiting = self._cache.num_available, self._page_size, SequenceState.WAITING
+        return any(
+            -(-sequence.total // size) - len(sequence.table.pages) > available
+            for sequence in self._scheduler.sequences
+            if sequence.state is waiting
+        )
+
+
+class Summary(NamedTuple):
+    """Figures of one simulation. Times are virtual seconds; a figure without values is None."""
+
+    arrived: int
+    completed: int
+    """Of those that arrived, how many ended at all."""
+    completed_per_s: float
+    """Sessions that ended before arrivals did, by the time that arrivals took."""
+    latency_per_token_s: float | None
+    """Median over sessions of (end to end - time in tools) / output tokens."""
+    latency_per_token_p90_s: float | None
+    ttft_first_s: float | None
+    """Median time to first token of first turns."""
+    ttft_first_p99_s: float | None
+    ttft_return_s: float | None
+    """Of turns after a wait."""
+    ttft_return_p99_s: float | None
+    output_tokens: int
+    prefill_tokens: int
+    recomputed_tokens: int
+    swapped_pages: int
+    steps: int
+    simulated_s: float
+    pressed_s: float
+    waste_share: float
+    """Of KV memory x time, over all steps."""
+    waste_shares: dict[str, float]
+    """The same by cause."""
+    pressed_waste_share: float
+    """Counted in steps in which some sequence waits for pages."""
+    pressed_waste_shares: dict[str, float]
+
+
+def summarise(
+    records: Iterable[SessionRecord], ledger: WasteLedger, *, arrivals_s: float, steps: int, simulated_s: float
+) -> Summary:
+    """Figures of a simulation whose sessions arrived within `arrivals_s` seconds."""
+    records = list(records)
+    ended = [record for record in records if record.end_s is not None]
+    latencies = [record.latency_per_token_s for record in ended if record.latency_per_token_s is not None]
+    firsts = [turn.first_token_s - turn.due_s for record in records for turn in record.turns[:1]]
+    returns = [turn.first_token_s - turn.due_s for record in records for turn in record.turns[1:]]
+    in_time = sum(1 for record in ended if record.end_s is not None and record.end_s <= arrivals_s)
+    whole, pressed = ledger.over_all_steps, ledger.under_pressure
+    return Summary(
+        arrived=len(records),
+        completed=len(ended),
+        completed_per_s=in_time / arrivals_s,
+        latency_per_token_s=_percentile(latencies, 50),
+        latency_per_token_p90_s=_percentile(latencies, 90),
+        ttft_first_s=_percentile(firsts, 50),
+        ttft_first_p99_s=_percentile(firsts, 99),
+        ttft_return_s=_percentile(returns, 50),
+        ttft_return_p99_s=_percentile(returns, 99),
+        output_tokens=sum(record.output_tokens for record in records),
+        prefill_tokens=ledger.prefill_tokens,
+        recomputed_tokens=ledger.recomputed_tokens,
+        swapped_pages=ledger.swapped_pages,
+        steps=steps,
+        simulated_s=simulated_s,
+        pressed_s=ledger.pressed_s,
+        waste_share=whole.share,
+        waste_shares=whole.shares(),
+        pressed_waste_share=pressed.share,
+        pressed_waste_shares=pressed.shares(),
+    )
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None

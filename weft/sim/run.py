@@ -1,0 +1,135 @@
+"""Puts a simulation together: a device, a policy, and sessions that are played to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from weft.abi.errors import ConfigError
+from weft.cache.manager import KVCache
+from weft.core.protocols import WorkerSpec
+from weft.core.wire import EngineStats
+from weft.sched.scheduler import SchedulerConfig
+from weft.sim.clock import VirtualClock
+from weft.sim.devices import Device
+from weft.sim.loop import Simulation, StepDigest
+from weft.sim.metrics import KnownTokens, Summary, WasteLedger, summarise
+from weft.sim.policies import make_scheduler
+from weft.sim.scripts import SessionScript, TokenSource, with_subagents
+from weft.sim.sessions import Driving, SessionPlayer, SessionRecord
+from weft.sim.worker import CostModelWorker
+
+VOCAB_SIZE = 32_000
+
+
+class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine of a simulation is set up."""
+
+    policy: str = "lru"
+    driving: Driving = "programs"
+    host_tokens: int = 0
+    """KV tokens of the host tier; 0: none."""
+    max_running: int = 256
+    max_step_tokens: int = 2048
+    synchronous_swaps: bool = False
+    saturate: bool = True
+    """Prompts wait from the device's saturation point on."""
+    latency_s: float = 0.0
+    """From when a turn is due until the engine has it."""
+    overlap: bool = True
+
+
+class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a simulation found."""
+
+    summary: Summary
+    records: list[SessionRecord]
+    scheduler_stats: EngineStats
+    """What the scheduler has counted itself."""
+    digest: str
+    """A hash over all steps; empty where none was asked for."""
+
+
+def simulate(
+    device: Device,
+    scripts: Sequence[SessionScript],
+    settings: SimulationSettings,
+    *,
+    seed: int = 0,
+    arrivals_s: float | None = None,
+    with_digest: bool = False,
+    on_done: Callable[[SessionRecord], None] = lambda record: None,
+) -> SimulationResult:
+    """Play sessions until all have ended. `on_done` is called with each record.
+
+    `arrivals_s` is how long sessions arrive; None: until the last one does. Raises `ConfigError` for an unknown policy
+    and for a session that is longer than the pool.
+    """
+    longest = max((script.num_tokens for script in with_subagents(scripts)), default=1)
+    if longest > device.num_pages * device.page_size:
+        raise ConfigError(
+            f"the longest session has {longest} tokens, and the device has room for {device.kv_tokens} tokens of KV"
+        )
+    config = SchedulerConfig(
+        max_context=longest + 1,
+        max_running=settings.max_running,
+        max_step_tokens=settings.max_step_tokens,
+        saturation_tokens=device.saturation_tokens if settings.saturate else None,
+        max_waiting=1 << 30,
+        vocab_size=VOCAB_SIZE,
+        seed=seed,
+    )
+    spec = worker_spec(device, settings, config.max_context)
+    cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
+    scheduler = make_scheduler(settings.policy, config, cache)
+    clock, costs, known = VirtualClock(), device.costs(), KnownTokens()
+    ledger = WasteLedger(scheduler, cache, costs, known)
+    digest = StepDigest()
+    simulation = Simulation(
+        scheduler,
+        CostModelWorker(spec, costs, clock, synchronous_swaps=settings.synchronous_swaps),
+        clock,
+        [ledger, digest] if with_digest else [ledger],
+        overlap=settings.overlap,
+    )
+    player = SessionPlayer(
+        simulation,
+        TokenSource(seed, VOCAB_SIZE),
+        known,
+        driving=settings.driving,
+        latency_s=settings.latency_s,
+        on_done=on_done,
+    )
+    player.add(scripts)
+    simulation.run()
+    last_s = max((script.arrive_s for script in scripts), default=0.0)
+    return SimulationResult(
+        summary=summarise(
+            player.records,
+            ledger,
+            arrivals_s=arrivals_s or last_s or 1.0,
+            steps=simulation.num_steps,
+            simulated_s=clock.now(),
+        ),
+        records=player.records,
+        scheduler_stats=scheduler.stats(),
+        digest=digest.hexdigest() if with_digest else "",
+    )
+
+
+def worker_spec(device: Device, settings: SimulationSettings, max_context: int) -> WorkerSpec:
+    """The sizes of a simulated worker."""
+    return WorkerSpec(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=1,
+        page_size=device.page_size,
+        num_device_pages=device.num_pages,
+        num_host_pages=settings.host_tokens // device.page_size,
+        num_slots=settings.max_running,
+        num_embed_slots=0,
+        max_context=max_context,
+        bytes_per_page=device.bytes_per_page,
+        device=device.name,
+        dtype="none",
+    )
