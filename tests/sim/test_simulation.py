@@ -96,7 +96,7 @@ def test_a_parent_waits_for_its_subagents_one_after_the_other() -> None:
 
 
 def test_a_session_that_does_not_fit_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="105 tokens.*64 tokens of KV"):
+    with pytest.raises(ConfigError, match=r"105 tokens.*64 tokens of KV"):
         simulate(small_device(4), [session(1, (100, 5, 0.0))], PROGRAMS)
 
 

@@ -1,4 +1,4 @@
-"""Session scripts: what sessions will do, as data: fixed before a simulation begins, and independent of what it decides.
+"""Session scripts: what sessions will do, fixed before a simulation begins and independent of what it decides.
 
 A *session* is a conversation of a model with tools or people: turns, each of which adds tokens to the context,
 generates, and then waits for something. `workloads.py` and `agents.py` draw sessions; `sessions.py` plays them.
