@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.small import session, small_device, small_settings
-from weft.sim.metrics import KnownTokens
+from weft.sim.records import KnownTokens, SessionRecord, TurnRecord
 from weft.sim.run import simulate
-from weft.sim.sessions import SessionRecord, TurnRecord
 
 
 def test_known_tokens_are_recomputed_and_others_are_not() -> None:

@@ -19,8 +19,8 @@ from weft.sched.scheduler import Scheduler, SchedulerConfig
 from weft.sim.clock import VirtualClock
 from weft.sim.devices import find_device
 from weft.sim.loop import Simulation
-from weft.sim.metrics import KnownTokens
 from weft.sim.policies import make_scheduler
+from weft.sim.records import KnownTokens
 from weft.sim.run import SimulationSettings, simulate, worker_spec
 from weft.sim.scripts import SessionScript, TokenSource, TurnScript
 from weft.sim.sessions import SessionPlayer

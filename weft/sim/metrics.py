@@ -14,7 +14,7 @@ pages, that is, needs more than are free or cached: only then would the memory h
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,35 +24,10 @@ from weft.core.step import Step
 from weft.sched.in_flight import InFlight
 from weft.sched.scheduler import Scheduler
 from weft.sched.sequence import GenerateOp, SequenceState
+from weft.sim.records import KnownTokens, SessionRecord
 from weft.sim.worker import StepTiming
 
-if TYPE_CHECKING:
-    from weft.sim.sessions import SessionRecord
-
 CAUSES = ("preserve", "recompute", "swap", "stalled")
-
-
-class KnownTokens:
-    """How many tokens of each open sequence had KV at some time: computing them again is recomputation."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}
-        """By handle."""
-
-    def expect(self, handle: int, num_tokens: int) -> None:
-        """The first `num_tokens` tokens of a sequence have been computed before, for it or for another."""
-        self._known[handle] = max(num_tokens, self._known.get(handle, 0))
-
-    def forget(self, handle: int) -> None:
-        """The sequence is closed."""
-        self._known.pop(handle, None)
-
-    def compute(self, handle: int, start: int, end: int) -> int:
-        """Tokens `start` to `end` of a sequence are computed: how many of them not for the first time."""
-        known = self._known.get(handle, 0)
-        if end > known:
-            self._known[handle] = end
-        return max(0, min(end, known) - start)
 
 
 class WasteTotals(NamedTuple):

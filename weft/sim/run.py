@@ -14,10 +14,11 @@ from weft.sched.scheduler import SchedulerConfig
 from weft.sim.clock import VirtualClock
 from weft.sim.devices import Device
 from weft.sim.loop import Simulation, StepDigest
-from weft.sim.metrics import KnownTokens, Summary, WasteLedger, summarise
+from weft.sim.metrics import Summary, WasteLedger, summarise
 from weft.sim.policies import make_scheduler
+from weft.sim.records import KnownTokens, SessionRecord
 from weft.sim.scripts import SessionScript, TokenSource, with_subagents
-from weft.sim.sessions import Driving, SessionPlayer, SessionRecord
+from weft.sim.sessions import Driving, SessionPlayer
 from weft.sim.worker import CostModelWorker
 
 VOCAB_SIZE = 32_000

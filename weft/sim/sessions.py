@@ -9,57 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
-
-import msgspec
+from typing import Literal
 
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
 from weft.core.wire import Append, Finished, Generate, Open, Release
 from weft.sim.loop import Simulation
-from weft.sim.metrics import KnownTokens
+from weft.sim.records import KnownTokens, SessionRecord, TurnRecord
 from weft.sim.scripts import SessionScript, TokenSource
 from weft.sim.worker import OUTPUT_TOKEN
 
 Driving = Literal["programs", "clients"]
-
-
-class TurnRecord(NamedTuple):
-    """How a turn went. Times are virtual seconds."""
-
-    due_s: float
-    """When its tokens were there: the arrival, or the end of the wait before it."""
-    first_token_s: float
-    end_s: float
-    prompt_tokens: int
-    known_tokens: int
-    """Tokens at the prompt's begin whose KV was computed before, for this session or a prompt that it shares."""
-    output_tokens: int
-
-
-class SessionRecord(msgspec.Struct):
-    """How a session went."""
-
-    number: int
-    kind: str
-    arrive_s: float
-    turns: list[TurnRecord] = []
-    tools_s: float = 0.0
-    """Time in waits."""
-    end_s: float | None = None
-    """None: it has not ended."""
-
-    @property
-    def output_tokens(self) -> int:
-        """Generated so far."""
-        return sum(turn.output_tokens for turn in self.turns)
-
-    @property
-    def latency_per_token_s(self) -> float | None:
-        """(end to end - time in tools) / output tokens; None before the end."""
-        if self.end_s is None:
-            return None
-        return (self.end_s - self.arrive_s - self.tools_s) / self.output_tokens
 
 
 class SessionPlayer:
