@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.engine.driver import Driver
@@ -192,6 +194,39 @@ def test_a_full_queue_refuses_with_a_reason() -> None:
     driver.run()
     assert all(isinstance(driver.operations[op].ending, wire.Finished) for op in ops)
     driver.send(wire.Release(seq=70))
+    driver.finish()
+
+
+def test_a_full_queue_says_when_a_place_is_expected() -> None:
+    driver = Driver(num_slots=1, max_waiting=1, eos=-1)
+    for _ in range(2):  # a place every two seconds
+        driver.clock.advance(2.0)
+        driver.generate(driver.open([1] * 8), 1)
+        driver.run()
+    driver.clock.advance(2.0)
+    running = driver.generate(driver.open([1] * 8), 100)
+    for _ in range(3):
+        driver.step()
+    waiting = driver.open([2] * 8)
+    driver.generate(waiting, 100)
+    driver.send(wire.Open(seq=70))
+
+    def told(op: int) -> int:
+        driver.others.clear()
+        driver.send(wire.Generate(seq=70, op=op))
+        [failure] = failures(driver)
+        seconds = failure.error.retry_after_s
+        assert f"try again in {math.ceil(seconds)} s" in failure.error.message
+        return round(seconds)  # steps take a hundredth of a second each
+
+    assert [told(1_000_001 + number) for number in range(3)] == [2, 4, 6]
+    # The client gives one up: its place is free, and one of those that were refused may take it.
+    driver.send(wire.Release(seq=waiting))
+    driver.generate(driver.open([3] * 8), 1)
+    assert told(1_000_004) == round(3 * 4 / 3)
+    assert driver.operations[running].ending is None
+    driver.send(wire.Release(seq=70))
+    driver.run()
     driver.finish()
 
 

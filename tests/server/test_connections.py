@@ -20,9 +20,10 @@ from tests.server.test_disconnect import BODIES, connect, head_of, read_to_end, 
 from tests.server.test_requests import error_of
 from weft.abi.errors import ConfigError, Overloaded
 from weft.config import ServerConfig
+from weft.core.place_forecast import MAX_RETRY_S
 from weft.server import connections
 from weft.server.connections import RESERVED_FILES, StalledConnections, allowed_connections, max_connections
-from weft.server.places import MAX_RETRY_S, Places
+from weft.server.places import Places
 
 PATH, BODY = BODIES["chat"]
 NUM_CHOICES = 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable
 
 from weft.abi.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
@@ -33,7 +34,7 @@ from weft.core.wire import (
 from weft.sched import sequence as ops
 from weft.sched.columns import extremes
 from weft.sched.masks import cut_masks
-from weft.sched.operations import advance, cancelled, end_all, leave_slot
+from weft.sched.operations import advance, cancel_all, leave_slot
 from weft.sched.sequence import QueuePlace, Sequence, SequenceState, StopMonitor, TokenGuide
 from weft.sched.state import SchedulerState
 
@@ -73,7 +74,7 @@ class CommandHandler:
                     self._release((client, command.seq), None, now)
                 case Cancel():
                     sequence = self._get(client, command.seq)
-                    end_all(self._state, sequence, cancelled(sequence, now))
+                    cancel_all(self._state, sequence, now)
                     leave_slot(self._state, sequence, now)
                 case MaskTokens():
                     masked = self._usable(client, command.seq, command.op)
@@ -172,7 +173,11 @@ class CommandHandler:
         check_together(command.sampling, command.stop, config.eos_token_ids)
         others = len(self._state.sequences.queue) - (sequence.state in (SequenceState.WAITING, SequenceState.DEFERRED))
         if others >= config.max_waiting:
-            raise Overloaded(f"{config.max_waiting} requests are waiting already; try again later")
+            wait_s = self._state.places.refused(now)
+            raise Overloaded(
+                f"{config.max_waiting} requests wait for this engine, its limit; try again in {math.ceil(wait_s)} s",
+                retry_after_s=wait_s,
+            )
         stop = command.stop
         eos = () if stop.ignore_eos else config.eos_token_ids
         seed = command.sampling.seed
@@ -218,7 +223,7 @@ class CommandHandler:
         if not 0 <= command.num_tokens <= len(sequence.tokens):
             message = f"cannot cut a sequence of {len(sequence.tokens)} tokens to {command.num_tokens}"
             raise ContextTooLong(message, "num_tokens")
-        end_all(self._state, sequence, cancelled(sequence, now))
+        cancel_all(self._state, sequence, now)
         del sequence.tokens[command.num_tokens :]
         sequence.masks = cut_masks(sequence.masks, command.num_tokens)
         sequence.high_water = min(sequence.high_water, command.num_tokens)
@@ -230,7 +235,7 @@ class CommandHandler:
         if sequence is None:
             return  # released before, or dropped with its engine: the caller's wish is fulfilled
         state = self._state
-        end_all(state, sequence, cancelled(sequence, now))
+        cancel_all(state, sequence, now)
         sequence.unborn = False
         leave_slot(state, sequence, now)
         state.sequences.close(sequence)

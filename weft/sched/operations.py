@@ -180,7 +180,8 @@ def finish_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: 
 
 def end_operation(state: SchedulerState, sequence: Sequence, event: OpEvent, now: float) -> None:
     """End the operation under way with its one terminal event, and go on with the next."""
-    sequence.ops.popleft()
+    if isinstance(sequence.ops.popleft(), GenerateOp):
+        state.places.freed(now)
     how = state.log.end(sequence.client, event)
     state.log.trace(sequence, how, now, len(sequence.tokens))
     leave_slot(state, sequence, now)
@@ -224,7 +225,14 @@ def end_all(state: SchedulerState, sequence: Sequence, event: Callable[[int], Op
             state.log.end(sequence.client, event(op.op))
 
 
-def cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
+def cancel_all(state: SchedulerState, sequence: Sequence, now: float) -> None:
+    """End every operation, under way and queued, because the client gave them up."""
+    if isinstance(sequence.head, GenerateOp):
+        state.places.freed(now)
+    end_all(state, sequence, _cancelled(sequence, now))
+
+
+def _cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
     """Makes the `Cancelled` events of a sequence's operations, with what the one under way has cost."""
     head = sequence.head
 

@@ -7,6 +7,7 @@ transitions on it; `Scheduler` alone calls them from outside.
 from __future__ import annotations
 
 from weft.cache.manager import KVCache
+from weft.core.place_forecast import PlaceForecast
 from weft.sched.config import SchedulerConfig, prompt_budget
 from weft.sched.event_log import EventLog
 from weft.sched.order import FairOrder
@@ -31,6 +32,8 @@ class SchedulerState:
         self.reclaimer = Reclaimer(cache, self.sequences, self.log, ByRank(), prompt_budget(config))
         self.spaces = _spaces(config, cache, self.log, self.reclaimer)
         self.reclaimer.last_resort = self.spaces.end_youngest
+        self.places = PlaceForecast()
+        """When a generation that finds the queue full can expect a place: each end of a generation frees one."""
         self.last_step_id = 0
         """The last step that was launched."""
 

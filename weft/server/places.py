@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 
 from weft.abi.errors import Overloaded
-
-REMEMBERED = 256
-"""Number of ended requests from which the rate of freed places is estimated."""
-MAX_RETRY_S = 60.0
+from weft.core.place_forecast import PlaceForecast
 
 
 class Places:
@@ -20,9 +17,7 @@ class Places:
         self._per_tenant = most if num_tenants < 2 else -(-most // 2)
         self._taken: Counter[str] = Counter()
         self._num_taken = 0
-        self._freed: deque[float] = deque(maxlen=REMEMBERED)
-        self._promised = 0
-        """Refused requests with a `Retry-After` for which no place has become free yet."""
+        self._forecast = PlaceForecast()
 
     @property
     def num_taken(self) -> int:
@@ -45,12 +40,8 @@ class Places:
         self._taken[tenant] -= 1
         if not self._taken[tenant]:
             del self._taken[tenant]
-        self._freed.append(now)
-        self._promised = max(0, self._promised - 1)
+        self._forecast.freed(now)
 
     def _refusal(self, what: str, now: float) -> Overloaded:
-        self._promised += 1
-        # The time since the last end counts, too.
-        mean_s = (now - self._freed[0]) / len(self._freed) if self._freed else 0.0
-        wait_s = min(max(1.0, self._promised * mean_s), MAX_RETRY_S)
+        wait_s = self._forecast.refused(now)
         return Overloaded(f"{what}; try again in {math.ceil(wait_s)} s.", retry_after_s=wait_s)
