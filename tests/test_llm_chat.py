@@ -235,4 +235,37 @@ def test_a_stream_ends_with_its_only_call(hermes: Scripted) -> None:
     hermes.answers(CALL + CALL)
     chunks = list(hermes.llm.stream_chat(ASK, tools=TOOLS, parallel_tool_calls=False))
     assert "".join(chunk.text for chunk in chunks) == CALL
-    assert chunks[-1].finish_reason == "stop"
+    assert chunks[-1].finish_reason == "tool_calls"
+    assert len(chunks[-1].message["tool_calls"]) == 1
+
+
+def test_a_stream_has_calls_and_reasoning_in_parts(thinker: Scripted, hermes: Scripted) -> None:
+    thinker.answers("Cold there.\n</think>\n\nIt rains.")
+    chunks = list(thinker.llm.stream_chat(ASK))
+    deltas = [delta for chunk in chunks for delta in chunk.deltas]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Cold there."
+    assert "".join(delta.get("content", "") for delta in deltas) == "It rains."
+    assert [chunk.message for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].message == {"role": "assistant", "content": "It rains.", "reasoning_content": "Cold there."}
+
+    hermes.answers("Let me see.\n" + CALL)
+    chunks = list(hermes.llm.stream_chat(ASK, tools=TOOLS))
+    [start, *rest] = [call for chunk in chunks for delta in chunk.deltas for call in delta.get("tool_calls", [])]
+    [call] = chunks[-1].message["tool_calls"]
+    assert (start["id"], start["type"], start["function"]["name"]) == (call["id"], "function", "weather")
+    assert "".join(piece["function"]["arguments"] for piece in rest) == call["function"]["arguments"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+    assert "".join(delta.get("content", "") for chunk in chunks for delta in chunk.deltas) == "Let me see.\n"
+    # The message may be appended to the conversation as it is.
+    hermes.answers("Rain.")
+    answer = [*ASK, chunks[-1].message, {"role": "tool", "tool_call_id": call["id"], "content": "rain"}]
+    assert hermes.llm.chat([answer], tools=TOOLS)[0].text == "Rain."
+
+
+def test_several_streamed_answers_are_read_apart(hermes: Scripted) -> None:
+    hermes.answers(CALL, "It rains.")
+    chunks = list(hermes.llm.stream_chat(ASK, tools=TOOLS, n=2))
+    ends = {chunk.index: chunk for chunk in chunks if chunk.finish_reason is not None}
+    assert [ends[index].finish_reason for index in range(2)] == ["tool_calls", "stop"]
+    assert "tool_calls" not in ends[1].message
+    assert ends[1].message["content"] == "It rains."

@@ -151,11 +151,11 @@ def write_stream(llm: LLM, prompt: str, ask: Ask) -> None:
     if ask.options["n"] != 1:
         raise InvalidRequest("several answers cannot be streamed; use --no-stream", "n")
     if ask.as_chat:
-        chunks = llm.stream_chat(ask.messages(prompt), **ask.options)
+        texts = (chunk.text for chunk in llm.stream_chat(ask.messages(prompt), **ask.options))
     else:
-        chunks = llm.stream(prompt, **ask.options)
-    for chunk in chunks:
-        sys.stdout.write(chunk.text)
+        texts = (chunk.text for chunk in llm.stream(prompt, **ask.options))
+    for text in texts:
+        sys.stdout.write(text)
         sys.stdout.flush()
     sys.stdout.write("\n")
 

@@ -6,7 +6,7 @@ Owns the ids of calls to which the model gave none.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -85,6 +85,11 @@ def read_answer(text: str, reason: FinishReason, reading: Reading) -> tuple[Chat
 def new_call_id() -> str:
     """A new id, unique among all calls."""
     return "call_" + secrets.token_hex(12)
+
+
+def with_call_id(delta: Delta) -> Delta:
+    """The delta; the start of a call has an id, a new one if the model gave it none."""
+    return replace(delta, id=new_call_id()) if isinstance(delta, CallStart) and not delta.id else delta
 
 
 def chat_delta(delta: Delta) -> ChatDelta:

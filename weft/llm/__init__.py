@@ -3,6 +3,16 @@
 from weft.llm.api import LLM
 from weft.llm.chats import ChatOptions, TemplateOptions
 from weft.llm.options import Conversation, Options, Prompt
-from weft.llm.results import CompletionOutput, Result
+from weft.llm.results import AnswerChunk, CompletionOutput, Result
 
-__all__ = ["LLM", "ChatOptions", "CompletionOutput", "Conversation", "Options", "Prompt", "Result", "TemplateOptions"]
+__all__ = [
+    "LLM",
+    "AnswerChunk",
+    "ChatOptions",
+    "CompletionOutput",
+    "Conversation",
+    "Options",
+    "Prompt",
+    "Result",
+    "TemplateOptions",
+]

@@ -38,7 +38,7 @@ from weft.llm.options import (
     least,
     packed_tokens,
 )
-from weft.llm.results import Result, answer, complete, of_prompt, search
+from weft.llm.results import AnswerChunk, Result, answer, answer_chunks, complete, of_prompt, search
 from weft.llm.threads import LoopThread, streamed, windowed
 from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
@@ -254,10 +254,13 @@ class LLM:
         args, extras = arguments(sampling, stopping, options, self.tokenizer.sampling_defaults)
         self._check(args)
 
-        async def work() -> CompletionArgs:
-            return replace(args, prompt=await self._tokens(prompt, extras))
+        async def chunks() -> AsyncGenerator[Chunk, None]:
+            whole = replace(args, prompt=await self._tokens(prompt, extras))
+            async with aclosing(completion.main(whole, extras.caller, self._runtime)) as inner:
+                async for chunk in inner:
+                    yield chunk
 
-        return self._stream(work, extras)
+        return streamed(self._thread, chunks)
 
     def stream_chat(
         self,
@@ -267,15 +270,18 @@ class LLM:
         *,
         template: TemplateOptions | None = None,
         **options: Unpack[ChatOptions],
-    ) -> Iterator[Chunk]:
-        """The assistant's next turn; yields chunks as they are computed. Their text is the model's raw output,
-        including tool calls and reasoning. Leaving the loop early cancels it."""
+    ) -> Iterator[AnswerChunk]:
+        """The assistant's next turn; yields chunks as they are computed. They have the model's raw text, and what it
+        adds to the answer's content, reasoning and tool calls. Leaving the loop early cancels it."""
         plan = self._chat_plan(sampling, stopping, template, options)
 
-        async def work() -> CompletionArgs:
-            return (await plan.of(messages, self.tokenizer)).args
+        async def chunks() -> AsyncGenerator[AnswerChunk, None]:
+            chat = await plan.of(messages, self.tokenizer)
+            async with aclosing(answer_chunks(chat, plan.extras.caller, self._runtime)) as inner:
+                async for chunk in inner:
+                    yield chunk
 
-        return self._stream(work, plan.extras)
+        return streamed(self._thread, chunks)
 
     # ---- life
 
@@ -339,15 +345,6 @@ class LLM:
         # Enough to refill a batch whose sequences all end at once, and below the engine's limit of waiting operations.
         window = max(1, min(2 * self.info.max_running, self._max_waiting) // n)
         return windowed(self._thread, items, one, window)
-
-    def _stream(self, work: Callable[[], Coroutine[Any, Any, CompletionArgs]], extras: Extras) -> Iterator[Chunk]:
-        async def chunks() -> AsyncGenerator[Chunk, None]:
-            args = await work()
-            async with aclosing(completion.main(args, extras.caller, self._runtime)) as inner:
-                async for chunk in inner:
-                    yield chunk
-
-        return streamed(self._thread, chunks)
 
 
 def _close(thread: LoopThread, engine: list[EngineClient]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,16 +11,17 @@ import msgspec
 
 from weft.abi.errors import WeftError, from_kind
 from weft.core.wire import OperationUsage, TokenLogprobs
-from weft.endpoints.answers import Reading, read_answer
+from weft.endpoints.answers import Reading, chat_delta, ended, finish_of, message_of, read_answer, with_call_id
 from weft.endpoints.constraints import named
 from weft.endpoints.generate import Gathered, GatheredChoice, gather
-from weft.endpoints.schemas.chat import AnswerFinish
+from weft.endpoints.schemas.chat import AnswerFinish, ChatMessage
 from weft.llm.chats import PlannedChat
 from weft.llm.options import Conversation, Prompt
 from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
-from weft.programs.types import Caller, CompletionArgs
+from weft.programs.types import Caller, Chunk, CompletionArgs
+from weft.text.deltas import Delta, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,26 @@ class CompletionOutput:
     message: dict[str, Any] | None = None
     """Of a chat: the answer as a message of OpenAI's chat API, which may be appended to the conversation. Beside
     `content` it has `reasoning_content` and `tool_calls` where there are any."""
+
+
+class AnswerChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """New text and tokens of one answer to a chat; the fields that it shares with `Chunk` mean the same."""
+
+    index: int
+    text: str
+    """As the model writes it, with the markup of calls and reasoning."""
+    deltas: list[dict[str, Any]]
+    """What the chunk adds to the answer's message, as `delta` in a stream of OpenAI's chat API: `content`,
+    `reasoning_content` or `tool_calls`. A call comes once it is complete, unless a grammar holds it."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: AnswerFinish | None
+    """`tool_calls` where the answer ends with calls."""
+    stop: str | int | None
+    usage: OperationUsage | None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+    message: dict[str, Any] | None
+    """On the last chunk: the whole answer, as `CompletionOutput.message`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +124,52 @@ async def complete(args: CompletionArgs, caller: Caller, runtime: Runtime) -> Re
 
 async def answer(chat: PlannedChat, caller: Caller, runtime: Runtime) -> Result:
     """The answers to a conversation as a result without its prompt."""
-    args = chat.args
-    chunks = completion.main(args, caller, runtime)
-    if chat.param is not None:
-        chunks = named(chunks, chat.param)
-    gathered = await gather(chunks, num_prompts=1, n=args.n)
-    return _result(gathered, args.sampling.logprobs is not None, chat.reading)
+    gathered = await gather(_chunks(chat, caller, runtime), num_prompts=1, n=chat.args.n)
+    return _result(gathered, chat.args.sampling.logprobs is not None, chat.reading)
+
+
+async def answer_chunks(chat: PlannedChat, caller: Caller, runtime: Runtime) -> AsyncGenerator[AnswerChunk, None]:
+    """The answers to a conversation as they come."""
+    answers = [_StreamedAnswer(chat.reading) for _ in range(chat.args.n)]
+    async with aclosing(_chunks(chat, caller, runtime)) as chunks:
+        async for chunk in chunks:
+            yield answers[chunk.index].chunk(chunk)
+
+
+class _StreamedAnswer:
+    """One answer so far."""
+
+    def __init__(self, reading: Reading):
+        self._parser = reading.parser()
+        self._deltas: list[Delta] = []
+
+    def chunk(self, chunk: Chunk) -> AnswerChunk:
+        """What a chunk adds."""
+        deltas = self._parser.push(chunk.text)
+        finish_reason: AnswerFinish | None = None
+        if chunk.finish_reason is not None:
+            deltas = joined([*deltas, *ended(self._parser, chunk.finish_reason)])
+            finish_reason = finish_of(self._parser, chunk.finish_reason)
+        # Here, so that a call has the same id in its delta and in the message.
+        deltas = [with_call_id(delta) for delta in deltas]
+        self._deltas += deltas
+        return AnswerChunk(
+            index=chunk.index,
+            text=chunk.text,
+            deltas=[msgspec.to_builtins(chat_delta(delta)) for delta in deltas],
+            tokens=chunk.tokens,
+            logprobs=chunk.logprobs,
+            finish_reason=finish_reason,
+            stop=chunk.stop,
+            usage=chunk.usage,
+            prompt_logprobs=chunk.prompt_logprobs,
+            message=None if finish_reason is None else _message(message_of(self._deltas)),
+        )
+
+
+def _chunks(chat: PlannedChat, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+    chunks = completion.main(chat.args, caller, runtime)
+    return chunks if chat.param is None else named(chunks, chat.param)
 
 
 async def search(args: BeamArgs, caller: Caller, runtime: Runtime) -> Result:
@@ -126,8 +189,7 @@ def _output(index: int, choice: GatheredChoice, has_logprobs: bool, reading: Rea
     finish_reason: AnswerFinish = choice.finish_reason
     if reading is not None:
         read, finish_reason = read_answer(choice.text, choice.finish_reason, reading)
-        message = msgspec.to_builtins(read)
-        del message["refusal"]  # it is never set
+        message = _message(read)
     return CompletionOutput(
         index=index,
         text=choice.text,
@@ -139,6 +201,12 @@ def _output(index: int, choice: GatheredChoice, has_logprobs: bool, reading: Rea
         score=None if choice.score is None else choice.score.score,
         message=message,
     )
+
+
+def _message(read: ChatMessage) -> dict[str, Any]:
+    message: dict[str, Any] = msgspec.to_builtins(read)
+    del message["refusal"]  # it is never set
+    return message
 
 
 def of_prompt(index: int, error: WeftError) -> WeftError:
