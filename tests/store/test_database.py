@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Connection, event, func, insert, select
 from sqlalchemy.exc import IntegrityError, OperationalError
 
+from tests.small_disk import fill, small_disk
 from weft.abi.errors import QuotaExceeded, StorageFailed
 from weft.store import sqlite
 from weft.store.database import FILE, Database
@@ -155,6 +156,21 @@ def test_a_busy_database_is_told_of_once_and_to_all_who_wait(
     database.write(put("a")).result()
     assert (caplog.text.count("cannot be kept"), caplog.text.count("kept again")) == (1, 1)
     database.close()
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 4, 6], ids=lambda pages: f"{pages} pages left")
+def test_a_disk_that_is_full_from_the_start_is_named_until_it_has_room(tmp_path: Path, left: int) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        filler = fill(disk, left * 4096)
+        with closing(Database(disk / "data")) as database:
+            for _ in range(2):
+                with pytest.raises(StorageFailed, match=r"the disk is full; free space.*programs\.data_dir"):
+                    tenants(database)
+                with pytest.raises(StorageFailed, match=r"the disk is full; free space.*programs\.data_dir"):
+                    database.write(put("a")).result()
+            filler.unlink()
+            database.write(put("a")).result()
+            assert tenants(database) == {"a"}
 
 
 def test_readers_wait_for_no_writer_and_see_one_state(database: Database) -> None:

@@ -29,6 +29,8 @@ _DAMAGED = "its file is damaged; restore programs.data_dir from a copy, or name 
 _BUSY = "another server is writing and does not come to an end; try again"
 _CAUSES = {
     "FULL": _FULL,
+    # A file system without room for the index of the write-ahead log, which a new connection makes.
+    "IOERR_SHMSIZE": _FULL,
     "READONLY": _NO_ACCESS,
     "CANTOPEN": _NO_ACCESS,
     "CORRUPT": _DAMAGED,
@@ -89,8 +91,9 @@ def cause_of(error: DBAPIError | OSError) -> str:
             return _FULL
         return f"{error.strerror}; see that programs.data_dir is a folder that may be written"
     code = getattr(error.orig, "sqlite_errorname", None) or ""
-    kind = code.split("_")[1] if "_" in code else ""
-    return _CAUSES.get(kind, f"{error.orig}; see that the disk has room and may be written (programs.data_dir)")
+    detailed = code.removeprefix("SQLITE_")
+    unknown = f"{error.orig}; see that the disk has room and may be written (programs.data_dir)"
+    return _CAUSES.get(detailed) or _CAUSES.get(detailed.partition("_")[0], unknown)
 
 
 def is_damage(error: DBAPIError) -> bool:

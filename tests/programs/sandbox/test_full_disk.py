@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import wasmtime
 
 from tests.programs.host.help import TENANT, Bench, with_host
 from tests.programs.sandbox.help import EXAMPLES
+from tests.small_disk import small_disk
 from weft.abi.errors import StorageFailed
 from weft.programs.registry import Quota, checked_code
 from weft.programs.run.runs import RunSpec
@@ -64,27 +64,14 @@ def test_the_compiler_s_own_write() -> None:
     assert (ended.returncode, ended.stderr) == (compile_worker.UNWRITTEN, b"No space left on device\n")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for next to nothing."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32k,mode=700", "none", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a small file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_that_is_really_full(small_disk: Path) -> None:
-    compiled = CompiledCode(small_disk / "sandbox")
-    large = (EXAMPLES / "rust" / "complete.wasm").read_bytes()
-    with pytest.raises(StorageFailed, match="No space left"):
-        compiled.module(large)
-    assert not list(compiled.directory.iterdir())
-    assert compiled.module(CODE).path.exists()
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "32k") as disk:
+        compiled = CompiledCode(disk / "sandbox")
+        large = (EXAMPLES / "rust" / "complete.wasm").read_bytes()
+        with pytest.raises(StorageFailed, match="No space left"):
+            compiled.module(large)
+        assert not list(compiled.directory.iterdir())
+        assert compiled.module(CODE).path.exists()
 
 
 def test_the_launch_says_so_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
