@@ -163,6 +163,27 @@ def test_connections_make_room_for_new_ones() -> None:
     check_idle(40, 20)
 
 
+def test_a_kept_connection_is_closed_without_a_word_and_only_it() -> None:
+    def ask(connection: socket.socket) -> None:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert read_until(connection, b'"ok"').startswith(b"HTTP/1.1 200")
+
+    with running(max_connections=3, header_timeout_s=3600.0, keep_alive_s=3600) as server, ExitStack() as stack:
+
+        def connect() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+
+        connect().close()
+        server.wait_until(lambda: not server.server.server_state.connections)
+        kept = connect()
+        ask(kept)
+        others = [connect() for _ in range(3)]
+        # Of those that wait, it has waited longest; the one that its client closed waits no more.
+        assert kept.recv(100) == b""
+        for other in others:
+            ask(other)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_five_thousand_idle_connections() -> None:
