@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.programs.network.test_network import OK, Server
+from tests.programs.network.help import OK, Server
 from weft.abi.errors import InvalidRequest, NetworkDenied, NetworkFailed
 from weft.programs.network import resolver as resolving
 from weft.programs.network.client import Network
