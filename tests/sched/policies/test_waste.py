@@ -129,10 +129,17 @@ class TestRecomputing:
         load = self.load._replace(costs=CostModel(forward, None, None, 64))
         assert waste_of(make_runs(num_tokens=160, num_pages=10), load) == pytest.approx([284.48])
 
-    def test_attention_is_counted_at_its_place(self) -> None:
-        # Pairs alone cost: 1e-6 s each. 64 of 256 tokens in one forward and one chunk: 64 * (192 + 256 + 1) / 2
+    def test_a_device_where_nothing_runs_has_the_step_of_the_return(self) -> None:
+        # Its base of 10 ms is paid for the new tokens, so recomputing adds 0.16 s: 0.16 * 160 / 2.
+        load = Load(0.0, costs=line())
+        assert waste_of(make_runs(num_tokens=160, num_pages=10), load) == pytest.approx([12.8])
+
+    @pytest.mark.parametrize("saturation_tokens", [None, 33])
+    def test_attention_is_counted_at_its_place(self, saturation_tokens: int | None) -> None:
+        # Pairs alone cost: 1e-6 s each. 64 of 256 tokens, in one chunk or in two of 32, have 64 * (193 + 256) / 2
         # = 14,368 pairs; held meanwhile 192 + 32.
-        load = Load(0.0, running_tokens=1000, running_rows=1, costs=line(0.0, 0.0, pair_s=1e-6))
+        costs = line(0.0, 0.0, pair_s=1e-6)
+        load = Load(0.0, running_tokens=1000, running_rows=1, saturation_tokens=saturation_tokens, costs=costs)
         seconds = 14_368e-6
         assert waste_of(make_runs(num_tokens=256, num_pages=4), load) == pytest.approx([seconds * (224 + 1000)])
 
