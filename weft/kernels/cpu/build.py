@@ -22,11 +22,9 @@ LIBRARY = HERE / "_weft_cpu.so"
 
 _COMMON = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-w")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
-_AVX512 = (
-    *(*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
-    "-mprefer-vector-width=512",
-)
-_X86_LEVELS = {"avx2": _AVX2, "avx512": _AVX512, "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16")}
+_AVX512F = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
+_AVX512 = (*_AVX512F, "-mavx512bf16")
+_X86_LEVELS = {"avx2": _AVX2, "avx512f": _AVX512F, "avx512": _AVX512, "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16")}
 
 
 def source_hash() -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
-ABI_VERSION = 10
+ABI_VERSION = 11
 
 
 class Level(IntEnum):
@@ -24,8 +24,9 @@ class Level(IntEnum):
 
     PORTABLE = 0
     AVX2 = 1
-    AVX512 = 2
-    AMX = 3
+    AVX512F = 2
+    AVX512 = 3
+    AMX = 4
 
 
 class BatchFields(Structure):

@@ -22,15 +22,17 @@ WEIGHT_DTYPES = DTYPES | {torch.int8: 2}
 THIN_ROWS = {
     (Level.AMX, torch.bfloat16): 128,
     (Level.AVX512, torch.bfloat16): 16,
+    (Level.AVX512F, torch.bfloat16): 16,
     (Level.AVX2, torch.bfloat16): 16,
     (Level.AMX, torch.float32): 16,
     (Level.AVX512, torch.float32): 16,
+    (Level.AVX512F, torch.float32): 16,
     (Level.AVX2, torch.float32): 8,
 }
 """Products of up to so many rows with a weight that is not packed are ours: they read the weight once, where a
 library's product rearranges it first. Measured against torch's product held to the same instructions; what is not
 listed leaves it to torch. With a packed weight every product is ours."""
-THIN_ROWS_INT8 = {Level.AMX: 16, Level.AVX512: 16, Level.AVX2: 32}
+THIN_ROWS_INT8 = {Level.AMX: 16, Level.AVX512: 16, Level.AVX512F: 32, Level.AVX2: 32}
 """The same for an int8 weight that is not packed. Torch's product has it widened first. Not measured with AMX, whose
 kernel is that of AVX-512."""
 

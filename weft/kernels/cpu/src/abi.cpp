@@ -35,14 +35,18 @@ bool has_avx2() {
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2) && (b & bit_BMI2);
 }
 
-bool has_avx512() {
-    constexpr unsigned kBf16 = 1u << 5;
+bool has_avx512f() {
     unsigned a, b, c, d;
     if (!has_avx2() || (saved_state() & 0xe6) != 0xe6) return false;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     unsigned needed = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    if ((b & needed) != needed) return false;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16);
+    return (b & needed) == needed;
+}
+
+bool has_avx512() {
+    constexpr unsigned kBf16 = 1u << 5;
+    unsigned a, b, c, d;
+    return has_avx512f() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16);
 }
 
 // What int8.h needs beside a level.
@@ -96,6 +100,7 @@ const Table& table(int level) {
 #if defined(__x86_64__)
     if (level == kAmx) return kAmxTable;
     if (level == kAvx512) return kAvx512Table;
+    if (level == kAvx512f) return kAvx512fTable;
     if (level == kAvx2) return kAvx2Table;
 #endif
     return kPortableTable;
@@ -112,6 +117,7 @@ WEFT_EXPORT int weft_has_level(int level) {
 #if defined(__x86_64__)
     if (level == kAmx) return has_amx();
     if (level == kAvx512) return has_avx512();
+    if (level == kAvx512f) return has_avx512f();
     if (level == kAvx2) return has_avx2();
 #endif
     return level == kPortable;

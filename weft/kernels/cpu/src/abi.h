@@ -7,10 +7,10 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 10;
+constexpr int kAbiVersion = 11;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
-enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
+enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512f = 2, kAvx512 = 3, kAmx = 4 };
 
 // bfloat16 as stored; arithmetic happens in float.
 struct bf16 {
@@ -142,6 +142,7 @@ struct Table {
 extern const Table kPortableTable;
 #if defined(__x86_64__)
 extern const Table kAvx2Table;
+extern const Table kAvx512fTable;
 extern const Table kAvx512Table;
 extern const Table kAmxTable;
 #endif

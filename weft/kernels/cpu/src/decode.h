@@ -93,7 +93,7 @@ WEFT_INLINE void add_values(const T* v, int64_t dim, const float (*weights)[kChu
 
 // Whether this level has dot products of pairs of T.
 template <class T>
-constexpr bool kInPairs = W == 16 && sizeof(T) == 2;
+constexpr bool kInPairs = Lanes<T, true>::step == 2 * W;
 
 // Whether a chunk is read in blocks of 16 entries (`attend_blocks`).
 template <class T, bool Wide>
@@ -169,7 +169,7 @@ void stack_of(const AttentionArgs& a, int64_t r, int64_t head, Stack<T>& stack) 
 // scores[m][0..16) = dot(q[m], entry i of k), before scaling, for the heads of a stack.
 template <class T>
 WEFT_INLINE void score_stack(const Stack<T>& s, const T* k, int64_t dim, float* scores, Fetch& fetch) {
-#if WEFT_AVX512
+#if WEFT_BF16
     if constexpr (kInPairs<T>) {
 #if WEFT_AMX
         const int32_t* tiles = s.tiles;
@@ -337,7 +337,7 @@ void write_out(const AttentionArgs& a, const Stack<T>& s, const Partial& result)
         // NaN weights stay NaN: a sum that is not positive and not zero must not look like a query without entries.
         if (result.total[m] != result.total[m]) scale = result.total[m];
         const float* values = result.values[m];
-#if WEFT_AVX512
+#if WEFT_BF16
         if constexpr (kInPairs<T>)
             if (in_blocks<T, Wide>(a)) {
                 write_values(values, scale, dim, to);

@@ -5,7 +5,7 @@
 #include "amx.h"
 #include "fetch.h"
 
-#if WEFT_AVX512
+#if WEFT_BF16
 
 namespace weft {
 namespace {

@@ -34,8 +34,10 @@ template <class T, class Out>
 WEFT_INLINE void normalise(const T* x, const T* weight, Out* out, int64_t size, float eps) {
     float scale = inverse_rms(x, size, eps);
     int64_t i = 0;
-    for (; i + W <= size; i += W)
-        store(out + i, as_stored(x, as_stored(x, load(x + i) * scale) * load(weight + i)));
+    for (; i + W <= size; i += W) {
+        vf y = as_stored(x, load(x + i) * scale) * load(weight + i);
+        store(out + i, sizeof(Out) == sizeof(T) ? y : as_stored(x, y));  // of type T, `store` rounds
+    }
     for (; i < size; i++) narrow(out + i, as_stored<T>(as_stored<T>(widen(x[i]) * scale) * widen(weight[i])));
 }
 

@@ -9,7 +9,7 @@
 #include "simd.h"
 #include "threads.h"
 
-#if WEFT_AVX512
+#if WEFT_BF16
 
 // Byte permutations over two registers (VBMI). Processors with bfloat16 dot products have them, but for one (Cooper
 // Lake), where `weft_packs` says no for int8; so these functions alone are compiled for them.

@@ -40,17 +40,17 @@ void linear(int dtype, const LinearArgs& args) {
         args.scales ? linear_rows<float, int8_t, false>(args) : linear_rows<float, float, true>(args);
 }
 
-#if WEFT_AVX2
-typedef Floats<bf16> Bfloat16Product;
-#elif WEFT_AMX
+#if WEFT_AMX
 typedef Tiles Bfloat16Product;
-#elif WEFT_AVX512
+#elif WEFT_BF16
 typedef Pairs Bfloat16Product;
+#elif WEFT_AVX2 || WEFT_AVX512
+typedef Floats<bf16> Bfloat16Product;
 #endif
 
 #if WEFT_AVX2 || WEFT_AVX512
 void pack(int dtype, const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads) {
-#if WEFT_AVX512
+#if WEFT_BF16
     if (dtype == kInt8) return pack_int8((const int8_t*)weight, (uint8_t*)packed, outputs, inputs, threads);
     if (dtype == kBfloat16) return Pairs::pack((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
 #else
@@ -79,7 +79,7 @@ void attention(int dtype, const AttentionArgs& args) {
 }
 
 double product_probe(int dtype, void* data, int64_t rounds, int threads) {
-#if WEFT_AVX512
+#if WEFT_BF16
     if (dtype == kBfloat16) return probe_product<bf16>(data, rounds, threads);
 #endif
     return probe_product<float>(data, rounds, threads);  // what bfloat16 comes to without instructions of its own

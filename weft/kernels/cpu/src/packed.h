@@ -48,7 +48,7 @@ template <class T>
 WEFT_INLINE void store_row(T* to, const vf* y, bool) {
     for (int j = 0; j < kVectors; j++) store(to + j * W, y[j]);
 }
-#if WEFT_AVX512
+#if WEFT_BF16
 WEFT_INLINE void store_row(bf16* to, const vf* y, bool streamed) {
     __m512i line = (__m512i)_mm512_cvtne2ps_pbh((__m512)y[1], (__m512)y[0]);
     streamed ? _mm512_stream_si512((__m512i*)to, line) : _mm512_storeu_si512(to, line);
@@ -84,8 +84,9 @@ struct PanelPart {
     int64_t steps;
     bool add;           // to what is in `sums`
     float* sums;        // rows 32 apart
-    const char* fetch;  // what will be read after this panel; null: nothing
+    const char* fetch;  // what will be read after this panel, or `near`, in this one; null: nothing
     int64_t lines;      // of `fetch`, per step
+    bool near;          // soon enough for the first-level cache
     const LinearArgs* args;
     ReadySums ready;    // of the rows before these; without rows: none
 };
@@ -95,6 +96,10 @@ WEFT_INLINE void fetch_beside(const PanelPart& part, int64_t step) {
     if (part.fetch)
         for (int64_t i = 0; i < part.lines; i++)
             __builtin_prefetch(part.fetch + (step * part.lines + i) * 64, 0, 2);
+}
+
+WEFT_INLINE void fetch_near(const PanelPart& part, int64_t step) {
+    for (int64_t i = 0; i < part.lines; i++) __builtin_prefetch(part.fetch + (step * part.lines + i) * 64, 0, 3);
 }
 
 template <int M>
@@ -129,25 +134,26 @@ void linear_panel(const LinearArgs& a, const RowPart<P>& r, int64_t panel, const
                   const float* gates) {
     const int64_t steps = a.inputs / kStep, step_bytes = P::step_bytes(a), size = steps * step_bytes;
     const int64_t groups = r.groups(), each = r.at_once();
-    const bool expand = a.scales && !P::reads_int8(groups);
-    const bool whole = a.scales ? !expand : groups <= P::kWholeGroups;
+    const bool expand = P::expands(a, groups), whole = P::takes_whole(a, groups);
     const char* weight = (const char*)a.weight + panel * size;
-    PanelPart part{nullptr, whole ? steps : P::kBlockSteps, false, nullptr, nullptr, 0, &a, {}};
+    PanelPart part{nullptr, whole ? steps : P::kBlockSteps, false, nullptr, nullptr, 0, false, &a, {}};
+    part.near = P::kNearBytes && groups == 1;
     part.lines = (step_bytes / 64 + groups - 1) / groups;
     const char *fetch = next, *end = fetch + (next ? size : 0);
     for (int64_t s = 0; s < steps; s += part.steps) {
         part.steps = least(part.steps, steps - s);
         part.add = s > 0;
         const char* from = weight + s * step_bytes;
-        if (expand) P::expand_steps(from, r.expanded, part.steps);
+        if (expand) P::expand_steps(a, from, r.expanded, part.steps);
         part.weight = expand ? r.expanded : from;
         for (int64_t m = 0; m < r.rows; m += each) {
             int64_t count = least(each, r.rows - m);
             int64_t bytes = part.lines * part.steps * 64;
             part.sums = sums + m * kPanel;
             part.fetch = next && fetch < end ? fetch : nullptr;  // beyond the end it does no harm
+            if (part.near) part.fetch = from + P::kNearBytes;    // nor here
             fetch += bytes;
-            P::multiply(r.x + m * a.inputs, s, count, groups, a.scales && !expand, part);
+            P::multiply(r.x + m * a.inputs, s, count, groups, expand, part);
             if (write && s + part.steps == steps) {
                 const int64_t at = m * kPanel;
                 part.ready = {sums + at, gates ? gates + at : nullptr, r.first + m, count, panel};
@@ -190,7 +196,7 @@ void multiply_packed(const LinearArgs& a) {
         const int64_t blocks = (to - from + most_groups - 1) / most_groups;
         const int64_t block_rows = blocks ? (to - from + blocks - 1) / blocks * P::kRowsAtOnce : 0;
         const int64_t sum_bytes = block_rows * kPanel * (int64_t)sizeof(float);
-        const int64_t expanded_bytes = a.scales ? P::kBlockSteps * kStepSize * (int64_t)sizeof(bf16) : 0;
+        const int64_t expanded_bytes = P::expanded_bytes(a);
         const int64_t row_bytes = block_rows * row_size;
         char* expanded = (char*)memory.at_least((size_t)(expanded_bytes + 2 * sum_bytes + row_bytes));
         float* sums = (float*)(expanded + expanded_bytes);

@@ -4,9 +4,8 @@
 //   float32   [2][32][16]: for each input, 16 outputs;
 //   bfloat16  [2][16][32]: 16 pairs of inputs for each of 16 outputs in turn, so that a shift and a mask widen a pair;
 //   int8      [2][32][16] bytes: as float32.
-// Weights become floats in registers on the way to a multiply-add. An int8 weight that many rows meet becomes bfloat16
-// first, a few steps at a time in the cache; integers up to 127 are exact in it. Its sums are scaled when they are
-// written.
+// Weights become floats in registers on the way to a multiply-add; those that many rows meet become floats first, a few
+// steps at a time in the cache. The sums of an int8 weight are scaled when they are written.
 #pragma once
 
 #include "packed.h"
@@ -18,13 +17,18 @@ namespace {
 
 constexpr int64_t kHalfSize = 16 * kStep;  // elements of a block of 16 outputs in a step
 
-// Input `k` of W outputs: vector `n` of a step.
-WEFT_INLINE int64_t vector_at(int n) { return n * W / 16 * kHalfSize + n * W % 16; }
-WEFT_INLINE vf outputs_of(const float* step, int64_t k, int n) { return load(step + vector_at(n) + k * 16); }
-WEFT_INLINE vf outputs_of(const int8_t* step, int64_t k, int n) { return load(step + vector_at(n) + k * 16); }
-WEFT_INLINE vf outputs_of(const bf16* step, int64_t k, int n) {
-    const vu pair = load_raw<vu>(step + n * W / 16 * kHalfSize + n * W % 16 * 2 + k / 2 * 32);
-    return (vf)(k % 2 ? pair & 0xffff0000u : pair << 16);
+// Input `i`, 0 or 1, of a pair of inputs, for W outputs: vector `n` of a step, counted from where the pair begins in the
+// step's first vector. From one pair to the next it is `kPairSize` elements.
+constexpr int64_t kPairSize = 32;
+WEFT_INLINE vf outputs_of(const float* pair, int i, int n) {
+    return load(pair + n * W / 16 * kHalfSize + n * W % 16 + i * 16);
+}
+WEFT_INLINE vf outputs_of(const int8_t* pair, int i, int n) {
+    return load(pair + n * W / 16 * kHalfSize + n * W % 16 + i * 16);
+}
+WEFT_INLINE vf outputs_of(const bf16* pair, int i, int n) {
+    const vu both = load_raw<vu>(pair + n * W / 16 * kHalfSize + n * W % 16 * 2);
+    return (vf)(i ? both & 0xffff0000u : both << 16);
 }
 
 // T is the type of x and of the result; a weight is of T, or int8.
@@ -35,24 +39,35 @@ struct Floats {
     struct InUse {};
     static constexpr int64_t kRowsAtOnce = W == 16 ? 12 : 6;  // accumulators of 2 vectors each fill the registers
     static constexpr bool kEqualGroups = true;
-    static constexpr int64_t kBlockSteps = 8;
+    static constexpr int64_t kBlockSteps = 4;                 // in floats half of a first-level cache of 32 KiB
     static constexpr int64_t kBlockBytes = 512 << 10;
-    static constexpr int64_t kWholeGroups = 1;
+    static constexpr int64_t kExpandGroups = 3;  // with fewer groups of rows, to widen in registers costs less
+    // One group reads every line once: memory is fetched so little ahead of its turn, rather than a panel.
+    static constexpr int64_t kNearBytes = 2 << 10;
     static constexpr bool kWritesBeside = false;
 
     static int64_t step_bytes(const LinearArgs& a) { return kStepSize * (a.scales ? 1 : (int64_t)sizeof(T)); }
-    static bool reads_int8(int64_t groups) { return groups == 1; }
+    static bool narrow_weight(const LinearArgs& a) { return a.scales || sizeof(T) < sizeof(float); }
+    static bool expands(const LinearArgs& a, int64_t groups) { return narrow_weight(a) && groups >= kExpandGroups; }
+    static bool takes_whole(const LinearArgs&, int64_t groups) { return groups == 1; }
+    static int64_t expanded_bytes(const LinearArgs& a) {
+        return narrow_weight(a) ? kBlockSteps * kStepSize * (int64_t)sizeof(float) : 0;
+    }
 
-    static void expand_steps(const char* from, char* to, int64_t steps) {
-        const int8_t* step = (const int8_t*)from;
-        bf16* out = (bf16*)to;
-        for (int64_t s = 0; s < steps; s++, step += kStepSize, out += kStepSize)
-            for (int n = 0; n < kVectors; n++)
-                for (int64_t pair = 0; pair < 16; pair++) {
-                    // The lower halves of such floats are zeros.
-                    const vu raw = (vu)outputs_of(step, 2 * pair, n) >> 16 | (vu)outputs_of(step, 2 * pair + 1, n);
-                    __builtin_memcpy(out + n * W / 16 * kHalfSize + n * W % 16 * 2 + pair * 32, &raw, sizeof(raw));
-                }
+    static void expand_steps(const LinearArgs& a, const char* from, char* to, int64_t steps) {
+        if (a.scales)
+            expand((const int8_t*)from, (float*)to, steps);
+        else
+            expand((const T*)from, (float*)to, steps);
+    }
+
+    template <class Weight>
+    static void expand(const Weight* step, float* to, int64_t steps) {
+        for (int64_t s = 0; s < steps; s++, step += kStepSize, to += kStepSize)
+            for (int64_t pair = 0; pair < kHalfSize; pair += kPairSize)
+                for (int n = 0; n < kVectors; n++)
+                    for (int i = 0; i < 2; i++)
+                        store(to + pair + n * W / 16 * kHalfSize + n * W % 16 + i * 16, outputs_of(step + pair, i, n));
     }
 
     // Rearranges a weight [outputs, inputs] of floats, bfloat16 or bytes; both are multiples of 32.
@@ -92,32 +107,33 @@ struct Floats {
         }
     }
 
-    static WEFT_INLINE void multiply(const float* x, int64_t step, int64_t count, int64_t, bool int8,
+    // Not inlined: it holds a loop for each number of rows and kind of weight.
+    static __attribute__((noinline)) void multiply(const float* x, int64_t step, int64_t count, int64_t, bool expanded,
                                      const PanelPart& part) {
         const float* rows = x + step * kStep * count;
         with_count<kRowsAtOnce>(count, [&](auto counted) {
             constexpr int M = decltype(counted)::value;
-            if (int8)
-                panel<M>(rows, (const int8_t*)part.weight, part);
+            if (expanded)
+                panel<M>(rows, (const float*)part.weight, part);
             else if (part.args->scales)
-                panel<M>(rows, (const bf16*)part.weight, part);
+                panel<M>(rows, (const int8_t*)part.weight, part);
             else
                 panel<M>(rows, (const T*)part.weight, part);
         });
     }
 
-    // One input of M rows and N vectors. What there is less of stays in registers.
+    // Input `i` of a pair, of M rows and N vectors. What there is less of stays in registers.
     template <int M, int N, class Weight>
-    static WEFT_INLINE void multiply_add(const float* x, const Weight* step, int64_t k, int first, vf (*acc)[N]) {
+    static WEFT_INLINE void multiply_add(const float* x, const Weight* pair, int i, vf (*acc)[N]) {
         vf kept[M < N ? M : N];
         if constexpr (M < N) {
             for (int m = 0; m < M; m++) kept[m] = all(x[m]);
             for (int n = 0; n < N; n++) {
-                vf y = outputs_of(step, k, first + n);
+                vf y = outputs_of(pair, i, n);
                 for (int m = 0; m < M; m++) acc[m][n] = y * kept[m] + acc[m][n];
             }
         } else {
-            for (int n = 0; n < N; n++) kept[n] = outputs_of(step, k, first + n);
+            for (int n = 0; n < N; n++) kept[n] = outputs_of(pair, i, n);
             for (int m = 0; m < M; m++) {
                 vf y = all(x[m]);
                 for (int n = 0; n < N; n++) acc[m][n] = kept[n] * y + acc[m][n];
@@ -135,11 +151,13 @@ struct Floats {
                 for (int n = 0; n < N; n++)
                     acc[m][n] = part.add ? load(part.sums + m * kPanel + (first + n) * W) : vf{};
             for (int64_t s = 0; s < part.steps; s++) {
-                if (first == 0) fetch_beside(part, s);
-                const Weight* step = weight + s * kStepSize;
+                if (first == 0) part.near ? fetch_near(part, s) : fetch_beside(part, s);
+                const Weight* pair = weight + s * kStepSize + first * W / 16 * kHalfSize;
                 const float* from = x + s * kStep * M;
-                for (int64_t k = 0; k < kStep; k += 2)
-                    for (int i = 0; i < 2; i++, from += M) multiply_add<M, N>(from, step, k + i, first, acc);
+                for (int64_t k = 0; k < kStep; k += 2, pair += kPairSize, from += 2 * M) {
+                    multiply_add<M, N>(from, pair, 0, acc);
+                    multiply_add<M, N>(from + M, pair, 1, acc);
+                }
             }
             for (int m = 0; m < M; m++)
                 for (int n = 0; n < N; n++) store(part.sums + m * kPanel + (first + n) * W, acc[m][n]);

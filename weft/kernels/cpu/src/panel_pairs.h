@@ -10,7 +10,7 @@
 #include "int8.h"
 #include "packed.h"
 
-#if WEFT_AVX512
+#if WEFT_BF16
 
 namespace weft {
 namespace {
@@ -26,11 +26,14 @@ struct Pairs {
     static constexpr int64_t kBlockSteps = 16;
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kWholeGroups = 4;  // with so few rows, a whole panel passes by at once
+    static constexpr int64_t kNearBytes = 0;
     static constexpr bool kWritesBeside = false;
 
     static int64_t step_bytes(const LinearArgs& a) { return a.scales ? kStepSize : 2 * kStepSize; }
-    static bool reads_int8(int64_t groups) { return groups == 1; }
-    static void expand_steps(const char* from, char* to, int64_t steps) {
+    static bool expands(const LinearArgs& a, int64_t groups) { return a.scales && groups > 1; }
+    static bool takes_whole(const LinearArgs& a, int64_t groups) { return groups <= (a.scales ? 1 : kWholeGroups); }
+    static int64_t expanded_bytes(const LinearArgs& a) { return a.scales ? kBlockSteps * kStepSize * 2 : 0; }
+    static void expand_steps(const LinearArgs&, const char* from, char* to, int64_t steps) {
         expand_int8((const uint8_t*)from, (bf16*)to, steps);
     }
 
@@ -57,9 +60,10 @@ struct Pairs {
         return to;
     }
 
-    static WEFT_INLINE void multiply(const bf16* x, int64_t step, int64_t count, int64_t, bool int8,
+    static WEFT_INLINE void multiply(const bf16* x, int64_t step, int64_t count, int64_t, bool expanded,
                                      const PanelPart& part) {
         const bf16* rows = x + step * kStep * count;
+        const bool int8 = part.args->scales && !expanded;
         with_count<kRowsAtOnce>(count, [&](auto counted) {
             constexpr int M = decltype(counted)::value;
             int8 ? panel_int8<M>(rows, part) : panel<M>(rows, part);

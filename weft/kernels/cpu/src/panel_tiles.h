@@ -20,11 +20,16 @@ struct Tiles {
     static constexpr int64_t kBlockSteps = 16;
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kWholeGroups = 4;
+    static constexpr int64_t kNearBytes = 0;
     static constexpr bool kWritesBeside = true;  // tiles and vectors work at the same time
 
     static int64_t step_bytes(const LinearArgs& a) { return Pairs::step_bytes(a); }
-    static bool reads_int8(int64_t) { return false; }
-    static void expand_steps(const char* from, char* to, int64_t steps) { Pairs::expand_steps(from, to, steps); }
+    static bool expands(const LinearArgs& a, int64_t) { return a.scales; }
+    static bool takes_whole(const LinearArgs& a, int64_t groups) { return !a.scales && groups <= kWholeGroups; }
+    static int64_t expanded_bytes(const LinearArgs& a) { return Pairs::expanded_bytes(a); }
+    static void expand_steps(const LinearArgs& a, const char* from, char* to, int64_t steps) {
+        Pairs::expand_steps(a, from, to, steps);
+    }
 
     static const bf16* rearrange(const LinearArgs& a, const RowPart<Tiles>& r, bf16* to) {
         for (int64_t i = 0; i < r.rows; i += kRowsAtOnce)

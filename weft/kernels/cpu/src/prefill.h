@@ -25,7 +25,7 @@ struct Unit {
     typedef float element;
     static WEFT_INLINE vf multiply_add(float a, vf b, vf sum) { return b * a + sum; }
 };
-#if WEFT_AVX512
+#if WEFT_BF16
 template <>
 struct Unit<bf16> {
     typedef int32_t type;
@@ -75,10 +75,13 @@ void product(const typename Unit<T>::type* a, int64_t a_stride, const typename U
         if (depth % 16 == 0 && columns % 32 == 0)
             return tile_product<Add>(a, a_stride, b, b_stride, c, c_stride, rows, depth, columns);
 #endif
-    constexpr int M = W == 4 ? 2 : 4;
+    constexpr int M = W == 4 ? 2 : W == 8 ? 6 : 4;  // with N vectors as many sums as there are registers for, or half
     int64_t m = 0;
     for (; m + M <= rows; m += M)
         product_rows<T, M, Add>(a + m * a_stride, a_stride, b, b_stride, c + m * c_stride, c_stride, depth, columns);
+    if constexpr (W == 8)
+        for (; m + 2 <= rows; m += 2)
+            product_rows<T, 2, Add>(a + m * a_stride, a_stride, b, b_stride, c + m * c_stride, c_stride, depth, columns);
     for (; m < rows; m++)
         product_rows<T, 1, Add>(a + m * a_stride, a_stride, b, b_stride, c + m * c_stride, c_stride, depth, columns);
 }
@@ -118,26 +121,37 @@ template <class T>
 void pack_keys(Tile<T>& tile, int64_t dim) {
     for (int i = 0; i < kTileEntries; i++)
         if (!tile.rows[i]) tile.rows[i] = zero_row<T>();
-#if WEFT_AVX512
-    int64_t words = dim * (int64_t)sizeof(T) / 4;
+    constexpr bool widened = sizeof(T) == 2 && Unit<T>::values == 1;
     int64_t d = 0;
-    for (; d + 16 <= words; d += 16)
-        for (int i = 0; i < kTileEntries; i += 16) {
-            const int32_t* from[16];
-            for (int j = 0; j < 16; j++) from[j] = (const int32_t*)tile.rows[i + j] + d;
-            transpose_words(from, (int32_t*)tile.k + d * kTileEntries + i, kTileEntries);
+#if WEFT_AVX2 || WEFT_AVX512
+    for (int64_t words = dim * (int64_t)sizeof(T) / 4; d + W <= words; d += W)
+        for (int i = 0; i < kTileEntries; i += W) {
+            const int32_t* from[W];
+            for (int j = 0; j < W; j++) from[j] = (const int32_t*)tile.rows[i + j] + d;
+            if constexpr (widened) {
+                alignas(64) int32_t turned[W * W];
+                transpose_words(from, turned, W);
+                for (int j = 0; j < W; j++) {
+                    const vu pair = load_raw<vu>(turned + j * W);
+                    float* to = (float*)tile.k + 2 * (d + j) * kTileEntries + i;
+                    store(to, (vf)(pair << 16));
+                    store(to + kTileEntries, (vf)(pair & 0xffff0000u));
+                }
+            } else {
+                transpose_words(from, (int32_t*)tile.k + d * kTileEntries + i, kTileEntries);
+            }
         }
-    for (; d < words; d++)
-        for (int i = 0; i < kTileEntries; i++)
-            ((int32_t*)tile.k)[d * kTileEntries + i] = ((const int32_t*)tile.rows[i])[d];
-#else
-    for (int i = 0; i < kTileEntries; i += W)
-        for (int64_t d = 0; d < dim; d++) {
-            vf x;
-            for (int j = 0; j < W; j++) x[j] = widen(tile.rows[i + j][d]);
-            store((float*)tile.k + d * kTileEntries + i, x);
-        }
+    d *= 4 / (int64_t)sizeof(T);
 #endif
+    typedef typename Unit<T>::type unit;
+    for (d /= Unit<T>::values; d < dim / Unit<T>::values; d++)
+        for (int i = 0; i < kTileEntries; i++) {
+            unit& to = tile.k[d * kTileEntries + i];
+            if constexpr (widened)
+                to = widen(tile.rows[i][d]);
+            else
+                to = ((const unit*)tile.rows[i])[d];
+        }
 }
 
 // v[i][d] for units of entries i; entries without a row are zeros, because 0 * NaN would leak into the sum.

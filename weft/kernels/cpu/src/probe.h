@@ -70,10 +70,15 @@ double probe_product(void* data, int64_t rounds, int threads) {
             vf acc[M][2] = {};
             for (int64_t round = 0; round < rounds; round++)
                 for (int64_t k = 0; k < 64; k++) {
-                    const T* at = (const T*)mine + k * 2 * L::step;
+                    const T *at = (const T*)mine + k * 2 * L::step, *beside = (const T*)(mine + kBytes / 2) + k * L::step;
+                    // The compiler must not keep what the next k reads too: there are too few registers.
+                    __asm__("" : "+r"(beside));
                     typename L::vec left = L::get(at), right = L::get(at + L::step);
                     for (int m = 0; m < M; m++) {
-                        typename L::vec x = L::get((const T*)(mine + kBytes / 2) + (k + m) * L::step);
+                        typename L::vec x = L::get(beside + m * L::step);
+#if defined(__x86_64__)
+                        __asm__("" : "+v"(x));  // nor read it twice
+#endif
                         acc[m][0] = L::multiply_add(left, x, acc[m][0]);
                         acc[m][1] = L::multiply_add(right, x, acc[m][1]);
                     }

@@ -18,8 +18,11 @@
 namespace weft {
 namespace {
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define WEFT_AVX512 1
+#if defined(__AVX512BF16__)
+#define WEFT_BF16 1  // dot products of pairs
+#endif
 #if defined(__AMX_BF16__)
 #define WEFT_AMX 1
 #endif
@@ -95,9 +98,11 @@ WEFT_INLINE vu rounded_bits(vf v) {
     return (v == v ? up : vu{} + 0x7fc00000u) >> 16;
 }
 WEFT_INLINE void store(bf16* p, vf v) {
-#if WEFT_AVX512
+#if WEFT_BF16
     __m256bh h = _mm512_cvtneps_pbh((__m512)v);
     __builtin_memcpy(p, &h, sizeof(h));
+#elif WEFT_AVX512
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)rounded_bits(v)));
 #else
     vh h = __builtin_convertvector(rounded_bits(v), vh);
     __builtin_memcpy(p, &h, sizeof(h));
@@ -122,7 +127,7 @@ WEFT_INLINE void narrow(bf16* p, float x) {
 // The value that storing as T and loading again gives.
 WEFT_INLINE vf as_stored(const float*, vf v) { return v; }
 WEFT_INLINE vf as_stored(const bf16*, vf v) {
-#if WEFT_AVX512
+#if WEFT_BF16
     __m256i h = (__m256i)_mm512_cvtneps_pbh((__m512)v);
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
 #else
@@ -150,6 +155,10 @@ WEFT_INLINE float sum(vf v) {
 WEFT_INLINE float maximum(vf v) {
 #if WEFT_AVX512
     return _mm512_reduce_max_ps((__m512)v);
+#elif WEFT_AVX2
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 #else
     float m = v[0];
     for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
@@ -197,6 +206,17 @@ WEFT_INLINE vf sums(const vf* v) {
 WEFT_INLINE vf maxima(const vf* v) {
 #if WEFT_AVX512
     return joined(v, [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); });
+#elif WEFT_AVX2
+    __m256 a[4], b[2];
+    for (int i = 0; i < 4; i++) {
+        __m256 x = (__m256)v[2 * i], y = (__m256)v[2 * i + 1];
+        a[i] = _mm256_max_ps(_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y));
+    }
+    for (int i = 0; i < 2; i++) {
+        __m256d x = _mm256_castps_pd(a[2 * i]), y = _mm256_castps_pd(a[2 * i + 1]);
+        b[i] = _mm256_max_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+    }
+    return (vf)_mm256_max_ps(_mm256_permute2f128_ps(b[0], b[1], 0x20), _mm256_permute2f128_ps(b[0], b[1], 0x31));
 #else
     vf r;
     for (int i = 0; i < W; i++) r[i] = maximum(v[i]);
@@ -258,8 +278,29 @@ WEFT_INLINE vf gated(vf gate, vf up) {
 #endif
 }
 
-#if WEFT_AVX512
-// to[i][j] = from[j][i] for 16 x 16 words; strides in words.
+#if WEFT_AVX2
+// to[i][j] = from[j][i] for W x W words; strides in words.
+inline void transpose_words(const int32_t* const* from, int32_t* to, int64_t to_stride) {
+    __m256i a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_si256((const __m256i*)from[i]);
+    for (int i = 0; i < 4; i++) {
+        b[2 * i] = _mm256_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm256_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        a[4 * i] = _mm256_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 1] = _mm256_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 2] = _mm256_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+        a[4 * i + 3] = _mm256_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+    }
+    // a[4 i + j] holds, in its 128-bit part p, column 4 p + j of rows 4 i .. 4 i + 3.
+    for (int j = 0; j < 4; j++) {
+        _mm256_storeu_si256((__m256i*)(to + j * to_stride), _mm256_permute2x128_si256(a[j], a[4 + j], 0x20));
+        _mm256_storeu_si256((__m256i*)(to + (4 + j) * to_stride), _mm256_permute2x128_si256(a[j], a[4 + j], 0x31));
+    }
+}
+#elif WEFT_AVX512
+// to[i][j] = from[j][i] for W x W words; strides in words.
 inline void transpose_words(const int32_t* const* from, int32_t* to, int64_t to_stride) {
     __m512i a[16], b[16];
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from[i]);
@@ -295,7 +336,7 @@ struct Lanes {
     static WEFT_INLINE vec get(const int8_t* p) { return load(p); }
     static WEFT_INLINE vf multiply_add(vec a, vec b, vf sum) { return a * b + sum; }
 };
-#if WEFT_AVX512
+#if WEFT_BF16
 template <>
 struct Lanes<bf16, true> {
     typedef __m512bh vec;
