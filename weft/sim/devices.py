@@ -32,6 +32,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     forward: ForwardModel
     swap_out: SwapModel | None
     swap_in: SwapModel | None
+    beside_out: SwapModel | None = SwapModel(base_s=0.0, per_page_s=0.0)
+    beside_in: SwapModel | None = SwapModel(base_s=0.0, per_page_s=0.0)
+    """By how much a forward takes longer beside which pages move; nothing where the link alone moves them."""
     saturation_tokens: int
 
     @property
@@ -41,7 +44,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     def costs(self) -> CostModel:
         """A predictor of the device's steps, without correction so far."""
-        return CostModel(self.forward, self.swap_out, self.swap_in, self.saturation_tokens)
+        swaps, beside = (self.swap_out, self.swap_in), (self.beside_out, self.beside_in)
+        return CostModel(self.forward, *swaps, self.saturation_tokens, *beside)
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +108,8 @@ def profiled_device(file: Path, kv_tokens: int) -> Device:
         forward=profile.forward,
         swap_out=profile.swap_out.model,
         swap_in=profile.swap_in.model,
+        beside_out=profile.moves.beside_out,
+        beside_in=profile.moves.beside_in,
         saturation_tokens=profile.saturation_tokens,
     )
 

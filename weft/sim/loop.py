@@ -85,13 +85,14 @@ class Simulation:
         while self.clock.now() < until_s:
             self._agenda.run_due(self.clock.now())
             if self._previous is not None or self.scheduler.has_work:
-                self._step()
+                self.step()
             elif self._agenda.next_s < float("inf"):
                 self.clock.move_to(max(self.clock.now(), min(self._agenda.next_s, until_s)))
             else:
                 return
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """One turn of the loop: launch the next step, then take in the one before."""
         scheduler, previous = self.scheduler, self._previous
         step, flight, events = scheduler.schedule(self.clock.now())
         self._take_in(events.messages)

@@ -1,7 +1,8 @@
 """`CostModelWorker`: a worker that computes nothing and takes as long as the cost model says.
 
-A step begins when it is launched and the step before it is done. Its forward takes T_fwd of its shape, the pages it
-moves take T_swap. With *asynchronous* transfers both go on at the same time and the step takes the longer one; with
+A step begins when it is launched and the step before it is done. Its forward takes T_fwd of its shape, and the pages it
+moves take T_swap. With *asynchronous* transfers both go on at the same time and the step takes what
+`Costs.predict_step_s` says: the longer of both, the forward lengthened by what moving takes of the same cores. With
 synchronous ones it takes the sum. Copies within the device take no time.
 
 Every sampler gets `OUTPUT_TOKEN`. What reports about logits (log-probabilities, distributions, hidden states), explicit
@@ -84,12 +85,18 @@ class CostModelWorker:
         shape = NO_SHAPE if step.forward is None else StepShape.of(step.forward)
         forward_s = self._costs.predict_forward_s(shape) if shape.num_tokens else 0.0
         num_out, num_in = len(step.swap_outs), len(step.swap_ins)
-        swap_s = self._costs.predict_swap_s(num_out, num_in) if num_out or num_in else 0.0
-        if swap_s is None:
+        swap_s: float | None = 0.0
+        device_s: float | None = forward_s
+        if num_out or num_in:
+            swap_s = device_s = self._costs.predict_swap_s(num_out, num_in)
+            if shape.num_tokens and self._synchronous_swaps:
+                device_s = None if swap_s is None else forward_s + swap_s
+            elif shape.num_tokens:
+                device_s = self._costs.predict_step_s(shape, num_out, num_in)
+        if swap_s is None or device_s is None:
             raise ConfigError(
                 "the device's profile has no times of swaps: measure it with a host tier, or simulate none"
             )
-        device_s = forward_s + swap_s if self._synchronous_swaps else max(forward_s, swap_s)
         timing = StepTiming(max(self._clock.now(), self._free_at_s), forward_s, swap_s, device_s, shape)
         self._free_at_s = timing.end_s
         count = 0 if step.sampling is None else len(step.sampling.rows)
