@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.core.grammar import Grammar, Trigger
@@ -102,9 +102,7 @@ def triggered_grammar(dialect: Dialect, calls: Calls, *, reasoning_opened: bool)
 def _triggered_rules(dialect: Dialect, form: ToolForm, calls: Calls) -> list[str]:
     """The rule `rest`, which matches the text after the marker of a call, and the rules that it uses."""
     if form == "mistral" and dialect.named_arguments:
-        between = _between(dialect)
-        options = [f"{_quoted(tool.name)} {between} {_free_arguments(tool)}" for tool in calls.tools]
-        return [f"rest: {' | '.join(options)}"]
+        return [f"rest: {_named_calls(dialect, calls, _free_arguments)}"]
     key = _arguments_key(form)
     options, loose = [], [tool.name for tool in calls.tools if not tool.strict]
     for tool in calls.tools:
@@ -153,10 +151,12 @@ def _arguments_key(form: ToolForm) -> str:
     return "parameters" if form == "llama3_json" else "arguments"
 
 
-def _between(dialect: Dialect) -> str:
-    """The text between a name and its arguments in Mistral's newer form."""
+def _named_calls(dialect: Dialect, calls: Calls, arguments: Callable[[CallableTool], str]) -> str:
+    """The rule body for calls in Mistral's newer form: a name, an id where the model writes one, and the arguments."""
     between = _mark(dialect, NAMED_ARGUMENTS)
-    return f"{_mark(dialect, CALL_ID)} {_CALL_ID} {between}" if dialect.call_ids else between
+    if dialect.call_ids:
+        between = f"{_mark(dialect, CALL_ID)} {_CALL_ID} {between}"
+    return " | ".join(f"{_quoted(tool.name)} {between} {arguments(tool)}" for tool in calls.tools)
 
 
 def _reasoning_rules(dialect: Dialect, *, opened: bool) -> list[str]:
@@ -177,9 +177,8 @@ def _call_rules(dialect: Dialect, calls: Calls) -> list[str]:
     form = _form_of(dialect)
     marker = _mark(dialect, PARSERS[form].marker)
     if form == "mistral" and dialect.named_arguments:
-        between = _between(dialect)
-        options = [f"{_quoted(tool.name)} {between} {_arguments(tool)}" for tool in calls.tools]
-        return [f"calls: call{'' if calls.only_one else '+'}", f"call: {marker} ({' | '.join(options)})"]
+        named = _named_calls(dialect, calls, _arguments)
+        return [f"calls: call{'' if calls.only_one else '+'}", f"call: {marker} ({named})"]
     key = _arguments_key(form)
     names = [f"call_{number}" for number in range(len(calls.tools))]
     rules = [f"object: {' | '.join(names)}"]
