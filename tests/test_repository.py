@@ -93,7 +93,7 @@ def documents() -> list[Path]:
 
 
 def text_files() -> Iterator[Path]:
-    """Everything that somebody wrote, whether or not this is a git checkout."""
+    """All files of the repository but generated ones, in a git checkout or not."""
     for part in ("weft", "tests", "training", "bench", "demo", "docs", ".ci"):
         yield from (p for p in (ROOT / part).rglob("*") if p.suffix in {"", ".py", ".md", ".toml", ".jinja", ".sh"})
     yield from (p for p in ROOT.iterdir() if p.suffix in {".md", ".toml", ".txt"})

@@ -1,4 +1,4 @@
-"""Threads that tenants share: who is served next, what is charged, and that nobody waits for another's flood."""
+"""Threads that tenants share: the order of service, the charged time, and isolation from a tenant with much work."""
 
 import asyncio
 import threading

@@ -99,8 +99,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batching_k: int = 32
     batching_wait_s: float = 0.01
     json_string_chars: int = 4096
-    """Longest string or name in JSON that a grammar writes where the schema sets no length, in characters; 0: no limit.
-    Not for arguments of tools."""
+    """Longest string or name in JSON that a grammar writes where the schema sets no length, in characters, and most
+    digits in a row of a number; 0: no limit. Not for arguments of tools."""
     overlap: bool = True
     """Schedule the next step while the device runs this one."""
     cuda_graphs: bool = True

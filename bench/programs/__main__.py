@@ -8,7 +8,7 @@ costs      what Weft adds per token to `generate`, to a loop over distributions 
            1 to 128 programs, when every step takes 10 ms
 calls      a call that only enqueues, and a round trip to an idle engine, trusted and sandboxed
 policies   the batching policies of the paper's table 5
-share      the same programs on random weights in the shape of Llama 3.2 1B: the device's time, and what is not its
+share      the same programs on random weights in the shape of Llama 3.2 1B: the device's time, and the rest
 launch     one launch beside --burst programs that are paused, bursts of as many, and the memory of --paused programs:
            trusted, core Wasm, sandboxed Python
 
@@ -20,9 +20,9 @@ apps       each application as a program beside the model and, with the same log
            graph and skeleton of thought, prefix caching, prompt lookup. Token counts are forced, so that both sides
            compute the same number; seconds at 1 program, programs per second at more. `gain` is the client's time
            by the program's; `pairs`: least and greatest of a pair of runs. All of it shares this machine's cores
-functions  the paper's figure 7: a function-calling agent from afar, as a program, and with specifications of APIs
-           taken from an export (they then see themselves only, at their place: modular caching), calls that nobody
-           waits for, and specifications dropped once they were used; each step on top of those before
+functions  the paper's figure 7: a function-calling agent as a remote client, as a program, and with specifications of
+           APIs taken from an export (they then see themselves only, at their place: modular caching), calls that are
+           not awaited, and specifications dropped after their use; each step on top of those before
 attention  long outputs with full, windowed and sink attention: tokens per second and KV pages held
 
 Examples:

@@ -18,7 +18,8 @@ Json = dict[str, Any]
 
 
 class Wire:
-    """HTTP/1.1 to one server over connections that stay open. `distance_s`: of a round trip, half of it either way."""
+    """HTTP/1.1 to one server over connections that stay open. `distance_s`: added to every round trip, half before the
+    request and half after it."""
 
     def __init__(self, url: str, distance_s: float = 0.0, model: str = ""):
         self.model = model
@@ -29,7 +30,7 @@ class Wire:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """The body of the answer. Raises `RuntimeError` for a status of failure."""
+        """Send a request and return the body of the response. Raises `RuntimeError` for an error status."""
         if self._half_s:
             await asyncio.sleep(self._half_s)
         # Servers close connections that were idle for some seconds.
@@ -71,7 +72,7 @@ class Afar:
         return AfarText(self.counted, self._server)
 
     async def tool(self, tokens: Tokens) -> None:
-        # As near to the client as to the server: what the paper adds is the way between these two.
+        # No latency here: the paper adds it only between client and server.
         await self._tools.post("/tool", bytes(len(tokens)))
 
     async def execute(self, number: int) -> int:

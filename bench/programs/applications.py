@@ -2,8 +2,8 @@
 client far away from it. What differs is the `World` that it is given.
 
 Stdlib only: this file is a part of the program that is uploaded. Numbers of tokens are forced and texts are token ids,
-so both sides compute the same number of tokens. What the model says decides nothing but contents: tools answer what a
-shape says, thoughts are valued by a sum.
+so both sides compute the same number of tokens. The output of the model does not influence the control flow: the size
+of a tool's answer is given, and the value of a thought is a sum of tokens.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Counted:
 
 
 def words(count: int, seed: int) -> Tokens:
-    """Tokens that stand for a text: the same for a seed, and ordinary in every vocabulary here: printable bytes."""
+    """Token ids in place of a text, equal for equal seeds. They are printable bytes in every vocabulary used here."""
     return list(random.Random(seed).randbytes(count).translate(PRINTABLE))
 
 
@@ -82,7 +82,7 @@ async def gather(tasks: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 async def react(world: World, shape: Shape, seed: int) -> None:
-    """ReACT: think, ask a web API, read what it says; in one text."""
+    """ReACT: think, call a web API, read its answer; in one text."""
     text = world.text()
     text.fill(words(shape["prompt"], seed))
     for at in range(shape["rounds"]):
@@ -94,7 +94,7 @@ async def react(world: World, shape: Shape, seed: int) -> None:
 
 
 async def codeact(world: World, shape: Shape, seed: int) -> None:
-    """CodeACT: the actions are code, which is run and whose result is read."""
+    """CodeACT: generate code, run it, read its result; in one text."""
     text = world.text()
     text.fill(words(shape["prompt"], seed))
     for at in range(shape["rounds"]):
@@ -106,7 +106,7 @@ async def codeact(world: World, shape: Shape, seed: int) -> None:
 
 
 async def swarm(world: World, shape: Shape, seed: int) -> None:
-    """Swarm: agents, each with a text of its own, that send messages to the next one."""
+    """Swarm: agents with separate texts; each sends messages to the next one."""
     names = [f"{seed}/{at}" for at in range(shape["agents"])]
     boxes = [world.mailbox(name) for name in names]
     rounds = shape["messages"] // len(names)
@@ -120,7 +120,7 @@ async def swarm(world: World, shape: Shape, seed: int) -> None:
             boxes[(at + 1) % len(names)].send(said)
         text.drop()
 
-    # The agents of a half work at the same time: their messages go round.
+    # The agents of one half run concurrently, and pass their messages round.
     for at in range(0, len(names), 2):
         boxes[at].send(words(shape["message"], seed))
     await gather([agent(at) for at in range(len(names))])
@@ -151,7 +151,7 @@ async def tree(world: World, shape: Shape, seed: int) -> None:
 
 
 async def recursion(world: World, shape: Shape, seed: int) -> None:
-    """Recursion of thought: divide, solve each part in a text of its own, and take in only the answers."""
+    """Recursion of thought: divide a problem, solve each part in a separate text, and append only the answers."""
 
     async def solve(depth: int, number: int) -> Tokens:
         text = world.text()
@@ -189,7 +189,7 @@ async def graph(world: World, shape: Shape, seed: int) -> None:
 
 
 async def skeleton(world: World, shape: Shape, seed: int) -> None:
-    """Skeleton of thought: the points of an answer, then each of them written out at the same time."""
+    """Skeleton of thought: generate the points of an answer, then expand all points concurrently."""
     text = world.text()
     text.fill(words(shape["prompt"], seed))
     await text.generate(shape["skeleton"])
@@ -205,7 +205,7 @@ async def skeleton(world: World, shape: Shape, seed: int) -> None:
 
 
 async def prefix(world: World, shape: Shape, seed: int) -> None:
-    """Prefix caching: questions over a document that all have in common."""
+    """Prefix caching: questions about one common document."""
     document = world.text()
     document.fill(words(shape["document"], 7))
 

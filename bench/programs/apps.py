@@ -41,20 +41,20 @@ class Options(NamedTuple):
 
     @property
     def whom(self) -> str:
-        """The server that clients use, in words."""
+        """Description of the server that clients use."""
         return f" of {self.peer.url}" if self.peer else ""
 
     def serve(self, programs: Mapping[str, str]) -> AbstractAsyncContextManager[Served]:
-        """A server with these programs."""
+        """Run a server with these programs."""
         return served(self.model, programs, trusted=self.trusted, threads=self.threads, peer=self.peer)
 
     def runs_of(self, at_once: int) -> int:
-        """Many at once vary less, and take longer."""
+        """Number of runs: fewer at high concurrency, where times vary less and runs take longer."""
         return self.runs if at_once < MANY else max(1, self.runs - 2)
 
 
 class Result(NamedTuple):
-    """One application with so many at once: seconds until all are done, of every run, by side."""
+    """Results of one application at one concurrency: side -> seconds until all are done, for every run."""
 
     program_s: list[float]
     client_s: list[float]
@@ -84,9 +84,11 @@ async def as_client(server: Served, name: str, shape: Shape, seed: int) -> Tally
 
 
 async def compare(server: Served, name: str, shape: Shape, at_once: int, runs: int) -> Result:
-    """Sides take turns, and which one comes first; a run before them is not counted, unless there are many at once.
+    """Measure both sides in alternating order. Unless many run at once, a warm-up run comes first, which is not
+    counted.
 
-    Every run has texts of its own: neither side may find the other's KV."""
+    Every run has different texts, so that neither side finds the KV of the other in the prefix index.
+    """
     times: dict[str, list[float]] = {"program": [], "client": []}
     counts: set[Tally] = set()
     notes: dict[str, Any] = {}
@@ -129,7 +131,7 @@ async def report_apps(options: Options) -> dict[str, Any]:
 
 
 def show(name: str, at_once: int, result: Result) -> dict[str, Any]:
-    """Print a line; returns it as data."""
+    """Print a result and return it as data."""
     ratios = pair_ratios(result.client_s, result.program_s)
     gain = statistics.median(result.client_s) / statistics.median(result.program_s)
     unit: Callable[[float], float] = (lambda s: s) if at_once == 1 else (lambda s: at_once / s)

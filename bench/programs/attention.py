@@ -24,7 +24,8 @@ class Lengths(NamedTuple):
 
 
 async def once(server: Served, kind: str, lengths: Lengths, at_once: int, run: int) -> tuple[float, int]:
-    """Tokens per second of all programs together after their prompts, and the most KV pages that one held."""
+    """One run: total tokens per second of all programs after their prompts, and the largest number of KV pages held by
+    one."""
     args = {"kind": kind, **lengths._asdict()}
     seeds = [run * 1000 + at for at in range(at_once)]
     answers = await asyncio.gather(*(server.run(PROGRAM, args | {"seed": seed}, wire=server.near) for seed in seeds))

@@ -94,7 +94,7 @@ class BesideMailbox:
 
 
 def _draft(tokens: Tokens, count: int) -> Tokens:
-    """What followed the last tokens when they came before."""
+    """The tokens that followed an earlier occurrence of the last tokens."""
     end = tokens[-MATCH:]
     for at in range(len(tokens) - MATCH - 1, -1, -1):
         if tokens[at : at + MATCH] == end:

@@ -1,8 +1,9 @@
 """The function-calling agent of the paper's figure 7 as a program, with its optimisations one by one: what is uploaded,
 stdlib and `weft.sdk` only.
 
-A prompt is what is the agent's own, the specifications of APIs that many agents use, those of APIs that this agent
-calls once, and a request. Then come calls: the model writes one, the API is called, and an acknowledgement follows.
+A prompt consists of a part of the agent's own, the specifications of APIs that many agents use, those of APIs that this
+agent calls once, and a request. Calls follow: the model writes one, the API is called, and an acknowledgement is
+appended.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Prompt:
 
 
 class Agent:
-    """One run. `fire`: nobody waits for an API."""
+    """One run. `fire`: API calls are not awaited."""
 
     def __init__(self, args: dict[str, Any]):
         self.shape: Shape = args["shape"]
@@ -51,7 +52,7 @@ class Agent:
         self.last_pages = 0
 
     async def call(self, tokens: Tokens) -> None:
-        """Call an API, or, where its answer is of no use, have it called."""
+        """Call an API; without waiting for its answer if `fire` is set."""
         answer = http.post(self.url, bytes(len(tokens)))
         if self.step >= STEPS.index("+fire"):
             self.under_way.append(answer)
@@ -59,7 +60,7 @@ class Agent:
             (await answer).check()
 
     async def on_sequence(self) -> None:
-        """The logic of the client, beside the model."""
+        """Run the logic of the client as a program beside the model."""
         shape, prompt = self.shape, Prompt(self.shape, self.seed)
         async with Sequence() as seq:
             seq.append(prompt.tokens())
@@ -72,7 +73,7 @@ class Agent:
                 seq.append(words(shape["reply"], at))
 
     async def on_pages(self) -> None:
-        """With the specifications that all agents use taken from an export, and those used once dropped after use."""
+        """Import the specifications that all agents use from an export, and drop those used once after their use."""
         shape, prompt, sampler = self.shape, Prompt(self.shape, self.seed), greedy()
         size = (await own_model()).page_size
         async with Queue() as queue:
@@ -82,7 +83,7 @@ class Agent:
             tail_tokens = shape["request"] + shape["calls"] * (shape["call"] + shape["reply"])
             tail = queue.alloc_pages(-(-tail_tokens // size))
             kept: list[list[Page]] = [often, list(own), *(list(pages) for pages in once), list(tail)]
-            # Positions are those of the plain prompt: what was exported lies between.
+            # Positions are those of the plain prompt, in which the exported part lies in between.
             after = len(prompt.own) + len(prompt.often)
             rest = [token for spec in prompt.once for token in spec] + prompt.request
             fed = prompt.own + rest
@@ -104,14 +105,14 @@ class Agent:
                 fed, positions = said[-1:] + reply, list(range(place - 1, place + len(reply)))
                 place += len(reply)
                 if self.step >= STEPS.index("+drop") and at < len(once):
-                    # The specification of this call: nothing refers to it any more.
+                    # The specification of this call is not needed any more.
                     queue.free_pages(kept[2 + at])
                     kept[2 + at] = []
                     read = [page for pages in kept for page in pages]
             self.last_pages = len(read)
 
     async def _often(self, queue: Queue, prompt: Prompt, size: int) -> list[Page]:
-        """The specifications that all agents use: computed by themselves once, by whichever agent comes first."""
+        """The specifications that all agents use. The first agent computes and exports them."""
         name = f"apis/{len(prompt.own)}/{len(prompt.often)}"
         try:
             return await queue.import_pages(name)

@@ -16,8 +16,8 @@ POLICIES = ("eager", "k", "t", "adaptive")
 
 
 async def added_per_token(counts: list[int], tokens: int, runs: int) -> dict[tuple[str, int], Spread]:
-    """Milliseconds beyond the device's, per token of every program and per step, by (kind, programs). Kinds take
-    turns."""
+    """(kind, programs) -> milliseconds added to the device's time, per token of every program and per step. Kinds are
+    measured in alternation."""
     found: dict[tuple[str, int], list[float]] = {}
     async with timed_rig(STEP_MS) as rig:
         for count in counts:

@@ -23,7 +23,7 @@ CLIENT = "client"
 
 
 async def as_client(server: Served, shape: Shape, seed: int) -> int:
-    """The agent from afar, waiting for every API; tokens generated."""
+    """Run the agent as a remote client that awaits every API call. Returns the number of generated tokens."""
     tokens, generated = Prompt(shape, seed).tokens(), 0
     for at in range(shape["calls"]):
         said = await complete(server.asked, tokens, shape["call"])
@@ -34,7 +34,7 @@ async def as_client(server: Served, shape: Shape, seed: int) -> int:
 
 
 async def once(server: Served, step: str, shape: Shape, seeds: Sequence[int]) -> tuple[float, list[dict[str, Any]]]:
-    """Seconds until agents that begin together have ended, and what they say of themselves. Raises `RuntimeError`
+    """Seconds until all agents, started together, have ended, and their results. Raises `RuntimeError`
     where tokens or calls are missing."""
     called = server.tools.num_requests
     began = time.perf_counter()
@@ -56,12 +56,12 @@ async def once(server: Served, step: str, shape: Shape, seeds: Sequence[int]) ->
 async def measure(
     server: Served, shape: Shape, at_once: int, runs: int
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, Any]]]:
-    """Seconds of every run by step, and what the first agent said; steps take turns."""
+    """Step -> seconds of every run, and the result of the first agent. Steps are measured in alternation."""
     times: dict[str, list[float]] = {}
     notes: dict[str, dict[str, Any]] = {}
     for run in range(0 if at_once < MANY else 1, runs + 1):
         for place, step in enumerate((CLIENT, *STEPS)):
-            # Agents have prompts of their own; a step does not find another's KV.
+            # Prompts differ between agents and steps, so that no step finds the KV of another.
             seeds = [((run * 8 + place) * 1000 + at) * 7919 + at_once for at in range(at_once)]
             seconds, answers = await once(server, step, shape, seeds)
             notes[step] = answers[0]

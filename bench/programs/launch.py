@@ -1,7 +1,7 @@
 """Launches: one beside many others that are paused, bursts, and the memory of programs that wait.
 
-The host is in this process and is driven directly: what HTTP adds to a launch is a request. A launch begins when the
-host is asked and ends when the program's first message is here.
+The host is in this process and is driven directly: what HTTP adds to a launch is a request. A launch begins with the
+call of the host and ends with the arrival of the program's first message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 class Kind(NamedTuple):
-    """A program that says it has started and waits, in one of three forms."""
+    """A program that sends a message and then waits, in one of three forms."""
 
     name: str
     code: str | bytes
@@ -51,7 +51,7 @@ def kinds() -> list[Kind]:
 
 
 async def start(rig: Rig, kind: Kind, count: int) -> tuple[float, list[Run]]:
-    """Seconds until all have said that they have started, and the runs."""
+    """Start programs. Returns the seconds until all have sent their first message, and their runs."""
     began = time.perf_counter()
     runs = [rig.launch(kind.code, None, trusted=kind.trusted) for _ in range(count)]
     said = await asyncio.gather(*(anext(run.messages()) for run in runs))
@@ -62,7 +62,7 @@ async def start(rig: Rig, kind: Kind, count: int) -> tuple[float, list[Run]]:
 
 
 async def end(runs: list[Run]) -> None:
-    """Tell all to end, and wait until they have."""
+    """Ask all programs to end, and wait for their end."""
     for run in runs:
         run.send(b"null")
     for run in runs:
@@ -70,7 +70,7 @@ async def end(runs: list[Run]) -> None:
 
 
 class Held(NamedTuple):
-    """What this process holds for programs."""
+    """Resources that this process holds for programs."""
 
     own_mib: float
     """Memory of this process alone."""
@@ -94,7 +94,7 @@ def held(rig: Rig) -> Held:
 
 
 async def bursts(kind: Kind, sizes: Sizes, runs: int) -> tuple[list[float], list[float]]:
-    """Seconds of bursts, the first of a process not among them; and of single launches beside a burst that waits."""
+    """Seconds of bursts, without the first one of a process, and of single launches beside a paused burst."""
     seconds: list[float] = []
     singles: list[float] = []
     async with timed_rig(0.0) as rig:
@@ -113,7 +113,7 @@ async def bursts(kind: Kind, sizes: Sizes, runs: int) -> tuple[list[float], list
 
 
 async def memory(kind: Kind, sizes: Sizes) -> tuple[Held, Held, Held]:
-    """What is held before, while and after that many programs are paused."""
+    """Resources held before, during and after a pause of so many programs."""
     async with timed_rig(0.0) as rig:
         _, warm = await start(rig, kind, 8)
         await end(warm)
@@ -128,7 +128,7 @@ async def memory(kind: Kind, sizes: Sizes) -> tuple[Held, Held, Held]:
 
 
 async def _memory_elsewhere(kind: Kind, sizes: Sizes) -> list[Held]:
-    """`memory`, in a process where nothing was freed before that could be used again."""
+    """`memory` in a new process, which has no freed memory to use again."""
     command = (sys.executable, "-m", "bench.programs.launch", kind.name, str(sizes.paused))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()

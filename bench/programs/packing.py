@@ -1,5 +1,6 @@
 """Modules of this package as one program: the parts that `main` uses, without docstrings and annotations, like a
-program written by hand. Every launch compiles its source anew in the sandbox, so the rest would be measured too."""
+program written by hand. Every launch compiles the source in the sandbox, so unused parts would add to the measured
+time."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ OURS = ("bench", "__future__", "collections", "typing")
 
 
 def source_of(*names: str, also: str = "") -> str:
-    """The modules in this order, and then `also`: of several definitions of a name the last one counts."""
+    """The source of the modules in this order, then `also`. Of several definitions of a name, the last one is used."""
     parts = [Path(__file__).with_name(f"{name}.py").read_text() for name in names]
     tree = ast.parse("\n".join([*parts, also]).replace("from __future__ import annotations", ""))
     tree = _Bare().visit(tree)
@@ -29,7 +30,7 @@ def source_of(*names: str, also: str = "") -> str:
 
 
 class _Bare(ast.NodeTransformer):
-    """Without annotations and docstrings."""
+    """Removes annotations and docstrings."""
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None

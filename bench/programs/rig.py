@@ -1,4 +1,4 @@
-"""A program host in this process, over an engine in another: what the costs of programs are measured on."""
+"""A program host in this process with an engine in another process, for measurements of the costs of programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weft.tokenizers.load import load_tokenizer
 
 
 class Rig:
-    """Launches programs and tells what they cost."""
+    """Launches programs and measures their costs."""
 
     def __init__(self, runtime: Runtime, host: ProgramHost, accounts: Accounts):
         self.runtime = runtime
@@ -43,14 +43,14 @@ class Rig:
         return self.host.launch(spec, Caller(tenant="bench", namespace="bench"))
 
     async def all(self, source: str, args: Any, count: int, *, trusted: bool = True) -> list[Any]:
-        """What `count` runs of a program return, started together."""
+        """Results of `count` runs of a program that are started together."""
         runs = [self.launch(source, args, trusted=trusted) for _ in range(count)]
         return [json.loads(await run.answer()) for run in runs]
 
 
 @functools.cache
 def _checked(source: str | bytes) -> Code:
-    """As an upload does it, once."""
+    """Check the source once, as an upload does."""
     if isinstance(source, bytes):
         return checked_code(source, "wasm", Quota(), "bench")
     return checked_code(source.encode(), "python", Quota(), "bench")
@@ -58,7 +58,7 @@ def _checked(source: str | bytes) -> Code:
 
 @contextlib.asynccontextmanager
 async def rig_over(engine: EngineClient, name: str) -> AsyncIterator[Rig]:
-    """A rig over an engine that is ready."""
+    """A rig with an engine that is ready."""
     runtime = Runtime(engine, load_tokenizer("weft-tiny"))
     limits = ProgramsConfig(max_runs=2048, max_runs_per_tenant=2048)
     parts = host_parts([ProgramModel(name, runtime)], limits, MemoryValueStore(), GuestFactory())
@@ -72,7 +72,7 @@ async def rig_over(engine: EngineClient, name: str) -> AsyncIterator[Rig]:
 
 @contextlib.asynccontextmanager
 async def timed_rig(step_ms: float, batching: str = "adaptive") -> AsyncIterator[Rig]:
-    """A rig over an engine whose every step takes `step_ms`."""
+    """A rig with an engine whose steps each take `step_ms` milliseconds."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         address = f"ipc://{folder}/engine"
         command = (sys.executable, "-m", "bench.programs.timed_engine", address, str(step_ms), batching)

@@ -1,6 +1,6 @@
-"""`weft serve` in its own process, with a program uploaded, and a web API for tools: what applications are measured on.
+"""`weft serve` in a separate process with uploaded programs, and a web API for tools, for measurements of applications.
 
-Owns processes, ports and folders. Knows nothing of what is measured.
+Owns processes, ports and folders; independent of the measurements.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Served:
         self.trusted = False
 
     async def upload(self, name: str, source: str) -> None:
-        """A program in the sandbox, under this name. Trusted ones are in their folder already."""
+        """Upload a sandboxed program under this name. Trusted programs are in their folder already."""
         if not self.trusted:
             await self.near.ask("/v1/programs", {"name": name, "source": source})
 
     async def run(self, name: str, args: Json, *, wire: Wire | None = None) -> Any:
-        """What a run returns; one request, from where the client is. Raises `RuntimeError` where it fails."""
+        """Run a program with one request of the client, and return its result. Raises `RuntimeError` if it fails."""
         limits = {"network": [self.tool_url.removeprefix("http://")], "cpu_s": 300}
         run = await (wire or self.wire).ask(f"/v1/programs/{name}/runs", {"args": args, "limits": limits})
         if run["status"] != "finished":
@@ -111,7 +111,7 @@ async def served(
     """A server with these programs by name. `model`: a name, or one of `RANDOM_SHAPES` for random weights;
     `threads`: of the engine's kernels, by default half the cores: a thread that others keep waiting delays all, and
     the program host, the server and the clients are on this machine too. `engine`: further flags of `weft serve`;
-    `peer`: whom clients ask instead."""
+    `peer`: a server that clients use instead."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as text, socket.socket() as probe:
         folder = Path(text)
         tools = Tools()

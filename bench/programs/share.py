@@ -1,4 +1,4 @@
-"""What programs add on a real model, as a share of the time: a loop by hand against `generate` against the device."""
+"""Share of the time that programs add on a real model: a loop over distributions, `generate`, and the device alone."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ KINDS = {"generate": sources.GENERATE, "loop": sources.LOOP, "pages": sources.PA
 
 
 class Share(NamedTuple):
-    """Milliseconds per token of every program, and how much of them the device was busy."""
+    """Milliseconds per token of every program, and the part of them in which the device was busy."""
 
     ms: Spread
     device_ms: Spread
 
     @property
     def added(self) -> float:
-        """What is not the device's, as a share of all."""
+        """Share of the time in which the device is idle."""
         return 1 - self.device_ms.median / self.ms.median
 
 
 @contextlib.asynccontextmanager
 async def model_rig(checkpoint: Path) -> AsyncIterator[Rig]:
-    """A rig over an engine process with a real model."""
+    """A rig with an engine process and a real model."""
     engine = ProcessEngine(EngineConfig(model=str(checkpoint), dtype="bfloat16", num_pages=4096, max_context=2048))
     try:
         await engine.wait_ready()
@@ -61,7 +61,7 @@ async def model_rig(checkpoint: Path) -> AsyncIterator[Rig]:
 
 
 async def shares(counts: list[int], tokens: int, runs: int) -> dict[tuple[str, int], Share]:
-    """By (kind, programs); kinds take turns, the first run warms up."""
+    """(kind, programs) -> shares. Kinds are measured in alternation; the first run is a warm-up."""
     times: dict[tuple[str, int], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         checkpoint = write_checkpoint(Path(folder) / "model", LLAMA_1B, dtype=torch.bfloat16, tokenizer=True)

@@ -1,4 +1,4 @@
-"""The programs that are measured. Each takes `{"tokens": n}` and makes n tokens after a prompt of four."""
+"""The measured programs. Each takes `{"tokens": n}` and generates n tokens after a prompt of four tokens."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def main(args):
 
 
 def acknowledging_module() -> bytes:
-    """The same as a core Wasm module: its two commands are a constant, handed over in one exchange without an end."""
+    """The same as a core Wasm module. Its two commands are constant, and sent in one exchange that does not end."""
     commands = pack(Op.SEND, 1, b'"started"') + pack(Op.RECEIVE, 2)
     data = "".join(f"\\{byte:02x}" for byte in commands)
     text = f"""

@@ -1,7 +1,7 @@
 """An engine process whose device takes a fixed time for every step and computes nothing: `python -m
 bench.programs.timed_engine ADDRESS STEP_MS [BATCHING]`.
 
-What is left of a program's time then is what Weft itself adds.
+The rest of a program's time is the time that Weft adds.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TimedWorker:
         self._free_at_s = 0.0
 
     def launch(self, step: Step) -> StepHandle:
-        """Begins when the step before is done."""
+        """Start the step when the previous one is done."""
         self._free_at_s = max(self._free_at_s, time.monotonic()) + self._step_s
         return _Timed(step, self._free_at_s, self._step_s)
 

@@ -1,4 +1,4 @@
-"""A long text with full, windowed or sink attention, on explicit pages: what is uploaded, `weft.sdk` only.
+"""The uploaded program: a long text with full, windowed or sink attention on explicit pages. It uses `weft.sdk` only.
 
 As `examples/programs/windowed_attention.py` and `attention_sink.py`, with a token sampled in the same call that
 computes the one before. The prompt is within the window.

@@ -1,4 +1,4 @@
-"""The command line in this process, without the settings of whoever runs the tests."""
+"""The command line in this process, without the settings of the user who runs the tests."""
 
 from __future__ import annotations
 

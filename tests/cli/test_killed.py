@@ -1,4 +1,4 @@
-"""Processes that are killed while clients stream: nobody hangs, nothing is left over, the next request is answered."""
+"""Processes are killed while clients stream: every request ends, nothing is left, and the next request is answered."""
 
 from __future__ import annotations
 

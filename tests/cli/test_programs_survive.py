@@ -1,4 +1,4 @@
-"""Programs on a server whose processes are killed under them: who is prepared goes on, and nobody keeps anything."""
+"""Programs on a server whose processes are killed: programs that handle the error continue, and no pages are kept."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def metric(http: httpx.Client, name: str) -> float:
 
 
 def pages_in_use(http: httpx.Client) -> float:
-    """Part of the pages that somebody holds."""
+    """Share of the pages that are held."""
     return metric(http, "weft:kv_cache_usage_perc{")
 
 

@@ -1,4 +1,4 @@
-"""Grammars on the embedded model: what comes out belongs to them, and nobody else is held up by them."""
+"""Grammars on the embedded model: texts follow them, and other requests do not wait for their compilation."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from concurrent.futures import wait
 from functools import partial
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from weft import LLM, Grammar
 from weft.abi.errors import InvalidRequest
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
-from weft.engine.grammar import MAX_COMPILED, MAX_GRAMMAR_BYTES, Compiling, Grammars
+from weft.engine.grammar import MAX_COMPILED, MAX_GRAMMAR_BYTES, Compiling, Grammars, _Vocabulary
+from weft.engine.json_schema import prepared
+from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
 
 PROMPTS = ["Once upon a time", "The price is", "{", "Who are you?", "Ann is 9.", "[1, 2"]
@@ -149,7 +152,40 @@ def test_names_and_untyped_strings_come_to_an_end() -> None:
             assert 8 <= longest(schema) <= 20, schema
         beside_listed = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 7}}}
         assert 8 <= longest(beside_listed, r'"([^"]*)":') <= 20
+        for listed in (["a"], ["a", "ab", "b-]^"], ["", "é"]):
+            beside = {"type": "object", "properties": {name: {"const": 1} for name in listed}}
+            assert 8 <= longest(beside) <= 22, listed
         assert longest({"type": "object", "x-guidance": {"max_string_chars": None}}) > 100
+
+
+def test_listed_names_keep_their_schema_beside_others() -> None:
+    listed = {"a": {"const": 1}, "ab": {"const": 2}, "é-]": {"const": 3}, "": {"const": 5}}
+    schema = {"type": "object", "properties": listed, "additionalProperties": {"type": "boolean"}}
+    grammar = prepared(schema, 10)
+    for text, is_allowed in {
+        '{"a":1,"ab":2}': True,
+        '{"a":true}': False,
+        '{"ab":true}': False,
+        '{"é-]":true}': False,
+        '{"":true}': False,
+        '{"é-]":3}': True,
+        '{"":5}': True,
+        '{"b":true,"abc":false,"é":true,"é-]x":true,"q":true}': True,
+        '{"b":1}': False,
+        '{"bbbbbbbbbb":true}': True,
+        '{"bbbbbbbbbbb":true}': False,
+    }.items():
+        assert is_valid(grammar, text) == is_allowed, text
+
+
+def is_valid(schema: dict, text: str) -> bool:
+    """Whether a prepared schema allows a text, byte by byte."""
+    tokenizer = byte_tokenizer()
+    vocabulary = _Vocabulary(tokenizer.token_bytes, tokenizer.special_ids, tokenizer.eos_token_ids[0], tokenizer.encode)
+    made = LLMatcher(LLTokenizer(TokenizerWrapper(vocabulary)), LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    assert not made.is_error(), made.get_error()
+    data = list(text.encode())
+    return made.try_consume_tokens(data) == len(data) and made.is_accepting()
 
 
 def test_schemas_that_limits_of_untyped_values_would_break_compile_without_them(llm: LLM) -> None:
@@ -340,7 +376,7 @@ def test_what_a_grammar_leaves_no_choice_in_is_written_in_the_models_tokens(llm:
 
 
 def test_more_grammars_are_waited_for_than_are_kept(llm: LLM) -> None:
-    """None is forgotten, and compiled again and again, while somebody waits for it."""
+    """A grammar that a request waits for is not evicted, which would compile it again and again."""
     vocabulary = [llm.tokenizer.bytes_of(token) for token in range(llm.info.vocab_size)]
     grammars = Grammars(vocabulary, (), [2], partial(llm.tokenizer.encode, add_special_tokens=False))
     done: list[wire.Command] = []

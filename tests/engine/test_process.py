@@ -32,7 +32,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 class Listener:
-    """Collects a client's events and wakes whoever waits for one."""
+    """Collects a client's events, and wakes tasks that wait for one."""
 
     def __init__(self, client: EngineClient | None = None):
         self.events: list[wire.Event] = []

@@ -1,4 +1,5 @@
-"""Random commands on explicit pages beside random sequences: everything ends, nothing leaks, nobody sees another's."""
+"""Random commands on explicit pages beside random sequences: all operations end, nothing leaks, and clients are
+isolated."""
 
 from __future__ import annotations
 

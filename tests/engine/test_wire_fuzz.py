@@ -78,7 +78,7 @@ class Fuzz:
         return self.ops
 
     def handle(self, client: int) -> int:
-        """Small numbers, so that most of them mean something to somebody."""
+        """Small numbers, so that most of them name something that exists."""
         number = self.random.randrange(1, 14)
         if self.random.random() < 0.3 and self.handles[client]:
             number = self.random.choice(sorted(self.handles[client]))

@@ -68,7 +68,7 @@ def test_react_asks_the_web(lab: Lab, address: str, trusted: bool) -> None:
 
 
 def test_react_is_told_that_it_may_not_reach_a_host(lab: Lab, address: str) -> None:
-    """Its run's own list is empty: the model hears of it as the tool's result, and the server of nothing."""
+    """The run's own list is empty: the model gets the refusal as the tool's result, and no request is sent."""
     asked = len(Weather.asked)
     lab.allow(address)
     source = lab.text("agent_react").replace("async def main(args):", "async def agent(args):") + (

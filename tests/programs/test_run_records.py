@@ -1,4 +1,4 @@
-"""Records of runs: there again after whatever happened to the server, bounded, and in nobody's way."""
+"""Records of runs: kept across restarts and kills of the server, bounded, and without delay for requests."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.server.test_disconnect import BODIES, connect, head_of, read_to_end, 
 from tests.server.test_requests import error_of
 from weft.abi.errors import ConfigError, Overloaded
 from weft.config import ServerConfig
-from weft.core.place_forecast import MAX_RETRY_S
+from weft.core.place_forecast import MAX_RETRY_S, REMEMBERED
 from weft.server import connections
 from weft.server.connections import RESERVED_FILES, StalledConnections, allowed_connections, max_connections
 from weft.server.places import Places
@@ -130,6 +130,8 @@ def test_who_takes_a_little_is_not_given_up() -> None:
     assert stalled.overdue({"b": 99, "c": 50}, 100.0) == ["b"]
     assert stalled.overdue({"b": 99, "c": 0}, 110.0) == ["b"]
     assert stalled.overdue({"c": 50}, 130.0) == []
+    # Nothing is unsent: an idle connection, not a stalled one.
+    assert [stalled.overdue({"d": 0}, now) for now in (200.0, 300.0)] == [[], []]
 
 
 def check_idle(count: int, most: int) -> None:
@@ -306,6 +308,26 @@ def test_a_place_is_promised_once() -> None:
     # No other place becomes free, which is seen too.
     assert told(1000.0) == MAX_RETRY_S
     assert places.num_taken == 10
+
+
+def test_the_first_refused_request_is_told_the_least_time() -> None:
+    places = Places(1, num_tenants=1)
+    places.take("a", 0.0)
+    with pytest.raises(Overloaded, match="try again in 1 s") as caught:
+        places.take("a", 0.0)
+    assert caught.value.retry_after_s == 1.0
+
+
+def test_the_rate_is_that_of_the_latest_ends() -> None:
+    places = Places(1, num_tenants=1)
+    now = 0.0
+    for pause_s in [50.0] * 100 + [3.0] * REMEMBERED:
+        places.take("a", now)
+        now += pause_s
+        places.give_back("a", now)
+    places.take("a", now)
+    with pytest.raises(Overloaded, match="try again in 3 s"):
+        places.take("a", now)
 
 
 def check_crowd(count: int, most: int) -> None:

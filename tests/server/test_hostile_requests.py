@@ -1,4 +1,4 @@
-"""Requests and programs that mean harm: refused by name, seen by nobody else, and nothing is left of them."""
+"""Hostile requests and programs: they are refused with the field's name, do not affect others, and leave nothing."""
 
 from __future__ import annotations
 

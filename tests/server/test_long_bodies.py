@@ -30,7 +30,7 @@ def roomy():
 
 
 class Gate:
-    """Stops the first caller until somebody opens it, and says on which thread it stood."""
+    """Blocks the first caller until it is opened, and records the caller's thread."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()

@@ -114,7 +114,7 @@ def test_bodies_that_are_the_program(server: RunningServer) -> None:
 
 
 def test_no_upload_is_parsed_by_the_server(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source may take minutes to parse, in which nobody is served: another process does it, and has a limit."""
+    """A source may take minutes to parse: another process parses it, with a time limit, and the server answers."""
     mark, parsed = "# parsed where it must not be", []
 
     def seen(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`WS /v1/runs/{id}`: what a run says and hears while it runs, over a real socket."""
+"""`WS /v1/runs/{id}`: messages of a run in both directions while it runs, over a real socket."""
 
 from __future__ import annotations
 

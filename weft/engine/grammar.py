@@ -21,7 +21,8 @@ from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
 from weft.core.wire import Command, Fork, Generate
 from weft.engine.conflicts import conflict
-from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, explained, translated
+from weft.engine.digits import DigitRun, DigitTokens
+from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, explained, max_digits, translated
 from weft.engine.guide import Guide, TriggeredGuide
 from weft.sched.in_flight import InFlight
 from weft.sched.sequence import GenerateOp
@@ -53,11 +54,12 @@ class Grammars:
     ):
         """`token_bytes` has an entry for every row of the model's vocabulary. `encode` makes tokens of a text: where a
         grammar leaves but one text, it is written in the tokens that the model knows it in. `max_string_chars` limits
-        strings whose JSON schema does not."""
+        strings whose JSON schema does not, and the digits of numbers."""
         self._max_string_chars = max_string_chars
         self._token_bytes, self._special_ids, self._eos_ids = token_bytes, special_ids, list(eos_ids)
         self._encode = encode
         self._tokenizer: LLTokenizer | None = None
+        self._digits: DigitTokens | None = None
         self._lock = threading.Lock()
         self._words = -(-len(token_bytes) // 32)
         self._executor = LLExecutor(max(1, min(MOST_MASK_THREADS, usable_cores() // 4)))
@@ -84,7 +86,8 @@ class Grammars:
         """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it."""
         matcher = self._future(grammar).result()
         if grammar.trigger is None:
-            return Guide(matcher.deep_copy())
+            most = max_digits(grammar, self._max_string_chars)
+            return Guide(matcher.deep_copy(), DigitRun(self._digit_tokens(), most) if most else None)
         return TriggeredGuide(matcher, grammar.trigger, self._token_bytes)
 
     def compiled(self, grammar: Grammar, submit: Submit | None = None) -> Future[LLMatcher]:
@@ -115,6 +118,8 @@ class Grammars:
         if matchers:
             self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, self._words * 4, len(masks))
         for (_, guide, sampling, tokens), mask in zip(masked, masks, strict=True):
+            if guide.digits is not None:
+                guide.digits.bound(mask)
             guide.conflict = conflict(sampling, mask, tokens)
         samplers = np.array([index for index, *_ in masked], np.int32)
         return LateInputs(samplers, masks, np.setdiff1d(waiting, samplers).astype(np.int32))
@@ -172,6 +177,12 @@ class Grammars:
                 vocabulary = _Vocabulary(self._token_bytes, self._special_ids, self._eos_ids[0], self._encode)
                 self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=self._eos_ids)
             return self._tokenizer
+
+    def _digit_tokens(self) -> DigitTokens:
+        """Made when the first grammar of JSON comes."""
+        if self._digits is None:
+            self._digits = DigitTokens(self._token_bytes)
+        return self._digits
 
 
 class Compiling:

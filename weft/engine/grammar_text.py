@@ -57,6 +57,14 @@ def translated(grammar: Grammar, max_string_chars: int | None, *, limits_untyped
             return str(LLMatcher.grammar_from_lark(text))
 
 
+def max_digits(grammar: Grammar, max_string_chars: int | None) -> int | None:
+    """Most digits in a row of a number, None: no limit. It is that of strings, and holds for JSON schemas alone: in
+    other grammars it is not known which digits are those of numbers."""
+    if grammar.kind != "json_schema":
+        return None
+    return json_schema.limit_of(_decoded(grammar.text), max_string_chars)
+
+
 def explained(grammar: Grammar, message: str, compile_error: CompileError) -> str:
     """What is wrong with a grammar of which llguidance says `message`, and where."""
     name = f"the {_NAMES[grammar.kind]} cannot be used"

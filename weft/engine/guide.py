@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from llguidance import LLMatcher
 
 from weft.core.grammar import Trigger
+from weft.engine.digits import DigitRun
 
 MAX_MESSAGE = 500
 _BLANK = b" \t\r\n"
@@ -19,8 +20,10 @@ _BLANK = b" \t\r\n"
 class Guide:
     """Follows a grammar from the first token to the last."""
 
-    def __init__(self, matcher: LLMatcher):
+    def __init__(self, matcher: LLMatcher, digits: DigitRun | None = None):
         self._matcher = matcher
+        self.digits = digits
+        """Bounds the digits of numbers, if the grammar is one of JSON."""
         self.conflict = ""
         """Why no token is left to sample: the request's other fields exclude all that the grammar allows."""
 
@@ -32,6 +35,8 @@ class Guide:
     def push(self, token: int) -> bool:
         """Take in the next token; True when nothing may follow any more."""
         self._matcher.consume_token(token)
+        if self.digits is not None:
+            self.digits.push(token)
         return bool(self._matcher.is_stopped())
 
     @property

@@ -19,6 +19,8 @@ from weft.abi.errors import InvalidRequest
 MAX_DEPTH = 100
 MAX_LOCATED = 200
 """Parts of a schema that are compiled alone to find the one that is wrong."""
+MAX_LISTED_CHARS = 1024
+"""Characters of the listed names of an object, up to which a pattern excludes them from other names."""
 MAX_INT = 2**63 - 1024
 """The largest bound of an integer that llguidance, which reads bounds as float64, keeps exactly."""
 MAX_NUMBER = 1e15
@@ -38,6 +40,8 @@ _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"
 _FIXES_VALUE = ("enum", "const", "$ref", "anyOf", "oneOf", "allOf")
 """Keywords beside which a schema gets no limits: they say the value, or their parts get the limits."""
 _FIXES_TEXT = ("maxLength", "pattern", "format")
+_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
+"""Characters of names that JSON writes as escapes, which the library's complement of a class does not see."""
 _LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b\s*', re.S)
 
 
@@ -53,8 +57,8 @@ def prepared(schema: Any, max_string_chars: int | None, *, limits_untyped: bool 
     """The schema for llguidance. Raises `InvalidRequest` for what cannot be kept, naming the place in the schema.
 
     `max_string_chars` limits strings whose schema does not, unless the schema's options say otherwise; with
-    `limits_untyped` also values of any type and the names of properties that are not listed (beside listed ones, not
-    their values). The library cannot intersect some such schemas (`allOf`): then it reports an error.
+    `limits_untyped` also values of any type, and names and values of properties that are not listed. The library cannot
+    intersect some such schemas (`allOf`): then it reports an error.
     """
     if not isinstance(schema, dict):
         if schema is False:
@@ -62,7 +66,8 @@ def prepared(schema: Any, max_string_chars: int | None, *, limits_untyped: bool 
         schema = {}
     given = schema.get(OPTIONS)
     options = dict(given) if isinstance(given, dict) else {}
-    limit = options.pop("max_string_chars", max_string_chars)
+    limit = limit_of(schema, max_string_chars)
+    options.pop("max_string_chars", None)
     path = options.pop("path", "")
     body = {key: value for key, value in schema.items() if key != OPTIONS}
     return {OPTIONS: options or COMPACT, **_Walk(limit, path, limits_untyped).root(body)}
@@ -170,12 +175,15 @@ class _Walk:
         further = schema.get("additionalProperties", True)
         if "object" not in kinds or further is False or schema.get("patternProperties"):
             return
-        # A pattern holds for listed names too, so beside them it can limit names alone, and no value.
-        if not schema.get("properties"):
+        listed = [*schema.get("properties", ())]
+        pattern = f"^(?s:.{{0,{limit}}})$"
+        if sum(map(len, listed)) <= MAX_LISTED_CHARS and not any(map(_ESCAPED.search, listed)):
+            pattern = _other_names(listed, limit) if listed else pattern
             further = self._any_value if further is True else further
         elif further is not True:
             return
-        schema["patternProperties"] = {f"^(?s:.{{0,{limit}}})$": further}
+        # Beside more names, or names with escapes, values have no limit: the pattern holds for listed names, too.
+        schema["patternProperties"] = {pattern: further}
         schema["additionalProperties"] = False
 
     def _check_type(self, value: dict[str, Any], at: tuple[str, ...]) -> None:
@@ -220,6 +228,32 @@ def _float_at_least(value: float) -> float:
     if found < value:
         found = math.nextafter(found, math.inf)
     return int(found) if found.is_integer() else found
+
+
+def _other_names(listed: list[str], limit: int) -> str:
+    """A pattern of all names but the listed ones, of at most `limit` characters, or one more than the longest of them.
+    The library's patterns have no look-ahead, so it follows the tree of the listed names and leaves it at every
+    character."""
+
+    def after(rests: list[str], room: int) -> str:
+        """What may follow a common beginning so that the whole is none of those that end with `rests`."""
+        if rests == [""]:
+            return f"(?s:.{{1,{room}}})"
+        firsts = sorted({rest[0] for rest in rests if rest})
+        others = "".join("\\" + char if char in "^-]\\[&~" else char for char in firsts)
+        options = [] if "" in rests else [""]
+        options.append(f"[^{others}](?s:.{{0,{room - 1}}})")
+        for char in firsts:
+            options.append(re.escape(char) + after([rest[1:] for rest in rests if rest[:1] == char], room - 1))
+        return f"({'|'.join(options)})"
+
+    return f"^{after(sorted(set(listed)), max(limit, 1 + max(map(len, listed))))}$"
+
+
+def limit_of(schema: Any, max_string_chars: int | None) -> int | None:
+    """The limit of a schema's strings and of the digits of its numbers: its own option, else `max_string_chars`."""
+    options = schema.get(OPTIONS) if isinstance(schema, dict) else None
+    return options.get("max_string_chars", max_string_chars) if isinstance(options, dict) else max_string_chars
 
 
 def _least_length(schema: dict[str, Any]) -> int:

@@ -21,7 +21,7 @@ TURNS = 20
 
 
 class ManualClock:
-    """Moves to the next moment that somebody waits for, once nobody else has anything to do."""
+    """Advances to the next time that a task waits for, once no other task can run."""
 
     def __init__(self) -> None:
         self._now = 100.0

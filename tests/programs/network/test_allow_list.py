@@ -75,7 +75,7 @@ def test_written_addresses_need_the_operator_s_own_entry() -> None:
 
 
 def test_the_address_that_was_checked_is_the_one_that_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name server whose second answer is private finds nobody who asks a second time."""
+    """The name is resolved once, so a second answer of the name server, a private address, is not used."""
     asked: list[str] = []
 
     async def rebinding(host: str, port: int) -> Sequence[str]:

@@ -21,7 +21,7 @@ ADDRESS = "93.184.216.34"
 
 
 class Authority:
-    """Certificates that vouch for themselves: whoever trusts one trusts it alone."""
+    """Self-signed certificates: a client that trusts one trusts no other."""
 
     def __init__(self, folder: Path):
         self._folder = folder

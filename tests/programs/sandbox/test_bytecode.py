@@ -1,4 +1,4 @@
-"""Code that is kept: compiled once, and by nobody's program."""
+"""Cached bytecode: compiled once, and never by a program."""
 
 from __future__ import annotations
 
