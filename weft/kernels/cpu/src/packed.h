@@ -23,6 +23,7 @@ constexpr int64_t kVectors = kPanel / W;       // of a row of a panel
 // taken so many at a time that they stay in the first-level cache while the rows of the block pass by.
 constexpr int64_t kBlockRows = 512;
 constexpr int64_t kRowsPerThread = 256;      // with as many or more, threads divide the rows; with fewer, the panels
+constexpr int64_t kRunsPerThread = 16;       // of panels, where threads take them when they are free
 constexpr int64_t kStreamedBytes = 1 << 20;  // a result as large as this is written past the caches
 
 // Sums that are ready: of `rows` rows of the result from row `first` on, for one panel of 32 outputs. With `gates`, the
@@ -174,7 +175,9 @@ inline int64_t divisor(int64_t threads, int64_t most) {
     return found;
 }
 
-// Threads form a grid: so many parts of the rows, times so many parts of the panels.
+// Threads form a grid: so many parts of the rows, times so many parts of the panels. Where all have the same rows, and
+// P has it so, each takes the next few panels whenever it is free instead: one may compute more slowly than another,
+// because its core serves other programs too.
 template <class P>
 void multiply_packed(const LinearArgs& a) {
     typedef typename P::Value Value;
@@ -187,34 +190,70 @@ void multiply_packed(const LinearArgs& a) {
     const int64_t panel_parts = threads / row_parts;
     const int64_t row_size = a.inputs * (int64_t)sizeof(Value);
     const int64_t most_groups = least(kBlockRows, most<int64_t>(64, P::kBlockBytes / row_size)) / P::kRowsAtOnce;
-    for_each(threads, threads, [&](int64_t task) {
+    // Equal blocks, each a whole number of what is computed at once.
+    const auto blocks_of = [&](int64_t count) { return (count + most_groups - 1) / most_groups; };
+    const auto block_rows_of = [&](int64_t count) {
+        const int64_t blocks = blocks_of(count);
+        return blocks ? (count + blocks - 1) / blocks * P::kRowsAtOnce : 0;
+    };
+    int64_t taken = 0;  // runs of panels, of the first block, then of the second, and so on
+    on_threads(threads, [&](int64_t member, int64_t members) {
         static thread_local Memory memory;
-        const int64_t row_part = task % row_parts, panel_part = task / row_parts;
-        const int64_t from = groups * row_part / row_parts, to = groups * (row_part + 1) / row_parts;
-        const int64_t first_panel = panels * panel_part / panel_parts, end = panels * (panel_part + 1) / panel_parts;
-        // Equal blocks, each a whole number of what is computed at once.
-        const int64_t blocks = (to - from + most_groups - 1) / most_groups;
-        const int64_t block_rows = blocks ? (to - from + blocks - 1) / blocks * P::kRowsAtOnce : 0;
-        const int64_t sum_bytes = block_rows * kPanel * (int64_t)sizeof(float);
-        const int64_t expanded_bytes = P::expanded_bytes(a);
-        const int64_t row_bytes = block_rows * row_size;
-        char* expanded = (char*)memory.at_least((size_t)(expanded_bytes + 2 * sum_bytes + row_bytes));
+        // Parts of the rows differ by a group, and either may have the larger blocks.
+        const int64_t each_part = groups / row_parts;
+        const int64_t most_rows = most(block_rows_of(each_part), block_rows_of(each_part + (groups % row_parts > 0)));
+        const int64_t sum_bytes = most_rows * kPanel * (int64_t)sizeof(float), expanded_bytes = P::expanded_bytes(a);
+        char* expanded = (char*)memory.at_least((size_t)(expanded_bytes + 2 * sum_bytes + most_rows * row_size));
         float* sums = (float*)(expanded + expanded_bytes);
-        float* gates = sums + block_rows * kPanel;
-        Value* rearranged = (Value*)(gates + block_rows * kPanel);
+        float* gates = sums + most_rows * kPanel;
+        Value* rearranged = (Value*)(gates + most_rows * kPanel);
         const typename P::InUse in_use;
-        for (int64_t first = from * P::kRowsAtOnce; first < least(to * P::kRowsAtOnce, a.rows); first += block_rows) {
-            RowPart<P> part{nullptr, first, least(block_rows, a.rows - first), expanded};
-            part.rows = least(part.rows, to * P::kRowsAtOnce - first);
+        RowPart<P> part{nullptr, 0, 0, expanded};
+        const auto take_rows = [&](int64_t first, int64_t rows) {
+            part.first = first;
+            part.rows = rows;
             part.x = P::rearrange(a, part, rearranged);
-            for (int64_t panel = first_panel; panel < end; panel++) {
+        };
+        // Panels [from, to); `after` is the panel that this thread takes after them, or -1.
+        const auto take_panels = [&](int64_t from, int64_t to, int64_t after) {
+            for (int64_t panel = from; panel < to; panel++) {
                 const char* weight = (const char*)a.weight + panel * size;
-                const char* next = panel + 1 < end ? weight + size : nullptr;
+                const int64_t following = panel + 1 < to ? panel + 1 : after;
+                const char* next = following < 0 ? nullptr : (const char*)a.weight + following * size;
                 if (a.gated) {
                     linear_panel<P>(a, part, panel, weight + panels * size, gates, false, nullptr);
                     linear_panel<P>(a, part, panels + panel, next, sums, true, gates);
                 } else {
                     linear_panel<P>(a, part, panel, next, sums, true, nullptr);
+                }
+            }
+        };
+        if (P::kTakesWhenFree && row_parts == 1) {
+            const int64_t each = most<int64_t>(1, panels / (threads * kRunsPerThread));
+            const int64_t runs = (panels + each - 1) / each;
+            const int64_t block_rows = block_rows_of(groups);
+            const int64_t end = runs * blocks_of(groups);
+            const auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };
+            int64_t block = -1;
+            for (int64_t item = take(), after; item < end; item = after) {
+                after = take();
+                if (item / runs != block) {
+                    block = item / runs;
+                    take_rows(block * block_rows, least(block_rows, a.rows - block * block_rows));
+                }
+                const int64_t from = item % runs * each;
+                take_panels(from, least(from + each, panels), after < end ? after % runs * each : -1);
+            }
+        } else {
+            for (int64_t task = threads * member / members; task < threads * (member + 1) / members; task++) {
+                const int64_t row_part = task % row_parts, panel_part = task / row_parts;
+                const int64_t from = groups * row_part / row_parts, to = groups * (row_part + 1) / row_parts;
+                const int64_t first_panel = panels * panel_part / panel_parts;
+                const int64_t end = panels * (panel_part + 1) / panel_parts;
+                const int64_t block_rows = block_rows_of(to - from), rows = least(to * P::kRowsAtOnce, a.rows);
+                for (int64_t first = from * P::kRowsAtOnce; first < rows; first += block_rows) {
+                    take_rows(first, least(block_rows, rows - first));
+                    take_panels(first_panel, end, -1);
                 }
             }
         }

@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kHalfSize = 16 * kStep;  // elements of a block of 16 outputs in a step
 
-// Input `i`, 0 or 1, of a pair of inputs, for W outputs: vector `n` of a step, counted from where the pair begins in the
-// step's first vector. From one pair to the next it is `kPairSize` elements.
+// Input `i`, 0 or 1, of a pair of inputs, for W outputs: vector `n` of a step. `pair` is where the pair lies in the
+// step's first vector; from one pair to the next it is `kPairSize` elements.
 constexpr int64_t kPairSize = 32;
 WEFT_INLINE vf outputs_of(const float* pair, int i, int n) {
     return load(pair + n * W / 16 * kHalfSize + n * W % 16 + i * 16);
@@ -44,6 +44,7 @@ struct Floats {
     static constexpr int64_t kExpandGroups = 3;  // with fewer groups of rows, to widen in registers costs less
     // One group reads every line once: memory is fetched so little ahead of its turn, rather than a panel.
     static constexpr int64_t kNearBytes = 2 << 10;
+    static constexpr bool kTakesWhenFree = true;
     static constexpr bool kWritesBeside = false;
 
     static int64_t step_bytes(const LinearArgs& a) { return kStepSize * (a.scales ? 1 : (int64_t)sizeof(T)); }

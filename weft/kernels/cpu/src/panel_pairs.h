@@ -27,6 +27,7 @@ struct Pairs {
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kWholeGroups = 4;  // with so few rows, a whole panel passes by at once
     static constexpr int64_t kNearBytes = 0;
+    static constexpr bool kTakesWhenFree = false;
     static constexpr bool kWritesBeside = false;
 
     static int64_t step_bytes(const LinearArgs& a) { return a.scales ? kStepSize : 2 * kStepSize; }

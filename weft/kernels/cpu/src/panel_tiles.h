@@ -21,6 +21,7 @@ struct Tiles {
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kWholeGroups = 4;
     static constexpr int64_t kNearBytes = 0;
+    static constexpr bool kTakesWhenFree = false;
     static constexpr bool kWritesBeside = true;  // tiles and vectors work at the same time
 
     static int64_t step_bytes(const LinearArgs& a) { return Pairs::step_bytes(a); }
