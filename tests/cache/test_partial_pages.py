@@ -27,7 +27,7 @@ def test_a_page_that_begins_alike_is_copied() -> None:
     cache = cache_with_one_run(2)
     table = cache.open_table(2, "")
     tokens = PROMPT.tobytes()
-    assert cache.acquire(table, cache.lookup(table, tokens, 8), tokens, 8, 1.0) == 5
+    assert cache.acquire(table, cache.lookup(table, tokens, 8), tokens, 8, 1.0).num_tokens == 5
     assert len(cache.take_copies().page_copies) == 1
     check_integrity(cache, [table])
 
@@ -38,7 +38,7 @@ def test_without_room_for_the_copy_its_source_is_not_given_up_for_it() -> None:
     assert cache.prepare_write(other, 0, 8, 0.0)
     table = cache.open_table(3, "")
     tokens = PROMPT.tobytes()
-    assert cache.acquire(table, cache.lookup(table, tokens, 8), tokens, 8, 1.0) == 0
+    assert cache.acquire(table, cache.lookup(table, tokens, 8), tokens, 8, 1.0).num_tokens == 0
     assert not any(cache.take_copies())
     # A page fenced by the step being built, which has nothing to do, would be lost to all.
     assert cache.tiers.device.num_fenced == 0

@@ -182,13 +182,7 @@ class FakeView:
 
     @property
     def num_without_slot(self) -> int:
-        return sum(holder.num_pages for holder in self._of("idle") + self._of("waiting"))
-
-    def first_hold(self) -> Holder | None:
-        return next(iter(self._of("hold")), None)
-
-    def idle(self):  # type: ignore[no-untyped-def]
-        return iter(self._of("idle"))
+        return sum(holder.num_pages for holder in self._of("waiting"))
 
     def waiting(self):  # type: ignore[no-untyped-def]
         return iter(self._of("waiting"))
@@ -197,8 +191,6 @@ class FakeView:
         return iter(self._of("running"))
 
 
-HOLD = Holder("hold", 1)
-IDLE = Holder("idle", 2, 3, 0, (9.0, 1, 2))
 EARLY, LATE = Holder("waiting", 3, 3, 0, (4.0, 1, 3)), Holder("waiting", 4, 3, 0, (5.0, 1, 4))
 NEEDY = Holder("running", 5, 3, 0, (3.0, 1, 5))
 OLDER, NEWER = Holder("running", 6, 3, 0, (1.0, 1, 6)), Holder("running", 7, 3, 2, (8.0, 1, 7))
@@ -207,17 +199,15 @@ OLDER, NEWER = Holder("running", 6, 3, 0, (1.0, 1, 6)), Holder("running", 7, 3, 
 @pytest.mark.parametrize(
     ("purpose", "missing", "holders", "expected"),
     [
-        ("write", 1, (IDLE, HOLD, NEWER), HOLD),
-        ("write", 1, (EARLY, IDLE, NEWER), IDLE),
         ("write", 1, (EARLY, LATE, NEWER), LATE),
         ("write", 1, (OLDER, NEEDY, NEWER), NEWER),
         ("write", 1, (OLDER, NEEDY), Holder("space")),
-        ("admit", 3, (HOLD, IDLE, OLDER), IDLE),
-        ("admit", 4, (IDLE, OLDER), None),
-        ("admit", 4, (IDLE, NEWER), NEWER),
-        ("admit", 0, (IDLE, NEWER), NEWER),
-        ("spaces", 3, (IDLE, NEWER), IDLE),
-        ("spaces", 4, (IDLE, NEWER), None),
+        ("admit", 3, (EARLY, OLDER), EARLY),
+        ("admit", 4, (EARLY, OLDER), None),
+        ("admit", 4, (EARLY, NEWER), NEWER),
+        ("admit", 0, (EARLY, NEWER), NEWER),
+        ("spaces", 3, (EARLY, NEWER), EARLY),
+        ("spaces", 4, (EARLY, NEWER), None),
     ],
 )
 def test_who_gives_up_pages(purpose: str, missing: int, holders: tuple[Holder, ...], expected: Holder | None) -> None:
@@ -226,7 +216,7 @@ def test_who_gives_up_pages(purpose: str, missing: int, holders: tuple[Holder, .
 
 
 def test_pins_are_broken_before_spaces_are_ended() -> None:
-    assert ByRank().choose(FakeView("write", 1, NEEDY, NEEDY, pins=True)) == Holder("pins")  # type: ignore[arg-type]
+    assert ByRank().choose(FakeView("write", 1, NEEDY, NEEDY, pins=True)) == Holder("pin")  # type: ignore[arg-type]
 
 
 KV_WRITERS = ("adopt_kv", "begin_kv", "finish_kv", "cut_kv", "begin_decodes", "finish_decodes")

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from weft.abi.errors import WeftError
 from weft.cache.manager import KVCache
 from weft.cache.page_table import PageTable
-from weft.cache.radix import Node
+from weft.cache.nodes import Node
 from weft.core.ids import TOKEN_BYTES
 
 
@@ -27,7 +27,8 @@ def check_integrity(cache: KVCache, tables: Iterable[PageTable], others: Counter
     nodes = _check_trees(cache)
     _check_pages(cache, nodes, tables, others or Counter())
     _check_locks(cache, nodes, tables)
-    _check_tails(cache, tables)
+    _check_open_tails(cache, tables)
+    _check_candidates(cache, nodes)
     _check_in_flight(cache, tables)
     for table in tables:
         _check_table(cache, table)
@@ -50,18 +51,27 @@ def _check_trees(cache: KVCache) -> list[Node]:
             if parent is None or parent.children.get(node.tokens[:page_bytes]) is not node:
                 _fail(f"node {node.node_id} is not its parent's child")
                 continue
-            if not node.pages or len(node.tokens) != len(node.pages) * page_bytes:
-                _fail(f"node {node.node_id} has {len(node.pages)} pages and {len(node.tokens)} token bytes")
-            if node.depth_pages != parent.depth_pages + len(node.pages):
+            if node.key != node.tokens[:page_bytes] or len(node.pages) != node.num_pages * node.on_device:
+                _fail(f"node {node.node_id} has {len(node.pages)} of {node.num_pages} pages, or a wrong key")
+            if len(node.copies) != node.num_pages and (node.copies or not node.on_device):
+                _fail(f"node {node.node_id} has {len(node.copies)} of {node.num_pages} pages on the host")
+            if node.is_tail:
+                if node.num_pages != 1 or not 0 < len(node.tokens) < page_bytes or node.children or parent.is_tail:
+                    _fail(f"node {node.node_id} is no leaf with a page that is not full")
+            elif not node.num_pages or len(node.tokens) != node.num_pages * page_bytes:
+                _fail(f"node {node.node_id} has {node.num_pages} pages and {len(node.tokens)} token bytes")
+            if node.depth_pages != parent.depth_pages + node.num_pages:
                 _fail(f"node {node.node_id} states a wrong depth")
-            if node.tier == "device" and parent.tier == "host":
+            if node.on_device and not parent.on_device:
                 _fail(f"device node {node.node_id} below a host node")
-            if node.tier == "host" and node.locks:
+            if not node.on_device and node.locks:
                 _fail(f"host node {node.node_id} is locked")
-            if node.tier == "device" and node.locks == 0:
-                evictable += len(node.pages)
+            if any(wait.end is not node for wait in node.waits.values()):
+                _fail(f"node {node.node_id} has a wait that points elsewhere")
+            if node.on_device and node.locks == 0:
+                evictable += node.num_pages
         for node in [tree.root, *tree.nodes()]:
-            if node.device_children != sum(child.tier == "device" for child in node.children.values()):
+            if node.device_children != sum(child.on_device for child in node.children.values()):
                 _fail(f"node {node.node_id} miscounts its device children")
     if evictable != cache.tiers.num_evictable:
         _fail(f"{evictable} pages are evictable, {cache.tiers.num_evictable} counted")
@@ -72,9 +82,8 @@ def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable], oth
     direct: Counter[int] = Counter(others)
     for table in tables:
         direct.update(table.pages[table.num_indexed :])
-    direct.update(page for _, page in cache.retention.holders() if page is not None)
     for tier, pool in (("device", cache.tiers.device), ("host", cache.tiers.host)):
-        indexed = [page for node in nodes if node.tier == tier for page in node.pages]
+        indexed = [page for node in nodes for page in (node.pages if tier == "device" else node.copies)]
         if len(indexed) != len(set(indexed)):
             _fail(f"a {tier} page is indexed twice")
         if set(indexed) != {page for page in range(pool.num_pages) if pool.indexed[page]}:
@@ -94,8 +103,8 @@ def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable], oth
 
 
 def _check_locks(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> None:
-    targets = [table.node for table in tables] + [node for node, _ in cache.retention.holders()]
-    owner = {page: node for node in nodes if node.tier == "device" for page in node.pages}
+    targets = [table.node for table in tables] + cache.retention.pinned()
+    owner = {page: node for node in nodes for page in node.pages}
     for page, node in owner.items():
         if cache.tiers.node_of[page] is not node:
             _fail(f"page {page} names the wrong node")
@@ -111,15 +120,23 @@ def _check_locks(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> 
             _fail(f"node {node.node_id} counts {node.locks} locks and has {locks[node.node_id]}")
 
 
-def _check_tails(cache: KVCache, tables: list[PageTable]) -> None:
-    held = {(node.node_id, page) for node, page in cache.retention.holders()}
-    own = {(-t.seq, t.node.node_id, t.pages[t.num_indexed]) for t in tables if len(t.pages) > t.num_indexed}
+def _check_open_tails(cache: KVCache, tables: list[PageTable]) -> None:
+    own = {(t.seq, t.node.node_id, t.pages[t.num_indexed]) for t in tables if len(t.pages) > t.num_indexed}
     for tree in cache.trees().values():
         for node in [tree.root, *tree.nodes()]:
-            for number, tail in node.tails.items():
-                known = (node.node_id, tail.page) in held if number > 0 else (number, node.node_id, tail.page) in own
-                if not known:
-                    _fail(f"node {node.node_id} offers page {tail.page}, which no table or hold keeps there")
+            for seq, tail in node.open_tails.items():
+                if (seq, node.node_id, tail.page) not in own:
+                    _fail(f"node {node.node_id} offers page {tail.page}, which no table keeps there")
+
+
+def _check_candidates(cache: KVCache, nodes: list[Node]) -> None:
+    tiers = cache.tiers
+    leaves = {node.node_id for node in nodes if node.on_device and not node.locks and not node.device_children}
+    host_leaves = {node.node_id for node in nodes if not node.on_device and not node.children}
+    for candidates, expected in ((tiers.candidates, leaves), (tiers.host_candidates, host_leaves)):
+        entered = {node.node_id for node in candidates.nodes()}
+        if entered != expected:
+            _fail(f"nodes {sorted(entered ^ expected)} are candidates for giving up, or should be")
 
 
 def _check_in_flight(cache: KVCache, tables: list[PageTable]) -> None:
@@ -136,7 +153,7 @@ def _check_table(cache: KVCache, table: PageTable) -> None:
     path: list[int] = []
     node: Node | None = table.node
     while node is not None and node.parent is not None:
-        if node.tier != "device":
+        if not node.on_device:
             _fail(f"sequence {table.seq} stands on a host node")
         path = node.pages + path
         node = node.parent

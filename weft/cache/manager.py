@@ -13,13 +13,24 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from typing import NamedTuple
 
-from weft.cache.evict import EvictionPolicy, LeastRecentlyUsed
+from weft.cache.candidates import Ranker, least_recently_used
+from weft.cache.nodes import Node, OpenTail, Wait
 from weft.cache.page_table import PageTable
-from weft.cache.radix import InFlightPrefix, Match, Node, Partial, RadixTree, Tail, detach, split
+from weft.cache.radix import InFlightPrefix, Match, Partial, RadixTree, common_tokens, detach, split
 from weft.cache.retention import Retention
 from weft.cache.tiers import Copies, TieredPages
 from weft.core.ids import TOKEN_BYTES
+
+
+class Acquired(NamedTuple):
+    """What a table got from the prefix index."""
+
+    num_tokens: int
+    """Tokens that have KV on the device now."""
+    is_complete: bool
+    """False: the host has more of the tokens, and the step's budget of copies is used up."""
 
 
 class KVCache:
@@ -30,14 +41,15 @@ class KVCache:
         num_device_pages: int,
         num_host_pages: int = 0,
         page_size: int = 16,
-        policy: EvictionPolicy | None = None,
+        rank: Ranker = least_recently_used,
         max_pinned_fraction: float = 0.5,
     ):
         self.page_size = page_size
         self.tiers = TieredPages(
             num_device_pages,
             num_host_pages,
-            policy or LeastRecentlyUsed(),
+            page_size,
+            rank,
             self._split,
             self._detach,
             self._drop_if_empty,
@@ -80,47 +92,68 @@ class KVCache:
         on_device = 0
         idle = 0
         for node in match.path:
-            if node.tier == "device":
-                on_device += len(node.pages)
-                idle += len(node.pages) if node.locks == 0 else 0
-        if match.child is not None and match.child.tier == "device":
+            if node.on_device:
+                on_device += node.num_pages
+                idle += node.num_pages if node.locks == 0 else 0
+        if match.child is not None and match.child.on_device:
             on_device += match.child_pages
             idle += match.child_pages if match.child.locks == 0 else 0
         return -(-num_tokens // self.page_size) - on_device + idle
 
-    def acquire(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> int:
-        """Give an empty table the matched pages, and a copy of a page that begins with the tokens that follow.
+    def acquire(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> Acquired:
+        """Give a table, whose pages are those of the beginning of `match`, the pages of the match, and a copy of a page
+        that begins with the tokens that follow.
 
-        Returns how many of `tokens` now have KV, at most `max_tokens`. Pages on the host are brought to the device as
-        far as there is room.
+        Pages that only the host has are brought to the device as far as there is room and as the step's budget of
+        copies goes. If the budget was used up, the rest may come with later steps: the result is not complete.
         """
         partial = table.tree.partial(match, tokens, max_tokens - match.num_pages * self.page_size)
         source = None if partial is None else partial.node
-        node = self.node_for(match)  # of a run that this cuts, `source` keeps the part with the page
-        path = match.path if node is match.node else (*match.path, node)
-        self.tiers.lock(node)
+        target = self.node_for(match)  # of a run that this cuts, `source` keeps the part with the page
+        self.tiers.lock(target)
         if source is not None:
-            # Making room must not evict the source: its page would be fenced until the step being built is done, and
+            # Making room must not take the source: its page would be fenced until the step being built is done, and
             # without the copy that step may be empty and never be launched.
             self.tiers.lock(source)
-        for index, step in enumerate(path):
-            if step.tier == "host" and not self.tiers.promote(step):
-                reached = path[index - 1] if index else table.tree.root
-                self.tiers.lock(reached)
-                self.tiers.unlock(node, now)
-                node, path, partial = reached, path[:index], None
-                break
-        for step in path:
-            table.pages.extend(step.pages)
+        reached, is_complete = self._bring(table.node, target, now)
+        if reached is not target:
+            partial = None
+            self.tiers.lock(reached)
+            self.tiers.unlock(target, now)
         self.tiers.unlock(table.node, now)
-        table.node = node
+        table.node = reached
+        table.pages = _path_pages(reached)
         table.num_indexed = len(table.pages)
         count = table.num_indexed * self.page_size
         if partial is not None:
-            count += self._acquire_partial(table, partial)
+            count += self._acquire_partial(table, partial, now)
         if source is not None:
             self.tiers.unlock(source, now)
-        return count
+        return Acquired(count, is_complete)
+
+    def _bring(self, start: Node, target: Node, now: float) -> tuple[Node, bool]:
+        """Bring the nodes after `start` up to the locked `target` to the device, where they are not. Returns the last
+        node that is there, and False if the budget of copies ended before `target`."""
+        path = []
+        node = target
+        while node is not start:
+            path.append(node)
+            assert node.parent is not None, "a match begins with what its table has"
+            node = node.parent
+        for node in reversed(path):
+            if node.on_device:
+                start = node
+                continue
+            budget = self.tiers.copy_budget
+            if budget <= 0:
+                return start, False
+            part = node if node.num_pages <= budget else self._split(node, budget)
+            if not self.tiers.promote(part, now):
+                return start, True
+            start = part
+            if part is not node:
+                return start, False
+        return start, True
 
     def announce(self, table: PageTable, tokens: bytes, end: int) -> None:
         """The table's sequence is about to compute the whole pages of `tokens[:end]` that it lacks: an in-flight
@@ -160,7 +193,7 @@ class KVCache:
         shared, fresh = self._shared(table, start, end), self._fresh(table, end)
         if not shared and not fresh:
             return True
-        pages = self.tiers.allocate(fresh + len(shared))
+        pages = self.tiers.allocate(fresh + len(shared), now)
         if pages is None:
             return False
         if shared:
@@ -200,11 +233,11 @@ class KVCache:
         whole = num_written // self.page_size
         rest = tokens[whole * self.page_size : num_written].tobytes()
         if rest and table.num_indexed == whole and table.indexable:
-            table.node.tails[-table.seq] = Tail(rest, table.pages[whole])
+            table.node.open_tails[table.seq] = OpenTail(rest, table.pages[whole])
 
     def unpublish_tail(self, table: PageTable) -> None:
         """The last page may change or go: sequences find it no longer. Idempotent."""
-        table.node.tails.pop(-table.seq, None)
+        table.node.open_tails.pop(table.seq, None)
 
     # Sharing and giving back
 
@@ -236,16 +269,34 @@ class KVCache:
             table.node, table.num_indexed = node, whole
         del table.pages[keep:]
 
-    def free(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
-        """Give everything back. Full pages among the first `num_written` tokens stay cached, the rest is free once the
-        steps in flight are done. The table is empty afterwards and may be used again."""
+    def free(
+        self,
+        table: PageTable,
+        tokens: array[int],
+        num_written: int,
+        now: float,
+        *,
+        wait: Wait | None = None,
+        fence: int | None = None,
+    ) -> None:
+        """Give everything back. The table is empty afterwards and may be used again.
+
+        Pages with KV of the first `num_written` tokens stay cached, the last one too where it is not full and somebody
+        waits; the rest is free once step `fence`, the last that names it, is done: by default the last one launched.
+        `wait` then points to the last page that stays.
+        """
         self.withdraw(table)
         self.commit(table, tokens, num_written, now)
         self.unpublish_tail(table)
+        self._merge(table, tokens, num_written, now)
+        if wait is not None:
+            self._keep_tail(table, tokens, num_written)
         for page in table.pages[table.num_indexed :]:
-            self.tiers.drop_ref(page, now)
+            self.tiers.drop_ref(page, now, fence)
+        if wait is not None:
+            wait.attach(table.node)
         self.tiers.lock(table.tree.root)
-        self.tiers.unlock(table.node, now)
+        self.tiers.unlock(table.node, now, fence)
         table.pages = []
         table.node, table.num_indexed, table.indexable = table.tree.root, 0, True
 
@@ -257,7 +308,7 @@ class KVCache:
 
     def reset(self) -> None:
         """Forget every cached page that nothing uses."""
-        self.retention.end_holds(0.0)
+        self.retention.end_holds()
         for tree in list(self._trees.values()):
             for node in list(tree.nodes()):
                 if node.parent is not None and node.locks == 0:
@@ -287,23 +338,17 @@ class KVCache:
         tree = self._trees.get(namespace)
         return tree.match(tokens, len(tokens) // self._page_bytes) if tree else None
 
-    def allocate(self, count: int) -> list[int] | None:
+    def allocate(self, count: int, now: float) -> list[int] | None:
         """`count` device pages that belong to no sequence, one reference each; None: out of pages."""
-        return self._allocate(count)
-
-    def _allocate(self, count: int) -> list[int] | None:
-        pages = self.tiers.allocate(count)
-        while pages is None and self.retention.end_one_hold():
-            pages = self.tiers.allocate(count)
-        return pages
+        return self.tiers.allocate(count, now)
 
     def _announce(self, table: PageTable, run: bytes) -> None:
         if run and table.indexable:
             table.announced = run
             table.node.in_flight.add(table.seq, run, self._page_bytes)
 
-    def _acquire_partial(self, table: PageTable, partial: Partial) -> int:
-        pages = self._allocate(1)
+    def _acquire_partial(self, table: PageTable, partial: Partial, now: float) -> int:
+        pages = self.tiers.allocate(1, now)
         if pages is None:
             return 0
         if partial.tier == "device":
@@ -313,11 +358,62 @@ class KVCache:
         table.pages.append(pages[0])
         return partial.num_tokens
 
+    def _merge(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
+        """Index what `commit` has left out because another sequence computed the same pages: the table, which is given
+        up, gets their place in the index, and what follows them is indexed."""
+        end = num_written // self.page_size
+        while table.num_indexed < end:
+            start = table.num_indexed
+            run = tokens[start * self.page_size : end * self.page_size].tobytes()
+            child = table.node.children.get(run[: self._page_bytes])
+            if child is None:
+                if any(self.tiers.node_of[page] is not None for page in table.pages[start:end]):
+                    return  # a page below another run of the index, which a fork has indexed
+                self._append_run(table, run, table.pages[start:end], now)
+                return
+            count = common_tokens(child.tokens, run) * TOKEN_BYTES // self._page_bytes
+            node = child if count == child.num_pages else self._split(child, count)
+            own = table.pages[start : start + count]
+            if not node.on_device and any(self.tiers.node_of[page] is not None for page in own):
+                return
+            self.tiers.lock(node)
+            self.tiers.unlock(table.node, now)
+            if node.on_device:
+                for page in own:
+                    self.tiers.drop_ref(page, now)
+            else:
+                self._put_on_device(node, own)
+            table.pages[start : start + count] = node.pages
+            table.node = node
+            table.num_indexed += count
+
+    def _put_on_device(self, node: Node, pages: list[int]) -> None:
+        """Give a locked node that only the host has the caller's references on `pages`, which have its KV."""
+        self.tiers.put_on_device(node, pages)
+        others = sum(self.tiers.device.refs[page] for page in pages)
+        if others:
+            self.tiers.lock(node, others)
+
+    def _keep_tail(self, table: PageTable, tokens: array[int], num_written: int) -> None:
+        """Index the table's last page, which is not full."""
+        whole = num_written // self.page_size
+        rest = tokens[whole * self.page_size : num_written].tobytes()
+        if not rest or table.num_indexed != whole:
+            return
+        page, node = table.pages[whole], table.node
+        if rest in node.children or self.tiers.node_of[page] is not None:
+            return
+        tail = table.tree.add_child(node, rest, [page], node.last_used_s)
+        tail.locks = 1  # the table's own; its ancestors count it already
+        self._index_pages(tail, [page])
+        table.node = tail
+        table.num_indexed += 1
+
     def _append_run(self, table: PageTable, run: bytes, pages: list[int], now: float) -> None:
         """Index private pages below the table's node: in the node's own run where no other table stands there."""
         node = table.node
-        alone = node.locks == 1 and node.parent is not None and node.tier == "device"
-        if alone and not node.children and not node.tails and not node.in_flight:
+        alone = node.locks == 1 and node.parent is not None and not node.children and not node.copies
+        if alone and not node.open_tails and not node.in_flight and not node.waits and not node.is_tail:
             table.tree.extend(node, run, pages)
         else:
             node = table.tree.add_child(node, run, pages, now)
@@ -332,7 +428,7 @@ class KVCache:
         count = 0
         while count < min(len(own), len(child.pages)) and own[count] == child.pages[count]:
             count += 1
-        if count == 0 or child.tier != "device":
+        if count == 0 or not child.on_device:
             table.indexable = False
             return
         if count < len(child.pages):
@@ -382,16 +478,12 @@ class KVCache:
         return match.node
 
     def _split(self, node: Node, num_pages: int) -> Node:
-        head_refs = 0
-        if node.tier == "device":
-            head_refs = sum(self.tiers.device.refs[page] for page in node.pages[:num_pages])
+        head_refs = sum(self.tiers.device.refs[page] for page in node.pages[:num_pages])
         was_locked = node.locks > 0
         head = split(node, num_pages, next(self._ids), head_refs)
-        if head.tier == "device":
-            for page in head.pages:
-                self.tiers.node_of[page] = head
         if was_locked and node.locks == 0:
-            self.tiers.became_unlocked(node)
+            self.tiers.became_unlocked(node, self.tiers.launched)
+        self.tiers.was_split(head, node)
         return head
 
     def _detach(self, node: Node) -> None:
@@ -405,3 +497,13 @@ class KVCache:
         if namespace is not None and not root.children and root.locks == 0:
             del self._namespaces[root.node_id]
             del self._trees[namespace]
+
+
+def _path_pages(node: Node) -> list[int]:
+    """The device pages from the root to the end of `node`."""
+    runs = []
+    current: Node | None = node
+    while current is not None:
+        runs.append(current.pages)
+        current = current.parent
+    return [page for run in reversed(runs) for page in run]

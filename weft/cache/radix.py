@@ -1,9 +1,9 @@
 """The prefix index: one radix tree of page-sized token runs per namespace.
 
-Owns the tree's shape: nodes, their tokens and pages, splits. A node is a path-compressed run of pages; its children
-differ in their first page. Locks are counted along the path to the root, so a node without locks has no locked
-descendant and unlocked leaves can be evicted one after another. Knows nothing of pools or eviction order; the manager
-(`weft.cache.manager`) moves pages and calls in here.
+Owns the tree's shape: nodes, their tokens and pages, splits. A node is a path-compressed run of full pages, whose
+children differ in their first page, or a *tail*: a leaf of one page that is not full. Locks are counted along the path
+to the root, so a node without locks has no locked descendant and unlocked leaves can be given up one after another.
+Knows nothing of pools or of the order of giving up; the manager (`weft.cache.manager`) moves pages and calls in here.
 
 Lookup, insertion and split cost O(pages touched), never O(tree).
 """
@@ -12,116 +12,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from weft.cache.nodes import MAX_SIBLINGS_SCANNED, Node, Tier
 from weft.core.ids import TOKEN_BYTES
-
-Tier = Literal["device", "host"]
-
-MAX_SIBLINGS_SCANNED = 32
-"""Siblings looked at, newest first, for a page that begins with the same tokens."""
 
 SHORT_RUN = 32
 """Tokens of two runs that are compared as one number: for fewer, numpy costs more than it saves."""
-
-
-class InFlightRuns:
-    """Runs of whole pages that sequences at the end of a node are computing: sequence number -> tokens.
-
-    Found by their first page, or by the first half of it: a shorter beginning is not worth waiting for.
-    """
-
-    __slots__ = ("_by_start", "_runs")
-
-    def __init__(self) -> None:
-        self._runs: dict[int, tuple[bytes, bytes, bytes]] = {}
-        """(tokens, first page, first half page)."""
-        self._by_start: dict[bytes, dict[int, None]] = {}
-
-    def __contains__(self, seq: object) -> bool:
-        return seq in self._runs
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def add(self, seq: int, run: bytes, page_bytes: int) -> None:
-        """A sequence computes a run of whole pages, which is not empty."""
-        half = page_bytes // TOKEN_BYTES // 2 or 1
-        self._runs[seq] = run, run[:page_bytes], run[: half * TOKEN_BYTES]
-        for start in self._runs[seq][1:]:
-            self._by_start.setdefault(start, {})[seq] = None
-
-    def discard(self, seq: int) -> None:
-        """The sequence computes its run no more. It must have one."""
-        _, *starts = self._runs.pop(seq)
-        for start in dict.fromkeys(starts):
-            del self._by_start[start][seq]
-            if not self._by_start[start]:
-                del self._by_start[start]
-
-    def beginning(self, start: bytes, but: int) -> Iterator[tuple[int, bytes]]:
-        """(sequence, tokens) of the newest runs with this first page or half page, except that of sequence `but`."""
-        for seq in itertools.islice(reversed(self._by_start.get(start, {})), MAX_SIBLINGS_SCANNED):
-            if seq != but:
-                yield seq, self._runs[seq][0]
-
-
-class Node:
-    """A run of pages. The root of a namespace has none."""
-
-    __slots__ = (
-        "children",
-        "depth_pages",
-        "device_children",
-        "expected_at_s",
-        "fence",
-        "in_flight",
-        "last_used_s",
-        "locks",
-        "node_id",
-        "pages",
-        "parent",
-        "tails",
-        "tier",
-        "tokens",
-    )
-
-    def __init__(self, node_id: int, parent: Node | None, tokens: bytes, pages: list[int], tier: Tier, now: float):
-        self.node_id = node_id
-        self.parent = parent
-        self.tokens = tokens
-        self.pages = pages
-        self.tier: Tier = tier
-        self.children: dict[bytes, Node] = {}
-        self.device_children = 0
-        self.locks = 0
-        """Holders of this node or of any below it: sequences, pins, and direct references to its pages."""
-        self.last_used_s = now
-        self.expected_at_s: float | None = None
-        self.fence = 0
-        """The last step that may have named these pages when they were last let go."""
-        self.depth_pages: int = (parent.depth_pages if parent else 0) + len(pages)
-        self.in_flight = InFlightRuns()
-        """In-flight prefixes of sequences at the end of this node."""
-        self.tails: dict[int, Tail] = {}
-        """Partial pages right below this node: of held sequences by number, of open ones by minus their number."""
-
-
-class Tail(NamedTuple):
-    """A page that is not full."""
-
-    tokens: bytes
-    """Those whose KV is written, fewer than a page's."""
-    page: int
 
 
 class Partial(NamedTuple):
     """A page whose first tokens match."""
 
     node: Node | None
-    """The indexed run that has the page; None: a sequence has it."""
+    """The indexed run that has the page; None: an open sequence has it."""
     page: int
     tier: Tier
     num_tokens: int
@@ -139,6 +45,11 @@ class Match(NamedTuple):
     """Whole pages matched, the child's included."""
     path: tuple[Node, ...]
     """From below the root to `node`."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether only the host has a part of it."""
+        return not self.node.on_device or (self.child is not None and self.child_pages > 0 and not self.child.on_device)
 
 
 class InFlightPrefix(NamedTuple):
@@ -158,7 +69,7 @@ class RadixTree:
         self.namespace = namespace
         self._page_bytes = page_size * TOKEN_BYTES
         self._next_id = next_id
-        self.root = Node(next(next_id), None, b"", [], "device", 0.0)
+        self.root = Node(next(next_id), None, b"", 0, self._page_bytes, 0.0)
 
     def match(self, tokens: bytes, max_pages: int) -> Match:
         """Find the longest prefix of `tokens`, at most `max_pages` pages of it. Changes nothing."""
@@ -211,17 +122,30 @@ class RadixTree:
                 return InFlightPrefix(best[1], best[0], match.num_pages + whole + (rest >= half * TOKEN_BYTES))
         return None
 
+    def ends(self, match: Match, tokens: bytes) -> Iterator[Node]:
+        """The nodes, tails too, up to whose end `tokens` have KV, from the root on."""
+        yield from match.path
+        if match.child is not None:
+            return
+        following = tokens[match.num_pages * self._page_bytes : (match.num_pages + 1) * self._page_bytes]
+        for child in itertools.islice(reversed(match.node.children.values()), MAX_SIBLINGS_SCANNED):
+            if child.is_tail and following.startswith(child.tokens):
+                yield child
+
     def add_child(self, parent: Node, tokens: bytes, pages: list[int], now: float) -> Node:
-        """Hang a new run of device pages below `parent`, which has no child with the same first page."""
-        node = Node(next(self._next_id), parent, tokens, pages, "device", now)
-        parent.children[tokens[: self._page_bytes]] = node
+        """Hang a new run of device pages below `parent`, which has no child with the same first page: full pages, or a
+        tail."""
+        node = Node(next(self._next_id), parent, tokens, len(pages), self._page_bytes, now)
+        node.pages = pages
+        parent.children[node.key] = node
         parent.device_children += 1
         return node
 
     def extend(self, leaf: Node, tokens: bytes, pages: list[int]) -> None:
-        """Append pages to a leaf's own run."""
+        """Append device pages to a leaf's own run, which has no host copies."""
         leaf.tokens += tokens
         leaf.pages.extend(pages)
+        leaf.num_pages += len(pages)
         leaf.depth_pages += len(pages)
 
     def nodes(self) -> Iterator[Node]:
@@ -236,39 +160,46 @@ class RadixTree:
         child = match.child
         if child is not None:
             start = match.child_pages * self._page_bytes
-            yield child, child.pages[match.child_pages], child.tier, child.tokens[start:]
+            yield child, *_location(child, match.child_pages), child.tokens[start:]
             return
         for count, child in enumerate(reversed(match.node.children.values())):
             if count >= MAX_SIBLINGS_SCANNED:
                 break
-            yield child, child.pages[0], child.tier, child.tokens[: self._page_bytes]
-        for count, tail in enumerate(reversed(match.node.tails.values())):
+            yield child, *_location(child, 0), child.key
+        for count, tail in enumerate(reversed(match.node.open_tails.values())):
             if count >= MAX_SIBLINGS_SCANNED:
                 break
             yield None, tail.page, "device", tail.tokens
 
 
-def split(node: Node, num_pages: int, node_id: int, head_refs: int) -> Node:
-    """Cut `node` after `num_pages`: a new node takes the head, `node` keeps the tail and all who hold it.
+def _location(node: Node, index: int) -> tuple[int, Tier]:
+    return (node.pages[index], "device") if node.on_device else (node.copies[index], "host")
 
-    `head_refs` is the number of direct page references on the head's pages, which stop counting for the tail.
+
+def split(node: Node, num_pages: int, node_id: int, head_refs: int) -> Node:
+    """Cut `node` after `num_pages`: a new node takes the head, `node` keeps the tail end and all who hold or await it.
+
+    `head_refs` is the number of direct page references on the head's pages, which stop counting for the tail end.
     """
     parent = node.parent
-    if parent is None or not 0 < num_pages < len(node.pages):
+    if parent is None or not 0 < num_pages < node.num_pages:
         raise ValueError(f"node {node.node_id} cannot be split after {num_pages} pages")
-    page_bytes = _page_bytes(node)
+    page_bytes = len(node.key)
     cut = num_pages * page_bytes
-    head = Node(node_id, parent, node.tokens[:cut], node.pages[:num_pages], node.tier, node.last_used_s)
+    head = Node(node_id, parent, node.tokens[:cut], num_pages, page_bytes, node.last_used_s)
+    head.pages, node.pages = node.pages[:num_pages], node.pages[num_pages:]
+    head.copies, node.copies = node.copies[:num_pages], node.copies[num_pages:]
+    head.on_device = node.on_device
     head.locks = node.locks
     head.fence = node.fence
-    head.expected_at_s = node.expected_at_s
-    parent.children[head.tokens[:page_bytes]] = head
+    parent.children[head.key] = head
     node.tokens = node.tokens[cut:]
-    node.pages = node.pages[num_pages:]
+    node.key = node.tokens[:page_bytes]
+    node.num_pages -= num_pages
     node.locks -= head_refs
     node.parent = head
-    head.children[node.tokens[:page_bytes]] = node
-    head.device_children = int(node.tier == "device")
+    head.children[node.key] = node
+    head.device_children = int(node.on_device)
     return head
 
 
@@ -277,13 +208,9 @@ def detach(node: Node) -> None:
     parent = node.parent
     if parent is None:
         raise ValueError("a root cannot be removed")
-    del parent.children[node.tokens[: _page_bytes(node)]]
-    parent.device_children -= int(node.tier == "device")
+    del parent.children[node.key]
+    parent.device_children -= int(node.on_device)
     node.parent = None
-
-
-def _page_bytes(node: Node) -> int:
-    return len(node.tokens) // len(node.pages)
 
 
 def common_tokens(left: bytes, right: bytes) -> int:

@@ -1,22 +1,25 @@
-"""`TieredPages`: pages of both tiers, who holds them, and what is evicted when they run out.
+"""`TieredPages`: pages of both tiers, who holds them, and which are given up when they run out.
 
-Owns the pools, the locks on tree nodes, the order of eviction, and the copies that the step being built must carry.
-Knows nodes, but not which tokens lead to them. Called by `weft.cache.manager` alone.
+Owns the pools, the locks on tree nodes, and the copies that the step being built must carry. Knows nodes, but not which
+tokens lead to them. Called by `weft.cache.manager` alone.
 
-Eviction takes the tail of the lowest-ranked leaf first. With a host tier, evicted pages are demoted to it (a swap-out
-in the step being built) as long as it has, or can make, room; otherwise they are forgotten. So on every path from the
-root, device runs come before host runs.
+A run of pages is given up from its end, in the order of `Candidates`. If the host has a copy of it, nothing moves. If
+not, and the host has or can make room, the run is copied there (a *swap-out* in the step being built) as far as the
+step's budget of copies goes; otherwise it is forgotten. So on every path from the root, runs on the device come before
+runs that only the host has. A host copy stays valid when its run comes back to the device.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
-from weft.cache.evict import EvictionPolicy, NodeView
+from weft.cache.candidates import Candidates, Ranker
+from weft.cache.nodes import Node, Tier, Wait, move_waits
 from weft.cache.pages import PagePool
-from weft.cache.radix import Node, Tier
+
+UNLIMITED = 1 << 60
+"""A budget of copies that no step uses up."""
 
 
 class Copies(NamedTuple):
@@ -34,7 +37,8 @@ class TieredPages:
         self,
         num_device_pages: int,
         num_host_pages: int,
-        policy: EvictionPolicy,
+        page_size: int,
+        rank: Ranker,
         split: Callable[[Node, int], Node],
         detach: Callable[[Node], None],
         idle_root: Callable[[Node], None],
@@ -47,12 +51,17 @@ class TieredPages:
         """Device pages of nodes without locks."""
         self.num_evicted = 0
         """Device pages evicted so far, demoted ones included."""
-        self._policy = policy
+        self.candidates = Candidates(rank, page_size)
+        """Runs on the device that can be given up."""
+        self.host_candidates = Candidates(rank, page_size)
+        """Runs that only the host has."""
+        self._spare_copies: dict[int, Node] = {}
+        """Nodes on the device that have a host copy too, by number, the oldest first."""
+        self.copy_budget = UNLIMITED
+        """Pages that the step being built may still move between the tiers."""
         self._split = split
         self._detach = detach
         self._idle_root = idle_root
-        self._candidates: dict[Tier, list[tuple[tuple[float, ...], int, Node]]] = {"device": [], "host": []}
-        self._pushes = 0
         self._copies = Copies([], [], [])
         self._filled_from: dict[int, tuple[Tier, int]] = {}
         """Device pages that the step being built fills, and from where."""
@@ -83,6 +92,13 @@ class TieredPages:
         """Step ids grow by one."""
         self.launched = step_id
 
+    def begin_step(self, copy_budget: int, over_share: frozenset[str]) -> None:
+        """A step is being built, which may move `copy_budget` pages between the tiers. Runs of the tenants
+        `over_share` count as beyond their share."""
+        self.copy_budget = copy_budget
+        self.candidates.begin(over_share)
+        self.host_candidates.begin(over_share)
+
     def step_completed(self, step_id: int) -> None:
         """All steps up to `step_id` are done on the device."""
         self.completed = step_id
@@ -97,41 +113,54 @@ class TieredPages:
         """Keep `node` and all above it from eviction."""
         current: Node | None = node
         while current is not None:
-            if current.locks == 0 and current.tier == "device":
-                self.num_evictable -= len(current.pages)
+            if current.locks == 0:
+                if current.on_device:
+                    self.num_evictable -= current.num_pages
+                    self.candidates.discard(current)
+                else:
+                    self.host_candidates.discard(current)
             current.locks += count
             current = current.parent
 
-    def unlock(self, node: Node, now: float, count: int = 1) -> None:
-        """Undo `lock`. What becomes free of locks may be evicted from now on."""
+    def unlock(self, node: Node, now: float, fence: int | None = None) -> None:
+        """Undo `lock`. What becomes free of locks may be given up once step `fence` is done, by default the last one
+        that was launched."""
         current: Node | None = node
         while current is not None:
-            current.locks -= count
+            current.locks -= 1
             if current.locks < 0:
                 raise ValueError(f"node {current.node_id} unlocked more often than it was locked")
             current.last_used_s = now
             if current.locks == 0:
-                self.became_unlocked(current)
+                self.became_unlocked(current, self.launched if fence is None else fence)
             current = current.parent
 
-    def became_unlocked(self, node: Node) -> None:
-        """`node` has just lost its last lock."""
+    def became_unlocked(self, node: Node, fence: int) -> None:
+        """`node` has just lost its last lock, and step `fence` is the last that may name its pages."""
         if node.parent is None:
             self._idle_root(node)
             return
-        node.fence = max(node.fence, self.launched)
-        if node.tier == "device":
-            self.num_evictable += len(node.pages)
+        node.fence = max(node.fence, fence)
+        if node.on_device:
+            self.num_evictable += node.num_pages
         self.offer(node)
 
     def offer(self, node: Node) -> None:
-        """Enter `node` among the candidates of its tier if it is an unlocked leaf there."""
-        if node.locks or node.parent is None or not node.pages:
+        """Enter `node` among the candidates of its tier if it is an unlocked leaf there; otherwise it is none."""
+        if node.parent is None:
             return
-        if node.device_children if node.tier == "device" else node.children:
-            return
-        self._pushes += 1
-        heapq.heappush(self._candidates[node.tier], (self._rank(node), self._pushes, node))
+        candidates = self.candidates if node.on_device else self.host_candidates
+        if node.locks or (node.device_children if node.on_device else node.children):
+            candidates.discard(node)
+        else:
+            candidates.add(node)
+
+    def end_wait(self, wait: Wait) -> None:
+        """What the wait stands for waits no longer."""
+        end = wait.end
+        wait.detach()
+        if end is not None:
+            self.offer(end)
 
     # Pages
 
@@ -140,22 +169,24 @@ class TieredPages:
         """Device pages that `allocate` could hand out, fences aside."""
         return self.device.num_free + self.num_evictable
 
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` device pages with one reference each, evicting as needed; None when there are not so many."""
+    def allocate(self, count: int, now: float) -> list[int] | None:
+        """`count` device pages with one reference each, given up by others as needed; None when there are not so
+        many."""
         if self.device.num_free < count:
             if self.num_available < count:
                 return None
-            self._evict_device(count - self.device.num_free)
+            self._give_up_device(count, now)
             if self.device.num_free < count:
                 return None
         return self.device.allocate(count)
 
-    def drop_ref(self, page: int, now: float) -> None:
-        """Give up a direct reference on a device page."""
+    def drop_ref(self, page: int, now: float, fence: int | None = None) -> None:
+        """Give up a direct reference on a device page. Step `fence` is the last that may name it, by default the last
+        one launched."""
         node = self.node_of[page]
-        self.device.drop(page, self._fence("device", page, self.launched))
+        self.device.drop(page, self._fence("device", page, self.launched if fence is None else fence))
         if node is not None:
-            self.unlock(node, now)
+            self.unlock(node, now, fence)
 
     def share_ref(self, page: int) -> None:
         """Take a direct reference on a device page, indexed or not."""
@@ -188,65 +219,109 @@ class TieredPages:
         self.keep_readable(*origin)
         self.keep_readable("device", destination)
 
-    def promote(self, node: Node) -> bool:
-        """Bring a locked host node, whose parent is on the device, to the device. False when there is no room."""
-        pages = self.allocate(len(node.pages))
+    def promote(self, node: Node, now: float) -> bool:
+        """Bring a locked node that only the host has, and whose parent is on the device, to the device. False when
+        there is no room."""
+        pages = self.allocate(node.num_pages, now)
         if pages is None:
             return False
-        for host_page, page in zip(node.pages, pages, strict=True):
+        for host_page, page in zip(node.copies, pages, strict=True):
             self.copy_in(host_page, page)
-            self.host.unindex(host_page, self.building)
+        self.copy_budget -= node.num_pages
+        self.put_on_device(node, pages)
+        node.fence = self.building
+        return True
+
+    def put_on_device(self, node: Node, pages: list[int]) -> None:
+        """A locked node that only the host has gets device pages with one reference each, whose KV is that of its
+        tokens."""
+        for page in pages:
             self.device.index(page)
             self.node_of[page] = node
         node.pages = pages
-        node.tier = "device"
-        node.fence = self.building
+        node.on_device = True
+        self._spare_copies[node.node_id] = node
         if node.parent is not None:
             node.parent.device_children += 1
+            self.offer(node.parent)
+
+    def copy_out(self, node: Node, now: float) -> bool:
+        """Have the step being built copy a node on the device to the host. False when there is no room."""
+        if not self._room_on_host(node.num_pages, now):
+            return False
+        self._copy_out(node)
+        self._spare_copies[node.node_id] = node
+        self.offer(node)
         return True
 
     def forget(self, node: Node) -> None:
-        """Drop an unlocked subtree from the tier it is in."""
+        """Drop an unlocked subtree from both tiers."""
         for child in list(node.children.values()):
             self.forget(child)
+        parent = node.parent
+        assert parent is not None, "a root is not forgotten"
+        move_waits(node, parent)
+        if node.on_device:
+            self.candidates.discard(node)
+            self.num_evictable -= node.num_pages
+            self.num_evicted += node.num_pages
+        else:
+            self.host_candidates.discard(node)
         self._detach(node)
-        if node.tier == "device":
-            self.num_evictable -= len(node.pages)
-            self.num_evicted += len(node.pages)
-        self._unindex(node, 0)
-        node.pages = []
+        self._drop_device(node, 0)
+        self._drop_copies(node, 0)
 
-    # Eviction
+    def was_split(self, head: Node, node: Node) -> None:
+        """`head` now has the first pages that `node` had."""
+        if head.on_device:
+            for page in head.pages:
+                self.node_of[page] = head
+        if node.node_id in self._spare_copies:
+            self._spare_copies[head.node_id] = head
+        self.offer(head)
+        self.offer(node)
 
-    def _evict_device(self, count: int) -> None:
-        """Evict until `count` more pages are free, or nothing is left to evict."""
-        target = self.device.num_free + count
-        while self.device.num_free < target:
-            node = self._pop("device")
+    # Giving up
+
+    def _give_up_device(self, count: int, now: float) -> None:
+        """Give up runs until `count` pages are free, or there are none left."""
+        while self.device.num_free < count:
+            node = self.candidates.first(now)
             if node is None:
                 return
-            missing = target - self.device.num_free
-            if self.host.num_pages and self._room_on_host(min(missing, len(node.pages))):
-                if missing < len(node.pages):
-                    self._split(node, len(node.pages) - missing)
+            if node.fence > self.completed:
+                # Its pages would not be free before a step in flight is done, or the one being built that brings them.
+                self.candidates.skip(node)
+                continue
+            wanted = min(count - self.device.num_free, node.num_pages)
+            num_moved = wanted if node.copies else min(wanted, self.copy_budget)
+            if num_moved > 0 and (node.copies or self._room_on_host(num_moved, now)):
+                if num_moved < node.num_pages:
+                    self._split(node, node.num_pages - num_moved)
                 self._demote(node)
             else:
-                self._cut(node, max(0, len(node.pages) - missing))
+                self._cut(node, node.num_pages - wanted)
 
-    def _demote(self, node: Node) -> None:
-        parent = node.parent
-        host_pages = self.host.allocate(len(node.pages))
-        for page, host_page in zip(node.pages, host_pages, strict=True):
+    def _copy_out(self, node: Node) -> None:
+        node.copies = self.host.allocate(node.num_pages)
+        for page, host_page in zip(node.pages, node.copies, strict=True):
             self._copies.swap_outs.append((page, host_page))
             self._busy["host", host_page] = self.building
-            self.node_of[page] = None
-            # The swap-out is the first thing its step does, so the page may be written by that same step.
-            self.device.unindex(page, self._fence("device", page, node.fence))
             self.host.index(host_page)
-        self.num_evictable -= len(node.pages)
-        self.num_evicted += len(node.pages)
-        node.pages = host_pages
-        node.tier = "host"
+        self.copy_budget -= node.num_pages
+
+    def _demote(self, node: Node) -> None:
+        """Give up the device pages of an unlocked leaf whose KV the host has or gets."""
+        parent = node.parent
+        self.candidates.discard(node)
+        if not node.copies:
+            # The swap-out is the first thing its step does, so the pages may be written by that same step.
+            self._copy_out(node)
+        self._spare_copies.pop(node.node_id, None)
+        self._drop_device(node, 0)
+        self.num_evictable -= node.num_pages
+        self.num_evicted += node.num_pages
+        node.on_device = False
         self.offer(node)
         if parent is not None:
             parent.device_children -= 1
@@ -262,61 +337,54 @@ class TieredPages:
             if parent is not None:
                 self.offer(parent)
             return
-        removed = len(node.pages) - keep
-        page_bytes = len(node.tokens) // len(node.pages)
-        self._unindex(node, keep)
-        node.tokens = node.tokens[: keep * page_bytes]
-        del node.pages[keep:]
+        removed = node.num_pages - keep
+        self._drop_device(node, keep)
+        self._drop_copies(node, keep)
+        node.tokens = node.tokens[: keep * len(node.key)]
+        node.num_pages = keep
         node.depth_pages -= removed
         self.num_evictable -= removed
         self.num_evicted += removed
         self.offer(node)
 
-    def _unindex(self, node: Node, start: int) -> None:
-        for page in node.pages[start:]:
-            if node.tier == "device":
-                self.node_of[page] = None
-                self.device.unindex(page, self._fence("device", page, node.fence))
-            else:
-                self.host.unindex(page, self._fence("host", page, node.fence))
+    def _drop_device(self, node: Node, keep: int) -> None:
+        for page in node.pages[keep:]:
+            self.node_of[page] = None
+            self.device.unindex(page, self._fence("device", page, node.fence))
+        del node.pages[keep:]
 
-    def _room_on_host(self, count: int) -> bool:
+    def _drop_copies(self, node: Node, keep: int) -> None:
+        for page in node.copies[keep:]:
+            self.host.unindex(page, self._fence("host", page, 0))
+        del node.copies[keep:]
+        if not keep:
+            self._spare_copies.pop(node.node_id, None)
+
+    def _room_on_host(self, count: int, now: float) -> bool:
+        """Whether the host has, or gets by forgetting, `count` free pages: first second copies of what is on the
+        device, then what only the host has."""
         while self.host.num_free < count:
-            node = self._pop("host")
+            spare = next((node for node in self._spare_copies.values() if not self._is_moving(node)), None)
+            if spare is not None:
+                self._drop_copies(spare, 0)
+                if spare.row >= 0:
+                    self.offer(spare)
+                continue
+            node = self.host_candidates.first(now)
             if node is None:
                 return False
+            if self._is_moving(node):
+                self.host_candidates.skip(node)
+                continue
             parent = node.parent
             self.forget(node)
             if parent is not None:
                 self.offer(parent)
         return True
 
-    def _pop(self, tier: Tier) -> Node | None:
-        """The candidate with the lowest rank that is still one. A run that the step being built brings to the device
-        cannot leave it by the same step."""
-        heap = self._candidates[tier]
-        arriving = []
-        found = None
-        while heap and found is None:
-            rank, _, node = entry = heapq.heappop(heap)
-            if node.locks or node.parent is None or node.tier != tier or not node.pages:
-                continue
-            if node.device_children if tier == "device" else node.children:
-                continue
-            if rank != self._rank(node):
-                self.offer(node)
-            elif tier == "device" and node.fence > self.launched:
-                arriving.append(entry)
-            else:
-                found = node
-        for entry in arriving:
-            heapq.heappush(heap, entry)
-        return found
-
-    def _rank(self, node: Node) -> tuple[float, ...]:
-        return self._policy.rank(
-            NodeView(node.node_id, len(node.pages), node.depth_pages, node.last_used_s, node.expected_at_s)
-        )
+    def _is_moving(self, node: Node) -> bool:
+        """Whether a step that is not done copies the node to or from the host."""
+        return ("host", node.copies[0]) in self._busy
 
     def _fence(self, tier: Tier, page: int, fence: int) -> int:
         return max(fence, self._busy.get((tier, page), 0))

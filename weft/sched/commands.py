@@ -34,6 +34,7 @@ from weft.core.wire import (
 from weft.sched import sequence as ops
 from weft.sched.columns import extremes
 from weft.sched.masks import cut_masks
+from weft.sched.interception import plain_tokens
 from weft.sched.operations import advance, cancel_all, leave_slot
 from weft.sched.sequence import QueuePlace, Sequence, SequenceState, StopMonitor, TokenGuide
 from weft.sched.state import SchedulerState
@@ -71,7 +72,7 @@ class CommandHandler:
                 case Hold():
                     self._release((client, command.seq), now + command.ttl_s, now)
                 case Release():
-                    self._release((client, command.seq), None, now)
+                    self._release((client, command.seq), None, now, command.kind)
                 case Cancel():
                     sequence = self._get(client, command.seq)
                     cancel_all(self._state, sequence, now)
@@ -207,7 +208,9 @@ class CommandHandler:
     def _arrive(self, sequence: Sequence, now: float) -> None:
         """A new operation: an idle sequence takes its place in the queue at this moment."""
         if sequence.state is SequenceState.IDLE and len(sequence.ops) == 1:
-            sequence.place.arrive(now)
+            config = self._state.config
+            sequence.place.arrive(now, now - sequence.last_active_s, config.return_order, config.aging_s)
+            self._state.interception.returned(sequence, now)
         advance(self._state, sequence, now)
 
     def _fork(self, client: int, command: Fork, now: float) -> None:
@@ -230,7 +233,7 @@ class CommandHandler:
         sequence.failure = None
         leave_slot(self._state, sequence, now)
 
-    def _release(self, key: tuple[int, int], hold_until_s: float | None, now: float) -> None:
+    def _release(self, key: tuple[int, int], hold_until_s: float | None, now: float, kind: str = "") -> None:
         sequence = self._state.sequences.open.pop(key, None)
         if sequence is None:
             return  # released before, or dropped with its engine: the caller's wish is fulfilled
@@ -240,11 +243,16 @@ class CommandHandler:
         leave_slot(state, sequence, now)
         state.sequences.close(sequence)
         sequence.kv_epoch += 1
-        written = min(sequence.num_written, len(sequence.tokens), sequence.num_plain)
-        if hold_until_s is None:
-            state.cache.free(sequence.table, sequence.tokens, written, now)
+        written, table = plain_tokens(sequence), sequence.table
+        if hold_until_s is not None:
+            wait = state.interception.close(sequence, "hold", now)
+            state.cache.retention.hold(table, sequence.tokens, written, hold_until_s, now, wait)
+        elif kind:
+            wait = state.interception.close(sequence, kind, now)
+            state.cache.free(table, sequence.tokens, written, now, wait=wait)
         else:
-            state.cache.retention.hold(sequence.table, sequence.tokens, written, hold_until_s, now, sequence.tenant)
+            state.interception.unpark(sequence)
+            state.cache.free(table, sequence.tokens, written, now)
         state.cache.close(sequence.table, now)
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from weft.sched.sequence import ReturnOrder
+
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds a step, and a wait."""
@@ -18,6 +20,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 4096
     aging_s: float = 30.0
     prefix_cache: bool = True
+    return_order: ReturnOrder = "fair"
+    """Where sequences that were intercepted take their place in the queue."""
     prefix_wait_steps: int = 64
     vocab_size: int = 0
     eos_token_ids: list[int] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cache.radix import Match
+from weft.cache.tiers import UNLIMITED
 from weft.core.step import Step
 from weft.sched.batch import StepBuilder
 from weft.sched.config import prompt_budget
@@ -37,9 +38,12 @@ class StepPlanner:
         self._sequences = state.sequences
         self._log = state.log
         self._spaces = state.spaces
+        self._interception = state.interception
         self._reclaimer = state.reclaimer
         self._prompt_budget = prompt_budget(state.config)
         """Tokens of a step from which on prompts get none."""
+        self._num_promised = 0
+        """Pages that sequences still need which have a part of their pages and wait for the rest from the host."""
 
     # The step
 
@@ -48,6 +52,8 @@ class StepPlanner:
         self._cache.retention.expire(now)
         step_id = self._state.last_step_id + 1
         self._sequences.queue.end_deferrals(step_id)
+        self._cache.tiers.begin_step(UNLIMITED, frozenset())
+        self._num_promised = 0
         builder = StepBuilder(step_id, self._sequences.slots, self._cache.page_size)
         self._reclaimer.begin_step(step_id, now)
         try:
@@ -227,6 +233,9 @@ class StepPlanner:
             if verdict == "deferred":
                 num_deferred += 1
                 continue
+            if verdict == "returning":
+                later.append(sequence)
+                continue
             if verdict == "blocked":
                 later.append(sequence)
                 break
@@ -239,30 +248,50 @@ class StepPlanner:
             self._sequences.queue.push(sequence)
 
     def _try_admit(self, sequence: Sequence, now: float) -> str:
-        """Admit the first in the queue, defer it, or find that it blocks the queue."""
+        """Admit the first in the queue, defer it, bring more of its pages from the host, or find that it blocks the
+        queue."""
         tokens = b""
         match = None
-        if not sequence.num_computed and not sequence.table.pages and self._config.prefix_cache:
+        is_fresh = not sequence.num_computed and not sequence.table.pages
+        may_look = self._config.prefix_cache or sequence.wait is not None
+        if sequence.returning or (is_fresh and may_look):
             limit = self._reuse_limit(sequence)
             tokens = sequence.tokens.tobytes()
             match = self._cache.lookup(sequence.table, tokens, limit)
-            if self._defer(sequence, match, tokens, limit):
+            if is_fresh and self._defer(sequence, match, tokens, limit):
                 return "deferred"
         cost = (
             self._cache.acquire_cost(match, sequence.total)
             if match is not None
             else self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total)
         )
-        if not self._reclaimer.make_room(sequence, cost, now):
+        if not self._reclaimer.make_room(sequence, cost + self._num_promised, now):
             return "blocked"
+        if match is not None and match.on_host:
+            self._bring(sequence, match, tokens, cost, now)
+            return "returning"
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
         self._sequences.run(sequence, sequence.total - found, now)
         if match is not None:
             limit = self._reuse_limit(sequence)
-            self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now), now)
+            self._interception.end_continued(sequence, match, tokens)
+            self._interception.unpark(sequence)
+            sequence.returning = False
+            self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now).num_tokens, now)
             if sequence.reuse_limit is None:
                 self._cache.announce(sequence.table, tokens, sequence.num_plain)
         return "admitted"
+
+    def _bring(self, sequence: Sequence, match: Match, tokens: bytes, cost: int, now: float) -> None:
+        """Bring pages of a waiting sequence from the host, as many as this step's budget of copies has left. It runs in
+        a later step: a forward does not wait for the link."""
+        sequence.returning = True
+        available = self._cache.num_available
+        found = self._cache.acquire(sequence.table, match, tokens, match.num_pages * self._cache.page_size, now)
+        sequence.adopt_kv(found.num_tokens, found.num_tokens)
+        sequence.last_active_s = now
+        self._sequences.without_slot[sequence.seq] = sequence
+        self._num_promised += max(0, cost - (available - self._cache.num_available))
 
     def _defer(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
         """Whether a sequence waits for a prefix that another one is computing. Without progress of that prefix it waits

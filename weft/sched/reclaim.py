@@ -1,8 +1,9 @@
-"""`Reclaimer`: carries out what a `ReclaimPolicy` decides, until there is room or the one in need has to wait.
+"""`Reclaimer`: makes room: parks sequences in the order of a `ReclaimPolicy` until there is room, or the one in need has
+to wait.
 
-What was full stays in the prefix index while it can; the rest is recomputed. A sequence that computes something in the
-step being built can give up nothing: then the one in need waits, and is served before anything else of the next step is
-decided. Called by the step planner, and by spaces for explicit pages.
+A parked sequence gives its pages to the prefix index, which gives up as many pages of all that are there as are needed.
+A sequence that computes something in the step being built can give up nothing: then the one in need waits, and is
+served before anything else of the next step is decided. Called by the step planner, and by spaces for explicit pages.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Callable
 
 from weft.cache.manager import KVCache
 from weft.sched.event_log import EventLog
+from weft.sched.interception import Interception
 from weft.sched.reclaim_policy import Purpose, ReclaimPolicy, ReclaimView
-from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState
+from weft.sched.sequence import GenerateOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
 
@@ -20,13 +22,22 @@ class Reclaimer:
     """Makes room for a sequence or a space, holder by holder."""
 
     def __init__(
-        self, cache: KVCache, sequences: SequenceTable, log: EventLog, policy: ReclaimPolicy, max_step_tokens: int
+        self,
+        cache: KVCache,
+        sequences: SequenceTable,
+        interception: Interception,
+        log: EventLog,
+        policy: ReclaimPolicy,
+        max_step_tokens: int,
     ):
         self._cache = cache
         self._sequences = sequences
+        self._interception = interception
         self._log = log
         self._policy = policy
         self._max_step_tokens = max_step_tokens
+        self._step_pages = -(-max_step_tokens // cache.page_size)
+        """Pages that a step's prompts may fill."""
         self._step_id = 0
         """The step being built."""
         self.last_resort: Callable[[float], bool] = lambda now: False
@@ -37,6 +48,9 @@ class Reclaimer:
     def begin_step(self, step_id: int, now: float) -> None:
         """Make room for whom the last step left without, while nothing is in this step that could not be preempted."""
         self._step_id = step_id
+        if self._cache.tiers.device.num_free < len(self._sequences.running) + self._step_pages:
+            # This step may have to give pages up: then those of idle sequences are among the choice.
+            self._interception.park_idle(now)
         sequence, self._pressed = self._pressed, None
         if sequence is None:
             return
@@ -55,6 +69,8 @@ class Reclaimer:
             missing = cost + len(running) - self._cache.num_available if running else 0
             if self._sequences.slots.num_free and missing <= 0:
                 return True
+            if missing > 0 and self._interception.park_idle(now):
+                continue
             if not self._reclaim("admit", missing, sequence, now):
                 return False
 
@@ -62,8 +78,10 @@ class Reclaimer:
         """Pages for tokens `start` to `end`, taken from others where none are free. False: not in this step."""
         while not self._cache.prepare_write(sequence.table, start, end, now):
             missing = self._cache.write_cost(sequence.table, start, end) - self._cache.num_soon
-            # Where nothing is missing, pages are on their way, held back by the steps in flight; holds end before that.
-            if not self._reclaim("write", missing, sequence, now, only_holds=missing <= 0):
+            # Where nothing is missing, pages are on their way, held back by the steps in flight.
+            if not self._interception.park_idle(now) and (
+                missing <= 0 or not self._reclaim("write", missing, sequence, now)
+            ):
                 return False
         return True
 
@@ -71,27 +89,24 @@ class Reclaimer:
         """Explicit pages of a program, from sequences without a slot alone; one is left for each that runs."""
         wanted = count + len(self._sequences.running)
         while self._cache.num_available < wanted:
+            if self._interception.park_idle(now):
+                continue
             if not self._reclaim("spaces", wanted - self._cache.num_available, None, now):
                 return False
         return True
 
-    def _reclaim(
-        self, purpose: Purpose, missing: int, needy: Sequence | None, now: float, *, only_holds: bool = False
-    ) -> bool:
+    def _reclaim(self, purpose: Purpose, missing: int, needy: Sequence | None, now: float) -> bool:
         """Have one holder give up its pages. False: the one in need has to wait."""
         holder = self._policy.choose(ReclaimView(purpose, missing, self._cache, self._sequences, needy))
-        if holder is None or (only_holds and holder.kind != "hold"):
+        if holder is None:
             return False
         match holder.kind:
-            case "hold":
-                self._cache.retention.end_hold(holder.seq)
-                return True
-            case "pins":
-                return self._cache.retention.break_pins(now)
+            case "pin":
+                return self._cache.retention.break_pin(now)
             case "space":
                 return self.last_resort(now)
-            case "idle" | "waiting":
-                self._discard(self._sequences.without_slot[holder.seq], now)
+            case "waiting":
+                self._interception.park(self._sequences.without_slot[holder.seq], now)
                 return True
             case "running":
                 victim = next(s for s in self._sequences.running.values() if s.seq == holder.seq)
@@ -99,7 +114,7 @@ class Reclaimer:
                 return self._preempt(victim, needy, now)
 
     def _preempt(self, victim: Sequence, needy: Sequence, now: float) -> bool:
-        """Stop a running sequence and take its pages; it is recomputed when its turn comes. False: not in this step."""
+        """Stop a running sequence and take its pages. False: not in this step."""
         if victim.last_step >= self._step_id:
             self._pressed = needy
             return False
@@ -109,22 +124,6 @@ class Reclaimer:
             head.num_preemptions += 1
         self._log.trace(victim, "preempted", now, victim.num_computed)
         self._sequences.stop_running(victim)
-        self._discard(victim, now)
+        self._interception.park(victim, now)
         self._sequences.queue.push(victim)
         return True
-
-    def _discard(self, sequence: Sequence, now: float) -> None:
-        """Give back a sequence's pages; its tokens stay, to be computed again. Forks that follow it go on alone."""
-        self._sequences.release_pending_forks(sequence, now)
-        self._sequences.queue.gave_up(sequence.seq)
-        self._cache.free(sequence.table, sequence.tokens, _plain(sequence), now)
-        sequence.cut_kv(0)
-        head = sequence.head
-        if isinstance(head, AppendOp):
-            head.hidden, head.hidden_done = None, 0
-        self._sequences.without_slot.pop(sequence.seq, None)
-
-
-def _plain(sequence: Sequence) -> int:
-    """Tokens whose KV may stay behind for others."""
-    return min(sequence.num_written, len(sequence.tokens), sequence.num_plain)

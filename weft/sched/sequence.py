@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
+from weft.cache.nodes import Wait
 from weft.cache.page_table import PageTable
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
@@ -160,6 +161,12 @@ class SetMask:
 
 Op = AppendOp | GenerateOp | ForkInto | SetMask
 
+ReturnOrder = Literal["fair", "arrival", "last"]
+"""Where a sequence that was intercepted takes its place when it has work again. `fair`: at the arrival of its first
+work, moved forward by all the time for which it was intercepted, and at most `aging_s` ahead of its return, so that an
+endless session starves nobody. `arrival`: at the arrival of its first work (APIServe, section 4.3). `last`: behind all
+that wait."""
+
 Rank = tuple[float, float, int]
 """(seconds of arrival, with priority; number of the first admission, or infinity; sequence number)."""
 
@@ -170,8 +177,11 @@ class QueuePlace:
     which the scheduler sets when it defers."""
 
     since_s: float
-    """When the operation under way arrived; at the first admission, no later than the arrival of the oldest sequence
-    that was overtaken."""
+    """When the operation under way arrived, or counts as having arrived (`arrive`); at the first admission, no later
+    than the arrival of the oldest sequence that was overtaken."""
+    first_s: float = math.nan
+    """When the first work of the sequence arrived, moved forward by all the time for which it was intercepted; nan:
+    there was none yet."""
     admission: float = math.inf
     """Number of the first admission for the operation under way; infinity before."""
     ticket: int = 0
@@ -190,9 +200,14 @@ class QueuePlace:
         """Whether it has run, and been charged, for the operation under way."""
         return self.admission != math.inf
 
-    def arrive(self, now: float) -> None:
-        """A sequence with nothing to do got an operation: it waits from now on."""
-        self.since_s, self.admission = now, math.inf
+    def arrive(self, now: float, intercepted_s: float, order: ReturnOrder, aging_s: float) -> None:
+        """A sequence that had nothing to do for `intercepted_s` got an operation."""
+        self.admission = math.inf
+        if math.isnan(self.first_s):
+            self.first_s = now
+        elif order == "fair":
+            self.first_s = max(self.first_s + intercepted_s, now - aging_s)
+        self.since_s = now if order == "last" else self.first_s
 
 
 @dataclass(slots=True, eq=False)
@@ -224,6 +239,14 @@ class Sequence:
     """Tokens that have been computed at some time: computing them again is recomputation."""
     num_cached: int = 0
     """Tokens found in the prefix index when the sequence first got pages."""
+    returning: bool = False
+    """Its pages are the beginning of what it had; the host has more, which comes with the next steps."""
+    wait: Wait | None = None
+    """It has given its pages to the prefix index, where this marks the end of its KV."""
+    wait_kind: str = "program"
+    """What it waits for while it has nothing to do."""
+    expected_s: float | None = None
+    """When it is announced to have something to do again."""
     reuse_limit: int | None = None
     """Tokens that may come from the index; None: any."""
     # What it has to do: the operations.

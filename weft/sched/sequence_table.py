@@ -141,6 +141,8 @@ class SequenceTable:
     def _cut(self, sequence: Sequence, keep: int, now: float) -> None:
         if not sequence.table.pages:
             return
+        if keep < sequence.num_computed:
+            sequence.returning = False  # it goes on with what is left on the device
         sequence.cut_kv(keep)
         self._cache.truncate(sequence.table, keep, now)
 

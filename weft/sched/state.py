@@ -10,6 +10,7 @@ from weft.cache.manager import KVCache
 from weft.core.place_forecast import PlaceForecast
 from weft.sched.config import SchedulerConfig, prompt_budget
 from weft.sched.event_log import EventLog
+from weft.sched.interception import Interception
 from weft.sched.order import FairOrder
 from weft.sched.reclaim import Reclaimer
 from weft.sched.reclaim_policy import ByRank
@@ -29,7 +30,10 @@ class SchedulerState:
             cache, FairOrder(config.aging_s), max_running=config.max_running, max_context=config.max_context
         )
         self.log = EventLog(traces=config.trace)
-        self.reclaimer = Reclaimer(cache, self.sequences, self.log, ByRank(), prompt_budget(config))
+        self.interception = Interception(cache, self.sequences)
+        self.reclaimer = Reclaimer(
+            cache, self.sequences, self.interception, self.log, ByRank(), prompt_budget(config)
+        )
         self.spaces = _spaces(config, cache, self.log, self.reclaimer)
         self.reclaimer.last_resort = self.spaces.end_youngest
         self.places = PlaceForecast()

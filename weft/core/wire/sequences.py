@@ -102,6 +102,9 @@ class Release(CommandBase, frozen=True, kw_only=True):
     """Give the sequence up. Operations under way end with `Cancelled`; its pages are free within one step."""
 
     seq: int
+    kind: str = ""
+    """What its client does now, if it may come back with more tokens behind those of the sequence, such as `chat`: its
+    pages stay findable until they are needed, the last one too. Empty: it does not come back."""
 
 
 class Cancel(CommandBase, frozen=True, kw_only=True):

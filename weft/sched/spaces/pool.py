@@ -199,7 +199,7 @@ class SpacePool:
             return []
         if not self._make_countable(space.namespace, count, now) or not self._make_room(count, now):
             return None
-        pages = self._cache.allocate(count)
+        pages = self._cache.allocate(count, now)
         if pages is not None:
             self._count(space.tenant, count)
         return pages
