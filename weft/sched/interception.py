@@ -35,6 +35,7 @@ class Interception:
         computed again. Forks that wait for it go on alone."""
         self._sequences.release_pending_forks(sequence, now)
         self._sequences.queue.gave_up(sequence.seq)
+        self.unpark(sequence)
         is_idle = sequence.state is SequenceState.IDLE
         kind = sequence.wait_kind if is_idle else QUEUE
         wait = Wait(
