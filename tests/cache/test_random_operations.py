@@ -7,13 +7,14 @@ from array import array
 
 import pytest
 
-from weft.cache.candidates import F64, Ranker, Runs, least_recently_used
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Wait
 from weft.cache.page_table import PageTable
+from weft.cache.runs import Ranker, Runs, least_recently_used
 from weft.cache.tiers import UNLIMITED
 from weft.core.ids import pack_tokens
+from weft.core.step import F64
 
 PAGE = 8
 
@@ -160,7 +161,9 @@ class Bench:
         del self.sequences[sequence.table.seq]
         written = self.written(sequence)
         if self.random.random() < 0.4:
-            self.cache.retention.hold(sequence.table, sequence.tokens, written, self.now + 20, self.now, self.wait(sequence))
+            self.cache.retention.hold(
+                sequence.table, sequence.tokens, written, self.now + 20, self.now, self.wait(sequence)
+            )
         elif self.random.random() < 0.5:
             self.cache.free(sequence.table, sequence.tokens, written, self.now, wait=self.wait(sequence))
         else:

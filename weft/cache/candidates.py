@@ -8,62 +8,15 @@ each. Called by `weft.cache.tiers` alone.
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from weft.cache.nodes import PREFIX, Node
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from weft.cache.nodes import Node
+from weft.cache.runs import PREFIX, Ranker, Runs
+from weft.core.step import F64, I64, Bool
 
 CHUNK = 64
 """Candidates that are put in order at once, the first of all."""
-
-
-class Runs(NamedTuple):
-    """A frozen snapshot of runs of pages that can be given up, one row each. All arrays have the shape [rows]."""
-
-    last_used_s: F64
-    """When a sequence last let go of the run."""
-    since_s: F64
-    """When the youngest of the waits for the run began; `last_used_s` where nothing waits for it. Of several waits the
-    youngest counts, because it is expected to end first."""
-    expected_s: F64
-    """The announced time of return; nan: none was announced."""
-    kind: I64
-    """What is waited for, as an index into `kinds`; 0: nothing is known to wait."""
-    num_tokens: I64
-    """The context: tokens from the start of the sequence to the end of the run."""
-    num_pages: I64
-    """Pages that giving up the whole run frees."""
-    has_copy: Bools
-    """Whether the host has a valid copy."""
-    over_share: Bools
-    """Whether the tenant holds more than its fair share of the pages that wait."""
-    weight: F64
-    """Of a retain; 0: none."""
-    order: I64
-    """Numbers that differ, to decide between equals: smaller goes first."""
-    tenant: I64
-    """An index into `tenants`; 0: unknown."""
-    kinds: tuple[str, ...]
-    tenants: tuple[str, ...]
-
-
-class Ranker(Protocol):
-    """Values runs: the one with the smallest value is given up first."""
-
-    def __call__(self, runs: Runs, now: float) -> F64:
-        """A value for each run. Must depend on the arguments alone."""
-        ...
-
-
-def least_recently_used(runs: Runs, now: float) -> F64:
-    """Runs that are retained after all others, then by last use."""
-    return np.where(runs.weight > 0, 1e18, 0.0) + runs.last_used_s
 
 
 class _Names:
@@ -85,12 +38,14 @@ class _Names:
 class Candidates:
     """Nodes without locks that nothing of the same tier hangs below."""
 
-    def __init__(self, rank: Ranker, page_size: int):
+    def __init__(self, rank: Ranker, page_size: int, num_pages: int):
+        """`num_pages`: of the tier."""
         self.rank = rank
+        self._num_pages = num_pages
         self._page_size = page_size
         self._kinds = _Names(PREFIX)
         self._tenants = _Names("")
-        self._floats = np.zeros((4, CHUNK))
+        self._floats = np.zeros((3, CHUNK))
         self._ints = np.zeros((5, CHUNK), np.int64)
         self._bools = np.zeros((2, CHUNK), np.bool_)
         self._nodes: list[Node | None] = [None] * CHUNK
@@ -107,8 +62,7 @@ class Candidates:
         """Rows passed over until the next step."""
         self._late: list[tuple[int, int]] = []
         """(row, ticket) of candidates that came after it was made."""
-        self.over_share: frozenset[str] = frozenset()
-        """Tenants that hold more than their share, as of the last `begin`."""
+        self._running_tenants: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self._nodes) - len(self._free)
@@ -117,11 +71,11 @@ class Candidates:
         """All candidates, in no order."""
         return [node for node in self._nodes if node is not None]
 
-    def begin(self, over_share: frozenset[str]) -> None:
-        """A new step: the order is made anew when it is next asked for."""
+    def begin(self, running_tenants: frozenset[str]) -> None:
+        """A new step: the order is made anew when it is next asked for. `running_tenants` have KV that is in use."""
         self._is_ranked = False
         self._passed.clear()
-        self.over_share = over_share
+        self._running_tenants = running_tenants
 
     def add(self, node: Node) -> None:
         """Enter a node, or note that it has changed."""
@@ -141,11 +95,11 @@ class Candidates:
                 youngest = wait
         floats, ints, bools = self._floats, self._ints, self._bools
         if youngest is None:
-            floats[:, row] = node.last_used_s, node.last_used_s, np.nan, 0.0
+            floats[:, row] = node.last_used_s, np.nan, 0.0
             ints[:, row] = 0, node.depth_pages, node.num_pages, node.node_id, 0
         else:
             expected_s = np.nan if youngest.expected_s is None else youngest.expected_s
-            floats[:, row] = node.last_used_s, youngest.since_s, expected_s, weight
+            floats[:, row] = youngest.since_s, expected_s, weight
             kind, tenant = self._kinds.number(youngest.kind), self._tenants.number(youngest.tenant)
             ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
         bools[:, row] = True, node.on_device and bool(node.copies)
@@ -229,22 +183,28 @@ class Candidates:
     def _runs(self, rows: I64) -> Runs:
         floats, ints, bools = self._floats[:, rows], self._ints[:, rows], self._bools[:, rows]
         tenants = self._tenants.names
-        over = np.array([name in self.over_share for name in tenants], np.bool_)
         return Runs(
-            last_used_s=floats[0],
-            since_s=floats[1],
-            expected_s=floats[2],
+            since_s=floats[0],
+            expected_s=floats[1],
             kind=ints[0],
             num_tokens=ints[1] * self._page_size,
             num_pages=ints[2],
             has_copy=bools[1],
-            over_share=over[ints[4]],
-            weight=floats[3],
+            over_share=self._over_share()[ints[4]],
+            weight=floats[2],
             order=ints[3],
             tenant=ints[4],
             kinds=self._kinds.names,
             tenants=tenants,
         )
+
+    def _over_share(self) -> Bool:
+        """[tenants] whether each has more pages waiting here than the tier divided by the tenants that have KV."""
+        names = self._tenants.names
+        held = np.bincount(self._ints[4], self._ints[2] * self._bools[0], len(names))
+        held[0] = 0.0  # of runs that nothing waits for
+        tenants = {name for name, pages in zip(names, held.tolist(), strict=True) if pages} | self._running_tenants
+        return held > self._num_pages / max(len(tenants), 1)
 
     def _grow(self) -> None:
         size = len(self._nodes)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from weft.abi.errors import WeftError
 from weft.cache.manager import KVCache
-from weft.cache.page_table import PageTable
 from weft.cache.nodes import Node
+from weft.cache.page_table import PageTable
 from weft.core.ids import TOKEN_BYTES
 
 

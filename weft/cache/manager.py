@@ -15,11 +15,11 @@ import itertools
 from array import array
 from typing import NamedTuple
 
-from weft.cache.candidates import Ranker, least_recently_used
 from weft.cache.nodes import Node, OpenTail, Wait
 from weft.cache.page_table import PageTable
 from weft.cache.radix import InFlightPrefix, Match, Partial, RadixTree, common_tokens, detach, split
 from weft.cache.retention import Retention
+from weft.cache.runs import Ranker, least_recently_used
 from weft.cache.tiers import Copies, TieredPages
 from weft.core.ids import TOKEN_BYTES
 
@@ -299,6 +299,33 @@ class KVCache:
         self.tiers.unlock(table.node, now, fence)
         table.pages = []
         table.node, table.num_indexed, table.indexable = table.tree.root, 0, True
+
+    def discard(self, table: PageTable, now: float, fence: int | None = None) -> None:
+        """Give everything back, and forget what of it the prefix index has and nothing else uses or waits for. The
+        table is empty afterwards and may be used again."""
+        node = table.node
+        self.free(table, array("i"), 0, now, fence=fence)
+        while node.parent is not None and not (node.locks or node.children or node.waits):
+            parent = node.parent
+            self.tiers.forget(node)
+            self.tiers.offer(parent)
+            node = parent
+
+    def copy_out(self, node: Node, now: float) -> bool:
+        """Have the step being built copy the end of a run on the device to the host, as far as the budget of copies
+        goes. False when the host has no room."""
+        budget = self.tiers.copy_budget
+        if budget < node.num_pages:
+            self._split(node, node.num_pages - budget)
+        return self.tiers.copy_out(node, now)
+
+    def move_out(self, node: Node, now: float) -> None:
+        """Have the step being built move a run, and those before it that nothing else needs, to the host, as far as it
+        has room."""
+        while node.parent is not None and not (node.locks or node.device_children):
+            if not self.tiers.demote(node, now):
+                return
+            node = node.parent
 
     def close(self, table: PageTable, now: float) -> None:
         """Give up an empty table: its namespace may be forgotten. A table with pages needs `free` first."""

@@ -17,8 +17,6 @@ Tier = Literal["device", "host"]
 
 MAX_SIBLINGS_SCANNED = 32
 """Siblings looked at, newest first, for a page that begins with the same tokens."""
-PREFIX = "prefix"
-"""The kind of a run that nothing is known to wait for."""
 MAX_WAITS_PER_NODE = 8
 """Waits of closed sequences that end at the same node; the oldest is forgotten for a newer one."""
 
@@ -97,7 +95,7 @@ class Node:
         """The node among its parent's children: the tokens of its first page."""
         self.num_pages = num_pages
         self.is_tail = len(tokens) < num_pages * page_bytes
-        """Whether its one page is not full. Lookups of whole pages do not find it, as its key is shorter than theirs."""
+        """Whether its one page is not full. Lookups of whole pages do not find it: its key is shorter than theirs."""
         self.pages: list[int] = []
         """Device pages: `num_pages`, or none."""
         self.copies: list[int] = []
@@ -134,7 +132,7 @@ class OpenTail(NamedTuple):
 class Wait:
     """Who waits, for what, since when."""
 
-    __slots__ = ("end", "expected_s", "is_open", "kind", "num_tokens", "seq", "since_s", "tenant", "weight")
+    __slots__ = ("end", "expected_s", "first_s", "is_open", "kind", "num_tokens", "seq", "since_s", "tenant", "weight")
 
     def __init__(
         self,
@@ -147,6 +145,7 @@ class Wait:
         expected_s: float | None = None,
         weight: float = 0.0,
         num_tokens: int = 0,
+        first_s: float = 0.0,
     ):
         self.seq = seq
         self.tenant = tenant
@@ -160,6 +159,8 @@ class Wait:
         """Of a retain: runs of smaller weight are given up first."""
         self.num_tokens = num_tokens
         """Of a closed sequence: all its tokens, with and without KV."""
+        self.first_s = first_s
+        """Of a closed sequence: its age (`QueuePlace.first_s`), which the sequence that continues it inherits."""
         self.end: Node | None = None
         """Where its KV ends; None: nothing is left of it."""
 

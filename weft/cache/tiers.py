@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from weft.cache.candidates import Candidates, Ranker
+from weft.cache.candidates import Candidates
 from weft.cache.nodes import Node, Tier, Wait, move_waits
 from weft.cache.pages import PagePool
+from weft.cache.runs import Ranker
 
 UNLIMITED = 1 << 60
 """A budget of copies that no step uses up."""
@@ -51,9 +52,9 @@ class TieredPages:
         """Device pages of nodes without locks."""
         self.num_evicted = 0
         """Device pages evicted so far, demoted ones included."""
-        self.candidates = Candidates(rank, page_size)
+        self.candidates = Candidates(rank, page_size, num_device_pages)
         """Runs on the device that can be given up."""
-        self.host_candidates = Candidates(rank, page_size)
+        self.host_candidates = Candidates(rank, page_size, num_host_pages)
         """Runs that only the host has."""
         self._spare_copies: dict[int, Node] = {}
         """Nodes on the device that have a host copy too, by number, the oldest first."""
@@ -92,12 +93,12 @@ class TieredPages:
         """Step ids grow by one."""
         self.launched = step_id
 
-    def begin_step(self, copy_budget: int, over_share: frozenset[str]) -> None:
-        """A step is being built, which may move `copy_budget` pages between the tiers. Runs of the tenants
-        `over_share` count as beyond their share."""
+    def begin_step(self, copy_budget: int, running_tenants: frozenset[str]) -> None:
+        """A step is being built, which may move `copy_budget` pages between the tiers. `running_tenants` are those of
+        the sequences that run."""
         self.copy_budget = copy_budget
-        self.candidates.begin(over_share)
-        self.host_candidates.begin(over_share)
+        self.candidates.begin(running_tenants)
+        self.host_candidates.begin(running_tenants)
 
     def step_completed(self, step_id: int) -> None:
         """All steps up to `step_id` are done on the device."""
@@ -154,6 +155,10 @@ class TieredPages:
             candidates.discard(node)
         else:
             candidates.add(node)
+
+    def rank_by(self, rank: Ranker) -> None:
+        """Give runs up in another order from now on."""
+        self.candidates.rank = self.host_candidates.rank = rank
 
     def end_wait(self, wait: Wait) -> None:
         """What the wait stands for waits no longer."""
@@ -252,6 +257,13 @@ class TieredPages:
         self._copy_out(node)
         self._spare_copies[node.node_id] = node
         self.offer(node)
+        return True
+
+    def demote(self, node: Node, now: float) -> bool:
+        """Move an unlocked leaf of the device to the host now. False when there is no room."""
+        if not node.copies and not self._room_on_host(node.num_pages, now):
+            return False
+        self._demote(node)
         return True
 
     def forget(self, node: Node) -> None:

@@ -29,6 +29,7 @@ from weft.engine.stop import StopMatcher
 from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
 from weft.sched.event_log import Events
 from weft.sched.in_flight import InFlight
+from weft.sched.policies import InterceptPolicy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
 
 _log = logging.getLogger("weft.engine")
@@ -67,10 +68,11 @@ class Engine:
         clock: Clock | None = None,
         cost_model: CostModel | None = None,
         policy: Policy | None = None,
+        intercept: InterceptPolicy | None = None,
         max_string_chars: int | None = MAX_JSON_STRING_CHARS,
     ):
         """`cost_model` predicts the worker's steps; it is corrected by what they take. `policy` says when a step of
-        programs' commands begins. `token_bytes` has an entry for every row of the vocabulary, and `encode` makes tokens
+        programs' commands begins, `intercept` whose KV goes. `token_bytes` has an entry for every row of the vocabulary, and `encode` makes tokens
         of a text; without them there are no stop strings and no grammars. `max_string_chars` limits strings whose JSON
         schema does not."""
         spec = worker.spec
@@ -84,7 +86,12 @@ class Engine:
             token_bytes or [], special_ids, config.eos_token_ids, encode, max_string_chars=max_string_chars
         )
         self.scheduler = Scheduler(
-            config, self.cache, lambda stop: StopMatcher(stop, token_bytes or []), self._grammars.guide
+            config,
+            self.cache,
+            lambda stop: StopMatcher(stop, token_bytes or []),
+            self._grammars.guide,
+            intercept,
+            cost_model,
         )
         self._compiling = Compiling(self._grammars, self._carry_out)
         self.costs = StepCosts(cost_model)

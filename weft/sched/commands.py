@@ -34,7 +34,6 @@ from weft.core.wire import (
 from weft.sched import sequence as ops
 from weft.sched.columns import extremes
 from weft.sched.masks import cut_masks
-from weft.sched.interception import plain_tokens
 from weft.sched.operations import advance, cancel_all, leave_slot
 from weft.sched.sequence import QueuePlace, Sequence, SequenceState, StopMonitor, TokenGuide
 from weft.sched.state import SchedulerState
@@ -70,7 +69,7 @@ class CommandHandler:
                 case Truncate():
                     self._truncate(client, command, now)
                 case Hold():
-                    self._release((client, command.seq), now + command.ttl_s, now)
+                    self._release((client, command.seq), now + command.ttl_s, now, "hold")
                 case Release():
                     self._release((client, command.seq), None, now, command.kind)
                 case Cancel():
@@ -195,6 +194,8 @@ class CommandHandler:
             num_output=command.num_generated,
         )
         sequence.ops.append(op)
+        if others and config.prefix_cache and not sequence.high_water:
+            self._state.interception.inherit(sequence, now)
         self._arrive(sequence, now)
 
     def _usable(self, client: int, handle: int, op: int) -> Sequence | None:
@@ -243,16 +244,7 @@ class CommandHandler:
         leave_slot(state, sequence, now)
         state.sequences.close(sequence)
         sequence.kv_epoch += 1
-        written, table = plain_tokens(sequence), sequence.table
-        if hold_until_s is not None:
-            wait = state.interception.close(sequence, "hold", now)
-            state.cache.retention.hold(table, sequence.tokens, written, hold_until_s, now, wait)
-        elif kind:
-            wait = state.interception.close(sequence, kind, now)
-            state.cache.free(table, sequence.tokens, written, now, wait=wait)
-        else:
-            state.interception.unpark(sequence)
-            state.cache.free(table, sequence.tokens, written, now)
+        state.interception.close(sequence, kind, hold_until_s, now)
         state.cache.close(sequence.table, now)
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:

@@ -5,28 +5,125 @@ finished turn of a client that may send the next one. As long as pages are free 
 needed it is *parked*: the prefix index gets its pages, and a `Wait` marks their end. From then on its pages are as any
 other pages of the index, given up from the end in the order of the policy, and found again when it has work.
 
-Owns the waits of open sequences, and which waits of closed ones a new sequence continues. Called by the transitions of
-the scheduler.
+Owns the waits of open sequences, which waits of closed ones a new sequence continues, and the budget of pages that a
+step may move between device and host. Called by the transitions of the scheduler.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Wait
 from weft.cache.radix import Match
+from weft.cache.runs import Runs
+from weft.cache.tiers import UNLIMITED
+from weft.core.cost.model import Costs
+from weft.core.step import F64
+from weft.sched.config import SchedulerConfig
+from weft.sched.policies.runs import InterceptPolicy, Load
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
 QUEUE = "queue"
 """The kind of wait of a sequence that waits for the device alone."""
+UNMEASURED_COPIES = 64
+"""Pages that a step may move where no profile says what moving costs."""
+IDLE_COPIES = 1024
+"""Pages that a step may move which computes nothing."""
+HORIZON_STEPS = 8
+"""Copies are made ahead of runs that would be given up within so many steps full of prompts."""
+MAX_CONSIDERED = 64
+"""Runs that are considered for a copy in one step."""
 
 
 class Interception:
-    """Parks sequences and follows their waits."""
+    """Parks sequences, follows their waits, and asks the policy."""
 
-    def __init__(self, cache: KVCache, sequences: SequenceTable):
+    def __init__(
+        self,
+        cache: KVCache,
+        sequences: SequenceTable,
+        config: SchedulerConfig,
+        policy: InterceptPolicy,
+        costs: Costs | None,
+    ):
+        self._costs = costs
         self._cache = cache
         self._sequences = sequences
+        self._config = config
+        self.policy = policy
+        self._load: Load | None = None
+        """Of the step being built; None: not asked for yet."""
+        self._started: set[int] = set()
+        """Idle sequences for which the policy has acted at the moment of interception."""
+        self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", "chat"))
+        cache.tiers.rank_by(self._rank)
+
+    # Steps
+
+    def begin_step(self, now: float) -> None:
+        """A step is being built."""
+        self._load = None
+        tiers = self._cache.tiers
+        tiers.begin_step(self._copy_budget(), self._tenants())
+        if self._acts_at_start:
+            idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
+            for sequence in idle:
+                self._start(sequence, now)
+
+    def end_step(self, now: float) -> None:
+        """The step being built has all its work: use what is left of its budget for copies made ahead."""
+        tiers = self._cache.tiers
+        horizon = HORIZON_STEPS * self._config.max_step_tokens // self._cache.page_size
+        if tiers.host.num_pages == 0 or tiers.copy_budget <= 0 or tiers.device.num_free >= horizon:
+            return
+        nodes, runs = tiers.candidates.upcoming(MAX_CONSIDERED, now)
+        if not nodes:
+            return
+        values = self.policy.copy_value(runs, self._load_at(now))
+        for index in np.lexsort((runs.order, -values)).tolist():
+            if values[index] <= 0 or tiers.copy_budget <= 0 or not self._cache.copy_out(nodes[index], now):
+                break
+
+    def _copy_budget(self) -> int:
+        if self.policy.at_start("") == "swap":
+            return UNLIMITED
+        if not self._sequences.running:
+            return IDLE_COPIES
+        return UNMEASURED_COPIES
+
+    def _tenants(self) -> frozenset[str]:
+        return frozenset(sequence.tenant for sequence in self._sequences.running.values())
+
+    def _rank(self, runs: Runs, now: float) -> F64:
+        return self.policy.rank(runs, self._load_at(now))
+
+    def _load_at(self, now: float) -> Load:
+        if self._load is None:
+            running = self._sequences.running
+            self._load = Load(
+                now=now,
+                running_tokens=sum(sequence.num_computed for sequence in running.values()),
+                running_rows=len(running),
+                saturation_tokens=self._config.saturation_tokens,
+                page_size=self._cache.page_size,
+                host_free_pages=self._cache.tiers.host.num_pages,
+                costs=self._costs,
+            )
+        return self._load
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        """Act at the moment of interception, as the policies do that are not lazy."""
+        action = self.policy.at_start(sequence.wait_kind)
+        if action == "discard":
+            self._cache.discard(sequence.table, now, sequence.last_step)
+            sequence.cut_kv(0)
+            self._sequences.without_slot.pop(sequence.seq, None)
+        elif action == "swap":
+            self.park(sequence, now)
+            if sequence.wait is not None and sequence.wait.end is not None:
+                self._cache.move_out(sequence.wait.end, now)
 
     # Giving pages to the index
 
@@ -58,23 +155,48 @@ class Interception:
         self._sequences.without_slot.pop(sequence.seq, None)
 
     def park_idle(self, now: float) -> bool:
-        """Park all sequences that have pages and nothing to do. Whether there was one."""
+        """Park all sequences that have pages and nothing to do. Whether there was one.
+
+        All of them, whatever is missing: then the order is over all that nothing runs on.
+        """
         idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
         for sequence in idle:
             self.park(sequence, now)
         return bool(idle)
 
-    def close(self, sequence: Sequence, kind: str, now: float) -> Wait:
-        """The wait of a finished sequence that is about to be closed, for the one that will continue it."""
+    def close(self, sequence: Sequence, kind: str, hold_until_s: float | None, now: float) -> None:
+        """Give up the pages of a sequence that is being closed. With a `kind`, another sequence may continue it: then
+        its last page stays findable too. `hold_until_s`: its pages are kept after those of others until then."""
         self.unpark(sequence)
-        return Wait(
-            sequence.seq, sequence.tenant, kind, now, is_open=False, num_tokens=len(sequence.tokens)
-        )
+        table, tokens, num_written = sequence.table, sequence.tokens, plain_tokens(sequence)
+        action = self.policy.at_start(kind) if kind else "keep"
+        if not kind:
+            self._cache.free(table, tokens, num_written, now)
+        elif action == "discard":
+            self._cache.discard(table, now)
+        else:
+            wait = Wait(
+                sequence.seq,
+                sequence.tenant,
+                kind,
+                now,
+                is_open=False,
+                num_tokens=len(tokens),
+                first_s=sequence.place.first_s,
+            )
+            if hold_until_s is None:
+                self._cache.free(table, tokens, num_written, now, wait=wait)
+            else:
+                self._cache.retention.hold(table, tokens, num_written, hold_until_s, now, wait)
+            if action == "swap" and wait.end is not None:
+                self._cache.move_out(wait.end, now)
 
     # Returning
 
     def returned(self, sequence: Sequence, now: float) -> None:
         """A sequence that had nothing to do has work: until it gets its pages, it waits for the device alone."""
+        if sequence.tokens:
+            self.policy.observe(sequence.tenant, sequence.wait_kind, now - sequence.last_active_s)
         wait = sequence.wait
         if wait is not None:
             wait.kind, wait.since_s, wait.expected_s = QUEUE, now, None
@@ -88,23 +210,36 @@ class Interception:
             self._cache.tiers.end_wait(sequence.wait)
             sequence.wait = None
 
-    def continued(self, sequence: Sequence, match: Match, tokens: bytes) -> Wait | None:
-        """The wait of a closed sequence of the same tenant that a new sequence continues, whose tokens have the prefix
-        `match`: the one that it shares most tokens with. None: it continues none."""
-        found: Wait | None = None
-        for node in sequence.table.tree.ends(match, tokens):
-            for wait in node.waits.values():
-                if not wait.is_open and wait.tenant == sequence.tenant and wait.num_tokens < len(sequence.tokens):
-                    if found is None or wait.num_tokens > found.num_tokens:
-                        found = wait
-        return found
+    def inherit(self, sequence: Sequence, now: float) -> None:
+        """Give a new sequence the age of the one that it continues, if it does."""
+        tokens = sequence.tokens.tobytes()
+        match = self._cache.lookup(sequence.table, tokens, len(sequence.tokens))
+        waits = self._continued(sequence, match, tokens)
+        if waits:
+            place = sequence.place
+            place.first_s = waits[-1].first_s
+            place.arrive(now, now - waits[-1].since_s, self._config.return_order, self._config.aging_s)
 
-    def end_continued(self, sequence: Sequence, match: Match, tokens: bytes) -> None:
-        """End the waits that a new sequence continues: it supersedes them."""
-        for node in list(sequence.table.tree.ends(match, tokens)):
-            for wait in list(node.waits.values()):
-                if not wait.is_open and wait.tenant == sequence.tenant and wait.num_tokens < len(sequence.tokens):
-                    self._cache.tiers.end_wait(wait)
+    def end_continued(self, sequence: Sequence, match: Match, tokens: bytes, arrival_s: float) -> None:
+        """End the waits that a new sequence, which arrived at `arrival_s`, continues: it supersedes them."""
+        waits = self._continued(sequence, match, tokens)
+        for wait in waits:
+            self._cache.tiers.end_wait(wait)
+        if waits:
+            last = waits[-1]
+            self.policy.observe(last.tenant, last.kind, max(0.0, arrival_s - last.since_s))
+
+    def _continued(self, sequence: Sequence, match: Match, tokens: bytes) -> list[Wait]:
+        """The waits of closed sequences of the same tenant that a new sequence continues, whose tokens have the prefix
+        `match`. The one that it shares most tokens with is the last."""
+        found = [
+            wait
+            for node in sequence.table.tree.ends(match, tokens)
+            for wait in node.waits.values()
+            if not wait.is_open and wait.tenant == sequence.tenant and wait.num_tokens < len(sequence.tokens)
+        ]
+        found.sort(key=lambda wait: (wait.num_tokens, wait.since_s))
+        return found
 
 
 def plain_tokens(sequence: Sequence) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cache.radix import Match
-from weft.cache.tiers import UNLIMITED
 from weft.core.step import Step
 from weft.sched.batch import StepBuilder
 from weft.sched.config import prompt_budget
@@ -52,7 +51,7 @@ class StepPlanner:
         self._cache.retention.expire(now)
         step_id = self._state.last_step_id + 1
         self._sequences.queue.end_deferrals(step_id)
-        self._cache.tiers.begin_step(UNLIMITED, frozenset())
+        self._interception.begin_step(now)
         self._num_promised = 0
         builder = StepBuilder(step_id, self._sequences.slots, self._cache.page_size)
         self._reclaimer.begin_step(step_id, now)
@@ -63,6 +62,7 @@ class StepPlanner:
             self._admit(builder, now)
         finally:
             self._spaces.end_step()
+        self._interception.end_step(now)
         copies = self._cache.take_copies()
         self._log.counters.swapped_out_pages += len(copies.swap_outs)
         self._log.counters.swapped_in_pages += len(copies.swap_ins)
@@ -274,7 +274,7 @@ class StepPlanner:
         self._sequences.run(sequence, sequence.total - found, now)
         if match is not None:
             limit = self._reuse_limit(sequence)
-            self._interception.end_continued(sequence, match, tokens)
+            self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
             self._interception.unpark(sequence)
             sequence.returning = False
             self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now).num_tokens, now)
@@ -324,3 +324,9 @@ class StepPlanner:
             self._log.counters.prefix_hits += cached
             sequence.high_water = cached
         self._log.trace(sequence, "scheduled", now, cached)
+
+
+def _arrival_s(sequence: Sequence, now: float) -> float:
+    """When the operation under way arrived."""
+    head = sequence.head
+    return head.arrival_s if isinstance(head, AppendOp | GenerateOp) else now

@@ -1,5 +1,5 @@
-"""`Reclaimer`: makes room: parks sequences in the order of a `ReclaimPolicy` until there is room, or the one in need has
-to wait.
+"""`Reclaimer` makes room: it parks sequences in the order of a `ReclaimPolicy` until there is room, or the one in need
+has to wait.
 
 A parked sequence gives its pages to the prefix index, which gives up as many pages of all that are there as are needed.
 A sequence that computes something in the step being built can give up nothing: then the one in need waits, and is

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from weft.abi.errors import Unsupported
 from weft.cache.manager import KVCache
+from weft.core.cost.model import Costs
 from weft.core.grammar import Grammar
 from weft.core.step import Step, StepResult
 from weft.core.wire import Command, EngineStats
@@ -24,6 +25,7 @@ from weft.sched.event_log import Events
 from weft.sched.in_flight import InFlight
 from weft.sched.outcome import update
 from weft.sched.planner import StepPlanner
+from weft.sched.policies import InterceptPolicy, make_policy
 from weft.sched.sequence import AppendOp, StopMonitor, TokenGuide
 from weft.sched.sequence_table import SequenceTable
 from weft.sched.spaces.spaces import Spaces
@@ -60,9 +62,13 @@ class Scheduler:
         cache: KVCache,
         make_monitor: MonitorFactory = _no_monitor,
         make_guide: GuideFactory = _no_guide,
+        policy: InterceptPolicy | None = None,
+        costs: Costs | None = None,
     ):
-        """`make_monitor` and `make_guide` make what follows stop strings and grammars through generated tokens."""
-        self._state = SchedulerState(config, cache)
+        """`make_monitor` and `make_guide` make what follows stop strings and grammars through generated tokens.
+        `policy` decides whose KV goes, by default `min_waste`; `costs` predict the worker's steps, None: there is no
+        profile."""
+        self._state = SchedulerState(config, cache, policy or make_policy(), costs)
         self._commands = CommandHandler(self._state, make_monitor, make_guide)
         self._planner = StepPlanner(self._state)
 

@@ -7,11 +7,13 @@ transitions on it; `Scheduler` alone calls them from outside.
 from __future__ import annotations
 
 from weft.cache.manager import KVCache
+from weft.core.cost.model import Costs
 from weft.core.place_forecast import PlaceForecast
 from weft.sched.config import SchedulerConfig, prompt_budget
 from weft.sched.event_log import EventLog
 from weft.sched.interception import Interception
 from weft.sched.order import FairOrder
+from weft.sched.policies import InterceptPolicy
 from weft.sched.reclaim import Reclaimer
 from weft.sched.reclaim_policy import ByRank
 from weft.sched.sequence_table import SequenceTable
@@ -23,17 +25,15 @@ from weft.sched.spaces.spaces import Spaces
 class SchedulerState:
     """The sequences, the spaces, their pages, and what has happened since the last call."""
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache):
+    def __init__(self, config: SchedulerConfig, cache: KVCache, policy: InterceptPolicy, costs: Costs | None):
         self.config = config
         self.cache = cache
         self.sequences = SequenceTable(
             cache, FairOrder(config.aging_s), max_running=config.max_running, max_context=config.max_context
         )
         self.log = EventLog(traces=config.trace)
-        self.interception = Interception(cache, self.sequences)
-        self.reclaimer = Reclaimer(
-            cache, self.sequences, self.interception, self.log, ByRank(), prompt_budget(config)
-        )
+        self.interception = Interception(cache, self.sequences, config, policy, costs)
+        self.reclaimer = Reclaimer(cache, self.sequences, self.interception, self.log, ByRank(), prompt_budget(config))
         self.spaces = _spaces(config, cache, self.log, self.reclaimer)
         self.reclaimer.last_resort = self.spaces.end_youngest
         self.places = PlaceForecast()

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.cache.runs import PREFIX, Runs
 from weft.core.cost.model import CostModel, ForwardModel, SwapModel
-from weft.sched.policies import PREFIX, Runs
 
 COLUMNS: dict[str, tuple[type, Any]] = {
     "since_s": (np.float64, 0.0),

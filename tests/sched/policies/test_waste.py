@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.sched.policies.snapshots import line, make_runs
+from weft.cache.runs import Runs
 from weft.core.cost.model import CostModel, ForwardModel
-from weft.sched.policies import Load, Runs
+from weft.sched.policies import Load
 from weft.sched.policies.waste import (
     RunSizes,
     chunk_tokens,

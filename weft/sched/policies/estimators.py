@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from weft.cache.runs import Runs
 from weft.core.step import F64, I64
-from weft.sched.policies.runs import Runs
 from weft.sched.policies.wait_samples import WIDTH, WaitSamples
 
 EPSILON = 1e-9

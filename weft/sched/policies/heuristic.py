@@ -6,9 +6,10 @@ from collections.abc import Collection
 
 import numpy as np
 
+from weft.cache.runs import Runs
 from weft.core.step import F64, Bool
 from weft.sched.policies.lru import LruPolicy
-from weft.sched.policies.runs import NEVER, START, Load, Runs
+from weft.sched.policies.runs import NEVER, START, Load
 
 LONG_KINDS = frozenset({"chat", "chatbot", "image", "people", "tts"})
 """Kinds of wait that a person takes part in, or that run another large model."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.cache.runs import Runs
 from weft.core.step import F64
-from weft.sched.policies.runs import START, Load, Runs, keep_pins
+from weft.sched.policies.runs import START, Load, keep_pins
 
 
 class LruPolicy:

@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.cache.runs import Runs
 from weft.core.step import F64
 from weft.sched.policies.estimators import WaitEstimator
-from weft.sched.policies.runs import START, Load, Runs, keep_pins
+from weft.sched.policies.runs import START, Load, keep_pins
 from weft.sched.policies.waste import RunSizes, least_waste, recompute_waste, swap_waste, waste_preserve
 
 SOONEST_S = 1e-6

@@ -1,7 +1,7 @@
 """What interception policies see, and what they answer.
 
-Owns the frozen snapshots `Runs` and `Load`, the protocol `InterceptPolicy`, and `first_to_give_up`, which turns a
-policy's ranks into a choice. Knows neither the prefix index nor sequences.
+Owns the frozen snapshot `Load`, the protocol `InterceptPolicy`, and `first_to_give_up`, which turns a
+policy's ranks into a choice. `Runs`, the other snapshot, is the prefix index's. Knows no sequences.
 """
 
 from __future__ import annotations
@@ -10,46 +10,14 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from weft.cache.runs import Runs
 from weft.core.cost.model import Costs
-from weft.core.step import F64, I64, Bool
+from weft.core.step import F64, I64
 
-PREFIX = "prefix"
-"""Kind 0 of every snapshot: a run of a cached prefix that nothing is known to wait for."""
 NEVER = np.inf
 """Rank of a run that must not be given up."""
 START = Literal["keep", "discard", "swap"]
 FIRST_PART = 64
-
-
-class Runs(NamedTuple):
-    """The runs of pages that could be given up: one row for each leaf of the prefix index that nobody runs on.
-
-    All times are seconds of one clock.
-    """
-
-    since_s: F64
-    """[n] start of the wait; of a run that nothing waits for, its last use."""
-    expected_s: F64
-    """[n] announced time of return; nan where none was announced."""
-    kind: I64
-    """[n] index into `kinds`."""
-    num_tokens: I64
-    """[n] the context C: tokens from the start of the sequence to the end of the run."""
-    num_pages: I64
-    """[n] device pages that giving up the run frees; at least 1."""
-    has_copy: Bool
-    """[n] a valid copy of the run is on the host."""
-    over_share: Bool
-    """[n] the tenant holds more than its fair share of the intercepted KV."""
-    weight: F64
-    """[n] of a retain: 0 none, larger is kept longer, inf is a pin."""
-    order: I64
-    """[n] unique; decides between runs of equal rank, the smaller first."""
-    tenant: I64
-    """[n] index into `tenants`."""
-    kinds: tuple[str, ...] = (PREFIX,)
-    tenants: tuple[str, ...] = ()
-    """Names of the tenants; empty where they are not told apart."""
 
 
 class Load(NamedTuple):

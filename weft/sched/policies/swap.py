@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.cache.runs import Runs
 from weft.core.step import F64
 from weft.sched.policies.lru import LruPolicy
-from weft.sched.policies.runs import START, Load, Runs
+from weft.sched.policies.runs import START, Load
 
 
 class SwapPolicy(LruPolicy):

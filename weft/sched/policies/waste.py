@@ -17,9 +17,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from weft.cache.runs import Runs
 from weft.core.cost.model import StepShape
 from weft.core.step import F64
-from weft.sched.policies.runs import Load, Runs
+from weft.sched.policies.runs import Load
 
 Number = TypeVar("Number", float, F64)
 

@@ -1,0 +1,57 @@
+"""`Runs`: what can be given up of the prefix index, as a frozen snapshot for policies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from weft.core.step import F64, I64, Bool
+
+PREFIX = "prefix"
+"""Kind 0 of every snapshot: a run of a cached prefix that nothing is known to wait for."""
+
+
+class Runs(NamedTuple):
+    """The runs of pages that could be given up: one row for each leaf of the prefix index that nobody runs on.
+
+    All times are seconds of one clock.
+    """
+
+    since_s: F64
+    """[n] start of the wait, of several that of the youngest, which is expected to end first; of a run that nothing
+    waits for, its last use."""
+    expected_s: F64
+    """[n] announced time of return; nan where none was announced."""
+    kind: I64
+    """[n] index into `kinds`."""
+    num_tokens: I64
+    """[n] the context C: tokens from the start of the sequence to the end of the run."""
+    num_pages: I64
+    """[n] device pages that giving up the run frees; at least 1."""
+    has_copy: Bool
+    """[n] a valid copy of the run is on the host."""
+    over_share: Bool
+    """[n] the tenant holds more than its fair share of the intercepted KV."""
+    weight: F64
+    """[n] of a retain: 0 none, larger is kept longer, inf is a pin."""
+    order: I64
+    """[n] unique; decides between runs of equal rank, the smaller first."""
+    tenant: I64
+    """[n] index into `tenants`."""
+    kinds: tuple[str, ...] = (PREFIX,)
+    tenants: tuple[str, ...] = ()
+    """Names of the tenants; empty where they are not told apart."""
+
+
+class Ranker(Protocol):
+    """Values runs: the one with the smallest value is given up first."""
+
+    def __call__(self, runs: Runs, now: float) -> F64:
+        """[n] a value for each run. Must depend on the arguments alone."""
+        ...
+
+
+def least_recently_used(runs: Runs, now: float) -> F64:
+    """[n] runs that are retained after all others, then by the time of the last use."""
+    return np.where(runs.weight > 0, 1e18, 0.0) + runs.since_s
