@@ -14,6 +14,7 @@ from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.step import Step
 from weft.engine.engine import Engine
+from weft.sched.policies import InterceptPolicy
 from weft.sched.scheduler import SchedulerConfig
 from weft.sched.sequence import SequenceState
 from weft.testing.fake_worker import FakeWorker, expected_tokens, fake_spec
@@ -52,6 +53,7 @@ class Driver:
         eos: int = 7,
         device_s: Callable[[Step], float] = lambda step: 0.0,
         cost_model: CostModel | None = None,
+        intercept: InterceptPolicy | None = None,
         **changes: object,
     ):
         self.random = random.Random(seed)
@@ -80,6 +82,7 @@ class Driver:
             overlap=overlap,
             token_bytes=[b"x"] * spec.vocab_size,
             cost_model=cost_model,
+            intercept=intercept,
         )
         self.sequences: dict[int, ClientSequence] = {}
         self.operations: dict[int, Operation] = {}
@@ -154,6 +157,11 @@ class Driver:
             )
         )
         return op
+
+    def end_turn(self, number: int, kind: str = "chat") -> list[int]:
+        """End a sequence as a client does that may come back. Returns its tokens."""
+        self.send(wire.Release(seq=number, kind=kind))
+        return self.sequences.pop(number).tokens
 
     def fork(self, number: int) -> int:
         child = next(self.numbers)

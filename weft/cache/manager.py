@@ -311,13 +311,15 @@ class KVCache:
             self.tiers.offer(parent)
             node = parent
 
-    def copy_out(self, node: Node, now: float) -> bool:
-        """Have the step being built copy the end of a run on the device to the host, as far as the budget of copies
-        goes. False when the host has no room."""
-        budget = self.tiers.copy_budget
-        if budget < node.num_pages:
-            self._split(node, node.num_pages - budget)
-        return self.tiers.copy_out(node, now)
+    def copy_out(self, node: Node) -> bool:
+        """Have the step being built copy the end of a run on the device to the host, as far as the budget of copies and
+        free host pages go. False when nothing can be copied."""
+        most = min(self.tiers.copy_budget, self.tiers.host.num_free)
+        if most <= 0:
+            return False
+        if most < node.num_pages:
+            self._split(node, node.num_pages - most)
+        return self.tiers.copy_out(node)
 
     def move_out(self, node: Node, now: float) -> None:
         """Have the step being built move a run, and those before it that nothing else needs, to the host, as far as it
@@ -482,6 +484,8 @@ class KVCache:
     def _index_pages(self, node: Node, pages: list[int]) -> None:
         """The index takes over the caller's references on `pages`; those of others become locks on the node."""
         others = 0
+        if self.tiers.is_filling(pages):
+            node.fence = self.tiers.building
         for page in pages:
             self.tiers.device.index(page)
             self.tiers.node_of[page] = node

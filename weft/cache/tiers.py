@@ -213,6 +213,10 @@ class TieredPages:
         """Have the step being built copy a host page to the device."""
         self._fill(("host", host_page), device_page)
 
+    def is_filling(self, pages: list[int]) -> bool:
+        """Whether the step being built copies something to one of these device pages: it cannot copy from it too."""
+        return bool(self._filled_from) and any(page in self._filled_from for page in pages)
+
     def keep_readable(self, tier: Tier, page: int) -> None:
         """The step being built reads `page`, so the page is not handed out again before that step is done."""
         self._busy[tier, page] = self.building
@@ -250,9 +254,10 @@ class TieredPages:
             node.parent.device_children += 1
             self.offer(node.parent)
 
-    def copy_out(self, node: Node, now: float) -> bool:
-        """Have the step being built copy a node on the device to the host. False when there is no room."""
-        if not self._room_on_host(node.num_pages, now):
+    def copy_out(self, node: Node) -> bool:
+        """Have the step being built copy a node on the device to the host. False when it cannot: too few host pages
+        are free (no other copy goes for one made ahead), or the step fills the node itself."""
+        if node.fence > self.launched or self.host.num_free < node.num_pages:
             return False
         self._copy_out(node)
         self._spare_copies[node.node_id] = node
@@ -260,7 +265,10 @@ class TieredPages:
         return True
 
     def demote(self, node: Node, now: float) -> bool:
-        """Move an unlocked leaf of the device to the host now. False when there is no room."""
+        """Move an unlocked leaf of the device to the host now. False when that cannot be: there is no room, or the step
+        being built fills it."""
+        if node.fence > self.launched:
+            return False
         if not node.copies and not self._room_on_host(node.num_pages, now):
             return False
         self._demote(node)

@@ -90,7 +90,8 @@ def _args(body: ChatRequest, model: ActiveModel, prompt: bytes, form: AnswerForm
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )
-    return [replace(args, grammar=form.grammar, skip_special_tokens=skip_special, until=form.until)]
+    kind = "tools" if body.tools else "chat"
+    return [replace(args, grammar=form.grammar, skip_special_tokens=skip_special, until=form.until, wait_kind=kind)]
 
 
 def _check(body: ChatRequest) -> None:

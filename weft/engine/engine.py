@@ -72,9 +72,9 @@ class Engine:
         max_string_chars: int | None = MAX_JSON_STRING_CHARS,
     ):
         """`cost_model` predicts the worker's steps; it is corrected by what they take. `policy` says when a step of
-        programs' commands begins, `intercept` whose KV goes. `token_bytes` has an entry for every row of the vocabulary, and `encode` makes tokens
-        of a text; without them there are no stop strings and no grammars. `max_string_chars` limits strings whose JSON
-        schema does not."""
+        programs' commands begins, `intercept` whose KV goes. `token_bytes` has an entry for every row of the
+        vocabulary, and `encode` makes tokens of a text; without them there are no stop strings and no grammars.
+        `max_string_chars` limits strings whose JSON schema does not."""
         spec = worker.spec
         config = msgspec.structs.replace(
             config, num_device_slots=spec.num_slots, num_embeds=spec.num_embed_slots, has_windows=spec.has_windows

@@ -152,12 +152,12 @@ class SequenceHandle:
         self._check()
         self._give_up(Hold(seq=self.id, ttl_s=ttl_s))
 
-    def release(self) -> None:
-        """Give it up. Running operations end. Does nothing the second time."""
+    def release(self, kind: str = "") -> None:
+        """Give it up. Running operations end. Does nothing the second time. `kind`: see `Release`."""
         if self._open:
             # Also where it is lost as far as is known here: an engine that lives may hold it, and one that does not
             # know it takes no harm.
-            self._give_up(None if self._died_with_engine else Release(seq=self.id))
+            self._give_up(None if self._died_with_engine else Release(seq=self.id, kind=kind))
 
     async def __aenter__(self) -> Self:
         return self

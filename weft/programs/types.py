@@ -41,6 +41,9 @@ class CompletionArgs:
     grammar: Grammar | None = None
     """What each choice must look like."""
     prompt_logprobs: int | None = None
+    wait_kind: str = "completion"
+    """What the client does after the answer, as far as it is known: the engine learns from this how long it will be
+    before another request continues the answer."""
     max_tokens: int | None = None
     """Of all choices; 0 computes the prompt alone (for `echo` with log-probabilities)."""
     until: Callable[[], Callable[[str], bool]] | None = None

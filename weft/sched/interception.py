@@ -83,7 +83,7 @@ class Interception:
             return
         values = self.policy.copy_value(runs, self._load_at(now))
         for index in np.lexsort((runs.order, -values)).tolist():
-            if values[index] <= 0 or tiers.copy_budget <= 0 or not self._cache.copy_out(nodes[index], now):
+            if values[index] <= 0 or tiers.copy_budget <= 0 or not self._cache.copy_out(nodes[index]):
                 break
 
     def _copy_budget(self) -> int:

@@ -110,7 +110,7 @@ class Completion:
         had_enough = choice.has_enough
         chunk = choice.chunk(news.tokens, generation.finished if news.ended else None)
         if news.ended:
-            sequence.release()
+            sequence.release(self._args.wait_kind if generation.finished is not None else "")
             if choice.has_enough:
                 return self._enough(choice, chunk, generation.usage)
             choice.ended = True
