@@ -29,6 +29,7 @@ import numpy as np
 
 from bench import alone
 from bench.programs.timed_engine import TimedWorker
+from weft.cache.runs import Runs
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.core import wire
@@ -37,7 +38,7 @@ from weft.core.ids import pack_tokens
 from weft.core.protocols import WorkerSpec
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.engine import Engine, Publish
-from weft.sched.policies import Load, Runs, first_to_give_up, make_policy
+from weft.sched.policies import Load, first_to_give_up, make_policy
 from weft.sched.scheduler import SchedulerConfig
 
 PROMPT_TOKENS = 250

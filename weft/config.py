@@ -43,6 +43,9 @@ def data_directory(environment: Mapping[str, str]) -> Path:
     return Path(own) if own else Path(environment.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "weft"
 
 
+InterceptPolicyName = Literal["min_waste", "lru", "discard", "improved_discard", "preserve", "swap", "heuristic"]
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine: one model on one device."""
 
@@ -89,6 +92,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
     prefix_wait_steps: int = 64
     """Maximum number of steps that a request waits for a prefix that another request is computing."""
+    intercept_policy: InterceptPolicyName = "min_waste"
+    """Whose KV goes first when pages are needed, of all that does not run: sequences whose programs wait, finished
+    turns that a client may continue, cached prefixes. All but the first and `lru` are for comparisons."""
+    wait_estimator: Literal["learned", "elapsed"] = "learned"
+    """How `min_waste` estimates how long a wait will still take: from earlier waits of its kind, or as long again as it
+    has taken."""
+    return_order: Literal["fair", "arrival", "last"] = "fair"
+    """Place in the queue of a sequence that waited for something else than the device: by the time for which it did not
+    wait, at most `aging_s` ahead of its return; by its first arrival; last."""
     program_pages_fraction: float = 0.5
     """Share of the device pages that programs may hold explicitly, reservations and exports included."""
     program_pages_wait_s: float = 5.0

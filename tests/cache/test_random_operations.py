@@ -134,7 +134,7 @@ class Bench:
             commits.append((sequence, end))
         self.in_flight.append((self.step, writes, self.cache.take_copies()))
         self.cache.tiers.step_launched(self.step)
-        self.cache.tiers.begin_step(self.random.choice([0, 1, 3, UNLIMITED]), frozenset(self.random.sample("ab", 1)))
+        self.cache.tiers.begin_step(self.random.choice([0, 1, 3, UNLIMITED]))
         self.pending_commits[self.step] = commits
         if len(self.in_flight) > 1:
             self.complete()

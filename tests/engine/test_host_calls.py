@@ -29,7 +29,7 @@ def step_calls(driver: Driver) -> int:
 def test_a_step_makes_the_same_calls_however_many_sequences_decode() -> None:
     one, many = step_calls(decoding(1)), step_calls(decoding(64))
     assert one == many
-    assert one <= 95
+    assert one <= 100
 
 
 def turn_calls(programs: int) -> int:
@@ -76,7 +76,7 @@ def test_admitting_a_cached_prompt_makes_a_bounded_number_of_calls() -> None:
         )
         driver.engine.step()
 
-    assert count_calls(admit) <= 226
+    assert count_calls(admit) <= 232
 
 
 def test_an_admission_makes_the_same_calls_however_many_sequences_wait() -> None:

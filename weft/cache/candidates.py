@@ -8,6 +8,7 @@ each. Called by `weft.cache.tiers` alone.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -62,7 +63,8 @@ class Candidates:
         """Rows passed over until the next step."""
         self._late: list[tuple[int, int]] = []
         """(row, ticket) of candidates that came after it was made."""
-        self._running_tenants: frozenset[str] = frozenset()
+        self.running_tenants: Callable[[], Iterable[str]] = tuple
+        """The tenants that have KV which is in use."""
 
     def __len__(self) -> int:
         return len(self._nodes) - len(self._free)
@@ -71,11 +73,10 @@ class Candidates:
         """All candidates, in no order."""
         return [node for node in self._nodes if node is not None]
 
-    def begin(self, running_tenants: frozenset[str]) -> None:
-        """A new step: the order is made anew when it is next asked for. `running_tenants` have KV that is in use."""
+    def begin(self) -> None:
+        """A new step: the order is made anew when it is next asked for."""
         self._is_ranked = False
         self._passed.clear()
-        self._running_tenants = running_tenants
 
     def add(self, node: Node) -> None:
         """Enter a node, or note that it has changed."""
@@ -203,7 +204,8 @@ class Candidates:
         names = self._tenants.names
         held = np.bincount(self._ints[4], self._ints[2] * self._bools[0], len(names))
         held[0] = 0.0  # of runs that nothing waits for
-        tenants = {name for name, pages in zip(names, held.tolist(), strict=True) if pages} | self._running_tenants
+        tenants = {name for name, pages in zip(names, held.tolist(), strict=True) if pages}
+        tenants.update(self.running_tenants())
         return held > self._num_pages / max(len(tenants), 1)
 
     def _grow(self) -> None:

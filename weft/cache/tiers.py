@@ -11,7 +11,7 @@ runs that only the host has. A host copy stays valid when its run comes back to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from weft.cache.candidates import Candidates
@@ -93,12 +93,11 @@ class TieredPages:
         """Step ids grow by one."""
         self.launched = step_id
 
-    def begin_step(self, copy_budget: int, running_tenants: frozenset[str]) -> None:
-        """A step is being built, which may move `copy_budget` pages between the tiers. `running_tenants` are those of
-        the sequences that run."""
+    def begin_step(self, copy_budget: int) -> None:
+        """A step is being built, which may move `copy_budget` pages between the tiers."""
         self.copy_budget = copy_budget
-        self.candidates.begin(running_tenants)
-        self.host_candidates.begin(running_tenants)
+        self.candidates.begin()
+        self.host_candidates.begin()
 
     def step_completed(self, step_id: int) -> None:
         """All steps up to `step_id` are done on the device."""
@@ -156,9 +155,10 @@ class TieredPages:
         else:
             candidates.add(node)
 
-    def rank_by(self, rank: Ranker) -> None:
-        """Give runs up in another order from now on."""
-        self.candidates.rank = self.host_candidates.rank = rank
+    def rank_by(self, rank: Ranker, running_tenants: Callable[[], Iterable[str]]) -> None:
+        """Give runs up in another order from now on. `running_tenants` are those that have KV which is in use."""
+        for candidates in (self.candidates, self.host_candidates):
+            candidates.rank, candidates.running_tenants = rank, running_tenants
 
     def end_wait(self, wait: Wait) -> None:
         """What the wait stands for waits no longer."""

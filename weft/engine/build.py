@@ -11,6 +11,7 @@ from weft.config import EngineConfig, cache_directory
 from weft.engine.engine import Engine, Publish
 from weft.engine.gather import policy_of
 from weft.engine.profiles import find_profile, saturation_tokens
+from weft.sched.policies import make_policy
 from weft.sched.scheduler import SchedulerConfig, prompt_budget
 from weft.tokenizers.load import load_tokenizer
 from weft.worker.build import Progress, load, start_worker, step_tokens
@@ -48,6 +49,7 @@ def build_engine(
         aging_s=config.aging_s,
         prefix_cache=config.prefix_cache,
         prefix_wait_steps=config.prefix_wait_steps,
+        return_order=config.return_order,
         space_fraction=config.program_pages_fraction,
         alloc_wait_s=config.program_pages_wait_s,
         max_rows=1 if config.batching == "eager" else None,
@@ -68,6 +70,7 @@ def build_engine(
         encode=partial(tokenizer.encode, add_special_tokens=False),
         overlap=config.overlap,
         policy=policy_of(config),
+        intercept=make_policy(config.intercept_policy, config.wait_estimator),
         cost_model=None if profile is None else profile.cost_model(),
         max_string_chars=config.json_string_chars or None,
     )

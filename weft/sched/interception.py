@@ -18,7 +18,7 @@ from weft.cache.nodes import Wait
 from weft.cache.radix import Match
 from weft.cache.runs import Runs
 from weft.cache.tiers import UNLIMITED
-from weft.core.cost.model import Costs
+from weft.core.cost.model import Costs, StepShape
 from weft.core.step import F64
 from weft.sched.config import SchedulerConfig
 from weft.sched.policies.runs import InterceptPolicy, Load
@@ -29,6 +29,8 @@ QUEUE = "queue"
 """The kind of wait of a sequence that waits for the device alone."""
 UNMEASURED_COPIES = 64
 """Pages that a step may move where no profile says what moving costs."""
+HIDDEN_SHARE = 0.03
+"""Part by which the pages that a step moves may lengthen it."""
 IDLE_COPIES = 1024
 """Pages that a step may move which computes nothing."""
 HORIZON_STEPS = 8
@@ -58,7 +60,7 @@ class Interception:
         self._started: set[int] = set()
         """Idle sequences for which the policy has acted at the moment of interception."""
         self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", "chat"))
-        cache.tiers.rank_by(self._rank)
+        cache.tiers.rank_by(self._rank, self._tenants)
 
     # Steps
 
@@ -66,7 +68,7 @@ class Interception:
         """A step is being built."""
         self._load = None
         tiers = self._cache.tiers
-        tiers.begin_step(self._copy_budget(), self._tenants())
+        tiers.begin_step(self._copy_budget())
         if self._acts_at_start:
             idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
             for sequence in idle:
@@ -89,12 +91,19 @@ class Interception:
     def _copy_budget(self) -> int:
         if self.policy.at_start("") == "swap":
             return UNLIMITED
-        if not self._sequences.running:
+        if not self._cache.tiers.host.num_pages:
+            return 0
+        running = self._sequences.running
+        if not running:
             return IDLE_COPIES
-        return UNMEASURED_COPIES
+        pages = None
+        if self._costs is not None:
+            kv_tokens = sum(sequence.num_computed for sequence in running.values())
+            pages = self._costs.free_pages(StepShape.decodes(len(running), kv_tokens), HIDDEN_SHARE)
+        return UNMEASURED_COPIES if pages is None else max(pages, 1)
 
-    def _tenants(self) -> frozenset[str]:
-        return frozenset(sequence.tenant for sequence in self._sequences.running.values())
+    def _tenants(self) -> set[str]:
+        return {sequence.tenant for sequence in self._sequences.running.values()}
 
     def _rank(self, runs: Runs, now: float) -> F64:
         return self.policy.rank(runs, self._load_at(now))

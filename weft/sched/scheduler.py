@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from weft.abi.errors import Unsupported
 from weft.cache.manager import KVCache
 from weft.core.cost.model import Costs
@@ -68,7 +70,10 @@ class Scheduler:
         """`make_monitor` and `make_guide` make what follows stop strings and grammars through generated tokens.
         `policy` decides whose KV goes, by default `min_waste`; `costs` predict the worker's steps, None: there is no
         profile."""
-        self._state = SchedulerState(config, cache, policy or make_policy(), costs)
+        policy = policy or make_policy()
+        if not policy.keeps_rank:
+            config = msgspec.structs.replace(config, return_order="last")
+        self._state = SchedulerState(config, cache, policy, costs)
         self._commands = CommandHandler(self._state, make_monitor, make_guide)
         self._planner = StepPlanner(self._state)
 

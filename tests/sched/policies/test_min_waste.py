@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.sched.policies.snapshots import line, make_runs
-from weft.sched.policies import NEVER, InterceptPolicy, Load, Runs, first_to_give_up, make_policy
+from weft.cache.runs import Runs
+from weft.sched.policies import NEVER, InterceptPolicy, Load, first_to_give_up, make_policy
 from weft.sched.policies.min_waste import BOOKKEEPING_S, SOONEST_S
 
 NOW = 1000.0
