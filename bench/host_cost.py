@@ -29,7 +29,7 @@ import numpy as np
 
 from bench import alone
 from bench.programs.timed_engine import TimedWorker
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.core import wire
@@ -149,12 +149,12 @@ def admission_us(rounds: int = 50) -> float:
 # Interception
 
 
-def intercepted(count: int) -> tuple[Runs, Load]:
+def intercepted(count: int) -> tuple[PageRuns, Load]:
     """A snapshot of `count` runs of eight tenants, a tenth of them prefixes that nothing waits for, beside 256 decoding
     sequences; and a cost model of a device that is saturated by 384 tokens."""
     generator = np.random.default_rng(0)
     pages = generator.integers(1, 400, count)
-    runs = Runs(
+    runs = PageRuns(
         since_s=generator.uniform(900.0, 1000.0, count),
         expected_s=np.where(generator.random(count) < 0.1, 1010.0, np.nan),
         kind=np.where(generator.random(count) < 0.1, 0, generator.integers(1, 7, count)),

@@ -11,7 +11,7 @@ from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Wait
 from weft.cache.page_table import PageTable
-from weft.cache.runs import Ranker, Runs, least_recently_used
+from weft.cache.runs import PageRuns, Ranker, least_recently_used
 from weft.cache.tiers import UNLIMITED
 from weft.core.ids import pack_tokens
 from weft.core.step import F64
@@ -19,7 +19,7 @@ from weft.core.step import F64
 PAGE = 8
 
 
-def longest_first(runs: Runs, now: float) -> F64:
+def longest_first(runs: PageRuns, now: float) -> F64:
     """Another order than that of use."""
     return -runs.num_tokens.astype(float) - runs.weight
 

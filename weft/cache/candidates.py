@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from weft.cache.nodes import Node
-from weft.cache.runs import PREFIX, Ranker, Runs
+from weft.cache.runs import PREFIX, PageRuns, Ranker
 from weft.core.step import F64, I64, Bool
 
 CHUNK = 64
@@ -139,7 +139,7 @@ class Candidates:
         heapq.heappop(self._order)
         self._passed.add(node.row)
 
-    def upcoming(self, count: int, now: float) -> tuple[list[Node], Runs]:
+    def upcoming(self, count: int, now: float) -> tuple[list[Node], PageRuns]:
         """Up to `count` of the candidates that go next, in order, and their snapshot."""
         if self.first(now) is None:
             empty = np.zeros(0, np.int64)
@@ -181,10 +181,10 @@ class Candidates:
         heapq.heapify(order)
         self._order = order
 
-    def _runs(self, rows: I64) -> Runs:
+    def _runs(self, rows: I64) -> PageRuns:
         floats, ints, bools = self._floats[:, rows], self._ints[:, rows], self._bools[:, rows]
         tenants = self._tenants.names
-        return Runs(
+        return PageRuns(
             since_s=floats[0],
             expected_s=floats[1],
             kind=ints[0],

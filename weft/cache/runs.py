@@ -1,4 +1,4 @@
-"""`Runs`: what can be given up of the prefix index, as a frozen snapshot for policies."""
+"""`PageRuns`: what can be given up of the prefix index, as a frozen snapshot for policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "prefix"
 """Kind 0 of every snapshot: a run of a cached prefix that nothing is known to wait for."""
 
 
-class Runs(NamedTuple):
+class PageRuns(NamedTuple):
     """The runs of pages that could be given up: one row for each leaf of the prefix index that nobody runs on.
 
     All times are seconds of one clock.
@@ -47,11 +47,11 @@ class Runs(NamedTuple):
 class Ranker(Protocol):
     """Values runs: the one with the smallest value is given up first."""
 
-    def __call__(self, runs: Runs, now: float) -> F64:
+    def __call__(self, runs: PageRuns, now: float) -> F64:
         """[n] a value for each run. Must depend on the arguments alone."""
         ...
 
 
-def least_recently_used(runs: Runs, now: float) -> F64:
+def least_recently_used(runs: PageRuns, now: float) -> F64:
     """[n] runs that are retained after all others, then by the time of the last use."""
     return np.where(runs.weight > 0, 1e18, 0.0) + runs.since_s

@@ -19,6 +19,7 @@ from weft.core.wire import (
     Cancel,
     Command,
     ErrorRecord,
+    Expect,
     Failed,
     Fork,
     Generate,
@@ -69,9 +70,10 @@ class CommandHandler:
                 case Truncate():
                     self._truncate(client, command, now)
                 case Hold():
-                    self._release((client, command.seq), now + command.ttl_s, now, "hold")
+                    how = Release(seq=command.seq, kind="hold")
+                    self._release((client, command.seq), now, how, hold_until_s=now + command.ttl_s)
                 case Release():
-                    self._release((client, command.seq), None, now, command.kind)
+                    self._release((client, command.seq), now, command)
                 case Cancel():
                     sequence = self._get(client, command.seq)
                     cancel_all(self._state, sequence, now)
@@ -81,6 +83,8 @@ class CommandHandler:
                     if masked is not None:
                         masked.ops.append(ops.SetMask(command.op, command.ranges))
                         advance(self._state, masked, now)
+                case Expect():
+                    self._state.interception.expect(self._get(client, command.seq), command, now)
                 case SetPriority():
                     self._set_priority(self._get(client, command.seq), command.priority)
                 case ResetPrefixCache():
@@ -100,7 +104,7 @@ class CommandHandler:
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: release all it held. Its events go nowhere."""
         for key in [key for key in self._state.sequences.open if key[0] == client]:
-            self._release(key, None, now)
+            self._release(key, now, Release(seq=key[1]))
         self._state.spaces.drop_client(client, now)
 
     def drain(self) -> None:
@@ -234,7 +238,7 @@ class CommandHandler:
         sequence.failure = None
         leave_slot(self._state, sequence, now)
 
-    def _release(self, key: tuple[int, int], hold_until_s: float | None, now: float, kind: str = "") -> None:
+    def _release(self, key: tuple[int, int], now: float, how: Release, *, hold_until_s: float | None = None) -> None:
         sequence = self._state.sequences.open.pop(key, None)
         if sequence is None:
             return  # released before, or dropped with its engine: the caller's wish is fulfilled
@@ -244,7 +248,7 @@ class CommandHandler:
         leave_slot(state, sequence, now)
         state.sequences.close(sequence)
         sequence.kv_epoch += 1
-        state.interception.close(sequence, kind, hold_until_s, now)
+        state.interception.close(sequence, how, hold_until_s, now)
         state.cache.close(sequence.table, now)
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:

@@ -16,15 +16,18 @@ import numpy as np
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Wait
 from weft.cache.radix import Match
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import Costs, StepShape
 from weft.core.step import F64
+from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
 from weft.sched.policies.runs import InterceptPolicy, Load
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
+PROGRAM = "program"
+"""The kind of wait of a program that has not said what it waits for."""
 QUEUE = "queue"
 """The kind of wait of a sequence that waits for the device alone."""
 UNMEASURED_COPIES = 64
@@ -105,7 +108,7 @@ class Interception:
     def _tenants(self) -> set[str]:
         return {sequence.tenant for sequence in self._sequences.running.values()}
 
-    def _rank(self, runs: Runs, now: float) -> F64:
+    def _rank(self, runs: PageRuns, now: float) -> F64:
         return self.policy.rank(runs, self._load_at(now))
 
     def _load_at(self, now: float) -> Load:
@@ -173,9 +176,22 @@ class Interception:
             self.park(sequence, now)
         return bool(idle)
 
-    def close(self, sequence: Sequence, kind: str, hold_until_s: float | None, now: float) -> None:
-        """Give up the pages of a sequence that is being closed. With a `kind`, another sequence may continue it: then
+    def expect(self, sequence: Sequence, command: Expect, now: float) -> None:
+        """Note what a sequence waits for."""
+        if sequence.state is not SequenceState.IDLE:
+            return
+        sequence.wait_kind = command.kind
+        sequence.expected_s = None if command.expected_in_s is None else now + command.expected_in_s
+        wait = sequence.wait
+        if wait is not None:
+            wait.kind, wait.expected_s = sequence.wait_kind, sequence.expected_s
+            if wait.end is not None:
+                self._cache.tiers.offer(wait.end)
+
+    def close(self, sequence: Sequence, how: Release, hold_until_s: float | None, now: float) -> None:
+        """Give up the pages of a sequence that is being closed. With a kind, another sequence may continue it: then
         its last page stays findable too. `hold_until_s`: its pages are kept after those of others until then."""
+        kind = how.kind
         self.unpark(sequence)
         table, tokens, num_written = sequence.table, sequence.tokens, plain_tokens(sequence)
         action = self.policy.at_start(kind) if kind else "keep"
@@ -192,6 +208,7 @@ class Interception:
                 is_open=False,
                 num_tokens=len(tokens),
                 first_s=sequence.place.first_s,
+                expected_s=None if how.expected_in_s is None else now + how.expected_in_s,
             )
             if hold_until_s is None:
                 self._cache.free(table, tokens, num_written, now, wait=wait)
@@ -211,7 +228,7 @@ class Interception:
             wait.kind, wait.since_s, wait.expected_s = QUEUE, now, None
             if wait.end is not None:
                 self._cache.tiers.offer(wait.end)
-        sequence.expected_s = None
+        sequence.wait_kind, sequence.expected_s = PROGRAM, None
 
     def unpark(self, sequence: Sequence) -> None:
         """The sequence has found what is left of its pages, or needs none of them."""

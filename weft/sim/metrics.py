@@ -76,7 +76,7 @@ class WasteLedger:
         computing = timing.shape.decode_kv + timing.shape.chunk_kv
         preserve = recompute = stalled = 0.0
         sequences = self._scheduler.sequences
-        if sequences.without_slot:
+        if sequences.without_slot or len(self._cache.tiers.candidates):
             preserve = self._intercepted_tokens() * seconds
         if flight.written:
             again, kv = self._recomputed(step, flight)
@@ -110,9 +110,13 @@ class WasteLedger:
         return WasteTotals(self.pressed_s * self._pool_tokens, dict(self._pressed))
 
     def _intercepted_tokens(self) -> int:
+        """Device pages of idle sequences, and up to the ends that waits point to: what several of them share counts for
+        each."""
         idle = SequenceState.IDLE
         waiting = self._scheduler.sequences.without_slot.values()
-        return sum([len(sequence.table.pages) for sequence in waiting if sequence.state is idle]) * self._page_size
+        pages = sum([len(sequence.table.pages) for sequence in waiting if sequence.state is idle])
+        pages += sum([node.depth_pages for node in self._cache.tiers.candidates.nodes() if node.waits])
+        return pages * self._page_size
 
     def _recomputed(self, step: Step, flight: InFlight) -> tuple[int, int]:
         """Tokens of the step that are computed again, and the KV tokens of the rows that they are in."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from weft.abi.errors import ConfigError
+from weft.abi.errors import ConfigError, InvalidRequest
 from weft.cache.manager import KVCache
+from weft.core.cost.model import Costs
+from weft.sched.policies import DEFAULT_ESTIMATOR, make_policy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
 
-POLICIES = ("lru",)
-"""Names of what a scheduler can follow. `lru`: sequences that wait give way first, the longest idle one before others,
-and their cached prefixes go in order of their last use."""
+
+def check_policy(policy: str, estimator: str = DEFAULT_ESTIMATOR) -> None:
+    """Raise `ConfigError` for a policy or an estimator that does not exist."""
+    try:
+        make_policy(policy, estimator)
+    except InvalidRequest as error:
+        raise ConfigError(error.message) from error
 
 
-def check_policy(policy: str) -> None:
-    """Raise `ConfigError` for a policy that does not exist."""
-    if policy not in POLICIES:
-        raise ConfigError(f"policy {policy!r} is not available in this version: there are {', '.join(POLICIES)}")
-
-
-def make_scheduler(policy: str, config: SchedulerConfig, cache: KVCache) -> Scheduler:
+def make_scheduler(
+    policy: str,
+    config: SchedulerConfig,
+    cache: KVCache,
+    costs: Costs | None = None,
+    estimator: str = DEFAULT_ESTIMATOR,
+) -> Scheduler:
     """A scheduler that follows a policy. Raises `ConfigError` for one that does not exist."""
-    check_policy(policy)
-    return Scheduler(config, cache)
+    check_policy(policy, estimator)
+    return Scheduler(config, cache, policy=make_policy(policy, estimator), costs=costs)

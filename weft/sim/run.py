@@ -28,6 +28,8 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine of a simulation is set up."""
 
     policy: str = "lru"
+    estimator: str = "learned"
+    """How `min_waste` estimates waits. `oracle` is told every wait."""
     driving: Driving = "programs"
     host_tokens: int = 0
     """KV tokens of the host tier; 0: none."""
@@ -83,8 +85,8 @@ def simulate(
     )
     spec = worker_spec(device, settings, config.max_context)
     cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
-    scheduler = make_scheduler(settings.policy, config, cache)
     clock, costs, known = VirtualClock(), device.costs(), KnownTokens()
+    scheduler = make_scheduler(settings.policy, config, cache, costs, settings.estimator)
     ledger = WasteLedger(scheduler, cache, costs, known)
     digest = StepDigest()
     simulation = Simulation(
@@ -99,6 +101,7 @@ def simulate(
         TokenSource(seed, VOCAB_SIZE),
         known,
         driving=settings.driving,
+        announces=settings.estimator == "oracle",
         latency_s=settings.latency_s,
         on_done=on_done,
     )

@@ -13,7 +13,7 @@ from typing import Literal
 
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
-from weft.core.wire import Append, Finished, Generate, Open, Release
+from weft.core.wire import Append, Expect, Finished, Generate, Open, Release
 from weft.sim.loop import Simulation
 from weft.sim.records import KnownTokens, SessionRecord, TurnRecord
 from weft.sim.scripts import SessionScript, TokenSource
@@ -32,15 +32,18 @@ class SessionPlayer:
         known: KnownTokens,
         *,
         driving: Driving,
+        announces: bool = False,
         latency_s: float = 0.0,
         on_done: Callable[[SessionRecord], None] = lambda record: None,
     ):
-        """`known` is told what has been computed before. Each turn reaches the engine `latency_s` after it is due."""
+        """`known` is told what has been computed before. `announces`: the engine is told how long waits take. Each
+        turn reaches the engine `latency_s` after it is due."""
         self.records: list[SessionRecord] = []
         self.simulation = simulation
         self.tokens = tokens
         self.known = known
         self.latency_s = latency_s
+        self.announces = announces
         self.numbers = itertools.count(1)
         """Handles and operations."""
         self.shared_kinds: set[str] = set()
@@ -88,9 +91,18 @@ class _Session:
         the session was computed before."""
         raise NotImplementedError
 
-    def release(self, *, is_last: bool) -> None:
-        """The engine has answered."""
+    def release(self, index: int, *, is_last: bool) -> None:
+        """The engine has answered turn `index`."""
         raise NotImplementedError
+
+    def wait_kind(self, index: int) -> str:
+        """What the session waits for after a turn."""
+        return self.script.turns[index].wait_kind or self.script.kind
+
+    def expected_in_s(self, index: int) -> float | None:
+        """How long the wait after a turn takes, if the engine is told. Subagents make it longer than is known."""
+        turn = self.script.turns[index]
+        return turn.wait_s if self.player.announces and not turn.subagents else None
 
     def begin_turn(self, index: int, due_s: float) -> None:
         """The tokens of a turn are there."""
@@ -138,7 +150,7 @@ class _Session:
 
     def _end_turn(self, index: int, now: float) -> None:
         is_last = index + 1 == len(self.script.turns)
-        self.release(is_last=is_last)
+        self.release(index, is_last=is_last)
         if is_last:
             self._record.end_s = now
             self._on_done(self._record)
@@ -167,10 +179,13 @@ class _Program(_Session):
         append = Append(seq=self.handle, op=next(self.player.numbers), tokens=added)
         self.player.simulation.submit([append, self.generate(index, op)])
 
-    def release(self, *, is_last: bool) -> None:
+    def release(self, index: int, *, is_last: bool) -> None:
         if is_last:
             self.player.known.forget(self.handle)
             self.player.simulation.submit([Release(seq=self.handle)])
+        else:
+            kind, expected = self.wait_kind(index), self.expected_in_s(index)
+            self.player.simulation.submit([Expect(seq=self.handle, kind=kind, expected_in_s=expected)])
 
 
 class _Client(_Session):
@@ -184,6 +199,9 @@ class _Client(_Session):
         self.player.simulation.submit([Open(seq=self.handle), append, self.generate(index, op)])
         self._history += pack_tokens([OUTPUT_TOKEN]) * self.script.turns[index].output_tokens
 
-    def release(self, *, is_last: bool) -> None:
+    def release(self, index: int, *, is_last: bool) -> None:
         self.player.known.forget(self.handle)
-        self.player.simulation.submit([Release(seq=self.handle)])
+        kind, expected = self.wait_kind(index), self.expected_in_s(index)
+        if is_last:
+            kind, expected = "", None
+        self.player.simulation.submit([Release(seq=self.handle, kind=kind, expected_in_s=expected)])

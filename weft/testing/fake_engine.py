@@ -27,6 +27,7 @@ from weft.core.wire import (
     Envelope,
     ErrorRecord,
     Event,
+    Expect,
     Failed,
     Finished,
     FinishReason,
@@ -273,6 +274,8 @@ class FakeEngine:
                 del seq.tokens[command.num_tokens :]
             case Cancel():
                 self._cancel(seq, events)
+            case Expect():
+                pass  # it gives no KV up
             case SetPriority():
                 seq.priority = command.priority
             case Release() | Hold():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.cache.runs import PREFIX, Runs
+from weft.cache.runs import PREFIX, PageRuns
 from weft.core.cost.model import CostModel, ForwardModel, SwapModel
 
 COLUMNS: dict[str, tuple[type, Any]] = {
@@ -24,14 +24,14 @@ COLUMNS: dict[str, tuple[type, Any]] = {
 
 def make_runs(
     count: int = 1, *, kinds: tuple[str, ...] = (PREFIX, "tool"), tenants: tuple[str, ...] = (), **columns: Any
-) -> Runs:
+) -> PageRuns:
     assert set(columns) <= {*COLUMNS, "order"}
     made = {
         name: np.array(np.broadcast_to(np.asarray(columns.get(name, default), dtype), (count,)))
         for name, (dtype, default) in COLUMNS.items()
     }
     order = np.asarray(columns.get("order", np.arange(count)), np.int64)
-    return Runs(**made, order=order, kinds=kinds, tenants=tenants)
+    return PageRuns(**made, order=order, kinds=kinds, tenants=tenants)
 
 
 def line(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.sched.policies.snapshots import line, make_runs
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.sched.policies import NEVER, InterceptPolicy, Load, first_to_give_up, make_policy
 from weft.sched.policies.min_waste import BOOKKEEPING_S, SOONEST_S
 
@@ -20,11 +20,11 @@ WHOLE_WASTE = 812.8
 """Token-seconds to recompute 160 tokens under `LOAD`, worked in `test_waste`."""
 
 
-def ranks(runs: Runs, load: Load = LOAD, estimator: str = "oracle") -> list[float]:
+def ranks(runs: PageRuns, load: Load = LOAD, estimator: str = "oracle") -> list[float]:
     return make_policy("min_waste", estimator).rank(runs, load).tolist()
 
 
-def context(count: int = 1, **columns: Any) -> Runs:
+def context(count: int = 1, **columns: Any) -> PageRuns:
     """Whole contexts of 160 tokens in ten pages."""
     return make_runs(count, **{"num_tokens": 160, "num_pages": 10} | columns)
 
@@ -133,7 +133,7 @@ def test_one_snapshot_is_assessed_once_until_a_wait_ends() -> None:
     assert later[0] == pytest.approx(before[0] / 50, rel=1e-3)
 
 
-def mixed(count: int) -> Runs:
+def mixed(count: int) -> PageRuns:
     generator = np.random.default_rng(0)
     pages = generator.integers(1, 200, count)
     return make_runs(
@@ -160,7 +160,7 @@ def test_deciding_takes_as_many_calls_for_2000_runs_as_for_200(name: str) -> Non
     assert calls(policy, mixed(200), load) == calls(policy, mixed(2000), load)
 
 
-def calls(policy: InterceptPolicy, runs: Runs, load: Load) -> int:
+def calls(policy: InterceptPolicy, runs: PageRuns, load: Load) -> int:
     """Calls of functions, of Python and of C, while a policy ranks and values copies."""
     policy.rank(runs._replace(), load)
     policy.copy_value(runs._replace(), load)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.sched.policies.snapshots import line, make_runs
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.cost.model import CostModel, ForwardModel
 from weft.sched.policies import Load
 from weft.sched.policies.waste import (
@@ -102,7 +102,7 @@ class TestSizes:
         assert [value.item() for value in sizes] == [16, 5, 0, 2.5]
 
 
-def waste_of(runs: Runs, load: Load) -> list[float]:
+def waste_of(runs: PageRuns, load: Load) -> list[float]:
     return recompute_waste(RunSizes.of(runs, load), load).tolist()
 
 

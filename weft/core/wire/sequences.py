@@ -105,6 +105,18 @@ class Release(CommandBase, frozen=True, kw_only=True):
     kind: str = ""
     """What its client does now, if it may come back with more tokens behind those of the sequence, such as `chat`: its
     pages stay findable until they are needed, the last one too. Empty: it does not come back."""
+    expected_in_s: float | None = None
+    """When it will come back, if that is known."""
+
+
+class Expect(CommandBase, frozen=True, kw_only=True):
+    """Say what a sequence that has nothing to do waits for: the engine learns from the kind how long such waits take.
+    Holds until it has something to do."""
+
+    seq: int
+    kind: str
+    expected_in_s: float | None = None
+    """When it will have something to do, if that is known."""
 
 
 class Cancel(CommandBase, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.step import F64
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.policies.runs import START, Load
@@ -21,6 +21,6 @@ class DiscardPolicy(LruPolicy):
         """Given up at once."""
         return "discard"
 
-    def copy_value(self, runs: Runs, load: Load) -> F64:
+    def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] zeros: nothing is read back."""
         return np.zeros(len(runs.since_s))

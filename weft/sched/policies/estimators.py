@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.step import F64, I64
 from weft.sched.policies.wait_samples import WIDTH, WaitSamples
 
@@ -28,7 +28,7 @@ class WaitEstimator(Protocol):
         """As it is configured."""
         ...
 
-    def remaining_s(self, runs: Runs, now: float) -> F64:
+    def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] seconds until each return, or the next use of a prefix; not negative."""
         ...
 
@@ -37,7 +37,7 @@ class WaitEstimator(Protocol):
         ...
 
 
-def elapsed_s(runs: Runs, now: float) -> F64:
+def elapsed_s(runs: PageRuns, now: float) -> F64:
     """[n] the time waited so far."""
     return np.maximum(now - runs.since_s, 0.0)
 
@@ -48,7 +48,7 @@ class ElapsedEstimator:
 
     name = "elapsed"
 
-    def remaining_s(self, runs: Runs, now: float) -> F64:
+    def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] the time waited so far."""
         return elapsed_s(runs, now)
 
@@ -61,7 +61,7 @@ class OracleEstimator:
 
     name = "oracle"
 
-    def remaining_s(self, runs: Runs, now: float) -> F64:
+    def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] seconds to the announced return; 0 where it is overdue."""
         known = np.maximum(runs.expected_s - now, 0.0)
         return np.where(np.isnan(known), elapsed_s(runs, now), known)
@@ -117,7 +117,7 @@ class LearnedEstimator:
         """Learn from a wait that ended after `wait_s` seconds."""
         self._samples.add(tenant, kind, wait_s)
 
-    def remaining_s(self, runs: Runs, now: float) -> F64:
+    def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] conditional medians."""
         lasted = self._lasted(runs, now)
         found = lasted.waited_s
@@ -127,7 +127,7 @@ class LearnedEstimator:
         announced = runs.expected_s > now
         return np.where(announced, runs.expected_s - now, found) if announced.any() else found
 
-    def interval_s(self, runs: Runs, now: float, coverage: float) -> tuple[F64, F64]:
+    def interval_s(self, runs: PageRuns, now: float, coverage: float) -> tuple[F64, F64]:
         """Two [n]: between which the remaining time lies with probability `coverage`, as much below as above.
 
         (0, inf) where too little is known; both the announced time where a return is announced for later than now.
@@ -141,7 +141,7 @@ class LearnedEstimator:
             bounds.append(np.where(announced, runs.expected_s - now, bound))
         return bounds[0], bounds[1]
 
-    def _lasted(self, runs: Runs, now: float) -> _Lasted:
+    def _lasted(self, runs: PageRuns, now: float) -> _Lasted:
         table = self._samples.slots(runs.tenants, runs.kinds)
         slots = table.reshape(-1).take(runs.tenant * len(runs.kinds) + runs.kind if runs.tenants else runs.kind)
         waited_s, values_s = elapsed_s(runs, now), self._samples.sorted_s.reshape(-1)

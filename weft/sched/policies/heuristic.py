@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.step import F64, Bool
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.policies.runs import NEVER, START, Load
@@ -27,15 +27,15 @@ class HeuristicPolicy(LruPolicy):
         """Given up at once where the kind is a long one."""
         return "discard" if kind in self._long_kinds else "keep"
 
-    def rank(self, runs: Runs, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load) -> F64:
         """[n] time of the last use; of a short wait, never."""
         return np.where(self._is_short(runs), NEVER, super().rank(runs, load))
 
-    def copy_value(self, runs: Runs, load: Load) -> F64:
+    def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] as `lru`; 0 for short waits."""
         return np.where(self._is_short(runs), 0.0, super().copy_value(runs, load))
 
-    def _is_short(self, runs: Runs) -> Bool:
+    def _is_short(self, runs: PageRuns) -> Bool:
         short = np.array([kind not in self._long_kinds for kind in runs.kinds])
         short[0] = False
         return short[runs.kind]

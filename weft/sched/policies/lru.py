@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.step import F64
 from weft.sched.policies.runs import START, Load, keep_pins
 
@@ -23,11 +23,11 @@ class LruPolicy:
         """Kept until its pages are needed."""
         return "keep"
 
-    def rank(self, runs: Runs, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load) -> F64:
         """[n] time of the last use."""
         return keep_pins(runs.since_s, runs)
 
-    def copy_value(self, runs: Runs, load: Load) -> F64:
+    def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] token-seconds per page for which the run has not been used: the oldest is given up next."""
         age_s = np.maximum(load.now - runs.since_s, 0.0)
         wanted = ~runs.has_copy & (runs.weight < np.inf) & (load.host_free_pages > 0)

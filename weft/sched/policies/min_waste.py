@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.step import F64
 from weft.sched.policies.estimators import WaitEstimator
 from weft.sched.policies.runs import START, Load, keep_pins
@@ -47,13 +47,13 @@ class MinWastePolicy:
 
     def __init__(self, estimator: WaitEstimator):
         self.estimator = estimator
-        self._last: tuple[Runs, Load, _Assessment] | None = None
+        self._last: tuple[PageRuns, Load, _Assessment] | None = None
 
     def at_start(self, kind: str) -> START:
         """Kept until its pages are needed."""
         return "keep"
 
-    def rank(self, runs: Runs, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load) -> F64:
         """[n] waste of giving up divided by waste of preserving; its negative inverse where the share is exceeded."""
         found = self._assess(runs, load)
         ratio = found.give_up + BOOKKEEPING_S * found.held
@@ -64,7 +64,7 @@ class MinWastePolicy:
             ratio = np.where(runs.over_share, -1.0 / ratio, ratio)
         return keep_pins(ratio, runs)
 
-    def copy_value(self, runs: Runs, load: Load) -> F64:
+    def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] by how much a swap wastes less than the cheaper of preserving and recomputing, per page.
 
         The paper swaps in descending order of the waste of equation 5; a budget of pages is spent best in descending
@@ -81,7 +81,7 @@ class MinWastePolicy:
         self.estimator.observe(tenant, kind, wait_s)
         self._last = None
 
-    def _assess(self, runs: Runs, load: Load) -> _Assessment:
+    def _assess(self, runs: PageRuns, load: Load) -> _Assessment:
         """Of one snapshot once, however often it is asked for."""
         if self._last is None or self._last[0] is not runs or self._last[1] is not load:
             sizes = RunSizes.of(runs, load)

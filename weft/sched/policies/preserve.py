@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.step import F64
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.policies.runs import NEVER, Load
@@ -15,10 +15,10 @@ class PreservePolicy(LruPolicy):
 
     name = "preserve"
 
-    def rank(self, runs: Runs, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load) -> F64:
         """[n] time of the last use; of a wait, never."""
         return np.where(runs.kind > 0, NEVER, super().rank(runs, load))
 
-    def copy_value(self, runs: Runs, load: Load) -> F64:
+    def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] as `lru` for prefixes; 0 for waits."""
         return np.where(runs.kind > 0, 0.0, super().copy_value(runs, load))

@@ -1,7 +1,7 @@
 """What interception policies see, and what they answer.
 
 Owns the frozen snapshot `Load`, the protocol `InterceptPolicy`, and `first_to_give_up`, which turns a
-policy's ranks into a choice. `Runs`, the other snapshot, is the prefix index's. Knows no sequences.
+policy's ranks into a choice. `PageRuns`, the other snapshot, is the prefix index's. Knows no sequences.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.cost.model import Costs
 from weft.core.step import F64, I64
 
@@ -61,11 +61,11 @@ class InterceptPolicy(Protocol):
         """What happens at the moment of interception. "keep" is lazy: pages are taken when others need them."""
         ...
 
-    def rank(self, runs: Runs, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load) -> F64:
         """[n] the run with the smallest value is given up first; `NEVER`: it stays."""
         ...
 
-    def copy_value(self, runs: Runs, load: Load) -> F64:
+    def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] worth of a host copy made ahead, in token-seconds saved per page; 0 or less: none is to be made."""
         ...
 
@@ -74,12 +74,12 @@ class InterceptPolicy(Protocol):
         ...
 
 
-def keep_pins(rank: F64, runs: Runs) -> F64:
+def keep_pins(rank: F64, runs: PageRuns) -> F64:
     """[n] `rank`, and `NEVER` for the runs that are pinned."""
     return np.where(runs.weight == np.inf, NEVER, rank)
 
 
-def first_to_give_up(rank: F64, runs: Runs, num_pages: int) -> I64:
+def first_to_give_up(rank: F64, runs: PageRuns, num_pages: int) -> I64:
     """[k] the fewest rows, in the order of `rank` and then of `runs.order`, that free at least `num_pages` pages.
 
     All rows that may be given up where these are too few. Sorts only about as many rows as it returns.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.step import F64
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.policies.runs import START, Load
@@ -19,6 +19,6 @@ class SwapPolicy(LruPolicy):
         """Moved to the host."""
         return "swap"
 
-    def copy_value(self, runs: Runs, load: Load) -> F64:
+    def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] zeros: waits have moved already, and prefixes are not copied ahead."""
         return np.zeros(len(runs.since_s))

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from weft.cache.runs import Runs
+from weft.cache.runs import PageRuns
 from weft.core.cost.model import StepShape
 from weft.core.step import F64
 from weft.sched.policies.runs import Load
@@ -69,7 +69,7 @@ class RunSizes(NamedTuple):
     """(2C - r) / 2: tokens that are held, on average, while the run comes back page by page."""
 
     @classmethod
-    def of(cls, runs: Runs, load: Load) -> RunSizes:
+    def of(cls, runs: PageRuns, load: Load) -> RunSizes:
         """From pages and context. A run whose context ends within a page has that page as its last."""
         held = runs.num_pages * load.page_size
         tokens = np.minimum(held - -runs.num_tokens % load.page_size, runs.num_tokens).astype(np.float64)
@@ -99,7 +99,7 @@ def recompute_waste(sizes: RunSizes, load: Load) -> F64:
     return waste_chunked_discard(num_chunks * chunk_s, num_chunks, chunk_s, held, load.running_tokens)
 
 
-def swap_waste(runs: Runs, sizes: RunSizes, load: Load) -> F64:
+def swap_waste(runs: PageRuns, sizes: RunSizes, load: Load) -> F64:
     """[n] the waste of giving up runs by way of the host: in, and out where there is no copy yet.
 
     Equation 3 with two differences. Transfers are chunked, so that the moved pages count by half, as in equation 4; and
