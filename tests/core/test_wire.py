@@ -29,6 +29,7 @@ COMMANDS: list[wire.Command] = [
     wire.Release(seq=1),
     wire.Cancel(seq=2),
     wire.SetPriority(seq=2, priority=9),
+    wire.Expect(seq=2, kind="http", expected_in_s=1.5),
     wire.MaskTokens(seq=2, op=4, ranges=bytes(8)),
     wire.OpenSpace(space=1, op=4, tenant="t", namespace="n", priority=1, request_id="r", reserve_pages=3),
     wire.OpenQueue(space=1, queue=1, op=5, priority=-1),

@@ -58,10 +58,9 @@ def test_a_return_goes_on_where_its_context_ended(settings: SimulationSettings) 
     assert second.due_s == pytest.approx(first.end_s + 3.0)
     assert record.tools_s == pytest.approx(3.0)
     assert (first.prompt_tokens, second.prompt_tokens, second.known_tokens) == (100, 125, 104)
-    # What is computed: the last token generated, which has no KV yet, and 20 new ones; clients find whole pages.
-    recomputed = {"programs": 0, "clients": 104 - 96}[settings.driving]
-    assert done.summary.recomputed_tokens == recomputed
-    assert second.first_token_s - second.due_s == pytest.approx(0.010 + 0.001 * (21 + recomputed))
+    # What is computed: the last token generated, which has no KV yet, and 20 new ones.
+    assert done.summary.recomputed_tokens == 0
+    assert second.first_token_s - second.due_s == pytest.approx(0.010 + 0.001 * 21)
 
 
 def test_a_pool_that_is_too_small_makes_returns_compute_again() -> None:
@@ -90,9 +89,8 @@ def test_a_parent_waits_for_its_subagents_one_after_the_other() -> None:
     assert second.arrive_s == first.end_s
     assert parent.turns[1].due_s == second.end_s
     # The shared prompt was computed by the first one, and all of it is found but the one token that has to be computed.
-    # Of the parent's 34 tokens with KV the two whole pages are found.
     assert [record.turns[0].known_tokens for record in (first, second)] == [0, 64]
-    assert done.summary.recomputed_tokens == 1 + (34 - 32)
+    assert done.summary.recomputed_tokens == 1
 
 
 def test_a_session_that_does_not_fit_is_an_error() -> None:

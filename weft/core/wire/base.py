@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):

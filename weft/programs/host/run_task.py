@@ -19,7 +19,7 @@ from weft.abi.frames import WireError
 from weft.programs.guest import Guest, GuestUsage
 from weft.programs.host.guest_factory import GuestFactory
 from weft.programs.quota.budget import RunBudget
-from weft.programs.quota.rates import Wait
+from weft.programs.quota.rates import RateWait
 from weft.programs.run.command_queue import CommandQueue
 from weft.programs.run.context import RunContext
 from weft.programs.run.messages import check_json, one_line
@@ -191,7 +191,7 @@ class RunTask:
 
     # ---- inside
 
-    def _slowed_down(self, wait: Wait) -> None:
+    def _slowed_down(self, wait: RateWait) -> None:
         """Write the first wait for a rate into the run's log."""
         if self._queue is not None and not self._queue.waited_s:
             self.log(_WARNING, f"waiting: {wait}")

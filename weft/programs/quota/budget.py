@@ -15,7 +15,7 @@ from weft.abi.errors import LimitExceeded
 from weft.core.clock import Clock
 from weft.programs.quota.account import Account
 from weft.programs.quota.limits import SPENT, Limits, Spent, smallest, used_up
-from weft.programs.quota.rates import Wait
+from weft.programs.quota.rates import RateWait
 
 
 class Used(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ class RunBudget:
         """Whether `wait` can ever say anything."""
         return self._rates is not None
 
-    def wait(self) -> Wait | None:
+    def wait(self) -> RateWait | None:
         """For how long the tenant begins nothing more; None: not at all."""
         return None if self._rates is None else self._rates.wait(self._clock.now())
 

@@ -21,7 +21,7 @@ RATED: tuple[Spent, ...] = ("cpu_s", "host_calls", "tokens")
 """Limits of a run that a tenant may have a rate of: the setting `tenant_NAME_per_minute`."""
 
 
-class Wait(NamedTuple):
+class RateWait(NamedTuple):
     """Why nothing is begun now, and for how long."""
 
     name: str
@@ -78,10 +78,10 @@ class Rates:
         if bucket is not None:
             bucket.spend(amount, now)
 
-    def wait(self, now: float) -> Wait | None:
+    def wait(self, now: float) -> RateWait | None:
         """The longest wait; None where there is none."""
         waits = [
-            Wait(name, bucket.per_minute, seconds)
+            RateWait(name, bucket.per_minute, seconds)
             for name, bucket in self._buckets.items()
             if (seconds := bucket.wait_s(now)) > 0
         ]

@@ -23,7 +23,7 @@ from weft.abi.errors import Overloaded, ProgramFailed, WeftError
 from weft.abi.frames import CommandFrame, WireError, commands
 from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.loop_share import GoesOn, LoopShare
-from weft.programs.quota.rates import Wait
+from weft.programs.quota.rates import RateWait
 
 MAX_WAITING_BYTES = 64 << 20
 """Most bytes of one program's commands that wait for a rate. More commands end the run."""
@@ -64,7 +64,7 @@ class CommandQueue:
         *,
         tenant: str,
         end: Callable[[WeftError], None],
-        on_wait: Callable[[Wait], None] = lambda wait: None,
+        on_wait: Callable[[RateWait], None] = lambda wait: None,
     ):
         """`end(error)` ends the run when a delayed command fails it; `on_wait` is called when the program begins to
         wait for a rate."""
@@ -214,13 +214,13 @@ class CommandQueue:
             self._rest()
         return False
 
-    def _wait(self, wait: Wait) -> None:
+    def _wait(self, wait: RateWait) -> None:
         """Begin to wait for a rate."""
         self._on_wait(wait)
         self._since_s = asyncio.get_running_loop().time()
         self._sleep(wait)
 
-    def _sleep(self, wait: Wait) -> None:
+    def _sleep(self, wait: RateWait) -> None:
         self._timer = asyncio.get_running_loop().call_later(wait.seconds, self._wake)
 
     def _wake(self) -> None:
