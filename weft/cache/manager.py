@@ -445,11 +445,21 @@ class KVCache:
         if alone and not node.open_tails and not node.in_flight and not node.waits and not node.is_tail:
             table.tree.extend(node, run, pages)
         else:
+            self._drop_tails(node, run[: self._page_bytes])
             node = table.tree.add_child(node, run, pages, now)
             node.locks = 1  # the table's own; its ancestors count it already
         self._index_pages(node, pages)
         table.node = node
         table.num_indexed += len(pages)
+
+    def _drop_tails(self, node: Node, page: bytes) -> None:
+        """Forget the tails below `node` that a full page begins with: it is found instead of them."""
+        children = node.children
+        if children:
+            for size in range(TOKEN_BYTES, len(page), TOKEN_BYTES):
+                tail = children.get(page[:size])
+                if tail is not None and not tail.locks:
+                    self.tiers.forget(tail)
 
     def _adopt(self, table: PageTable, child: Node, end: int, now: float) -> None:
         """Step down to `child` as far as it consists of the table's own pages, which a fork has indexed."""

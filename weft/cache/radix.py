@@ -10,7 +10,6 @@ Lookup, insertion and split cost O(pages touched), never O(tree).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -98,7 +97,8 @@ class RadixTree:
         wanted = tokens[start : start + min(self._page_bytes, max_tokens * TOKEN_BYTES)]
         if not wanted:
             return None
-        best: Partial | None = None
+        tail = None if match.child is not None else self._longest_tail(match.node, wanted)
+        best = None if tail is None else Partial(tail, *_location(tail, 0), len(tail.tokens) // TOKEN_BYTES)
         for node, page, tier, candidate in self._next_pages(match):
             count = common_tokens(candidate, wanted)
             if count and (best is None or count > best.num_tokens):
@@ -128,8 +128,10 @@ class RadixTree:
         if match.child is not None:
             return
         following = tokens[match.num_pages * self._page_bytes : (match.num_pages + 1) * self._page_bytes]
-        for child in itertools.islice(reversed(match.node.children.values()), MAX_SIBLINGS_SCANNED):
-            if child.is_tail and following.startswith(child.tokens):
+        children = match.node.children
+        for size in range(TOKEN_BYTES, len(following) + 1, TOKEN_BYTES):
+            child = children.get(following[:size])
+            if child is not None and child.is_tail:
                 yield child
 
     def add_child(self, parent: Node, tokens: bytes, pages: list[int], now: float) -> Node:
@@ -155,6 +157,16 @@ class RadixTree:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def _longest_tail(self, node: Node, following: bytes) -> Node | None:
+        """The longest tail below `node` that `following`, a page at most, begins with. Unlike the scan of siblings, it
+        finds a tail however many pages have been added beside it."""
+        children = node.children
+        for size in range(len(following), 0, -TOKEN_BYTES):
+            child = children.get(following[:size])
+            if child is not None and child.is_tail:
+                return child
+        return None
 
     def _next_pages(self, match: Match) -> Iterator[tuple[Node | None, int, Tier, bytes]]:
         child = match.child
