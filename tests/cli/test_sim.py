@@ -26,7 +26,7 @@ def test_other_rates_are_refused(text: str) -> None:
 def test_a_sweep_has_a_row_for_each_rate_and_a_file_with_every_run(weft: Weft, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     flags = ("--minutes", "0.2", "--kv-tokens", "12000", "--runs", "2", "--json", str(file))
-    done = weft("sim", "interceptions", "--rate", "0.5..1", *flags)
+    done = weft("sim", "interceptions", "--rate", "0.5..1", "--policy", "lru", *flags)
     assert done.exit_code == 0, done.output
     rows = [line.split()[:2] for line in done.output.splitlines() if " lru " in line]
     assert rows == [["0.5", "lru"], ["1", "lru"]]
@@ -40,6 +40,7 @@ def test_a_sweep_has_a_row_for_each_rate_and_a_file_with_every_run(weft: Weft, t
     ("flags", "message"),
     [
         (("--policy", "fifo"), "policy 'fifo'"),
+        (("--estimator", "guess"), "estimator 'guess'"),
         (("--device", "h100"), "device 'h100' is unknown"),
         (("--driving", "threads"), "--driving is programs or clients"),
         (("--generated", "9:3"), "'9:3' is not LOW:HIGH"),

@@ -110,11 +110,22 @@ def interceptions(
         list[str] | None,
         typer.Option(
             "--policy",
-            help="Whose KV goes when pages run out; repeat to compare. (lru)",
+            metavar="NAME",
+            help="Whose KV goes when pages run out; repeat to compare: min_waste, lru, discard, improved_discard, "
+            "preserve, swap, heuristic. (min_waste and lru)",
             rich_help_panel=ENGINE_PANEL,
             show_default=False,
         ),
     ] = None,
+    estimator: Annotated[
+        str,
+        typer.Option(
+            "--estimator",
+            metavar="learned|elapsed|oracle",
+            help="How min_waste estimates waits; oracle is told them.",
+            rich_help_panel=ENGINE_PANEL,
+        ),
+    ] = "learned",
     device: Annotated[
         str,
         typer.Option(
@@ -174,9 +185,9 @@ def interceptions(
 
     if driving not in ("programs", "clients"):
         raise typer.BadParameter(f"--driving is programs or clients, not {driving}")
-    policies = policy or ["lru"]
+    policies = policy or ["min_waste", "lru"]
     for name in policies:
-        check_policy(name)
+        check_policy(name, estimator)
     plan = _Plan(
         device=find_device(device, kv_tokens=kv_tokens),
         rates=parsed(parse_rates)(rate),
@@ -186,6 +197,7 @@ def interceptions(
         driving="programs" if driving == "programs" else "clients",
         host_tokens=host_tokens,
         synchronous_swaps=synchronous_swaps,
+        estimator=estimator,
     )
     found = [
         _Row(rate, name, [_simulate(plan, rate, name, one) for one in range(seed, seed + runs)])
@@ -208,6 +220,7 @@ class _Plan(NamedTuple):
     driving: Literal["programs", "clients"]
     host_tokens: int
     synchronous_swaps: bool
+    estimator: str
 
 
 class _Row(NamedTuple):
@@ -234,6 +247,7 @@ def _simulate(plan: _Plan, rate: float, policy: str, seed: int) -> Summary:
         driving=plan.driving,
         host_tokens=plan.host_tokens,
         synchronous_swaps=plan.synchronous_swaps,
+        estimator=plan.estimator,
     )
     with progress(f"{policy}, {rate:g}/s, seed {seed}", len(scripts)) as advance:
         done = simulate(
@@ -293,6 +307,7 @@ def _content(plan: _Plan, rows: Sequence[_Row], seed: int) -> dict[str, Any]:
         "device": msgspec.to_builtins(plan.device),
         "minutes": plan.minutes,
         "driving": plan.driving,
+        "estimator": plan.estimator,
         "host_tokens": plan.host_tokens,
         "rows": [
             {

@@ -11,6 +11,8 @@ step may move between device and host. Called by the transitions of the schedule
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from weft.cache.manager import KVCache
@@ -38,6 +40,8 @@ IDLE_COPIES = 1024
 """Pages that a step may move which computes nothing."""
 HORIZON_STEPS = 8
 """Copies are made ahead of runs that would be given up within so many steps full of prompts."""
+MAX_ENDED = 4096
+"""Ended waits that are kept for the policy; older ones are dropped."""
 MAX_CONSIDERED = 64
 """Runs that are considered for a copy in one step."""
 
@@ -60,8 +64,9 @@ class Interception:
         self.policy = policy
         self._load: Load | None = None
         """Of the step being built; None: not asked for yet."""
-        self._started: set[int] = set()
-        """Idle sequences for which the policy has acted at the moment of interception."""
+        self._ended: deque[tuple[str, str, float]] = deque(maxlen=MAX_ENDED)
+        """(tenant, kind, seconds) of waits that have ended since the policy was last asked: it is told then, because
+        programs that look at every token wait thousands of times a second."""
         self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", "chat"))
         cache.tiers.rank_by(self._rank, self._tenants)
 
@@ -109,6 +114,8 @@ class Interception:
         return {sequence.tenant for sequence in self._sequences.running.values()}
 
     def _rank(self, runs: PageRuns, now: float) -> F64:
+        while self._ended:
+            self.policy.observe(*self._ended.popleft())
         return self.policy.rank(runs, self._load_at(now))
 
     def _load_at(self, now: float) -> Load:
@@ -222,7 +229,7 @@ class Interception:
     def returned(self, sequence: Sequence, now: float) -> None:
         """A sequence that had nothing to do has work: until it gets its pages, it waits for the device alone."""
         if sequence.tokens:
-            self.policy.observe(sequence.tenant, sequence.wait_kind, now - sequence.last_active_s)
+            self._ended.append((sequence.tenant, sequence.wait_kind, now - sequence.last_active_s))
         wait = sequence.wait
         if wait is not None:
             wait.kind, wait.since_s, wait.expected_s = QUEUE, now, None
@@ -253,7 +260,7 @@ class Interception:
             self._cache.tiers.end_wait(wait)
         if waits:
             last = waits[-1]
-            self.policy.observe(last.tenant, last.kind, max(0.0, arrival_s - last.since_s))
+            self._ended.append((last.tenant, last.kind, max(0.0, arrival_s - last.since_s)))
 
     def _continued(self, sequence: Sequence, match: Match, tokens: bytes) -> list[Wait]:
         """The waits of closed sequences of the same tenant that a new sequence continues, whose tokens have the prefix
