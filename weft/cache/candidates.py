@@ -8,7 +8,7 @@ each. Called by `weft.cache.tiers` alone.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -63,8 +63,8 @@ class Candidates:
         """Rows passed over until the next step."""
         self._late: list[tuple[int, int]] = []
         """(row, ticket) of candidates that came after it was made."""
-        self.running_tenants: Callable[[], Iterable[str]] = tuple
-        """The tenants that have KV which is in use."""
+        self.held: Callable[[], Mapping[str, int]] = dict
+        """Pages of each tenant in this tier, in use or not."""
 
     def __len__(self) -> int:
         return len(self._nodes) - len(self._free)
@@ -95,13 +95,14 @@ class Candidates:
             if youngest is None or wait.since_s >= youngest.since_s:
                 youngest = wait
         floats, ints, bools = self._floats, self._ints, self._bools
+        tenant = self._tenants.number(node.owner)
         if youngest is None:
             floats[:, row] = node.last_used_s, np.nan, 0.0
-            ints[:, row] = 0, node.depth_pages, node.num_pages, node.node_id, 0
+            ints[:, row] = 0, node.depth_pages, node.num_pages, node.node_id, tenant
         else:
             expected_s = np.nan if youngest.expected_s is None else youngest.expected_s
             floats[:, row] = youngest.since_s, expected_s, weight
-            kind, tenant = self._kinds.number(youngest.kind), self._tenants.number(youngest.tenant)
+            kind = self._kinds.number(youngest.kind)
             ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
         bools[:, row] = True, node.on_device and bool(node.copies)
         self._late.append((row, self._tickets))
@@ -200,13 +201,10 @@ class Candidates:
         )
 
     def _over_share(self) -> Bool:
-        """[tenants] whether each has more pages waiting here than the tier divided by the tenants that have KV."""
-        names = self._tenants.names
-        held = np.bincount(self._ints[4], self._ints[2] * self._bools[0], len(names))
-        held[0] = 0.0  # of runs that nothing waits for
-        tenants = {name for name, pages in zip(names, held.tolist(), strict=True) if pages}
-        tenants.update(self.running_tenants())
-        return held > self._num_pages / max(len(tenants), 1)
+        """[tenants] whether each holds more pages than the tier divided by the tenants that hold any."""
+        held = {tenant: pages for tenant, pages in self.held().items() if pages}
+        share = self._num_pages / max(len(held), 1)
+        return np.array([held.get(name, 0) > share for name in self._tenants.names], np.bool_)
 
     def _grow(self) -> None:
         size = len(self._nodes)

@@ -73,6 +73,11 @@ def _check_trees(cache: KVCache) -> list[Node]:
         for node in [tree.root, *tree.nodes()]:
             if node.device_children != sum(child.on_device for child in node.children.values()):
                 _fail(f"node {node.node_id} miscounts its device children")
+    owned = Counter({n.owner: 0 for n in found})
+    for node in found:
+        owned[node.owner] += len(node.pages)
+    if +owned != +cache.tiers.indexed_pages:
+        _fail(f"tenants have {dict(owned)} pages in the index, {dict(cache.tiers.indexed_pages)} counted")
     if evictable != cache.tiers.num_evictable:
         _fail(f"{evictable} pages are evictable, {cache.tiers.num_evictable} counted")
     return found

@@ -64,9 +64,10 @@ class KVCache:
 
     # Looking up
 
-    def open_table(self, seq: int, namespace: str) -> PageTable:
-        """An empty page table, which keeps the tree of its namespace until `close`."""
-        table = PageTable(seq, namespace, self._tree(namespace))
+    def open_table(self, seq: int, namespace: str, tenant: str = "") -> PageTable:
+        """An empty page table, which keeps the tree of its namespace until `close`. The namespace belongs to the first
+        `tenant` that opens a table in it."""
+        table = PageTable(seq, namespace, self._tree(namespace, tenant))
         self.tiers.lock(table.node)
         return table
 
@@ -355,10 +356,10 @@ class KVCache:
 
     # Inside
 
-    def _tree(self, namespace: str) -> RadixTree:
+    def _tree(self, namespace: str, tenant: str) -> RadixTree:
         tree = self._trees.get(namespace)
         if tree is None:
-            tree = self._trees[namespace] = RadixTree(namespace, self.page_size, self._ids)
+            tree = self._trees[namespace] = RadixTree(namespace, tenant, self.page_size, self._ids)
             self._namespaces[tree.root.node_id] = namespace
         return tree
 
@@ -496,6 +497,7 @@ class KVCache:
         others = 0
         if self.tiers.is_filling(pages):
             node.fence = self.tiers.building
+        self.tiers.indexed_pages[node.owner] += len(pages)
         for page in pages:
             self.tiers.device.index(page)
             self.tiers.node_of[page] = node

@@ -80,6 +80,7 @@ class Node:
         "num_pages",
         "on_device",
         "open_tails",
+        "owner",
         "pages",
         "parent",
         "row",
@@ -87,8 +88,19 @@ class Node:
         "waits",
     )
 
-    def __init__(self, node_id: int, parent: Node | None, tokens: bytes, num_pages: int, page_bytes: int, now: float):
+    def __init__(
+        self,
+        node_id: int,
+        parent: Node | None,
+        tokens: bytes,
+        num_pages: int,
+        page_bytes: int,
+        now: float,
+        owner: str = "",
+    ):
         self.node_id = node_id
+        self.owner = owner if parent is None else parent.owner
+        """The tenant that its namespace belongs to."""
         self.parent = parent
         self.tokens = tokens
         self.key = tokens[:page_bytes]

@@ -64,11 +64,11 @@ class InFlightPrefix(NamedTuple):
 class RadixTree:
     """The tree of one namespace."""
 
-    def __init__(self, namespace: str, page_size: int, next_id: Iterator[int]):
+    def __init__(self, namespace: str, tenant: str, page_size: int, next_id: Iterator[int]):
         self.namespace = namespace
         self._page_bytes = page_size * TOKEN_BYTES
         self._next_id = next_id
-        self.root = Node(next(next_id), None, b"", 0, self._page_bytes, 0.0)
+        self.root = Node(next(next_id), None, b"", 0, self._page_bytes, 0.0, tenant)
 
     def match(self, tokens: bytes, max_pages: int) -> Match:
         """Find the longest prefix of `tokens`, at most `max_pages` pages of it. Changes nothing."""

@@ -11,7 +11,8 @@ runs that only the host has. A host copy stays valid when its run comes back to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from weft.cache.candidates import Candidates
@@ -48,6 +49,8 @@ class TieredPages:
         self.host = PagePool(num_host_pages)
         self.node_of: list[Node | None] = [None] * num_device_pages
         """The node that indexes a device page."""
+        self.indexed_pages: Counter[str] = Counter()
+        """Device pages in the prefix index by tenant, in use or not; what sequences share counts once."""
         self.num_evictable = 0
         """Device pages of nodes without locks."""
         self.num_evicted = 0
@@ -155,10 +158,11 @@ class TieredPages:
         else:
             candidates.add(node)
 
-    def rank_by(self, rank: Ranker, running_tenants: Callable[[], Iterable[str]]) -> None:
-        """Give runs up in another order from now on. `running_tenants` are those that have KV which is in use."""
-        for candidates in (self.candidates, self.host_candidates):
-            candidates.rank, candidates.running_tenants = rank, running_tenants
+    def rank_by(self, rank: Ranker, num_private: Callable[[], Mapping[str, int]]) -> None:
+        """Give runs up in another order from now on. `num_private` says how many device pages outside of the prefix
+        index the sequences of each tenant have."""
+        self.candidates.rank = self.host_candidates.rank = rank
+        self.candidates.held = lambda: Counter(num_private()) + self.indexed_pages
 
     def end_wait(self, wait: Wait) -> None:
         """What the wait stands for waits no longer."""
@@ -244,6 +248,7 @@ class TieredPages:
     def put_on_device(self, node: Node, pages: list[int]) -> None:
         """A locked node that only the host has gets device pages with one reference each, whose KV is that of its
         tokens."""
+        self.indexed_pages[node.owner] += len(pages)
         for page in pages:
             self.device.index(page)
             self.node_of[page] = node
@@ -368,6 +373,7 @@ class TieredPages:
         self.offer(node)
 
     def _drop_device(self, node: Node, keep: int) -> None:
+        self.indexed_pages[node.owner] -= len(node.pages) - keep if node.pages else 0
         for page in node.pages[keep:]:
             self.node_of[page] = None
             self.device.unindex(page, self._fence("device", page, node.fence))

@@ -130,7 +130,7 @@ class CommandHandler:
             request_id=request_id,
             priority=like.priority,
             place=QueuePlace(now),
-            table=self._state.cache.open_table(seq, like.namespace),
+            table=self._state.cache.open_table(seq, like.namespace, like.tenant),
             last_active_s=now,
         )
         self._state.sequences.open[client, handle] = sequence

@@ -11,7 +11,7 @@ step may move between device and host. Called by the transitions of the schedule
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class Interception:
         """(tenant, kind, seconds) of waits that have ended since the policy was last asked: it is told then, because
         programs that look at every token wait thousands of times a second."""
         self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", "chat"))
-        cache.tiers.rank_by(self._rank, self._tenants)
+        cache.tiers.rank_by(self._rank, self._private_pages)
 
     # Steps
 
@@ -110,8 +110,13 @@ class Interception:
             pages = self._costs.free_pages(StepShape.decodes(len(running), kv_tokens), HIDDEN_SHARE)
         return UNMEASURED_COPIES if pages is None else max(pages, 1)
 
-    def _tenants(self) -> set[str]:
-        return {sequence.tenant for sequence in self._sequences.running.values()}
+    def _private_pages(self) -> Counter[str]:
+        pages: Counter[str] = Counter()
+        for sequences in (self._sequences.running, self._sequences.without_slot):
+            for sequence in sequences.values():
+                table = sequence.table
+                pages[sequence.tenant] += len(table.pages) - table.num_indexed
+        return pages
 
     def _rank(self, runs: PageRuns, now: float) -> F64:
         while self._ended:

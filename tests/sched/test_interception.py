@@ -1,0 +1,146 @@
+"""Who waits for what since when, what the policy is told of it, and where a return takes its place."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.sched.test_decisions import Alone
+from weft.cache.manager import KVCache
+from weft.core import wire
+from weft.core.ids import pack_tokens
+from weft.core.sampling import StopParams
+from weft.sched.policies import make_policy
+from weft.sched.policies.lru import LruPolicy
+from weft.sched.scheduler import Scheduler, SchedulerConfig
+from weft.sched.sequence import QueuePlace, ReturnOrder, SequenceState
+
+
+class Noting(LruPolicy):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, float]] = []
+
+    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        self.told.append((tenant, kind, wait_s))
+
+
+class Engine(Alone):
+    """A scheduler alone, with a policy of choice."""
+
+    def __init__(self, policy: str | Noting = "min_waste", *, num_pages: int = 12):
+        super().__init__(num_pages=num_pages)
+        made = make_policy(policy) if isinstance(policy, str) else policy
+        config = SchedulerConfig(max_context=90, max_running=4, max_step_tokens=32, vocab_size=100)
+        self.cache = KVCache(num_pages, page_size=8)
+        self.scheduler = Scheduler(config, self.cache, policy=made)
+
+    def run(self) -> None:
+        while self.scheduler.has_work:
+            self.turn()
+
+    def plain(self, seq: int, tokens: list[int], *, tenant: str = "", kind: str = "chat") -> wire.OperationUsage:
+        """A request of a plain client, to its end. Token 5 is generated."""
+        self.say(
+            wire.Open(seq=seq, tenant=tenant, namespace=tenant),
+            wire.Append(seq=seq, op=10 * seq, tokens=pack_tokens(tokens)),
+            wire.Generate(seq=seq, op=10 * seq + 1, stop=StopParams(max_tokens=1)),
+        )
+        self.run()
+        [usage] = [e.usage for _, e in self.events if isinstance(e, wire.Finished) and e.op == 10 * seq + 1]
+        self.say(wire.Release(seq=seq, kind=kind))
+        return usage
+
+
+@pytest.mark.parametrize(
+    ("order", "places"),
+    [("fair", [10.0, 25.0, 970.0]), ("arrival", [10.0, 10.0, 10.0]), ("last", [10.0, 30.0, 1000.0])],
+)
+def test_a_return_counts_as_having_come_when_its_work_began(order: ReturnOrder, places: list[float]) -> None:
+    place, found = QueuePlace(10.0), []
+    # It worked for 5 s between 10 and 30, and for 970 - 25 s before 1000: an age of 30 s at most.
+    for now, intercepted_s in ((10.0, 0.0), (30.0, 15.0), (1000.0, 25.0)):
+        place.arrive(now, intercepted_s, order, 30.0)
+        found.append(place.since_s)
+        assert place.admission == math.inf
+    assert found == places
+
+
+def test_the_policy_learns_how_long_each_kind_of_wait_took() -> None:
+    policy = Noting()
+    engine = Engine(policy)
+    engine.say(
+        wire.Open(seq=1, tenant="a"),
+        wire.Append(seq=1, op=1, tokens=pack_tokens([1] * 20)),
+        wire.Generate(seq=1, op=2, stop=StopParams(max_tokens=2)),
+    )
+    engine.run()
+    idle_s = engine.sequence(1).last_active_s
+    engine.say(wire.Expect(seq=1, kind="http"))
+    engine.now = idle_s + 7.0
+    engine.say(wire.Generate(seq=1, op=3, stop=StopParams(max_tokens=2)))
+    engine.run()
+    engine.plain(2, [7] * 10, tenant="b", kind="tools")
+    engine.now += 3.0
+    engine.plain(3, [7] * 10 + [5, 9], tenant="b")
+    engine.plain(4, list(range(60)))  # asks the policy: too few pages are free
+    assert ("a", "http", 7.0) in policy.told
+    assert ("b", "tools", 3.0) in policy.told
+
+
+def test_a_newer_turn_supersedes_the_wait_of_the_older() -> None:
+    engine = Engine(num_pages=40)
+    engine.plain(1, [7] * 20)
+    engine.plain(2, [7] * 20 + [5, 9])
+    waits = [wait for node in engine.cache.trees()[""].nodes() for wait in node.waits.values()]
+    assert [(wait.seq, wait.kind, wait.num_tokens) for wait in waits] == [(2, "chat", 23)]
+
+
+def test_the_turn_of_another_tenant_ends_no_wait() -> None:
+    engine = Engine(num_pages=40)
+    engine.plain(1, [7] * 20, tenant="a")
+    engine.plain(2, [7] * 20 + [5, 9], tenant="b")
+    waits = [w for tree in engine.cache.trees().values() for node in tree.nodes() for w in node.waits.values()]
+    assert sorted(wait.tenant for wait in waits) == ["a", "b"]
+
+
+def test_a_flood_of_prompts_takes_nothing_from_a_tenant_within_its_share() -> None:
+    engine = Engine(num_pages=20)
+    engine.plain(1, [7] * 60, tenant="quiet")
+    for seq in range(2, 12):
+        engine.plain(seq, [seq + 20] * 60, tenant="loud")
+    assert engine.plain(20, [7] * 60 + [5, 9], tenant="quiet").num_cached_tokens == 60
+    alone = Engine("lru", num_pages=20)
+    alone.plain(1, [7] * 60, tenant="quiet")
+    for seq in range(2, 12):
+        alone.plain(seq, [seq + 20] * 60, tenant="loud")
+    assert alone.plain(20, [7] * 60 + [5, 9], tenant="quiet").num_cached_tokens == 0, "by recency alone it is gone"
+
+
+def test_an_idle_sequence_keeps_its_pages_until_others_need_them() -> None:
+    engine = Engine(num_pages=12)
+    engine.say(
+        wire.Open(seq=1),
+        wire.Append(seq=1, op=1, tokens=pack_tokens([1] * 30)),
+        wire.Generate(seq=1, op=2, stop=StopParams(max_tokens=2)),
+    )
+    engine.run()
+    sequence = engine.sequence(1)
+    assert (sequence.state, len(sequence.table.pages), sequence.wait) == (SequenceState.IDLE, 4, None)
+    engine.say(wire.Expect(seq=1, kind="people", expected_in_s=50.0))
+    expected_s = engine.now + 50.0
+    engine.plain(2, [2] * 80)
+    assert sequence.wait is not None
+    assert (sequence.wait.kind, sequence.wait.expected_s, sequence.wait.is_open) == ("people", expected_s, True)
+    assert len(sequence.table.pages) == 0
+    assert engine.cache.tiers.device.num_free < 12, "what was not needed is still found"
+
+
+def test_a_sequence_that_is_unknown_cannot_be_expected() -> None:
+    engine = Engine()
+    engine.say(wire.Expect(seq=9, kind="http"))
+    [(_, failed)] = engine.events
+    assert isinstance(failed, wire.Failed)
+    assert failed.error.kind == "unknown_handle"
