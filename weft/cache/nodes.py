@@ -99,7 +99,7 @@ class Node:
         owner: str = "",
     ):
         self.node_id = node_id
-        self.owner = owner if parent is None else parent.owner
+        self.owner: str = owner if parent is None else parent.owner
         """The tenant that its namespace belongs to."""
         self.parent = parent
         self.tokens = tokens
