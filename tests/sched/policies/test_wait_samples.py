@@ -76,6 +76,25 @@ def test_kinds_of_enough_samples_are_replaced_when_none_is_new() -> None:
     assert median(samples, "t0", "k0") == 5, "the tenant's own is still there"
 
 
+def test_a_kind_that_is_still_observed_is_not_replaced() -> None:
+    samples = WaitSamples()
+    for number in range(SHARED_KINDS):
+        learn(samples, f"t{number}", f"k{number}", 5.0)
+    samples.add("t0", "k0", 5.0)
+    samples.add("u", "new", 5.0)
+    assert [median(samples, "u", kind) for kind in ("k0", "k1", "k2")] == [5, None, 5]
+
+
+def test_new_kinds_find_room_where_all_others_have_enough_samples() -> None:
+    samples = WaitSamples()
+    for number in range(SHARED_KINDS):
+        learn(samples, f"t{number}", f"k{number}", 5.0)
+    for _ in range(ENOUGH):
+        samples.add("u", "one", 1.0)
+        samples.add("v", "other", 2.0)
+    assert [median(samples, "w", kind) for kind in ("one", "other")] == [1, 2]
+
+
 @pytest.mark.parametrize("change", ["usable", "replaced", "names"])
 def test_the_table_of_slots_follows(change: str) -> None:
     samples = WaitSamples()
@@ -87,9 +106,11 @@ def test_the_table_of_slots_follows(change: str) -> None:
         learn(samples, "t", "k1", 5.0)
         assert samples.slots(("t",), ("k0", "k1")).astype(bool).tolist() == [[True, True]]
     else:
-        for number in range(2, SHARED_KINDS + 2):
-            learn(samples, "t", f"k{number}", 5.0)
-        assert samples.slots(("t",), ("k0", "k1")).tolist() == [[0, 0]]
+        for number in range(1, SHARED_KINDS):
+            learn(samples, f"t{number}", f"k{number}", 5.0)
+        assert samples.slots(("u",), ("k0", "k1")).astype(bool).tolist() == [[True, True]]
+        samples.add("u", "new", 5.0)
+        assert samples.slots(("u",), ("k0", "k1")).astype(bool).tolist() == [[False, True]]
 
 
 def test_a_slot_that_is_taken_over_starts_empty() -> None:
