@@ -11,7 +11,8 @@ from weft.config import EngineConfig
 from weft.kernels import dispatch
 from weft.models.random_checkpoints import FAMILIES, write_tiny
 from weft.models.registry import family_of
-from weft.worker.build import NUM_SAMPLE_SLOTS, build_worker, graphs_missing
+from weft.worker import build
+from weft.worker.build import NUM_SAMPLE_SLOTS, build_worker, choose_device, graphs_missing
 from weft.worker.graphs import graph_bytes
 
 
@@ -78,3 +79,29 @@ def test_attention_of_another_variant_has_no_graphs(monkeypatch: pytest.MonkeyPa
 def test_what_graphs_take_grows_with_the_largest_batch():
     spec = family_of(FAMILIES["llama"]).spec(FAMILIES["llama"])
     assert graph_bytes(spec, 256) - graph_bytes(spec, 128) == 128 * spec.vocab_size * 12
+
+
+def test_a_throttled_link_is_for_a_cpu_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert choose_device(EngineConfig(device="cpu", host_link_gbs=2.0)).type == "cpu"
+    for device in ("cuda", "auto"):
+        with pytest.raises(ConfigError, match=r"host_link_gbs slows down copies .* on a CPU; .* unset it"):
+            choose_device(EngineConfig(device=device, host_link_gbs=2.0))
+        assert choose_device(EngineConfig(device=device)).type == "cuda"
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])
+def test_the_rate_of_a_link_is_positive(rate: float):
+    with pytest.raises(ConfigError, match="host_link_gbs must be positive"):
+        EngineConfig(host_link_gbs=rate)
+
+
+def test_the_configured_rate_throttles_the_link(monkeypatch: pytest.MonkeyPatch):
+    rates: list[float] = []
+    monkeypatch.setattr(build, "LinkThrottle", lambda rate: rates.append(rate))
+    config = EngineConfig(device="cpu", num_pages=32, host_link_gbs=0.5, host_kv_bytes=1 << 20, threads=1)
+    worker = build_worker(config)
+    assert worker.spec.num_host_pages == (1 << 20) // worker.spec.bytes_per_page > 0
+    worker.close()
+    assert rates == [5e8]

@@ -30,6 +30,7 @@ def test_what_is_configured_is_taken():
     assert sized(memory_fraction=0.5)[:2] == (5120, 0)
     assert sized(kv_cache_bytes=GIB, host_kv_bytes=GIB // 2)[:2] == (1024, 512)
     assert sized(num_pages=300, max_context=100) == (300, 0, 100, None)
+    assert sized(FreeMemory(10 * GIB, 20 * GIB), gpu=True, host_kv_bytes=0).num_host_pages == 0
 
 
 def test_a_context_that_does_not_fit_shrinks_unless_it_was_asked_for():
@@ -59,9 +60,12 @@ def test_the_least_that_works_is_named_and_works():
     [
         ({"num_pages": 20_000}, "num_pages 20000 needs 19.53 GiB and 10 GiB are free; at most 10240 fit"),
         ({"kv_cache_bytes": 11 * GIB}, "kv_cache_bytes .* lower it"),
-        ({"host_kv_bytes": 11 * GIB}, "host_kv_bytes .* lower it"),
+        ({"host_kv_bytes": 11 * GIB}, "host_kv_bytes asks for 11 GiB and 10 GiB of memory are free; lower it, .* to 0"),
         ({"max_context": 4096}, "exceeds the 2048 tokens of the model"),
-        ({"kv_cache_bytes": 6 * GIB, "host_kv_bytes": 6 * GIB}, "12 GiB of KV pages exceed the 10 GiB"),
+        (
+            {"kv_cache_bytes": 6 * GIB, "host_kv_bytes": 6 * GIB},
+            "12 GiB of KV pages exceed the 10 GiB .* 6 GiB of the device and 6 GiB .*host_kv_bytes",
+        ),
     ],
 )
 def test_what_cannot_fit_is_refused_with_a_remedy(config: dict[str, int], message: str):

@@ -8,6 +8,9 @@ numbers and serialises with msgspec. The order of effects inside a step is fixed
 so a page that is swapped out may be overwritten by the same step, and a page that is copied may be written by it. In
 the forward, each layer writes all KV of the batch before any attention reads.
 
+Swap-ins are in place before the forward of the next step, and the link works beside this step's forward. A forward that
+reads or writes a page which its own step brings in is right too, but waits for the link.
+
 Shapes use: T query tokens, R rows (one contiguous run of query tokens of one sequence), K (row, page) entries,
 O output rows, S samplers, V vocabulary, P page size. Indices are int32, -1 means "none".
 """

@@ -53,7 +53,8 @@ def size_pools(config: EngineConfig, *, bytes_per_page: int, model_context: int,
     if not gpu and (device_pages + host_pages) * bytes_per_page > free.host:
         raise ConfigError(
             f"{_size((device_pages + host_pages) * bytes_per_page)} of KV pages exceed the {_size(free.host)} of free "
-            "memory; lower num_pages, kv_cache_bytes or host_kv_bytes"
+            f"memory: {_size(device_pages * bytes_per_page)} of the device and {_size(host_pages * bytes_per_page)} of "
+            "the host tier; lower num_pages, kv_cache_bytes or memory_fraction, or host_kv_bytes (0: no host tier)"
         )
     room = device_pages * config.page_size
     if wanted <= room:
@@ -98,7 +99,10 @@ def _host_pages(config: EngineConfig, bytes_per_page: int, free: FreeMemory, gpu
     if config.host_kv_bytes is None:
         return min(MAX_AUTOMATIC_PAGES, int(free.host * HOST_FRACTION) // bytes_per_page) if gpu else 0
     if config.host_kv_bytes > free.host:
-        raise ConfigError(f"host_kv_bytes {config.host_kv_bytes} exceeds the {free.host} bytes that are free; lower it")
+        raise ConfigError(
+            f"host_kv_bytes asks for {_size(config.host_kv_bytes)} and {_size(free.host)} of memory are free; "
+            "lower it, or set it to 0 to do without a host tier"
+        )
     return max(0, config.host_kv_bytes) // bytes_per_page
 
 
