@@ -282,8 +282,8 @@ class KVCache:
     ) -> None:
         """Give everything back. The table is empty afterwards and may be used again.
 
-        Pages with KV of the first `num_written` tokens stay cached, the last one too where it is not full and somebody
-        waits; the rest is free once step `fence`, the last that names it, is done: by default the last one launched.
+        Full pages with KV of the first `num_written` tokens stay cached, and with a `wait` the last page, which is not
+        full. The rest is free once step `fence`, the last that names it, is done: by default the last one launched.
         `wait` then points to the last page that stays.
         """
         self.withdraw(table)

@@ -181,7 +181,7 @@ class Interception:
     def park_idle(self, now: float) -> bool:
         """Park all sequences that have pages and nothing to do. Whether there was one.
 
-        All of them, whatever is missing: then the order is over all that nothing runs on.
+        All of them, however few pages are missing: then the order covers every sequence that does not run.
         """
         idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
         for sequence in idle:

@@ -18,7 +18,7 @@ from weft.sim.scripts import SessionScript, TurnScript
 
 
 class ServiceTime(NamedTuple):
-    """How long a turn takes, whatever the cache has: fixed_s + per_token_s x output tokens."""
+    """How long a turn takes, independent of the cache: fixed_s + per_token_s x output tokens."""
 
     fixed_s: float = 0.5
     per_token_s: float = 0.01

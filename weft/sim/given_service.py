@@ -1,7 +1,8 @@
 """The coding-agent day on the scheduler and the cache of an engine, with the service time of turns given.
 
 The device takes the same time for every step and has no bound on its tokens, so a turn takes what `ServiceTime` says,
-whatever the cache has: results compare with `bounds.replay` of the same turns. Every turn is a plain client's request.
+independent of what the cache holds: results compare with `bounds.replay` of the same turns. Every turn is a plain
+client's request.
 """
 
 from __future__ import annotations

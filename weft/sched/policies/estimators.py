@@ -43,8 +43,8 @@ def elapsed_s(runs: PageRuns, now: float) -> F64:
 
 
 class ElapsedEstimator:
-    """As long again as it took so far, whatever is announced (APIServe, section 4.4). Needs no samples, and is about
-    right for waits of which nothing is known."""
+    """As long again as it took so far, also where a return is announced (APIServe, section 4.4). Needs no samples, and
+    is about right for waits of which nothing is known."""
 
     name = "elapsed"
 

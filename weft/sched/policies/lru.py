@@ -1,4 +1,4 @@
-"""`lru`: plain prefix caching. The run whose last use is longest ago goes first, whoever waits for it."""
+"""`lru`: plain prefix caching. The run whose last use is longest ago goes first, waited for or not."""
 
 from __future__ import annotations
 
