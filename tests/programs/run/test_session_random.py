@@ -87,10 +87,16 @@ async def play(host: Host, script: list[tuple[Op, tuple[float | bytes, ...], int
             asked.append(call)
         await settle(turns)
     else:
-        for call in asked:
-            program.say(Op.CANCEL, call)
-        for call in asked:
-            await program.end_of(call)
+        try:
+            for call in asked:
+                program.say(Op.CANCEL, call)
+            for call in asked:
+                await program.end_of(call)
+        except LimitExceeded as error:
+            # The answers to random log-probabilities can be larger than what a program may leave unread.
+            if error.param != "events":
+                raise
+            return
         await settle()
         for call in asked:
             assert sum(kind != EventKind.PART for kind in program.kinds(call)) == 1
