@@ -13,8 +13,8 @@ A peer that is not installed is left out, and said so, with what would install i
 `--target` into a directory of its own, which `--packages` names; vLLM needs an environment of its own.
 
 `--level` holds all engines to the instructions of a smaller processor. An engine whose own output does not show that it
-stays there gets no figure. With `--json`, every comparison is written when it is done, and `--resume` continues such a
-file: what it has is not measured again.
+stays there gets no figure. With `--json`, the file is written after every pair of runs, and `--resume` continues such a
+file: what it has is not measured again, and a comparison that was interrupted gets the pairs that it lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,32 +94,55 @@ def start(name: str, checkpoint: Path, args: argparse.Namespace) -> ChildPeer:
 
 
 def compare(
-    ours: Contender, peer: Contender, prompts: Prompts, output_tokens: int, runs: int, level: str | None = None
+    ours: Contender,
+    peer: Contender,
+    prompts: Prompts,
+    output_tokens: int,
+    runs: int,
+    level: str | None = None,
+    *,
+    before: Mapping[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time `runs` runs of each, taking turns, after one warm-up each that is not counted; the record of it as data.
 
+    `keep` is called with the record after every pair. `before` is a record with fewer pairs, which count as the first
+    ones if they are of the same version of the peer.
+
     Raises `Unmeasured` where the peer fails, or where one of them does not show that it stays at `level`.
     """
-    times: dict[str, list[float]] = {ours.name: [], peer.name: []}
-    for run in range(runs + 1):
+    known = before if before is not None and before["version"] == peer.version else {"weft_all_s": (), "all_s": ()}
+    mine, theirs = [*known["weft_all_s"]], [*known["all_s"]]
+    _pair(ours, peer, prompts, output_tokens)
+    if level is not None:
         for contender in (ours, peer):
-            try:
-                seconds = _timed(contender, prompts, output_tokens)
-            except Exception as error:  # each peer has errors of its own
-                if contender is ours:
-                    raise
-                raise Unmeasured(one_line(error)) from error
-            if run:
-                times[contender.name].append(seconds)
-            elif level is not None and (why := levels.refusal(level, contender.instructions())):
+            if why := levels.refusal(level, contender.instructions()):
                 raise Unmeasured(f"{contender.name}: {why}")
-    mine, theirs = times[ours.name], times[peer.name]
+    while len(mine) < runs:
+        for times, seconds in zip((mine, theirs), _pair(ours, peer, prompts, output_tokens), strict=True):
+            times.append(seconds)
+        keep(_comparison(ours, peer, mine, theirs, level))
+    return _comparison(ours, peer, mine, theirs, level)
+
+
+def _pair(ours: Contender, peer: Contender, prompts: Prompts, output_tokens: int) -> tuple[float, float]:
+    """Seconds of one run of each, ours first."""
+    mine = _timed(ours, prompts, output_tokens)
+    try:
+        return mine, _timed(peer, prompts, output_tokens)
+    except Exception as error:  # each peer has errors of its own
+        raise Unmeasured(one_line(error)) from error
+
+
+def _comparison(
+    ours: Contender, peer: Contender, mine: list[float], theirs: list[float], level: str | None
+) -> dict[str, Any]:
     pairs = Spread.of(pair_ratios(theirs, mine))
     return {
         "median_s": statistics.median(theirs),
-        "all_s": theirs,
+        "all_s": list(theirs),
         "weft_median_s": statistics.median(mine),
-        "weft_all_s": mine,
+        "weft_all_s": list(mine),
         "ratio_to_weft": statistics.median(theirs) / statistics.median(mine),
         "ratio_pairs": [pairs.low, pairs.high],
         "version": peer.version,
@@ -169,12 +192,11 @@ def loaded(name: str, checkpoint: Path, args: argparse.Namespace) -> Iterator[Ch
 
 
 def run(args: argparse.Namespace, checkpoint: Path, record: dict[str, Any]) -> None:
-    """Measure what `record` lacks; it is written after each comparison."""
-    results: dict[str, dict[str, Any]] = record["results"]
+    """Measure what `record` lacks; it is written after each pair of runs."""
     generator = np.random.default_rng(0)
     vocab_size = SHAPES[args.shape]["vocab_size"]
     work = {n: generator.integers(0, vocab_size, (n, args.input_tokens)).tolist() for n in sorted(set(args.requests))}
-    missing = {name: [n for n in args.requests if name not in results.get(str(n), {})] for name in args.peers}
+    missing = {name: [n for n in args.requests if _lacks(args, record, n, name)] for name in args.peers}
     if not any(missing.values()):
         return
     ours = start("weft", checkpoint, args)
@@ -182,26 +204,53 @@ def run(args: argparse.Namespace, checkpoint: Path, record: dict[str, Any]) -> N
         for name, counts in missing.items():
             if not counts:
                 continue
-            found: dict[int, Any] = {}
             try:
                 with loaded(name, checkpoint, args) as peer:
                     for count in counts:
-                        title = f"{count} request(s) of {args.input_tokens} -> {args.output_tokens}"
-                        print(f"{title} tokens, median of {args.runs}", flush=True)
-                        try:
-                            found[count] = compare(ours, peer, work[count], args.output_tokens, args.runs, args.level)
-                        except Unmeasured as error:
-                            found[count] = {"error": str(error)}
-                        _keep(args, record, count, name, found[count])
+                        _fill(args, record, count, ours, peer, work[count])
             except Unmeasured as error:
                 for count in counts:
-                    _keep(args, record, count, name, {"error": str(error)})
+                    _keep(args, record, count, name, _failed(record, count, name, error))
+                    show(name, _cell(record, count, name))
     finally:
         ours.close()
 
 
+def _fill(
+    args: argparse.Namespace, record: dict[str, Any], count: int, ours: Contender, peer: Contender, prompts: Prompts
+) -> None:
+    """Measure one comparison, or the rest of it."""
+    print(
+        f"{count} request(s) of {args.input_tokens} -> {args.output_tokens} tokens, median of {args.runs}", flush=True
+    )
+
+    def keep(found: dict[str, Any]) -> None:
+        _keep(args, record, count, peer.name, found)
+
+    before = _cell(record, count, peer.name) or None
+    try:
+        compare(ours, peer, prompts, args.output_tokens, args.runs, args.level, before=before, keep=keep)
+    except Unmeasured as error:
+        keep(_failed(record, count, peer.name, error))
+    show(peer.name, _cell(record, count, peer.name))
+
+
+def _cell(record: Mapping[str, Any], count: int, name: str) -> dict[str, Any]:
+    """What the record has of a comparison; empty: nothing."""
+    found: dict[str, Any] = record["results"].get(str(count), {}).get(name, {})
+    return found
+
+
+def _lacks(args: argparse.Namespace, record: Mapping[str, Any], count: int, name: str) -> bool:
+    return len(_cell(record, count, name).get("all_s", ())) < args.runs
+
+
+def _failed(record: Mapping[str, Any], count: int, name: str, error: Unmeasured) -> dict[str, Any]:
+    """A comparison that ended early, with the pairs that it has."""
+    return {**_cell(record, count, name), "error": str(error)}
+
+
 def _keep(args: argparse.Namespace, record: dict[str, Any], count: int, name: str, found: Any) -> None:
-    show(name, found)
     record["results"].setdefault(str(count), {})[name] = found
     if args.json:
         write_record(args.json, record)
@@ -228,12 +277,12 @@ def begin(args: argparse.Namespace) -> dict[str, Any]:
     same = before.get("asked") == record["asked"] and before["machine"]["cpu"] == record["machine"]["cpu"]
     if not same or before["versions"] != record["versions"]:
         sys.exit(f"{args.json} is of another machine, other versions or other settings: {before.get('asked')}")
-    errors = 0
-    for found in before["results"].values():
-        for name in [name for name, result in found.items() if "error" in result]:
+    cells = [(found, name) for found in before["results"].values() for name in found]
+    failed = [(found, name) for found, name in cells if found[name].pop("error", None) is not None]
+    for found, name in failed:
+        if not found[name]:
             del found[name]
-            errors += 1
-    print(f"{args.json} is continued; {errors} comparisons without a figure are tried again")
+    print(f"{args.json} is continued; {len(failed)} comparisons that failed are tried again")
     return before
 
 
@@ -251,7 +300,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
     parser.add_argument("--quantization", choices=["int8"], help="of Weft's weights; peers keep bfloat16")
     parser.add_argument("--checkpoint", type=Path, help="a checkpoint of SHAPE to use instead of a random one")
-    parser.add_argument("--json", type=Path, help="write every comparison to this file")
+    parser.add_argument("--json", type=Path, help="write every pair of runs to this file")
     parser.add_argument("--resume", action="store_true", help="keep the figures that the file has")
     args = parser.parse_args(arguments)
     args.peers = [name for name in args.peers.split(",") if name]

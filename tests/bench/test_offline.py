@@ -170,6 +170,58 @@ def test_a_file_that_is_continued_measures_what_it_lacks(
         compare_all(monkeypatch, tmp_path, "--level", "avx2", "--resume")
 
 
+def test_a_comparison_that_was_interrupted_gets_the_pairs_that_it_lacks(
+    started: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = Engine.generate
+
+    def interrupted(self: Engine, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
+        if self.name == "openvino" and self.calls == 3:  # after a warm-up and two runs
+            raise KeyboardInterrupt
+        return generate(self, prompts, output_tokens)
+
+    monkeypatch.setattr(Engine, "generate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare_all(monkeypatch, tmp_path, "--peers", "openvino")
+    kept = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert kept["2"]["openvino"]["all_s"] == kept["2"]["openvino"]["weft_all_s"] == [2.0, 3.0]
+    started.clear()
+    monkeypatch.setattr(Engine, "generate", generate)
+    results = compare_all(monkeypatch, tmp_path, "--peers", "openvino", "--resume")
+    assert results["2"]["openvino"]["all_s"] == [2.0, 3.0, 2.0]  # a warm-up and one run of another process
+    assert results["2"]["openvino"]["weft_median_s"] == 2.0
+    assert results["1"]["openvino"]["all_s"] == [4.0, 5.0, 6.0]
+
+
+def test_pairs_of_another_version_do_not_count() -> None:
+    before = offline.compare(Engine("weft"), Engine("a peer"), [[1]], 3, runs=1)
+    for version, expected in (("1.2", [2.0, 2.0]), ("1.3", [2.0, 3.0])):
+        found = offline.compare(
+            Engine("weft"), Engine("a peer"), [[1]], 3, runs=2, before={**before, "version": version}
+        )
+        assert found["all_s"] == found["weft_all_s"] == expected
+
+
+def test_pairs_measured_before_a_failure_are_kept(
+    started: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = Engine.generate
+
+    def fails(self: Engine, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
+        if self.name == "openvino" and self.calls == 3:
+            raise RuntimeError("out of memory")
+        return generate(self, prompts, output_tokens)
+
+    monkeypatch.setattr(Engine, "generate", fails)
+    failed = compare_all(monkeypatch, tmp_path, "--peers", "openvino")["2"]["openvino"]
+    assert (failed["error"], failed["all_s"]) == ("out of memory", [2.0, 3.0])
+    started.clear()
+    monkeypatch.setattr(Engine, "generate", generate)
+    continued = compare_all(monkeypatch, tmp_path, "--peers", "openvino", "--resume")["2"]["openvino"]
+    assert "error" not in continued
+    assert continued["all_s"] == [2.0, 3.0, 2.0]
+
+
 def test_numbers_carry_the_machine_and_the_versions() -> None:
     where = json.loads(json.dumps(surroundings(threads=2, ran={"a peer": "1.2"})))
     assert {"cpu", "cores", "usable_cores", "cpu_features", "threads"} <= set(where["machine"])
