@@ -14,8 +14,7 @@ from typing import NamedTuple, Protocol
 
 from weft.cache.nodes import Node, Wait
 from weft.cache.page_table import PageTable
-from weft.cache.radix import Match
-from weft.cache.tiers import TieredPages
+from weft.cache.prefix_index import PrefixIndex
 
 HOLD_WEIGHT = 1.0
 
@@ -23,21 +22,12 @@ HOLD_WEIGHT = 1.0
 class PrefixPages(Protocol):
     """What retention needs of the cache whose pages it keeps: `KVCache`."""
 
-    page_size: int
-    tiers: TieredPages
+    index: PrefixIndex
 
     def free(
         self, table: PageTable, tokens: array[int], num_written: int, now: float, *, wait: Wait | None = None
     ) -> None:
         """As `KVCache.free`: empty a table."""
-        ...
-
-    def find(self, namespace: str, tokens: bytes) -> Match | None:
-        """As `KVCache.find`: the longest indexed prefix."""
-        ...
-
-    def node_for(self, match: Match) -> Node:
-        """As `KVCache.node_for`: the node that ends where a match does."""
         ...
 
 
@@ -86,14 +76,14 @@ class Retention:
     def pin(self, namespace: str, tokens: bytes, until_s: float) -> int | None:
         """Keep the indexed prefix of `tokens` on the device until `until_s`. Returns the pin's id, or None when nothing
         of the prefix is there or the pinned share is used up."""
-        match = self._cache.find(namespace, tokens)
+        match = self._cache.index.find(namespace, tokens)
         if match is None:
             return None
-        node = self._cache.node_for(match)
+        node = self._cache.index.node_for(match)
         if node.parent is None or not node.on_device or self._num_pinned() + node.depth_pages > self._max_pinned_pages:
             return None
         pin = next(self._ids)
-        self._cache.tiers.lock(node)
+        self._cache.index.tiers.lock(node)
         self._pins[pin] = _Pin(node, until_s)
         return pin
 
@@ -101,7 +91,7 @@ class Retention:
         """Let a pinned prefix be evicted again. Does nothing for a pin that has ended."""
         found = self._pins.pop(pin, None)
         if found is not None:
-            self._cache.tiers.unlock(found.node, now)
+            self._cache.index.tiers.unlock(found.node, now)
 
     def break_pin(self, now: float) -> bool:
         """Give up one pin, because a sequence cannot go on otherwise. Whether there was one. The cheapest goes first:
@@ -131,7 +121,7 @@ class Retention:
         wait = self._holds.pop(seq).wait
         wait.weight = 0.0
         if wait.end is not None:
-            self._cache.tiers.offer(wait.end)
+            self._cache.index.tiers.offer(wait.end)
 
     def end_holds(self) -> None:
         """End every hold."""

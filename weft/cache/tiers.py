@@ -1,7 +1,7 @@
 """`TieredPages`: pages of both tiers, who holds them, and which are given up when they run out.
 
 Owns the pools, the locks on tree nodes, and the copies that the step being built must carry. Knows nodes, but not which
-tokens lead to them. Called by `weft.cache.manager` alone.
+tokens lead to them. Called by `weft.cache` alone.
 
 A run of pages is given up from its end, in the order of `Candidates`. If the host has a copy of it, nothing moves. If
 not, and the host has or can make room, the run is copied there (a *swap-out* in the step being built) as far as the
