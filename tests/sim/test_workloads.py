@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.sim.scripts import SessionScript, TokenSource
+from weft.sim.scripts import SessionScript, TokenSource, TurnScript, scaled
 from weft.sim.workloads import INTERCEPTIONS, MixtureParameters, mixture
 
 
@@ -60,6 +60,24 @@ def test_lengths_follow_the_parameters() -> None:
 def test_a_seed_gives_one_workload() -> None:
     parameters = MixtureParameters(rate=1.0, minutes=2)
     assert mixture(parameters, 1) == mixture(parameters, 1) != mixture(parameters, 2)
+
+
+def test_a_number_of_requests_replaces_the_time_for_which_they_arrive(drawn: list[SessionScript]) -> None:
+    counted = mixture(MixtureParameters(rate=2.0, minutes=1, requests=500), 0)
+    assert counted == drawn[:500]
+    at_once = mixture(MixtureParameters(rate=np.inf, requests=500), 0)
+    assert {script.arrive_s for script in at_once} == {0.0}
+    assert [script.turns for script in at_once] == [script.turns for script in counted]
+
+
+def test_scaled_sessions_keep_their_turns() -> None:
+    child = SessionScript(8, "subagent", 0.0, (TurnScript(41, 7),), 40)
+    script = SessionScript(7, "qa", 3.0, (TurnScript(100, 30, "qa", 2.0, (child,)), TurnScript(1, 9)), 80)
+    [found] = scaled([script], 0.25, 0.5)
+    assert found.turns == (TurnScript(25, 8, "qa", 1.0, (found.turns[0].subagents[0],)), TurnScript(1, 2))
+    assert (found.number, found.kind, found.arrive_s, found.shared_tokens) == (7, "qa", 3.0, 20)
+    # A prompt of 10 tokens has one that is not shared.
+    assert found.turns[0].subagents == (SessionScript(8, "subagent", 0.0, (TurnScript(10, 2),), 9),)
 
 
 def test_tokens_depend_on_the_session_and_its_shared_prompt_on_the_kind() -> None:

@@ -44,7 +44,7 @@ class AgentParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     sessions: int = 400
     rate: float = 0.02
-    """Sessions per second; arrivals are a Poisson process."""
+    """Sessions per second; arrivals are a Poisson process. Infinity: all at once."""
     turns_median: float = 43.0
     turns_deviation: float = 0.5
     """Of the logarithm; assumed."""

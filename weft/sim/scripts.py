@@ -62,6 +62,27 @@ def with_subagents(scripts: Iterable[SessionScript]) -> Iterator[SessionScript]:
             yield from with_subagents(turn.subagents)
 
 
+def scaled(scripts: Iterable[SessionScript], tokens: float, waits: float = 1.0) -> list[SessionScript]:
+    """The same sessions with all lengths times `tokens`, at least 1 each, and all waits times `waits`."""
+    return [_scaled(script, tokens, waits) for script in scripts]
+
+
+def _scaled(script: SessionScript, tokens: float, waits: float) -> SessionScript:
+    turns = tuple(
+        TurnScript(
+            max(1, round(turn.new_tokens * tokens)),
+            max(1, round(turn.output_tokens * tokens)),
+            turn.wait_kind,
+            turn.wait_s * waits,
+            tuple(_scaled(child, tokens, waits) for child in turn.subagents),
+        )
+        for turn in script.turns
+    )
+    # Less than the prompt: every session has a token of its own.
+    shared = min(round(script.shared_tokens * tokens), turns[0].new_tokens - 1)
+    return script._replace(turns=turns, shared_tokens=shared)
+
+
 class TokenSource:
     """The token ids of sessions: a function of seed, session and place."""
 

@@ -51,9 +51,11 @@ class MixtureParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Of a mixture of interceptions, its kinds drawn uniformly."""
 
     rate: float
-    """Requests per second; arrivals are a Poisson process."""
+    """Requests per second; arrivals are a Poisson process. Infinity: all at once."""
     minutes: float = 30.0
-    """For which requests arrive."""
+    """For which requests arrive, unless `requests` is given."""
+    requests: int | None = None
+    """How many arrive."""
     kinds: Mapping[str, InterceptionKind] = msgspec.field(default_factory=lambda: INTERCEPTIONS)
     generated_tokens: tuple[int, int] = (30, 150)
     """Generated before each call and after the last one: uniform, both ends included."""
@@ -70,13 +72,14 @@ def mixture(parameters: MixtureParameters, seed: int) -> list[SessionScript]:
     names = list(parameters.kinds)
     scripts: list[SessionScript] = []
     arrive_s = 0.0
-    while True:
+    while parameters.requests is None or len(scripts) < parameters.requests:
         arrive_s += source.exponential(1.0 / parameters.rate)
-        if arrive_s >= parameters.minutes * 60:
-            return scripts
+        if parameters.requests is None and arrive_s >= parameters.minutes * 60:
+            break
         name = names[source.integers(len(names))]
         turns = _turns(parameters, name, source)
         scripts.append(SessionScript(len(scripts) + 1, name, arrive_s, turns))
+    return scripts
 
 
 def _turns(parameters: MixtureParameters, name: str, source: np.random.Generator) -> tuple[TurnScript, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import msgspec
 import pytest
 
 from tests.server.conftest import RunningServer, running
+from weft.cli.bench.shapes import CONVERSATIONS
+from weft.sim.scripts import scaled, with_subagents
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 from weft.tokenizers.load import load_tokenizer
 
@@ -234,7 +237,39 @@ class TestMultiTurn:
         assert answered["turn 1"] == 3 * 4
         assert answered["all turns"] == sum(answered[title] for title in parts)
 
+    @pytest.mark.slow
+    def test_the_mixture_is_played_to_its_end_and_what_the_server_counted_is_told(self, weft, tmp_path):
+        arguments = ("--shape", "mixture", "--scale", "0.02", "--time-scale", "0.001", "--request-rate", "50")
+        found = run(weft, tmp_path, "multi-turn", *arguments, "--num-conversations", "10", "--runs", "2", *ENGINE)
+        assert found["subject"]["conversations"] == 10
+        for seed, figures in enumerate(found["runs"]["all turns"]):
+            sessions = scaled(CONVERSATIONS["mixture"].draw(10, 50, seed), 0.02)
+            assert (figures["completed_conversations"], figures["failed_requests"]) == (10, 0)
+            assert figures["answered_requests"] == sum(len(session.turns) for session in sessions)
+            outputs = sum(turn.output_tokens for session in sessions for turn in session.turns)
+            assert figures["output_tokens"] == outputs
+            # The pool holds everything, and a turn continues the last one to the token.
+            assert figures["recomputed_tokens"] == figures["server_recomputed_tokens"] == 0
+            known = sum(context - 1 for session in sessions for context in list(session.contexts())[:-1])
+            computed = figures["input_tokens"] * (1 - figures["cached_share"])
+            assert figures["server_prefill_tokens"] == pytest.approx(computed)
+            assert computed <= figures["input_tokens"] - known  # two prompts may begin with the same token
+            assert 0 < figures["normalized_ms_per_token_p50"] <= figures["normalized_ms_per_token_p90"]
+            assert figures["return_ttft_ms_p50"] > 0
+
+    def test_a_shape_with_subagents(self, weft, tmp_path, fake):
+        arguments = ("--shape", "coding-agent", "--scale", "0.0005", "--time-scale", "0", "--num-conversations", "2")
+        found = run(weft, tmp_path, "multi-turn", "--base-url", fake.url, *arguments, "--runs", "1", "--seed", "2")
+        [figures] = found["runs"]["all turns"]
+        sessions = list(with_subagents(CONVERSATIONS["coding-agent"].draw(2, math.inf, 2)))
+        assert len(sessions) > 2
+        assert figures["completed_conversations"] == figures["conversations"] == len(sessions)
+        assert figures["answered_requests"] == sum(len(session.turns) for session in sessions)
+
     def test_shapes_that_there_are(self, weft):
         result = weft("bench", "multi-turn", "--shape", "nobody")
         assert result.exit_code == 2
         assert "chatbot" in result.stderr
+        negative = weft("bench", "multi-turn", "--shape", "mixture", "--seed", "-1")
+        assert negative.exit_code == 2
+        assert "negative" in negative.stderr

@@ -143,12 +143,14 @@ def test_conversations_grow_by_what_was_said_and_answered():
     clock = ManualClock()
     server = FakeServer(clock, lambda request: 1.0)
     held = script((0.0, 3, 2), (4.0, 1, 1), (0.0, 2, 1))
-    [[first, second, third]], elapsed = clock.run(hold([held], [0.0], server.send, fields={}, clock=clock))
+    [one_held], elapsed = clock.run(hold([held], [0.0], server.send, fields={}, clock=clock))
+    [first, second, third] = one_held.outcomes
     one = [1, 1, 5, 5, 5]
     two = [*one, 900, 900, 5]
     assert server.came == [(0.0, one), (5.0, two), (6.0, [*two, 900, 5, 5])]
     assert [outcome.due_s - 100 for outcome in (first, second, third)] == [0.0, 5.0, 6.0]
     assert elapsed == 7.0
+    assert (one_held.due_s, one_held.end_s, one_held.waited_s) == (100.0, 107.0, 4.0)
 
 
 def test_conversations_as_messages():
@@ -170,8 +172,8 @@ def test_a_failed_turn_ends_its_conversation_and_the_rest_of_it_is_accounted_for
     seen: list[Outcome] = []
     held = [script((0.0, 1, 1), (0.0, 1, 1), (0.0, 1, 1))]
     work = hold(held, [0.0], server.send, fields={"fail": True}, on_done=seen.append, clock=clock)
-    [outcomes], _ = clock.run(work)
-    assert [outcome.kind for outcome in outcomes] == ["broken", "not_sent", "not_sent"]
+    [one], _ = clock.run(work)
+    assert [outcome.kind for outcome in one.outcomes] == ["broken", "not_sent", "not_sent"]
     assert len(seen) == 3
     assert len(server.came) == 1
 
@@ -182,7 +184,7 @@ def test_conversations_wait_for_a_place():
     held = [script((0.0, 1, 1), (3.0, 1, 1))] * 2
     [_, second], elapsed = clock.run(hold(held, [0.0, 1.0], server.send, fields={}, max_concurrency=1, clock=clock))
     assert server.most == 1
-    assert second[0].first_s == 5.0  # due at 1, answered at 6
+    assert second.outcomes[0].first_s == 5.0  # due at 1, answered at 6
     assert elapsed == 10.0
 
 
@@ -193,6 +195,38 @@ def test_answers_whose_ids_are_not_told_cannot_be_continued():
         answer.usage = {"completion_tokens": 1}
         return Timing(due_s, due_s, [due_s + 1], 1)
 
-    [outcomes], _ = clock.run(hold([script((0.0, 1, 1), (0.0, 1, 1))], [0.0], send, fields={}, clock=clock))
-    assert [outcome.kind for outcome in outcomes] == ["no_token_ids", "not_sent"]
-    assert "--endpoint chat" in outcomes[0].message
+    [one], _ = clock.run(hold([script((0.0, 1, 1), (0.0, 1, 1))], [0.0], send, fields={}, clock=clock))
+    assert [outcome.kind for outcome in one.outcomes] == ["no_token_ids", "not_sent"]
+    assert "--endpoint chat" in one.outcomes[0].message
+
+
+def test_subagents_run_in_the_pause_one_after_the_other() -> None:
+    clock = ManualClock()
+    server = FakeServer(clock, lambda request: 1.0)
+    child = script((0.0, 1, 1), (2.0, 1, 1), system=4)  # ends after 4 seconds
+    for pause_s, due_s in ((3.0, 9.0), (20.0, 21.0)):
+        began = clock.now() - 100
+        turns = [Turn(0.0, [5], 1), Turn(pause_s, [5], 1, (child, child))]
+        held = Script([1], turns)
+        assert held.num_turns == 6
+        [one, first, second], elapsed = clock.run(hold([held], [0.0], server.send, fields={}, clock=clock))
+        assert [at.due_s - 100 - began for at in (first, second)] == [1.0, 5.0]
+        assert one.outcomes[1].due_s - 100 - began == due_s
+        assert one.waited_s == due_s - 1.0
+        assert (first.waited_s, elapsed) == (2.0, due_s + 1.0)
+        assert [len(prompt) for _, prompt in server.came[-6:]] == [2, 5, 7, 5, 7, 4]
+
+
+def test_a_subagent_that_fails_does_not_end_its_parent() -> None:
+    clock = ManualClock()
+
+    async def send(request: BenchRequest, due_s: float, answer: StreamedAnswer) -> Outcome:
+        if len(request.prompt) > 10:
+            return Failure("broken", "too long")
+        answer.usage = {"completion_tokens": 0}
+        return Timing(due_s, due_s, [due_s + 1], 1)
+
+    held = Script([1], [Turn(0.0, [5], 1), Turn(0.0, [5], 1, (script((0.0, 20, 1), (0.0, 1, 1)),))])
+    [one, child], _ = clock.run(hold([held], [0.0], send, fields={}, clock=clock))
+    assert [outcome.kind for outcome in child.outcomes] == ["broken", "not_sent"]
+    assert all(isinstance(outcome, Timing) for outcome in one.outcomes)

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from weft.abi.errors import WeftError
-from weft.cli.bench.conversation import Pauses, Workload, scripts, workload_of
+from weft.cli.bench.conversation import Pauses, Script, Workload, scripts, session_scripts
 from weft.cli.bench.lengths import Lengths, fixed, parse_lengths
 from weft.cli.bench.shapes import CONVERSATIONS, SINGLE, single_requests
 from weft.cli.bench.workload import (
@@ -24,6 +24,9 @@ from weft.cli.bench.workload import (
     random_requests,
     read_requests,
 )
+from weft.sim.agents import AgentParameters, agent_day
+from weft.sim.scripts import scaled
+from weft.sim.workloads import INTERCEPTIONS, MixtureParameters, mixture
 
 NO_LENGTHS = ("", "0", "-3", "many", "normal:5", "normal:5:-1", "uniform:9:3", "gamma:1:2", "1:2", "nan", "inf")
 
@@ -198,19 +201,43 @@ class TestShapes:
         assert len({tuple(request.prompt[:5]) for request in apart}) == 5
 
     @pytest.mark.parametrize("name", CONVERSATIONS)
-    def test_conversations(self, name: str):
-        held = scripts(workload_of(CONVERSATIONS[name], 0.1, 0.0), 2, 20, as_text=False)
-        assert held == scripts(workload_of(CONVERSATIONS[name], 0.1, 0.0), 2, 20, as_text=False)
+    @pytest.mark.parametrize("as_text", [False, True])
+    def test_conversations(self, name: str, as_text: bool):
+        def drawn(seed: int, rate: float = math.inf) -> list[Script]:
+            sessions = scaled(CONVERSATIONS[name].draw(20, rate, seed), 0.05, 0.0)
+            return session_scripts(sessions, seed, as_text)
+
+        held = drawn(2)
+        assert held == drawn(2) == drawn(2, 0.5) != drawn(3)  # a rate moves arrivals alone
+        assert len(held) == 20
         turns = [turn for script in held for turn in script.turns]
         assert all(turn.pause_s == 0 and turn.said and turn.output_len >= 1 for turn in turns)
+        assert all(isinstance(turn.said, str) == as_text for turn in turns)
         assert statistics.fmean(len(script.turns) for script in held) > 1.5
 
-    def test_pauses_of_shapes_are_scaled_and_never_negative(self):
-        pause = workload_of(CONVERSATIONS["qa"], 1.0, 10.0).pause
-        source = random.Random(0)
-        found = [pause(source) for _ in range(2000)]
-        assert statistics.fmean(found) == pytest.approx(6.9, rel=0.02)
-        assert min(workload_of(CONVERSATIONS["chatbot"], 1.0, 1.0).pause(source) for _ in range(2000)) == 0
+    def test_the_mixture_is_that_of_the_simulator(self):
+        sessions = CONVERSATIONS["mixture"].draw(120, 0.3, 5)
+        assert sessions[:90] == CONVERSATIONS["mixture"].draw(90, 0.3, 5)
+        assert {session.kind for session in sessions} == set(INTERCEPTIONS)
+        minutes = (sessions[-1].arrive_s + 1e-6) / 60
+        assert sessions == mixture(MixtureParameters(rate=0.3, minutes=minutes), 5)
+        assert [session.arrive_s for session in CONVERSATIONS["mixture"].draw(3, math.inf, 5)] == [0.0] * 3
+        for session, script in zip(sessions, session_scripts(sessions, 5, as_text=False), strict=True):
+            assert script.kind == session.kind
+            assert [len(turn.said) for turn in script.turns] == [turn.new_tokens for turn in session.turns]
+            assert [turn.output_len for turn in script.turns] == [turn.output_tokens for turn in session.turns]
+            assert [turn.pause_s for turn in script.turns[1:]] == [turn.wait_s for turn in session.turns[:-1]]
+
+    def test_a_coding_agents_context_grows_by_turn_and_its_subagents_share_a_prompt(self):
+        sessions = CONVERSATIONS["coding-agent"].draw(10, math.inf, 1)
+        assert sessions == agent_day(AgentParameters(sessions=10, rate=math.inf), 1)
+        held = session_scripts(scaled(sessions, 0.01), 1, as_text=False)
+        assert all(len(script.turns[0].said) == 200 and not script.system for script in held)
+        children = [child for script in held for turn in script.turns for child in turn.subagents]
+        assert len(children) > 1
+        assert len({tuple(child.system) for child in children}) == 1
+        assert len({tuple(child.turns[0].said) for child in children}) == len(children)
+        assert all((len(child.system), len(child.turns[0].said)) == (120, 10) for child in children)
 
 
 class TestScripts:

@@ -16,6 +16,7 @@ import msgspec
 
 from weft.abi.errors import WeftError
 from weft.cli.bench.measure import Failure, Outcome, Timing
+from weft.cli.bench.server_counts import read_counts
 from weft.cli.bench.workload import BenchRequest
 
 if TYPE_CHECKING:
@@ -93,6 +94,16 @@ class LoadClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Failure("disconnected", f"{type(error).__name__}: {error}")
         return self._outcome(request, answer, due_s, sent_s)
+
+    async def counts(self) -> dict[str, float]:
+        """What the server has counted so far, of `server_counts.COUNTS`; empty for a server that is not Weft."""
+        import httpx
+
+        try:
+            response = await self._http.get("/metrics", timeout=self._target.timeout_s)
+            return read_counts(response.text) if response.status_code == httpx.codes.OK else {}
+        except (httpx.HTTPError, ValueError):
+            return {}
 
     def _body(self, request: BenchRequest) -> dict[str, Any]:
         prompt: dict[str, Any] = {"prompt": request.prompt}

@@ -15,8 +15,8 @@ from weft.cli.bench.client import StreamedAnswer
 from weft.cli.bench.clock import LoadClock, MachineClock
 from weft.cli.bench.lengths import Lengths
 from weft.cli.bench.measure import Failure, Outcome
-from weft.cli.bench.shapes import Conversations
 from weft.cli.bench.workload import BenchRequest, Message, Prompt, filler
+from weft.sim.scripts import SessionScript
 
 SendTurn = Callable[[BenchRequest, float, StreamedAnswer], Awaitable[Outcome]]
 """Sends a request that is due at a given time and fills in the answer. Does not raise."""
@@ -29,6 +29,8 @@ class Turn(NamedTuple):
     """Pause after the previous answer; 0 for the first turn."""
     said: list[int] | str
     output_len: int
+    subagents: tuple[Script, ...] = ()
+    """Conversations in the pause, one after the other; it lasts until they have ended."""
 
 
 class Script(NamedTuple):
@@ -36,6 +38,26 @@ class Script(NamedTuple):
 
     system: list[int] | str
     turns: list[Turn]
+    kind: str = ""
+
+    @property
+    def num_turns(self) -> int:
+        """Turns, those of subagents included."""
+        return sum(1 + sum(child.num_turns for child in turn.subagents) for turn in self.turns)
+
+
+class HeldConversation(NamedTuple):
+    """How a conversation went. Times are seconds of the load's clock."""
+
+    kind: str
+    due_s: float
+    """Its arrival."""
+    end_s: float
+    """When its last turn ended."""
+    waited_s: float
+    """Time between answers and the turns after them: pauses and subagents."""
+    outcomes: list[Outcome]
+    """By turn."""
 
 
 class Pauses(NamedTuple):
@@ -65,17 +87,6 @@ class Workload(NamedTuple):
     pause: Callable[[random.Random], float]
 
 
-def workload_of(shape: Conversations, scale: float, time_scale: float) -> Workload:
-    """Make a workload of a published shape, its lengths times `scale` and its pauses times `time_scale`."""
-    mean, deviation = shape.pause_s
-
-    def pause(source: random.Random) -> float:
-        return time_scale * max(0.0, source.gauss(mean, deviation))
-
-    first, further, outputs = (each.scaled(scale) for each in (shape.first, shape.further, shape.outputs))
-    return Workload(shape.turns, 0, first, further, outputs, pause)
-
-
 def scripts(workload: Workload, seed: int, count: int, as_text: bool) -> list[Script]:
     """Draw `count` conversations; the same seed gives the same ones."""
     draw = random.Random(f"conversations {seed}")
@@ -88,6 +99,25 @@ def _turns(workload: Workload, draw: random.Random, as_text: bool) -> Iterator[T
         lengths = workload.further if number else workload.first
         pause = workload.pause(draw) if number else 0.0
         yield Turn(pause, filler(draw, lengths.draw(draw), as_text), workload.outputs.draw(draw))
+
+
+def session_scripts(sessions: Iterable[SessionScript], seed: int, as_text: bool) -> list[Script]:
+    """Fill sessions of the simulator with random tokens, or words. What sessions of a kind share is the same in all."""
+    return [_filled(session, seed, as_text) for session in sessions]
+
+
+def _filled(session: SessionScript, seed: int, as_text: bool) -> Script:
+    draw = random.Random(f"session {seed} {session.number}")
+    system = filler(random.Random(f"shared {seed} {session.kind}"), session.shared_tokens, as_text)
+    turns: list[Turn] = []
+    pause_s = 0.0
+    subagents: tuple[Script, ...] = ()
+    for number, turn in enumerate(session.turns):
+        own = turn.new_tokens - (0 if number else session.shared_tokens)
+        turns.append(Turn(pause_s, filler(draw, own, as_text), turn.output_tokens, subagents))
+        pause_s = turn.wait_s
+        subagents = tuple(_filled(child, seed, as_text) for child in turn.subagents)
+    return Script(system, turns, session.kind)
 
 
 class ConversationHistory:
@@ -130,42 +160,71 @@ async def hold(
     max_concurrency: int | None = None,
     on_done: Callable[[Outcome], None] = lambda outcome: None,
     clock: LoadClock | None = None,
-) -> tuple[list[list[Outcome]], float]:
-    """Run conversations that start at the times of `schedule`; returns outcomes by conversation and turn, and seconds.
+) -> tuple[list[HeldConversation], float]:
+    """Run conversations that start at the times of `schedule`; returns how they went, then how those of subagents went,
+    and seconds.
 
     `max_concurrency` limits conversations, including their pauses. A failed turn ends its conversation; the turns after
-    it are failures of kind `not_sent`.
+    it are failures of kind `not_sent`. A conversation whose subagent fails goes on.
     """
     clock = clock or MachineClock()
+    holder = _Holder(send, fields, on_done, clock)
     slots = asyncio.Semaphore(max_concurrency or max(1, len(held)))
     began = clock.now()
 
-    async def one(script: Script, due: float) -> list[Outcome]:
+    async def one(script: Script, due_s: float) -> HeldConversation:
         async with slots:
-            outcomes: list[Outcome] = []
-            history = ConversationHistory(script.system)
-            for turn in script.turns:
-                if outcomes:
-                    due = clock.now() + turn.pause_s
-                    await clock.until(due)
-                answer = StreamedAnswer()
-                outcome = await send(BenchRequest(history.hear(turn.said), turn.output_len, fields), due, answer)
-                last = len(outcomes) + 1 == len(script.turns)
-                if not isinstance(outcome, Failure) and not last:
-                    outcome = history.answer(answer) or outcome
-                outcomes.append(outcome)
-                on_done(outcome)
-                if isinstance(outcome, Failure):
-                    break
-            missing = len(script.turns) - len(outcomes)
-            outcomes += [Failure("not_sent", "the previous turn failed")] * missing
-            for outcome in outcomes[len(outcomes) - missing :]:
-                on_done(outcome)
-            return outcomes
+            return await holder.hold(script, due_s)
 
     tasks = []
     async with asyncio.TaskGroup() as group:
         for script, at in zip(held, schedule, strict=True):
             await clock.until(began + at)
             tasks.append(group.create_task(one(script, began + at)))
-    return [task.result() for task in tasks], clock.now() - began
+    return [*(task.result() for task in tasks), *holder.subagents], clock.now() - began
+
+
+class _Holder:
+    """Holds single conversations, and collects how those of subagents went."""
+
+    def __init__(self, send: SendTurn, fields: dict[str, Any], on_done: Callable[[Outcome], None], clock: LoadClock):
+        self.subagents: list[HeldConversation] = []
+        self._send = send
+        self._fields = fields
+        self._on_done = on_done
+        self._clock = clock
+
+    async def hold(self, script: Script, due_s: float) -> HeldConversation:
+        """Hold a conversation whose first turn is due at this time."""
+        outcomes: list[Outcome] = []
+        history = ConversationHistory(script.system)
+        turn_due_s, end_s, waited_s = due_s, due_s, 0.0
+        for turn in script.turns:
+            if outcomes:
+                turn_due_s = await self._pause(turn, end_s)
+                waited_s += turn_due_s - end_s
+            answer = StreamedAnswer()
+            request = BenchRequest(history.hear(turn.said), turn.output_len, self._fields)
+            outcome = await self._send(request, turn_due_s, answer)
+            last = len(outcomes) + 1 == len(script.turns)
+            if not isinstance(outcome, Failure) and not last:
+                outcome = history.answer(answer) or outcome
+            end_s = self._clock.now()
+            outcomes.append(outcome)
+            self._on_done(outcome)
+            if isinstance(outcome, Failure):
+                break
+        for _ in range(len(script.turns) - len(outcomes)):
+            outcomes.append(Failure("not_sent", "the previous turn failed"))
+            self._on_done(outcomes[-1])
+        return HeldConversation(script.kind, due_s, end_s, waited_s, outcomes)
+
+    async def _pause(self, turn: Turn, now_s: float) -> float:
+        """Wait for a turn after an answer that ended at `now_s`; returns when it is due."""
+        at_s = now_s
+        for child in turn.subagents:
+            self.subagents.append(await self.hold(child, at_s))
+            at_s = self.subagents[-1].end_s
+        due_s = max(at_s, now_s + turn.pause_s)
+        await self._clock.until(due_s)
+        return due_s

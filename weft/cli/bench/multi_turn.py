@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -10,7 +11,8 @@ import typer
 from weft.abi.errors import WeftError
 from weft.cli.bench.client import LoadClient, Target, open_client
 from weft.cli.bench.clock import LoopWatch
-from weft.cli.bench.conversation import Pauses, Workload, hold, scripts, workload_of
+from weft.cli.bench.conversation import HeldConversation, Pauses, Script, Workload, hold, scripts, session_scripts
+from weft.cli.bench.conversation_figures import conversation_figures
 from weft.cli.bench.flags import (
     DEFAULT_TIMEOUT_S,
     LOAD_PANEL,
@@ -35,18 +37,21 @@ from weft.cli.bench.flags import (
     read_extra_body,
     read_slo,
 )
-from weft.cli.bench.lengths import KINDS, Lengths, fixed, parse_lengths
+from weft.cli.bench.lengths import KINDS, Lengths, parse_lengths
 from weft.cli.bench.measure import Outcome, Targets, Timing
 from weft.cli.bench.report import report
 from weft.cli.bench.results import Results
+from weft.cli.bench.server_counts import counted
 from weft.cli.bench.shapes import CONVERSATIONS
 from weft.cli.bench.workload import arrivals, parse_rate
 from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.settings import Settings
+from weft.sim.scripts import scaled
 
 ALL_TURNS = "all turns"
 SHOWN_TURNS = 8
 """Later turns are counted together."""
+NUM_CONVERSATIONS = 8
 OVERVIEW = ("answered_requests", "input_tokens", "cached_share", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50")
 EXAMPLES = """Examples:
 
@@ -54,7 +59,7 @@ EXAMPLES = """Examples:
 
   weft bench multi-turn --turns 5 --no-prefix-cache                     without reuse, for comparison
 
-  weft bench multi-turn --shape qa --scale 0.25 --request-rate 0.5
+  weft bench multi-turn --shape mixture --scale 0.25 --request-rate 0.3 --runs 1
 
   weft bench multi-turn --base-url http://127.0.0.1:8000 --endpoint chat --tool-share 0.5 --tool-time 0.2
 """
@@ -77,9 +82,15 @@ def multi_turn(
     extra_body: ExtraBody = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     num_conversations: Annotated[
-        int,
-        typer.Option("--num-conversations", min=1, help="Conversations per run.", rich_help_panel=LOAD_PANEL),
-    ] = 8,
+        int | None,
+        typer.Option(
+            "--num-conversations",
+            min=1,
+            help=f"Conversations per run. ({NUM_CONVERSATIONS}; mixture: {CONVERSATIONS['mixture'].num_sessions})",
+            rich_help_panel=LOAD_PANEL,
+            show_default=False,
+        ),
+    ] = None,
     request_rate: Annotated[
         str,
         typer.Option(
@@ -168,27 +179,32 @@ def multi_turn(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure time to first token and the cached share of the prompt, per turn of a conversation.
+    """Measure conversations: latency without pauses, and time to first token and cached share of the prompt per turn.
 
-    With --no-prefix-cache, the server that the benchmark starts recomputes every history, for comparison.
+    With --no-prefix-cache, the server that the benchmark starts recomputes every history, for comparison. Of a Weft
+    server, the counts of /metrics over each run are reported too.
     """
+    as_text = endpoint == "chat"
+    rate = parsed(parse_rate)(request_rate)
     if shape is None:
         pauses = Pauses(think_time, tool_time, tool_share)
         workload = Workload(turns, system_len, input_len, input_len, output_len, pauses.draw)
+        count = num_conversations or NUM_CONVERSATIONS
+        draw = _drawing(workload, count, rate, as_text)
         described = _described(workload, pauses)
-    elif shape in CONVERSATIONS:
-        workload = workload_of(CONVERSATIONS[shape], scale, time_scale)
-        described = {"shape": shape, "scale": scale, "time scale": time_scale}
-    else:
+    elif shape not in CONVERSATIONS:
         raise typer.BadParameter(f"--shape {shape} is unknown; known shapes are {', '.join(CONVERSATIONS)}")
+    elif seed < 0:
+        raise typer.BadParameter(f"--seed {seed} is negative, which shapes do not accept")
+    else:
+        count = num_conversations or CONVERSATIONS[shape].num_sessions
+        draw = _drawing_of_shape(shape, count, rate, (scale, time_scale), as_text)
+        described = {"shape": shape, "scale": scale, "time scale": time_scale}
     plan = MultiTurnPlan(
-        workload,
-        num_conversations,
-        parsed(parse_rate)(request_rate),
+        draw,
         max_concurrency,
-        endpoint == "chat",
         # Histories have the answers' ids; in a chat they have the texts.
-        ({} if endpoint == "chat" else {"return_token_ids": True}) | read_extra_body(extra_body),
+        ({} if as_text else {"return_token_ids": True}) | read_extra_body(extra_body),
         read_slo(slo),
         runs,
         seed,
@@ -200,7 +216,7 @@ def multi_turn(
         "model": name,
         "server": base_url or "own",
         "endpoint": endpoint,
-        "conversations": num_conversations,
+        "conversations": count,
         "rate": request_rate,
         **described,
         **({} if base_url else engine_subject(settings)),
@@ -216,18 +232,42 @@ def multi_turn(
     )
 
 
-class MultiTurnPlan(NamedTuple):
-    """Options of `weft bench multi-turn`: conversations, their arrival rate, targets, and runs."""
+class DrawnConversations(NamedTuple):
+    """The conversations of a run, and when they arrive, in seconds from its begin."""
 
-    workload: Workload
-    num_conversations: int
-    rate: float
+    scripts: list[Script]
+    arrivals_s: list[float]
+
+
+class MultiTurnPlan(NamedTuple):
+    """Options of `weft bench multi-turn`: conversations by seed, targets, and runs."""
+
+    draw: Callable[[int], DrawnConversations]
     max_concurrency: int | None
-    as_text: bool
     fields: dict[str, Any]
     targets: Targets
     runs: int
     seed: int
+
+
+def _drawing(workload: Workload, count: int, rate: float, as_text: bool) -> Callable[[int], DrawnConversations]:
+    def draw(seed: int) -> DrawnConversations:
+        return DrawnConversations(scripts(workload, seed, count, as_text), list(arrivals(seed, count, rate)))
+
+    return draw
+
+
+def _drawing_of_shape(
+    shape: str, count: int, rate: float, scales: tuple[float, float], as_text: bool
+) -> Callable[[int], DrawnConversations]:
+    def draw(seed: int) -> DrawnConversations:
+        sessions = scaled(CONVERSATIONS[shape].draw(count, rate, seed), *scales)
+        first_s = sessions[0].arrive_s
+        return DrawnConversations(
+            session_scripts(sessions, seed, as_text), [session.arrive_s - first_s for session in sessions]
+        )
+
+    return draw
 
 
 def _described(workload: Workload, pauses: Pauses) -> dict[str, Any]:
@@ -246,36 +286,39 @@ async def _measure(target: Target, plan: MultiTurnPlan) -> tuple[Results, str]:
     async with open_client(target) as client:
         await _warm_up(client, plan)
         for seed in range(plan.seed, plan.seed + plan.runs):
-            conversations, elapsed, watch = await _run(client, plan, seed)
-            results.add(ALL_TURNS, [outcome for turns in conversations for outcome in turns], elapsed, watch)
-            for title, outcomes in by_turn(conversations).items():
+            before = await client.counts()
+            held, elapsed, watch = await _run(client, plan, seed)
+            more = conversation_figures(held) | counted(before, await client.counts())
+            results.add(ALL_TURNS, [outcome for one in held for outcome in one.outcomes], elapsed, watch, more)
+            for title, outcomes in by_turn([one.outcomes for one in held]).items():
                 results.add_part(title, outcomes, elapsed)
     return results, client.model
 
 
 async def _warm_up(client: LoadClient, plan: MultiTurnPlan) -> None:
-    short = plan.workload._replace(turns=fixed(1), system_len=0)
-    [[first]], _ = await hold(scripts(short, plan.seed - 1, 1, plan.as_text), [0.0], client.send, fields=plan.fields)
+    script = plan.draw(plan.seed + plan.runs).scripts[0]
+    [one], _ = await hold([script._replace(turns=script.turns[:1])], [0.0], client.send, fields=plan.fields)
+    [first] = one.outcomes
     if not isinstance(first, Timing):
         raise WeftError(f"a request before the first run failed ({first.kind}): {first.message}")
 
 
-async def _run(client: LoadClient, plan: MultiTurnPlan, seed: int) -> tuple[list[list[Outcome]], float, LoopWatch]:
-    held = scripts(plan.workload, seed, plan.num_conversations, plan.as_text)
-    with progress("turns", sum(len(script.turns) for script in held)) as advance:
+async def _run(client: LoadClient, plan: MultiTurnPlan, seed: int) -> tuple[list[HeldConversation], float, LoopWatch]:
+    drawn = plan.draw(seed)
+    with progress("turns", sum(script.num_turns for script in drawn.scripts)) as advance:
         async with LoopWatch() as watch:
-            conversations, elapsed = await hold(
-                held,
-                arrivals(seed, plan.num_conversations, plan.rate),
+            held, elapsed = await hold(
+                drawn.scripts,
+                drawn.arrivals_s,
                 client.send,
                 fields=plan.fields,
                 max_concurrency=plan.max_concurrency,
                 on_done=advance,
             )
-    return conversations, elapsed, watch
+    return held, elapsed, watch
 
 
-def by_turn(conversations: list[list[Outcome]]) -> dict[str, list[Outcome]]:
+def by_turn(conversations: Sequence[Sequence[Outcome]]) -> dict[str, list[Outcome]]:
     """Group outcomes by the number of their turn; turns after `SHOWN_TURNS` form one group."""
     groups: dict[str, list[Outcome]] = {}
     for turns in conversations:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from weft.abi.errors import WeftError
 from weft.cli.bench.clock import LoopWatch
@@ -18,15 +19,23 @@ class Results:
         self._targets = targets
         self._failures: dict[str, str] = {}
 
-    def add(self, group: str, outcomes: Sequence[Outcome], elapsed_s: float, watch: LoopWatch) -> None:
-        """Add a run and the lag of the client's event loop. Raises `WeftError` if every request failed."""
+    def add(
+        self,
+        group: str,
+        outcomes: Sequence[Outcome],
+        elapsed_s: float,
+        watch: LoopWatch,
+        more: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Add a run, the lag of the client's event loop, and `more` figures. Raises `WeftError` if every request
+        failed."""
         failures = {outcome.kind: outcome.message for outcome in outcomes if isinstance(outcome, Failure)}
         self._failures = failures | self._failures
         if not any(isinstance(outcome, Timing) for outcome in outcomes):
             kind, message = next(iter(failures.items()))
             raise WeftError(f"no request succeeded; an example of a failure ({kind}): {message}")
         figures = load_figures(outcomes, elapsed_s, self._targets) | distribution("client_lag_ms", watch.lags_s)
-        self.groups.setdefault(group, []).append(figures | {"client_busy_share": watch.busy_share})
+        self.groups.setdefault(group, []).append({**figures, **more, "client_busy_share": watch.busy_share})
 
     def add_part(self, group: str, outcomes: Sequence[Outcome], elapsed_s: float) -> None:
         """Add figures of a subset of a run's requests."""

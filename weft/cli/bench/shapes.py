@@ -1,17 +1,19 @@
-"""Published workload shapes: lengths, shares and pauses, to be filled with random tokens. Pure data.
+"""Published workload shapes: lengths, shares and pauses, to be filled with random tokens.
 
-`single` shapes are independent requests; `conversations` have several turns with pauses.
+`SINGLE` shapes are independent requests; `CONVERSATIONS` have several turns with pauses, as `weft sim` draws them.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from weft.cli.bench.lengths import Lengths, fixed
 from weft.cli.bench.workload import BenchRequest, filler, joined
-from weft.sim.workloads import INTERCEPTIONS, InterceptionKind
+from weft.sim.agents import AgentParameters, agent_day
+from weft.sim.scripts import SessionScript
+from weft.sim.workloads import INTERCEPTIONS, MixtureParameters, mixture
 
 
 class Application(NamedTuple):
@@ -37,14 +39,11 @@ class Conversations(NamedTuple):
     """Turns with pauses between them."""
 
     source: str
-    turns: Lengths
-    first: Lengths
-    """Tokens before the first answer."""
-    further: Lengths
-    """New tokens of every later turn: a tool's result or a user's message."""
-    outputs: Lengths
-    pause_s: tuple[float, float]
-    """Mean and deviation of the time between an answer and the next turn."""
+    draw: Callable[[int, float, int], list[SessionScript]]
+    """Draws so many sessions with this rate of arrivals per second, from a seed. Equal arguments give the same ones,
+    and another rate moves only the arrivals."""
+    num_sessions: int = 8
+    """Sessions of a run, unless another number is asked for."""
 
 
 NONE = fixed(0)
@@ -92,34 +91,31 @@ SINGLE: Mapping[str, Single] = {
 """By name."""
 
 _APISERVE = "APIServe (InferCept), table 1; what calls return and what is generated between them is not in it"
-_BETWEEN = Lengths("uniform", 30, 150)
 
 
-def _interceptions(kind: InterceptionKind) -> Conversations:
-    mean = kind.returned_tokens
-    return Conversations(
-        _APISERVE,
-        Lengths("normal", kind.calls.mean + 1, kind.calls.deviation),
-        Lengths("normal", *kind.context_tokens),
-        Lengths("lognormal", mean, mean * 2 / 3),
-        _BETWEEN,
-        kind.exec_s,
-    )
+def _interceptions(*kinds: str) -> Callable[[int, float, int], list[SessionScript]]:
+    chosen = {kind: INTERCEPTIONS[kind] for kind in kinds}
+
+    def draw(count: int, rate: float, seed: int) -> list[SessionScript]:
+        return mixture(MixtureParameters(rate=rate, requests=count, kinds=chosen), seed)
+
+    return draw
+
+
+def _agents(count: int, rate: float, seed: int) -> list[SessionScript]:
+    return agent_day(AgentParameters(sessions=count, rate=rate), seed)
 
 
 CONVERSATIONS: Mapping[str, Conversations] = {
-    **{name: _interceptions(kind) for name, kind in INTERCEPTIONS.items()},
+    "mixture": Conversations(f"{_APISERVE}; all of its kinds", _interceptions(*INTERCEPTIONS), 120),
+    **{name: Conversations(_APISERVE, _interceptions(name)) for name in INTERCEPTIONS},
     "coding-agent": Conversations(
-        "coding agents of 2026, medians: 43 turns; 142,000 tokens read and 444 written by a request, so that contexts "
-        "begin with 20,000 tokens and grow by about 5,800 a turn; 95 % of pauses are under 10 s",
-        fixed(43),
-        fixed(20_000),
-        Lengths("lognormal", 5365, 4000),
-        fixed(444),
-        (5.0, 3.0),
+        "coding agents of 2026: 43 turns, contexts from 20,000 tokens that grow by 2,500 a turn (medians), up to "
+        "200,000; 44 % use subagents",
+        _agents,
     ),
 }
-"""By name. Turns are one more than calls; `first` is the context length in the table."""
+"""By name."""
 
 
 def single_requests(shape: Single, seed: int, count: int, scale: float, as_text: bool) -> list[BenchRequest]:

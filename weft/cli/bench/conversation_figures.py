@@ -1,0 +1,77 @@
+"""Figures of whole conversations: latency without their pauses, returns, and what was computed again. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from weft.cli.bench.conversation import HeldConversation
+from weft.cli.bench.measure import Timing, distribution
+from weft.sim.bounds import TimedTurn, working_set
+
+
+def conversation_figures(held: Sequence[HeldConversation]) -> dict[str, float]:
+    """Figures of a run's conversations.
+
+    `normalized_ms_per_token`: (end to end - pauses) / output tokens, of those that completed; `return_ttft_ms`: time to
+    first token of all turns but the first; `recomputed_tokens`: of prompts, tokens that were computed or generated for
+    the previous turn and not found in the cache, if the server reports `cached_tokens`; `live_tokens`: mean over time
+    of the context tokens of conversations under way, and `peak_live_tokens`.
+    """
+    per_token = [value for value in map(normalized_s, held) if value is not None]
+    returns = [outcome.first_s for one in held for outcome in one.outcomes[1:] if isinstance(outcome, Timing)]
+    figures = distribution("normalized_ms_per_token", per_token) | distribution("return_ttft_ms", returns)
+    figures |= {"completed_conversations": len(per_token), "conversations": len(held)}
+    if (again := recomputed_tokens(held)) is not None:
+        figures["recomputed_tokens"] = again
+    turns = [turn for number, one in enumerate(held) for turn in _timed(number, one)]
+    if turns and max(turn.end_s for turn in turns) > min(turn.begin_s for turn in turns):
+        live = working_set(turns)
+        figures |= {"live_tokens": live.mean, "peak_live_tokens": live.peak}
+    return figures
+
+
+def normalized_s(one: HeldConversation) -> float | None:
+    """(End to end - pauses) / output tokens in seconds; None for a conversation that did not complete."""
+    timings = _timings(one)
+    if len(timings) < len(one.outcomes):
+        return None
+    return (one.end_s - one.due_s - one.waited_s) / sum(timing.num_output_tokens for timing in timings)
+
+
+def recomputed_tokens(held: Sequence[HeldConversation]) -> int | None:
+    """Tokens of prompts whose KV existed after the previous turn and was not found; None if no turn reports what was.
+
+    Tokens that an operation computed again after it was preempted are not in it: clients cannot see them.
+    """
+    found = [
+        max(0, turn.known_tokens - timing.num_cached_tokens)
+        for one in held
+        for turn, timing in zip(_timed(0, one), _timings(one), strict=True)
+        if turn.known_tokens and timing.num_cached_tokens is not None
+    ]
+    return sum(found) if found else None
+
+
+def _timings(one: HeldConversation) -> list[Timing]:
+    return [outcome for outcome in one.outcomes if isinstance(outcome, Timing)]
+
+
+def _timed(number: int, one: HeldConversation) -> Iterator[TimedTurn]:
+    """The turns that were answered."""
+    timings = _timings(one)
+    known = 0
+    for index, timing in enumerate(timings):
+        turn = TimedTurn(
+            session=number,
+            kind=one.kind,
+            begin_s=timing.due_s,
+            end_s=timing.due_s + timing.total_s,
+            prompt_tokens=timing.num_prompt_tokens,
+            output_tokens=timing.num_output_tokens,
+            known_tokens=min(known, timing.num_prompt_tokens),
+            shared_tokens=0,
+            next_s=timings[index + 1].due_s if index + 1 < len(timings) else math.inf,
+        )
+        known = turn.kept_tokens
+        yield turn
