@@ -90,6 +90,46 @@ def test_the_policy_learns_how_long_each_kind_of_wait_took() -> None:
     assert ("b", "tools", 3.0) in policy.told
 
 
+def test_a_kind_that_is_told_while_there_is_work_holds_for_the_wait_after_it() -> None:
+    policy = Noting()
+    engine = Engine(policy)
+    engine.say(
+        wire.Open(seq=1, tenant="a"),
+        wire.Append(seq=1, op=1, tokens=pack_tokens([1] * 20)),
+        wire.Generate(seq=1, op=2, stop=StopParams(max_tokens=2)),
+        wire.Expect(seq=1, kind="message", expected_in_s=9.0),
+    )
+    engine.run()
+    assert engine.sequence(1).wait_kind == "message"
+    engine.now += 4.0
+    again = wire.Generate(seq=1, op=3, stop=StopParams(max_tokens=2))
+    engine.say(again, wire.Expect(seq=1, kind="http"), wire.Append(seq=1, op=4, tokens=pack_tokens([1])))
+    engine.run()
+    assert engine.sequence(1).wait_kind == "program", "an operation came after it"
+    engine.plain(4, list(range(75)))  # asks the policy: too few pages are free
+    assert "message" in {kind for _, kind, _ in policy.told}
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0, math.inf, -math.inf])
+def test_a_return_that_is_no_time_from_now_is_refused(seconds: float) -> None:
+    engine = Engine()
+    engine.say(
+        wire.Open(seq=1),
+        wire.Expect(seq=1, kind="http", expected_in_s=seconds),
+        wire.Expect(seq=1, kind=""),
+        wire.Release(seq=1, kind="chat", expected_in_s=seconds),
+        wire.Hold(seq=1, ttl_s=math.nan),
+    )
+    errors = [event.error for _, event in engine.events if isinstance(event, wire.Failed)]
+    assert [(error.kind, error.param) for error in errors] == [
+        ("invalid_request", "expected_in_s"),
+        ("invalid_request", "kind"),
+        ("invalid_request", "expected_in_s"),
+        ("invalid_request", "ttl_s"),
+    ]
+    assert engine.sequence(1).wait_kind == "program"
+
+
 def test_a_newer_turn_supersedes_the_wait_of_the_older() -> None:
     engine = Engine(num_pages=40)
     engine.plain(1, [7] * 20)

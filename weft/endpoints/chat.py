@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from weft.core.ids import unpack_tokens
+from weft.core.waits import WaitKind
 from weft.endpoints.answer_plan import AnswerForm, answer_plan
 from weft.endpoints.answers import Reading, read_answer
 from weft.endpoints.arguments import completion_args
@@ -90,7 +91,7 @@ def _args(body: ChatRequest, model: ActiveModel, prompt: bytes, form: AnswerForm
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )
-    kind = "tools" if body.tools else "chat"
+    kind = WaitKind.TOOLS if body.tools else WaitKind.CHAT
     return [replace(args, grammar=form.grammar, skip_special_tokens=skip_special, until=form.until, wait_kind=kind)]
 
 

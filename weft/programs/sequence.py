@@ -12,10 +12,12 @@ from typing import Self, overload
 from weft.abi.errors import EngineDead, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
+from weft.core.waits import WaitKind
 from weft.core.wire import (
     Append,
     Cancel,
     Command,
+    Expect,
     Fork,
     Generate,
     Hold,
@@ -46,6 +48,10 @@ class SequenceHandle:
         self._error: WeftError | None = None
         self._died_with_engine = False
         self._operations: dict[int, EngineOperation] = {}
+        self._awaited: EngineOperation | None = None
+        """The last operation that reports; those before it have ended when it has."""
+        self._expected: WaitKind | None = None
+        """What the engine was told that the program waits for, since the last operation."""
         link.add_handle(self)
 
     @classmethod
@@ -147,6 +153,15 @@ class SequenceHandle:
         self._check()
         self._link.post(SetPriority(seq=self.id, priority=priority))
 
+    def expect(self, kind: WaitKind, expected_in_s: float | None) -> None:
+        """Tell the engine what the program waits for, unless that is an operation of this sequence. Does nothing where
+        the engine knows."""
+        if not self._open or self._error is not None or (kind is self._expected and expected_in_s is None):
+            return
+        if self._awaited is None or self._awaited.ended:
+            self._expected = kind
+            self._link.post(Expect(seq=self.id, kind=kind, expected_in_s=expected_in_s))
+
     def hold(self, ttl_s: float) -> None:
         """Give it up, but have the engine keep its KV for a later sequence that starts with the same tokens."""
         self._check()
@@ -214,6 +229,9 @@ class SequenceHandle:
 
     def _add(self, operation: EngineOperation, command: Command) -> None:
         self._operations[operation.op] = operation
+        self._expected = None
+        if type(operation) is not SilentAppend:
+            self._awaited = operation
         self._link.add_operation(operation)
         self._link.post(command)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
+from weft.core.waits import WaitKind
 from weft.core.wire import FinishReason, OperationUsage, TokenLogprobs
 
 
@@ -41,7 +42,7 @@ class CompletionArgs:
     grammar: Grammar | None = None
     """What each choice must look like."""
     prompt_logprobs: int | None = None
-    wait_kind: str = "completion"
+    wait_kind: WaitKind = WaitKind.COMPLETION
     """What the client does after the answer, as far as it is known: the engine learns from this how long it will be
     before another request continues the answer."""
     max_tokens: int | None = None

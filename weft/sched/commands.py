@@ -14,6 +14,7 @@ from weft.abi.errors import ContextTooLong, Draining, InvalidRequest, Overloaded
 from weft.core.grammar import Grammar
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.sampling import check_together
+from weft.core.waits import WaitKind, check_wait
 from weft.core.wire import (
     Append,
     Cancel,
@@ -70,9 +71,13 @@ class CommandHandler:
                 case Truncate():
                     self._truncate(client, command, now)
                 case Hold():
-                    how = Release(seq=command.seq, kind="hold")
+                    if not command.ttl_s >= 0:
+                        raise InvalidRequest(f"KV is held for 0 seconds or more, got {command.ttl_s}", "ttl_s")
+                    how = Release(seq=command.seq, kind=WaitKind.HOLD)
                     self._release((client, command.seq), now, how, hold_until_s=now + command.ttl_s)
                 case Release():
+                    if command.kind:
+                        check_wait(command.kind, command.expected_in_s)
                     self._release((client, command.seq), now, command)
                 case Cancel():
                     sequence = self._get(client, command.seq)
@@ -216,6 +221,8 @@ class CommandHandler:
             config = self._state.config
             sequence.place.arrive(now, now - sequence.last_active_s, config.return_order, config.aging_s)
             self._state.interception.returned(sequence, now)
+        else:
+            sequence.wait_kind, sequence.expected_s = WaitKind.PROGRAM, None
         advance(self._state, sequence, now)
 
     def _fork(self, client: int, command: Fork, now: float) -> None:

@@ -22,16 +22,13 @@ from weft.cache.runs import PageRuns
 from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import Costs, StepShape
 from weft.core.step import F64
+from weft.core.waits import WaitKind, check_wait
 from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
 from weft.sched.policies.runs import InterceptPolicy, Load
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
-PROGRAM = "program"
-"""The kind of wait of a program that has not said what it waits for."""
-QUEUE = "queue"
-"""The kind of wait of a sequence that waits for the device alone."""
 UNMEASURED_COPIES = 64
 """Pages that a step may move where no profile says what moving costs."""
 HIDDEN_SHARE = 0.03
@@ -67,7 +64,7 @@ class Interception:
         self._ended: deque[tuple[str, str, float]] = deque(maxlen=MAX_ENDED)
         """(tenant, kind, seconds) of waits that have ended since the policy was last asked: it is told then, because
         programs that look at every token wait thousands of times a second."""
-        self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", "chat"))
+        self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", WaitKind.CHAT))
         cache.tiers.rank_by(self._rank, self._private_pages)
 
     # Steps
@@ -158,7 +155,7 @@ class Interception:
         self._sequences.queue.gave_up(sequence.seq)
         self.unpark(sequence)
         is_idle = sequence.state is SequenceState.IDLE
-        kind = sequence.wait_kind if is_idle else QUEUE
+        kind = sequence.wait_kind if is_idle else WaitKind.QUEUE
         wait = Wait(
             sequence.seq,
             sequence.tenant,
@@ -189,13 +186,12 @@ class Interception:
         return bool(idle)
 
     def expect(self, sequence: Sequence, command: Expect, now: float) -> None:
-        """Note what a sequence waits for."""
-        if sequence.state is not SequenceState.IDLE:
-            return
+        """Note what a sequence waits for, or will wait for once it has done its work. Raises `InvalidRequest`."""
+        check_wait(command.kind, command.expected_in_s)
         sequence.wait_kind = command.kind
         sequence.expected_s = None if command.expected_in_s is None else now + command.expected_in_s
         wait = sequence.wait
-        if wait is not None:
+        if wait is not None and sequence.state is SequenceState.IDLE:
             wait.kind, wait.expected_s = sequence.wait_kind, sequence.expected_s
             if wait.end is not None:
                 self._cache.tiers.offer(wait.end)
@@ -237,10 +233,10 @@ class Interception:
             self._ended.append((sequence.tenant, sequence.wait_kind, now - sequence.last_active_s))
         wait = sequence.wait
         if wait is not None:
-            wait.kind, wait.since_s, wait.expected_s = QUEUE, now, None
+            wait.kind, wait.since_s, wait.expected_s = WaitKind.QUEUE, now, None
             if wait.end is not None:
                 self._cache.tiers.offer(wait.end)
-        sequence.wait_kind, sequence.expected_s = PROGRAM, None
+        sequence.wait_kind, sequence.expected_s = WaitKind.PROGRAM, None
 
     def unpark(self, sequence: Sequence) -> None:
         """The sequence has found what is left of its pages, or needs none of them."""

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from weft.cache.nodes import Wait
 from weft.cache.page_table import PageTable
 from weft.core.sampling import SamplingParams, StopParams
+from weft.core.waits import WaitKind
 from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
 from weft.sched.masks import Mask
 
@@ -243,8 +244,8 @@ class Sequence:
     """Its pages are the beginning of what it had; the host has more, which comes with the next steps."""
     wait: Wait | None = None
     """It has given its pages to the prefix index, where this marks the end of its KV."""
-    wait_kind: str = "program"
-    """What it waits for while it has nothing to do."""
+    wait_kind: str = WaitKind.PROGRAM
+    """What it waits for while it has nothing to do, or will once its work is done."""
     expected_s: float | None = None
     """When it is announced to have something to do again."""
     reuse_limit: int | None = None

@@ -110,11 +110,12 @@ class Release(CommandBase, frozen=True, kw_only=True):
 
 
 class Expect(CommandBase, frozen=True, kw_only=True):
-    """Say what a sequence that has nothing to do waits for: the engine learns from the kind how long such waits take.
-    Holds until it has something to do."""
+    """Say what a sequence waits for that has nothing to do, or will have nothing to do: the engine learns from the kind
+    how long such waits take. Holds until its next operation."""
 
     seq: int
     kind: str
+    """One of `weft.core.waits.WaitKind`; of simulated workloads, any name."""
     expected_in_s: float | None = None
     """When it will have something to do, if that is known."""
 

@@ -148,6 +148,9 @@ class RunContext:
                     break
             else:
                 is_all = True
+            if calls.new_wait is not None:
+                self._sequences.expect(*calls.new_wait)
+                calls.new_wait = None
             self._budget.spend("host_calls", count)
         except LimitExceeded as error:
             calls.broken = error

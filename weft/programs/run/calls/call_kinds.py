@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from weft.abi.errors import WeftError
+from weft.core.waits import WaitKind
 from weft.programs.operations import EngineOperation
 from weft.programs.run.calls.pending_calls import PendingCalls
 
@@ -52,10 +53,16 @@ class TaskCall:
     """A call that a coroutine answers. What it computes is charged to the run."""
 
     def __init__(
-        self, calls: PendingCalls, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int, waits: bool
+        self,
+        calls: PendingCalls,
+        call: int,
+        work: Coroutine[Any, Any, tuple[bytes, ...]],
+        *,
+        held: int,
+        wait: WaitKind | None,
     ):
         self._calls, self._call, self._held = calls, call, held
-        self._waits_since = calls.loop.time() if waits else None
+        self._waits_since = None if wait is None else calls.loop.time()
         self._task = calls.loop.create_task(ChargedCoroutine(work, calls.charge))
         self._task.add_done_callback(self._done)
 
@@ -137,16 +144,23 @@ class OperationCall:
 
 
 def answer_by_task(
-    calls: PendingCalls, call: int, work: Coroutine[Any, Any, tuple[bytes, ...]], *, held: int = 0, waits: bool = False
+    calls: PendingCalls,
+    call: int,
+    work: Coroutine[Any, Any, tuple[bytes, ...]],
+    *,
+    held: int = 0,
+    wait: WaitKind | None = None,
 ) -> None:
-    """Have a coroutine answer the call. `held`: bytes that it keeps meanwhile. `waits`: its time is that of a tool, not
-    of the device. Raises as `PendingCalls.check_free`."""
+    """Have a coroutine answer the call. `held`: bytes that it keeps meanwhile. `wait`: what the call waits for that is
+    not the device. Raises as `PendingCalls.check_free`."""
     try:
         calls.check_free(call, held)
     except WeftError:
         work.close()
         raise
-    calls.begin(call, TaskCall(calls, call, work, held=held, waits=waits), held)
+    calls.begin(call, TaskCall(calls, call, work, held=held, wait=wait), held)
+    if wait is not None:
+        calls.waits(wait)
 
 
 def answer_by_operation(

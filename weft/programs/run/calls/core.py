@@ -12,6 +12,7 @@ from collections import deque
 import msgspec
 
 from weft.abi.errors import InvalidRequest, Overloaded
+from weft.core.waits import WaitKind
 from weft.programs.network.requests import HttpRequest
 from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.ordered_room import OrderedRoom
@@ -82,6 +83,7 @@ class CoreCalls:
             receiver.receive(self._inbox.pop())
         else:
             self._receivers.append(receiver)
+            self._calls.waits(WaitKind.MESSAGE)
 
     def sleep(self, call: int, seconds: float) -> None:
         """Answer after so many seconds. Raises `InvalidRequest` beyond `MAX_SLEEP_S`."""
@@ -89,6 +91,7 @@ class CoreCalls:
             raise InvalidRequest(f"a program sleeps from 0 to {MAX_SLEEP_S:.0f} seconds, got {seconds}", "seconds")
         self._calls.check_free(call)
         self._calls.begin(call, _Sleep(self._view, call, seconds))
+        self._calls.waits(WaitKind.SLEEP, seconds)
 
     def models(self, call: int) -> None:
         """What there is, the run's own first."""
@@ -117,7 +120,7 @@ class CoreCalls:
             max_bytes=args.max_bytes,
         )
         self.num_requests += 1
-        answer_by_task(self._calls, call, self._fetch(request), held=len(body), waits=True)
+        answer_by_task(self._calls, call, self._fetch(request), held=len(body), wait=WaitKind.HTTP)
 
     async def _fetch(self, request: HttpRequest) -> tuple[bytes, ...]:
         async with self._web.hold(min(max(0, request.max_bytes), MAX_ANSWER_BYTES)):

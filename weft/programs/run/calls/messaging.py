@@ -10,6 +10,7 @@ import asyncio
 import msgspec
 
 from weft.abi.errors import InvalidRequest, LimitExceeded, Overloaded, UnknownHandle, WeftError
+from weft.core.waits import WaitKind
 from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import limits_from_json
 from weft.programs.run.calls.call_kinds import answer_by_task
@@ -80,7 +81,7 @@ class MessagingCalls:
 
     def join(self, call: int, number: int) -> None:
         """Answer with the result of a child, or with its error."""
-        answer_by_task(self._calls, call, self._find(number).joined(), waits=True)
+        answer_by_task(self._calls, call, self._find(number).joined(), wait=WaitKind.MESSAGE)
 
     def kill(self, call: int, number: int) -> None:
         """Cancel the run of a child."""

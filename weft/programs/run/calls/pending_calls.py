@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from weft.abi.errors import Cancelled, InvalidRequest, LimitExceeded, Overloaded, WeftError
 from weft.abi.frames import EventKind, pack_event
+from weft.core.waits import WaitKind
 from weft.core.wire import ErrorRecord
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,13 @@ class EventSource(Protocol):
         """Make events of the messages that wait."""
 
 
+class NewWait(NamedTuple):
+    """What a program has begun to wait for."""
+
+    kind: WaitKind
+    expected_in_s: float | None
+
+
 class PendingCalls:
     """The pending calls of one run. `end` is called with the error that breaks the run outside of its own calls."""
 
@@ -59,6 +67,8 @@ class PendingCalls:
         """Why the run has to end, where it has to."""
         self.waited_s = 0.0
         """Summed time of calls that waited for something other than the device, such as tools."""
+        self.new_wait: NewWait | None = None
+        """What the program has begun to wait for and the engine does not know of."""
         self._end = end
         self._events: list[bytes] = []
         self._unread = 0
@@ -88,6 +98,12 @@ class PendingCalls:
             raise Overloaded(f"{MAX_PENDING} calls of this program are under way; wait for some of them")
         if held and self._held + held > MAX_HELD_BYTES:
             raise Overloaded("calls of this program that are under way hold too much; wait for some of them")
+
+    def waits(self, kind: WaitKind, expected_in_s: float | None = None) -> None:
+        """The program has begun to wait for something else than the device. Of several waits that begin together the
+        last counts, and a sleep after any other: it is a time limit on them."""
+        if self.new_wait is None or kind is not WaitKind.SLEEP:
+            self.new_wait = NewWait(kind, expected_in_s)
 
     def is_pending(self, call: int, pending: PendingCall) -> bool:
         """Whether this very call has not ended."""

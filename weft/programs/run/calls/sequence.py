@@ -7,6 +7,7 @@ no task; tokens of one message of the engine are one PART. `weft.programs.run.co
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle
 from weft.core.sampling import StopParams
+from weft.core.waits import WaitKind
 from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs
 from weft.programs.quota.page_quota import PageQuota
 from weft.programs.run.calls.call_kinds import answer_by_operation
@@ -30,6 +32,9 @@ MAX_RANGES_BYTES = 8 << 10
 MAX_SEQUENCES = 16384
 """Of one program, open at once."""
 MAX_HOLD_S = 86400.0
+MAX_EXPECTED = 64
+"""Sequences of one program for which the engine is told what they wait for. A program may sleep many times a second:
+this bounds what each time costs."""
 
 
 class _Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,6 +151,12 @@ class SequenceCalls:
     def set_priority(self, call: int, number: int, priority: int) -> None:
         """Run it later, or as early as its caller may."""
         self._find(number).sequence.set_priority(self._view.caller.priority + max(0, priority))
+
+    def expect(self, kind: WaitKind, expected_in_s: float | None) -> None:
+        """The program waits for something else than the device: tell the engine of each sequence that nothing runs on.
+        Of a program with many, of the newest."""
+        for known in itertools.islice(reversed(self._open.values()), MAX_EXPECTED):
+            known.sequence.expect(kind, expected_in_s)
 
     def close(self) -> None:
         """Give all of them back."""
