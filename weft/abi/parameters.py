@@ -87,11 +87,20 @@ STOP = _table(
 
 USAGE = _table(
     Parameter("num_prompt_tokens", 0, "Tokens that the sequence held when the operation began."),
-    Parameter("num_cached_tokens", 0, "Prompt tokens whose KV was found instead of computed."),
+    Parameter(
+        "num_cached_tokens", 0, "Prompt tokens whose KV was found instead of computed, on the device or the host."
+    ),
     Parameter("num_output_tokens", 0, "Tokens sampled."),
     Parameter("num_preemptions", 0, "How often the sequence lost its slot and pages to another."),
     Parameter("queued_s", 0.0, "Seconds from arrival to the first launch."),
     Parameter("first_token_s", 0.0, "Seconds from arrival to the first token."),
     Parameter("total_s", 0.0, "Seconds from arrival to the end."),
+    Parameter("num_host_tokens", 0, "Of the cached tokens, those whose KV was brought from the host."),
+    Parameter("num_recomputed_tokens", 0, "Prompt tokens computed again: their KV had existed and was given up."),
+    Parameter(
+        "first_different_token",
+        None,
+        "The first token that differs from the finished turn that the prompt continues; absent: none.",
+    ),
 )
 """What an operation cost, as the engine reports it to clients and programs."""

@@ -14,6 +14,9 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
+import numpy as np
+
+from weft.cache.given_up import prefix_numbers
 from weft.cache.index_writer import IndexWriter
 from weft.cache.nodes import Node, Wait
 from weft.cache.page_table import PageTable
@@ -22,6 +25,7 @@ from weft.cache.radix import InFlightPrefix, Match, Partial, RadixTree
 from weft.cache.retention import Retention
 from weft.cache.runs import Ranker, least_recently_used
 from weft.cache.tiers import Copies
+from weft.core.step import U64
 
 
 class Acquired(NamedTuple):
@@ -31,6 +35,8 @@ class Acquired(NamedTuple):
     """Tokens that have KV on the device now."""
     is_complete: bool
     """False: the host has more of the tokens, and the step's budget of copies is used up."""
+    num_from_host: int
+    """Of the tokens, the last so many are brought from the host by the step being built."""
 
 
 class KVCache:
@@ -91,6 +97,13 @@ class KVCache:
             idle += match.child_pages if match.child.locks == 0 else 0
         return -(-num_tokens // self.page_size) - on_device + idle
 
+    def prefix_numbers(self, table: PageTable, tokens: bytes) -> U64:
+        """[n + 1] numbers of the prefixes of n tokens in the table's namespace, the empty one included
+        (`weft.cache.given_up`)."""
+        root = table.tree.root.page_numbers
+        assert root is not None, "a root has its number from the start"
+        return np.concatenate((root, prefix_numbers(tokens, 0, int(root[0]))))
+
     def acquire(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> Acquired:
         """Give a table, whose pages are those of the beginning of `match`, the pages of the match, and a copy of a page
         that begins with the tokens that follow.
@@ -106,7 +119,7 @@ class KVCache:
             # Making room must not take the source: its page would be fenced until the step being built is done, and
             # without the copy that step may be empty and never be launched.
             self.tiers.lock(source)
-        reached, is_complete = self._bring(table.node, target, now)
+        reached, is_complete, num_brought = self._bring(table.node, target, now)
         if reached is not target:
             partial = None
             self.tiers.lock(reached)
@@ -116,16 +129,20 @@ class KVCache:
         table.pages = _path_pages(reached)
         table.num_indexed = len(table.pages)
         count = table.num_indexed * self.page_size
+        from_host = num_brought * self.page_size
         if partial is not None:
-            count += self._acquire_partial(table, partial, now)
+            added = self._acquire_partial(table, partial, now)
+            count += added
+            from_host += added if partial.tier == "host" else 0
         if source is not None:
             self.tiers.unlock(source, now)
-        return Acquired(count, is_complete)
+        return Acquired(count, is_complete, from_host)
 
-    def _bring(self, start: Node, target: Node, now: float) -> tuple[Node, bool]:
+    def _bring(self, start: Node, target: Node, now: float) -> tuple[Node, bool, int]:
         """Bring the nodes after `start` up to the locked `target` to the device, where they are not. Returns the last
-        node that is there, and False if the budget of copies ended before `target`."""
+        node that is there, False if the budget of copies ended before `target`, and the number of pages brought."""
         path = []
+        num_brought = 0
         node = target
         while node is not start:
             path.append(node)
@@ -137,14 +154,15 @@ class KVCache:
                 continue
             budget = self.tiers.copy_budget
             if budget <= 0:
-                return start, False
+                return start, False, num_brought
             part = node if node.num_pages <= budget else self.index.split(node, budget)
             if not self.tiers.promote(part, now):
-                return start, True
+                return start, True, num_brought
+            num_brought += part.num_pages
             start = part
             if part is not node:
-                return start, False
-        return start, True
+                return start, False, num_brought
+        return start, True, num_brought
 
     # Writing
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from weft.core.ids import TOKEN_BYTES
+from weft.core.step import U64
 
 Tier = Literal["device", "host"]
 
@@ -81,6 +82,7 @@ class Node:
         "on_device",
         "open_tails",
         "owner",
+        "page_numbers",
         "pages",
         "parent",
         "row",
@@ -129,6 +131,9 @@ class Node:
         """Partial pages right below this node that open sequences write to, by sequence."""
         self.waits: dict[int, Wait] = {}
         """Who waits and will need the pages up to the end of this node, by number of the wait, oldest first."""
+        self.page_numbers: U64 | None = None
+        """[num_pages] numbers of the prefixes that end with each page (`weft.cache.given_up`), if they were needed. Of a
+        root, one: that of its namespace."""
         self.row = -1
         """The node's row among the candidates of its tier; -1: it is none."""
 

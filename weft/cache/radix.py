@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.cache.given_up import namespace_number
 from weft.cache.nodes import MAX_SIBLINGS_SCANNED, Node, Tier
 from weft.core.ids import TOKEN_BYTES
 
@@ -69,6 +70,7 @@ class RadixTree:
         self._page_bytes = page_size * TOKEN_BYTES
         self._next_id = next_id
         self.root = Node(next(next_id), None, b"", 0, self._page_bytes, 0.0, tenant)
+        self.root.page_numbers = np.array([namespace_number(namespace)], np.uint64)
 
     def match(self, tokens: bytes, max_pages: int) -> Match:
         """Find the longest prefix of `tokens`, at most `max_pages` pages of it. Changes nothing."""
@@ -149,6 +151,7 @@ class RadixTree:
         leaf.pages.extend(pages)
         leaf.num_pages += len(pages)
         leaf.depth_pages += len(pages)
+        leaf.page_numbers = None
 
     def nodes(self) -> Iterator[Node]:
         """Every node below the root, parents first."""
@@ -202,6 +205,8 @@ def split(node: Node, num_pages: int, node_id: int, head_refs: int) -> Node:
     head.pages, node.pages = node.pages[:num_pages], node.pages[num_pages:]
     head.copies, node.copies = node.copies[:num_pages], node.copies[num_pages:]
     head.on_device = node.on_device
+    if node.page_numbers is not None:
+        head.page_numbers, node.page_numbers = node.page_numbers[:num_pages], node.page_numbers[num_pages:]
     head.locks = node.locks
     head.fence = node.fence
     parent.children[head.key] = head

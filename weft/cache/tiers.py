@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from weft.cache.candidates import Candidates
+from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
 from weft.cache.nodes import Node, Tier, Wait, move_waits
 from weft.cache.pages import PagePool
 from weft.cache.runs import Ranker
@@ -55,6 +56,8 @@ class TieredPages:
         """Device pages of nodes without locks."""
         self.num_evicted = 0
         """Device pages evicted so far, demoted ones included."""
+        self.given_up = GivenUpPrefixes(page_size, PER_PAGE * (num_device_pages + num_host_pages))
+        """What the index had and neither tier has any more."""
         self.candidates = Candidates(rank, page_size, num_device_pages)
         """Runs on the device that can be given up."""
         self.host_candidates = Candidates(rank, page_size, num_host_pages)
@@ -286,6 +289,7 @@ class TieredPages:
         parent = node.parent
         assert parent is not None, "a root is not forgotten"
         move_waits(node, parent)
+        self.given_up.add(node, 0)
         if node.on_device:
             self.candidates.discard(node)
             self.num_evictable -= node.num_pages
@@ -363,9 +367,11 @@ class TieredPages:
                 self.offer(parent)
             return
         removed = node.num_pages - keep
+        self.given_up.add(node, keep)
         self._drop_device(node, keep)
         self._drop_copies(node, keep)
         node.tokens = node.tokens[: keep * len(node.key)]
+        node.page_numbers = None if node.page_numbers is None else node.page_numbers[:keep]
         node.num_pages = keep
         node.depth_pages -= removed
         self.num_evictable -= removed

@@ -225,6 +225,10 @@ def described(result: Result) -> dict[str, Any]:
     usage = {
         "prompt_tokens": len(result.prompt_token_ids),
         "cached_tokens": result.num_cached_tokens,
+        "host_tokens": result.num_host_tokens,
+        "recomputed_tokens": result.num_recomputed_tokens,
+        "new_tokens": result.num_new_tokens,
+        "first_different_token": result.first_different_token,
         "completion_tokens": result.num_output_tokens,
     }
     return {"outputs": outputs, "usage": usage}

@@ -28,6 +28,7 @@ from weft.core.sampling import SamplingParams
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
 F64 = npt.NDArray[np.float64]
 F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]

@@ -27,8 +27,8 @@ class Observer:
         self._n = n
         self._num_choices = num_prompts * n
         self._last_s: dict[int, float] = {}
-        self._cached: dict[int, int] = {}
-        """Index of the prompt -> its cached tokens, as reported by its first choice; the other choices are forks."""
+        self._prompts: dict[int, OperationUsage] = {}
+        """Index of the prompt -> the usage of its first choice; the other choices are forks."""
         self._ended: set[int] = set()
         self._queued_s: float | None = None
         record.prompt_tokens = prompt_tokens
@@ -76,23 +76,36 @@ class Observer:
     def _see_usage(self, index: int, usage: OperationUsage) -> None:
         prompt, choice = divmod(index, self._n)
         if choice == 0:
-            self._cached[prompt] = usage.num_cached_tokens
+            self._prompts[prompt] = usage
             self._queued_s = max(self._queued_s or 0.0, usage.queued_s)
-            self._record.cached_tokens = sum(self._cached.values())
+            self._record.cached_tokens = sum(usage.num_cached_tokens for usage in self._prompts.values())
 
     def usage(self, unsaid_tokens: int = 0) -> UsageInfo:
         """Usage so far, without `unsaid_tokens`, which were seen but are not in the answer yet.
 
-        Each prompt counts once; its cached tokens are those of its first choice.
+        Each prompt counts once; where its tokens came from is what its first choice found.
         """
         record = self._record
         num_tokens = record.completion_tokens - unsaid_tokens
-        known = len(self._cached) * self._n == self._num_choices or len(self._ended) == self._num_choices
+        known = len(self._prompts) * self._n == self._num_choices or len(self._ended) == self._num_choices
         return UsageInfo(
             record.prompt_tokens,
             num_tokens,
             record.prompt_tokens + num_tokens,
-            PromptTokensDetails(min(record.cached_tokens, record.prompt_tokens)) if known else msgspec.UNSET,
+            self._details() if known else msgspec.UNSET,
+        )
+
+    def _details(self) -> PromptTokensDetails:
+        usages = list(self._prompts.values())
+        cached = min(self._record.cached_tokens, self._record.prompt_tokens)
+        computed = self._record.prompt_tokens - cached
+        recomputed = min(sum(usage.num_recomputed_tokens for usage in usages), computed)
+        return PromptTokensDetails(
+            cached_tokens=cached,
+            host_tokens=min(sum(usage.num_host_tokens for usage in usages), cached),
+            recomputed_tokens=recomputed,
+            new_tokens=computed - recomputed,
+            first_different_token=usages[0].first_different_token if self._num_choices == self._n and usages else None,
         )
 
     def close(self, error: BaseException | None) -> None:

@@ -101,13 +101,37 @@ class Result:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens whose KV was cached."""
-        return self.outputs[0].usage.num_cached_tokens if self.outputs else 0
+        """Prompt tokens whose KV was found instead of computed, on the device or the host."""
+        return self._prompt_usage.num_cached_tokens
+
+    @property
+    def num_host_tokens(self) -> int:
+        """Of the cached tokens, those whose KV was brought from the host."""
+        return self._prompt_usage.num_host_tokens
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Prompt tokens that were computed although their KV had existed: it was given up."""
+        return self._prompt_usage.num_recomputed_tokens
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Prompt tokens that were neither found nor known to have had KV."""
+        return self._prompt_usage.num_new_tokens
+
+    @property
+    def first_different_token(self) -> int | None:
+        """Where the prompt continues a finished turn, the first token that differs from that turn's."""
+        return self._prompt_usage.first_different_token
 
     @property
     def num_output_tokens(self) -> int:
         """Number of tokens of all outputs."""
         return sum(len(output.token_ids) for output in self.outputs)
+
+    @property
+    def _prompt_usage(self) -> OperationUsage:
+        return self.outputs[0].usage if self.outputs else OperationUsage()
 
     @property
     def _first(self) -> CompletionOutput:

@@ -21,10 +21,12 @@ from weft.cache.radix import Match
 from weft.cache.runs import PageRuns
 from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import Costs, StepShape
+from weft.core.ids import TOKEN_BYTES
 from weft.core.step import F64
 from weft.core.waits import WaitKind, check_wait
 from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
+from weft.sched.finished_turns import FinishedTurns
 from weft.sched.policies.runs import InterceptPolicy, Load
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
@@ -59,6 +61,7 @@ class Interception:
         self._sequences = sequences
         self._config = config
         self.policy = policy
+        self._turns = FinishedTurns()
         self._load: Load | None = None
         """Of the step being built; None: not asked for yet."""
         self._ended: deque[tuple[str, str, float]] = deque(maxlen=MAX_ENDED)
@@ -224,6 +227,13 @@ class Interception:
                 self._cache.retention.hold(table, tokens, num_written, hold_until_s, now, wait)
             if action == "swap" and wait.end is not None:
                 self._cache.move_out(wait.end, now)
+        if kind and hold_until_s is None and sequence.num_prompt:
+            self._note_turn(sequence)
+
+    def _note_turn(self, sequence: Sequence) -> None:
+        tokens = sequence.tokens.tobytes()
+        numbers = self._cache.prefix_numbers(sequence.table, tokens[: sequence.num_prompt * TOKEN_BYTES])
+        self._turns.add(tokens, sequence.num_prompt, numbers)
 
     # Returning
 
@@ -237,6 +247,18 @@ class Interception:
             if wait.end is not None:
                 self._cache.tiers.offer(wait.end)
         sequence.wait_kind, sequence.expected_s = WaitKind.PROGRAM, None
+
+    def first_found(self, sequence: Sequence, tokens: bytes, num_found: int) -> None:
+        """A sequence with these tokens got its first KV, that of `num_found` tokens: note which of the others had some
+        before, and where it stops to be the turn that it continues."""
+        sequence.high_water = num_found
+        given_up = self._cache.tiers.given_up
+        if not given_up and not self._turns:
+            return
+        numbers = self._cache.prefix_numbers(sequence.table, tokens)
+        if given_up:
+            sequence.high_water = given_up.extent(numbers[: sequence.num_plain + 1], num_found)
+        sequence.first_different = self._turns.first_different(tokens, numbers)
 
     def unpark(self, sequence: Sequence) -> None:
         """The sequence has found what is left of its pages, or needs none of them."""

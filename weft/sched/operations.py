@@ -96,7 +96,7 @@ def _begin_generate(state: SchedulerState, sequence: Sequence, op: GenerateOp, n
         fail_sequence(state, sequence, op.op, error.kind, error.message)
         return False
     state.sequences.rewind(sequence, now)
-    op.num_prompt = length - op.num_output
+    op.num_prompt = sequence.num_prompt = length - op.num_output
     op.max_tokens = min(op.max_tokens, state.config.max_context - op.num_prompt)
     state.log.counters.prompt_tokens += op.num_prompt
     if op.num_output:
@@ -132,7 +132,6 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
     child.failure = parent.failure
     child.tokens = parent.tokens[:]
     child.total = len(child.tokens)
-    child.num_cached = parent.num_cached
     child.masks = list(parent.masks)
     leader = parent
     if (
@@ -152,6 +151,7 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
         child.table = state.cache.fork(parent.table, child.seq)
         child.adopt_kv(parent.num_computed, parent.num_written)
         child.high_water = parent.num_computed
+        child.sources.settle(parent.num_computed)
         state.sequences.trim(child, now)
     advance(state, child, now)
 
@@ -168,8 +168,14 @@ def finish_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: 
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     if op.outputs is not None and op.outputs.logprobs is not None:
         prompt_logprobs = [op.scores.get(op.start + i) for i in range(len(op.tokens))]
+    found = sequence.sources.counts(len(sequence.tokens))
     usage = OperationUsage(
-        num_prompt_tokens=len(sequence.tokens), num_cached_tokens=sequence.num_cached, total_s=now - op.arrival_s
+        num_prompt_tokens=len(sequence.tokens),
+        num_cached_tokens=found.cached,
+        num_host_tokens=found.host,
+        num_recomputed_tokens=found.recomputed,
+        first_different_token=sequence.first_different,
+        total_s=now - op.arrival_s,
     )
     sequence.reuse_limit = None
     event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden, dists=op.dist)
@@ -184,7 +190,14 @@ def end_operation(state: SchedulerState, sequence: Sequence, event: OpEvent, now
         state.places.freed(now)
     how = state.log.end(sequence.client, event)
     state.log.trace(sequence, how, now, len(sequence.tokens))
+    _settle(sequence)
     leave_slot(state, sequence, now)
+
+
+def _settle(sequence: Sequence) -> None:
+    """What the sequence has is what its next operation finds."""
+    sequence.sources.settle(min(sequence.num_computed, len(sequence.tokens)))
+    sequence.first_different = None
 
 
 def leave_slot(state: SchedulerState, sequence: Sequence, now: float) -> None:
@@ -230,6 +243,7 @@ def cancel_all(state: SchedulerState, sequence: Sequence, now: float) -> None:
     if isinstance(sequence.head, GenerateOp):
         state.places.freed(now)
     end_all(state, sequence, _cancelled(sequence, now))
+    _settle(sequence)
 
 
 def _cancelled(sequence: Sequence, now: float) -> Callable[[int], OpEvent]:
@@ -248,9 +262,13 @@ def usage_of(sequence: Sequence, op: Op, now: float) -> OperationUsage:
     if not isinstance(op, GenerateOp):
         return OperationUsage()
     first_launch = now if op.first_launch_s is None else op.first_launch_s
+    found = sequence.sources.counts(op.num_prompt)
     return OperationUsage(
         num_prompt_tokens=op.num_prompt,
-        num_cached_tokens=min(sequence.num_cached, op.num_prompt),
+        num_cached_tokens=found.cached,
+        num_host_tokens=found.host,
+        num_recomputed_tokens=found.recomputed,
+        first_different_token=sequence.first_different,
         num_output_tokens=op.num_output,
         num_preemptions=op.num_preemptions,
         queued_s=first_launch - op.arrival_s,

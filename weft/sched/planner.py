@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.cache.manager import Acquired
 from weft.cache.radix import Match
 from weft.core.step import Step
 from weft.sched.batch import StepBuilder
@@ -159,6 +160,7 @@ class StepPlanner:
     def _count_chunk(self, sequence: Sequence, start: int, end: int, now: float) -> None:
         self._log.counters.prefill_tokens += end - start
         self._log.counters.recomputed_tokens += max(0, min(end, sequence.high_water) - start)
+        sequence.sources.computed(start, end, sequence.high_water)
         sequence.high_water = max(sequence.high_water, end)
         self._log.trace(sequence, "chunk", now, end - start)
 
@@ -211,7 +213,7 @@ class StepPlanner:
         self._cache.close(child.table, child.last_active_s)
         child.table = self._cache.fork(parent.table, child.seq)
         child.adopt_kv(end, min(parent.num_written, end))
-        child.num_cached = max(child.num_cached, end)
+        child.sources.found(0, end, 0)
         child.high_water = max(child.high_water, end)
         child.last_step = builder.in_flight.step_id
         builder.add_written(child, end)
@@ -277,7 +279,7 @@ class StepPlanner:
             self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
             self._interception.unpark(sequence)
             sequence.returning = False
-            self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now).num_tokens, now)
+            self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now), tokens, now)
             if sequence.reuse_limit is None:
                 self._cache.announce(sequence.table, tokens, sequence.num_plain)
         return "admitted"
@@ -288,6 +290,7 @@ class StepPlanner:
         sequence.returning = True
         available = self._cache.num_available
         found = self._cache.acquire(sequence.table, match, tokens, match.num_pages * self._cache.page_size, now)
+        sequence.sources.found(sequence.num_computed, found.num_tokens, found.num_from_host)
         sequence.adopt_kv(found.num_tokens, found.num_tokens)
         sequence.last_active_s = now
         self._sequences.without_slot[sequence.seq] = sequence
@@ -316,13 +319,14 @@ class StepPlanner:
         limit = limit if sequence.reuse_limit is None else min(limit, sequence.reuse_limit)
         return max(limit, 0)
 
-    def _reuse(self, sequence: Sequence, cached: int, now: float) -> None:
+    def _reuse(self, sequence: Sequence, found: Acquired, tokens: bytes, now: float) -> None:
+        cached = found.num_tokens
+        sequence.sources.found(sequence.num_computed, cached, found.num_from_host)
         sequence.adopt_kv(cached, cached)
         if sequence.high_water == 0:
-            sequence.num_cached = cached
             self._log.counters.prefix_queries += len(sequence.tokens)
             self._log.counters.prefix_hits += cached
-            sequence.high_water = cached
+            self._interception.first_found(sequence, tokens, cached)
         self._log.trace(sequence, "scheduled", now, cached)
 
 

@@ -24,6 +24,7 @@ from weft.core.sampling import SamplingParams, StopParams
 from weft.core.waits import WaitKind
 from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
 from weft.sched.masks import Mask
+from weft.sched.token_sources import TokenSources
 
 
 class SequenceState(Enum):
@@ -237,9 +238,12 @@ class Sequence:
     kv_epoch: int = 0
     """Grows when KV in flight becomes void: pages given back, tokens cut off."""
     high_water: int = 0
-    """Tokens that have been computed at some time: computing them again is recomputation."""
-    num_cached: int = 0
-    """Tokens found in the prefix index when the sequence first got pages."""
+    """Tokens whose KV existed at some time, of this sequence or of another one with the same tokens: computing them is
+    recomputation."""
+    sources: TokenSources = field(default_factory=TokenSources)
+    """Where the KV of its tokens came from."""
+    first_different: int | None = None
+    """The first token that differs from the finished turn that it continues up to there."""
     returning: bool = False
     """Its pages are the beginning of what it had; the host has more, which comes with the next steps."""
     wait: Wait | None = None
@@ -250,6 +254,8 @@ class Sequence:
     """When it is announced to have something to do again."""
     reuse_limit: int | None = None
     """Tokens that may come from the index; None: any."""
+    num_prompt: int = 0
+    """Tokens before those that its last generation added; 0: there was none."""
     # What it has to do: the operations.
     ops: deque[Op] = field(default_factory=deque)
     epoch: int = 0
@@ -301,6 +307,7 @@ class Sequence:
         """Give up the KV past the first `num_tokens` tokens. What steps in flight write of it is void."""
         if num_tokens < self.num_computed:
             self.kv_epoch += 1
+            self.high_water = max(self.high_water, self.num_computed)
             self.num_computed = num_tokens
             self.num_written = min(self.num_written, num_tokens)
 

@@ -143,7 +143,8 @@ class SequenceTable:
             return
         if keep < sequence.num_computed:
             sequence.returning = False  # it goes on with what is left on the device
-        sequence.cut_kv(keep)
+            sequence.cut_kv(keep)
+            sequence.high_water = keep  # cut by its own operations, not given up to make room
         self._cache.truncate(sequence.table, keep, now)
 
     def close(self, sequence: Sequence) -> None:

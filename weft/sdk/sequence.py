@@ -41,9 +41,23 @@ class Usage:
     queued_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    num_host_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    first_different_token: int | None = None
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Prompt tokens that were neither found nor known to have had KV before."""
+        return self.num_prompt_tokens - self.num_cached_tokens - self.num_recomputed_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+        """Sums; of `first_different_token`, the first that is known."""
+        first = self.first_different_token
+        if first is None:
+            first = other.first_different_token
+        names = [item.name for item in fields(self) if item.name != "first_different_token"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Usage(**sums, first_different_token=first)
 
 
 class Logprob(NamedTuple):

@@ -66,7 +66,8 @@ class OperationUsage(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_tokens: int = 0
     """Tokens the sequence held when the operation began."""
     num_cached_tokens: int = 0
-    """Of those, tokens whose KV was found instead of computed, since the sequence was opened."""
+    """Of those, tokens whose KV was found instead of computed, on the device or the host; KV that the sequence had
+    before the operation among them."""
     num_output_tokens: int = 0
     num_preemptions: int = 0
     queued_s: float = 0.0
@@ -75,6 +76,29 @@ class OperationUsage(msgspec.Struct, frozen=True, array_like=True):
     """From arrival to the first token."""
     total_s: float = 0.0
     """From arrival to the end."""
+    num_host_tokens: int = 0
+    """Of the cached ones, tokens whose KV was brought from the host."""
+    num_recomputed_tokens: int = 0
+    """Prompt tokens that were computed although their KV had existed: it was given up."""
+    first_different_token: int | None = None
+    """Where the sequence continues a finished turn, the first of its tokens that differs from that turn's; None: it has
+    the whole turn, or continues none."""
+
+    def with_prompt_of(self, other: OperationUsage) -> OperationUsage:
+        """This usage, and of `other` where the KV of the prompt came from."""
+        return msgspec.structs.replace(
+            self,
+            num_cached_tokens=other.num_cached_tokens,
+            num_host_tokens=other.num_host_tokens,
+            num_recomputed_tokens=other.num_recomputed_tokens,
+            first_different_token=other.first_different_token,
+        )
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Prompt tokens that were neither found nor known to have had KV: computed for the first time, or not at all
+        where the operation was cancelled before."""
+        return self.num_prompt_tokens - self.num_cached_tokens - self.num_recomputed_tokens
 
 
 class Finished(EventBase, frozen=True, kw_only=True):

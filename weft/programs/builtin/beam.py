@@ -161,12 +161,12 @@ def _entry(dists: list[Dist], num_tops: int | None, parent: int, place: int) -> 
 
 def _total(first: OperationUsage, args: BeamArgs, beams: Iterable[FoundBeam[TokenLogprobs | None]]) -> OperationUsage:
     """Of the search: its prompt, as the first step found it, and the tokens that are given back."""
-    return OperationUsage(
+    usage = OperationUsage(
         num_prompt_tokens=len(args.prompt) // TOKEN_BYTES,
-        num_cached_tokens=first.num_cached_tokens,
         num_output_tokens=sum(len(beam.tokens) for beam in beams),
         queued_s=first.queued_s,
     )
+    return usage.with_prompt_of(first)
 
 
 def _chunk(

@@ -55,6 +55,8 @@ class Completion:
             for index in range(args.n)
         ]
         self._needs_report = args.prompt_logprobs is not None
+        self._prompt_usage: OperationUsage | None = None
+        """Of the operation that computed the prompt, where the attempt has one apart from the generation."""
 
     async def attempt(self) -> AsyncGenerator[Chunk, None]:
         """The chunks that have not been told, on sequences of their own. Raises what the engine fails with."""
@@ -73,7 +75,7 @@ class Completion:
                     yield chunk
                 return
             # Forks before the first token share the prompt's pages, so it is computed once.
-            report = None
+            report = self._prompt_usage = None
             if self._needs_report:
                 report = prompt.append(args.prompt, _prompt_outputs(args))
             else:
@@ -81,7 +83,8 @@ class Completion:
             sequences = [prompt, *[await scope.enter_async_context(prompt.fork()) for _ in choices[1:]]]
             generations = [self._generate(*pair) for pair in zip(sequences, choices, strict=True)]
             if report is not None:
-                prompt_logprobs = _logprobs(await report)
+                finished = await report
+                prompt_logprobs, self._prompt_usage = _logprobs(finished), finished.usage
                 self._needs_report = False
                 yield Chunk(index=0, prompt_logprobs=prompt_logprobs)
             reading = Generations(generations)
@@ -109,10 +112,14 @@ class Completion:
         choice's end, since its pages serve others while the other choices go on."""
         had_enough = choice.has_enough
         chunk = choice.chunk(news.tokens, generation.finished if news.ended else None)
+        usage = generation.usage
+        if news.choice == 0 and self._prompt_usage is not None:
+            usage = usage.with_prompt_of(self._prompt_usage)
+            chunk = chunk if chunk.usage is None else msgspec.structs.replace(chunk, usage=usage)
         if news.ended:
             sequence.release(self._args.wait_kind if generation.finished is not None else "")
             if choice.has_enough:
-                return self._enough(choice, chunk, generation.usage)
+                return self._enough(choice, chunk, usage)
             choice.ended = True
         elif had_enough:
             return None

@@ -193,6 +193,8 @@ class RunContext:
             host_calls=self._host_calls,
             prompt_tokens=sequences.prompt_tokens + pages.prompt_tokens,
             cached_tokens=sequences.cached_tokens,
+            host_tokens=sequences.host_tokens,
+            recomputed_tokens=sequences.recomputed_tokens,
             generated_tokens=sequences.generated_tokens + pages.generated_tokens,
             waited_s=self._calls.waited_s,
             http_requests=self._core.num_requests,

@@ -73,6 +73,11 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens appended to sequences or computed in forward passes."""
     cached_tokens: int = 0
     """Of those, tokens whose KV was found instead of computed."""
+    host_tokens: int = 0
+    """Tokens whose KV was brought back from the host, for a prompt or after a wait; some perhaps several times."""
+    recomputed_tokens: int = 0
+    """Tokens computed again, for a prompt or after a wait: their KV had existed and was given up. Some perhaps several
+    times."""
     generated_tokens: int = 0
     """Tokens of generations, and tokens that forward passes sampled."""
     waited_s: float = 0.0

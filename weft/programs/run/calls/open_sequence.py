@@ -25,12 +25,18 @@ class GenerateSpec(msgspec.Struct, frozen=True):
 class OpenSequence:
     """A sequence that the program holds."""
 
-    __slots__ = ("cached_tokens", "quota", "sequence")
+    __slots__ = ("num_settled", "quota", "sequence")
 
-    def __init__(self, sequence: SequenceHandle, quota: PageQuota):
+    def __init__(self, sequence: SequenceHandle, quota: PageQuota, num_settled: int = 0):
         self.sequence = sequence
         self.quota = quota
-        self.cached_tokens = 0
+        self.num_settled = num_settled
+        """Tokens that it had when its last operation ended, or when it was forked: their KV is not found by a prompt."""
+
+    def truncate(self, num_tokens: int) -> None:
+        """Its tokens past the first `num_tokens` are forgotten."""
+        self.quota.truncate(num_tokens)
+        self.num_settled = min(self.num_settled, num_tokens)
 
 
 class SequenceUsage:
@@ -41,9 +47,16 @@ class SequenceUsage:
         """Appended so far."""
         self.cached_tokens = 0
         """Of all prompts, tokens whose KV was found instead of computed."""
+        self.host_tokens = 0
+        """Tokens whose KV was brought back from the host, in all operations."""
+        self.recomputed_tokens = 0
+        """Tokens computed again, in all operations."""
         self.generated_tokens = 0
 
     def note(self, known: OpenSequence, usage: OperationUsage) -> None:
-        """An operation has ended; its usage counts cached tokens since its sequence was opened."""
-        self.cached_tokens += max(0, usage.num_cached_tokens - known.cached_tokens)
-        known.cached_tokens = max(known.cached_tokens, usage.num_cached_tokens)
+        """An operation has ended. What it found beyond the sequence's own KV was found for a prompt."""
+        self.cached_tokens += max(0, usage.num_cached_tokens - known.num_settled)
+        self.host_tokens += usage.num_host_tokens
+        self.recomputed_tokens += usage.num_recomputed_tokens
+        if usage.num_prompt_tokens:
+            known.num_settled = usage.num_prompt_tokens + usage.num_output_tokens

@@ -109,13 +109,13 @@ class SequenceCalls:
         known = self._find(number)
         self._check_new(child)
         sequence = known.sequence.fork()
-        self._open[child] = OpenSequence(sequence, known.quota.fork())
+        self._open[child] = OpenSequence(sequence, known.quota.fork(), known.quota.num_tokens)
 
     def truncate(self, call: int, number: int, keep: int) -> None:
         """Forget tokens at the end."""
         known = self._find(number)
         known.sequence.truncate(keep)
-        known.quota.truncate(keep)
+        known.truncate(keep)
 
     def mask(self, call: int, number: int, ranges: bytes) -> None:
         """Hide tokens from those that follow."""

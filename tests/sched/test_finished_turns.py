@@ -1,0 +1,105 @@
+"""Which finished turn a request continues, and where it differs from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.cache.given_up import namespace_number, prefix_numbers
+from weft.core.ids import pack_tokens
+from weft.core.step import U64
+from weft.sched.finished_turns import MAX_TAIL, MAX_TURNS, FinishedTurns
+
+SYSTEM = list(range(100, 140))
+OPEN = [1, 2]
+"""Begins an answer."""
+END = [3]
+
+
+def numbers(tokens: list[int], namespace: str = "") -> U64:
+    base = namespace_number(namespace)
+    return np.concatenate((np.array([base], np.uint64), prefix_numbers(pack_tokens(tokens), 0, base)))
+
+
+def add(turns: FinishedTurns, prompt: list[int], answer: list[int], namespace: str = "") -> list[int]:
+    turns.add(pack_tokens(prompt + answer), len(prompt), numbers(prompt, namespace))
+    return prompt + answer
+
+
+def ask(turns: FinishedTurns, tokens: list[int], namespace: str = "") -> int | None:
+    return turns.first_different(pack_tokens(tokens), numbers(tokens, namespace))
+
+
+def test_a_next_turn_that_has_the_whole_turn_differs_nowhere() -> None:
+    turns = FinishedTurns()
+    assert not turns
+    turn = add(turns, SYSTEM + OPEN, [7, 8, 9])
+    assert turns
+    assert ask(turns, [*turn, *END, 50, *OPEN]) is None
+    assert ask(turns, turn) is None
+    assert ask(turns, SYSTEM + OPEN) is None, "the same request again"
+    assert ask(turns, [*SYSTEM, *OPEN, 7, 8]) is None, "a prefix of it"
+
+
+def test_the_first_token_of_an_answer_that_differs_is_named() -> None:
+    turns = FinishedTurns()
+    add(turns, SYSTEM + OPEN, [60, 61, 62, 7, 8, 9])
+    assert ask(turns, [*SYSTEM, *OPEN, 7, 8, 9, *END, 50, *OPEN]) == 42, "its reasoning was removed"
+    assert ask(turns, [*SYSTEM, *OPEN, 60, 61, 62, 7, 99, 9, 50]) == 46, "its arguments were rewritten"
+
+
+def test_tokens_that_open_an_answer_may_differ_too() -> None:
+    turns = FinishedTurns()
+    think = [*OPEN, 20, 21]
+    add(turns, SYSTEM + think, [60, 61, 22, 7, 8])
+    assert ask(turns, [*SYSTEM, *OPEN, 7, 8, *END, 50, *think]) == 42, "the opened reasoning is gone as well"
+
+
+def test_an_edit_before_the_answer_continues_nothing() -> None:
+    turns = FinishedTurns()
+    add(turns, [*SYSTEM, 50, 51, 52, *OPEN], [7, 8, 9])
+    assert ask(turns, [*SYSTEM, 50, 51, 99, *OPEN]) is None
+    assert ask(turns, [*SYSTEM, 50, 51, 99, *OPEN, 7, 8, 9]) is None
+    assert ask(turns, SYSTEM) is None
+    assert ask(turns, [5, 6]) is None
+
+
+def test_of_several_turns_the_one_with_most_tokens_in_common_counts() -> None:
+    turns = FinishedTurns()
+    first = add(turns, SYSTEM + OPEN, [7, 8, 9])
+    add(turns, SYSTEM + OPEN, [7, 8])
+    add(turns, SYSTEM + OPEN, [7, 30])
+    assert ask(turns, [*first, *END, 50]) is None
+    second = add(turns, [*first, *END, 50, *OPEN], [60, 40, 41])
+    assert ask(turns, [*second, *END]) is None
+    assert ask(turns, [*first, *END, 50, *OPEN, 40, 41, *END]) == len(first) + 4
+    assert ask(turns, [*first, *END, 77, *OPEN]) is None, "the first turn is whole, and an edit is no difference"
+    assert ask(turns, [*SYSTEM, *OPEN, 7, 31]) == 43
+
+
+@pytest.mark.parametrize("shorter_first", [True, False])
+def test_a_choice_that_ended_earlier_is_whole_beside_one_that_went_on(shorter_first: bool) -> None:
+    turns = FinishedTurns()
+    for answer in sorted([[7, 8], [7, 8, 9, 9]], reverse=not shorter_first):
+        add(turns, SYSTEM + OPEN, answer)
+    assert ask(turns, [*SYSTEM, *OPEN, 7, 8, *END, 50]) is None
+
+
+def test_namespaces_and_the_shortest_prompts_are_kept_apart() -> None:
+    turns = FinishedTurns()
+    add(turns, [4], [7, 8])
+    assert ask(turns, [4, 9]) == 1
+    assert ask(turns, [4, 9], "other") is None
+    assert ask(turns, [5, 7, 8]) is None
+
+
+def test_only_the_last_turns_and_the_first_tokens_of_an_answer_are_remembered() -> None:
+    turns = FinishedTurns()
+    for number in range(MAX_TURNS + 10):
+        add(turns, [number, *SYSTEM], [7, 8])
+    assert ask(turns, [9, *SYSTEM, 1]) is None, "forgotten"
+    assert ask(turns, [10, *SYSTEM, 1]) == 41
+    assert ask(turns, [MAX_TURNS + 9, *SYSTEM, 7, 1]) == 42
+    long = add(turns, [*SYSTEM, 999], [7] * (MAX_TAIL + 50))
+    assert ask(turns, [*long[:2000], 1]) == 2000
+    assert ask(turns, [*long[:-2], 1]) is None, "past what is remembered of it"

@@ -1,0 +1,96 @@
+"""`FinishedTurns`: where the next turn of a plain client stops to be what the turn before it was.
+
+A client that sends a conversation again expects that the turn before it is found whole. A chat template may render an
+old answer differently from how it was generated: without its reasoning, with rewritten arguments of a tool call. Then
+computation starts at the first token that differs, and this names it.
+
+A request *continues* a finished turn where it agrees with it up to the answer. The prompts of chats end with tokens of
+the template that begin the answer, which may be rendered differently too (an opened block of reasoning): where a
+request ends with the same tokens as the turn's prompt, as many of them, at most `MAX_OPENING`, may differ.
+
+Bounded: the last `MAX_TURNS` turns, of each its last tokens, at most `MAX_TAIL`. Owned by `Interception`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.cache.radix import common_tokens
+from weft.core.ids import TOKEN_BYTES
+from weft.core.step import U64
+
+MAX_TURNS = 4096
+MAX_TAIL = 2048
+MAX_OPENING = 16
+MAX_COMPARED = 32
+"""Turns with the same prompt that a request is compared with, the newest ones."""
+
+
+class _Turn(NamedTuple):
+    tail: bytes
+    """Its tokens from the opening of its answer on."""
+    opening: bytes
+    """The last tokens of its prompt, with which `tail` begins."""
+
+
+class FinishedTurns:
+    """The last turns that ended, by the number of the tokens before their answer."""
+
+    def __init__(self) -> None:
+        self._turns: list[_Turn] = []
+        self._starts = np.zeros(MAX_TURNS, np.int64)
+        """[MAX_TURNS] tokens before `tail`."""
+        self._numbers = np.zeros(MAX_TURNS, np.uint64)
+        """[MAX_TURNS] number of the prefix of those tokens (`weft.cache.given_up`)."""
+        self._next = 0
+        """Place of the next turn, and of the oldest one where there are `MAX_TURNS`."""
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def add(self, tokens: bytes, num_prompt: int, numbers: U64) -> None:
+        """A turn has ended with these tokens, the first `num_prompt` of which were its prompt. `numbers` [n + 1] are
+        those of its prefixes, the empty one included, up to at least the prompt."""
+        start = max(num_prompt - MAX_OPENING, 0)
+        first, opened, last = (place * TOKEN_BYTES for place in (start, num_prompt, start + MAX_TAIL))
+        turn = _Turn(tokens[first:last], tokens[first:opened])
+        place = self._next
+        if place == len(self._turns):
+            self._turns.append(turn)
+        else:
+            self._turns[place] = turn
+        self._starts[place], self._numbers[place] = start, numbers[start]
+        self._next = (place + 1) % MAX_TURNS
+
+    def first_different(self, tokens: bytes, numbers: U64) -> int | None:
+        """Index of the first of a request's tokens that differs from the finished turn that it continues; None: it has
+        the whole turn, or continues none. `numbers` [n + 1] are those of the prefixes of `tokens`."""
+        count = len(self._turns)
+        starts = np.minimum(self._starts[:count], len(numbers) - 1)
+        alike = np.flatnonzero((numbers[starts] == self._numbers[:count]) & (starts == self._starts[:count]))
+        if not len(alike):
+            return None
+        newest_first = np.sort((self._next - 1 - alike) % MAX_TURNS)[:MAX_COMPARED]
+        best = (-1, False, False)
+        """(tokens in common, whether that is all of the turn, whether it is the turn up to its answer)."""
+        for place in ((self._next - 1 - newest_first) % MAX_TURNS).tolist():
+            turn, start = self._turns[place], int(self._starts[place])
+            end = start + common_tokens(turn.tail, tokens[start * TOKEN_BYTES :])
+            is_whole = end == start + len(turn.tail) // TOKEN_BYTES
+            least = start + len(turn.opening) // TOKEN_BYTES - _common_end(turn.opening, tokens)
+            best = max(best, (end, is_whole, end >= least))
+        end, is_whole, is_continued = best
+        return end if is_continued and not is_whole and end < len(tokens) // TOKEN_BYTES else None
+
+
+def _common_end(opening: bytes, tokens: bytes) -> int:
+    """How many tokens `opening` and `tokens` have in common at their ends."""
+    count = 0
+    for end in range(len(opening), 0, -TOKEN_BYTES):
+        place = len(tokens) - len(opening) + end
+        if place < TOKEN_BYTES or opening[end - TOKEN_BYTES : end] != tokens[place - TOKEN_BYTES : place]:
+            break
+        count += 1
+    return count
