@@ -132,7 +132,7 @@ class Node:
         self.waits: dict[int, Wait] = {}
         """Who waits and will need the pages up to the end of this node, by number of the wait, oldest first."""
         self.page_numbers: U64 | None = None
-        """[num_pages] numbers of the prefixes that end with each page (`weft.cache.given_up`), if they were needed. Of a
+        """[num_pages] numbers of the prefixes that end with each page (`weft.cache.given_up`); None: not made yet. Of a
         root, one: that of its namespace."""
         self.row = -1
         """The node's row among the candidates of its tier; -1: it is none."""

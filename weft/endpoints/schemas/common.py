@@ -192,8 +192,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Where the KV of the prompt's tokens came from. `cached_tokens`, `recomputed_tokens` and `new_tokens` add up to the
-    tokens of the prompt."""
+    """Where the prompt's KV came from. `cached_tokens`, `recomputed_tokens` and `new_tokens` add up to its tokens."""
 
     cached_tokens: int = 0
     """Prompt tokens whose KV was found instead of computed, on the device or the host."""
@@ -204,9 +203,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     new_tokens: int = 0
     """The rest: computed for the first time, as far as the engine remembers what it gave up."""
     first_different_token: int | None = None
-    """Where the prompt continues a finished turn, the index of the first token that differs from that turn's: from there
-    on nothing is found. null: the whole turn is there, or the prompt continues none, or the request has several
-    prompts."""
+    """Where the prompt continues a finished turn, the index of the first token that differs from that turn's: from
+    there on nothing is found. null: it has the whole turn, or continues none, or the request has several prompts."""
 
 
 class UsageInfo(msgspec.Struct, frozen=True):

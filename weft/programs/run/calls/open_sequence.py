@@ -31,7 +31,7 @@ class OpenSequence:
         self.sequence = sequence
         self.quota = quota
         self.num_settled = num_settled
-        """Tokens that it had when its last operation ended, or when it was forked: their KV is not found by a prompt."""
+        """Tokens that it had when its last operation ended, or when it was forked: their KV is found for no prompt."""
 
     def truncate(self, num_tokens: int) -> None:
         """Its tokens past the first `num_tokens` are forgotten."""
