@@ -92,7 +92,13 @@ def test_what_was_cached_is_told_once_it_is_known(stepped: RunningServer) -> Non
     known = ["prompt_tokens_details" in event["usage"] for event in told]
     assert (known[:2], known[-2:]) == ([False, False], [True, True])
     assert known == sorted(known)
-    assert told[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert told[-1]["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 0,
+        "host_tokens": 0,
+        "recomputed_tokens": 0,
+        "new_tokens": 21,
+        "first_different_token": None,
+    }
 
 
 def test_seed_makes_requests_reproducible_and_absence_varies(server: RunningServer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import RunningServer, running, sse
 from tests.server.test_disconnect import connect, read_until
 from weft.config import EngineConfig
-from weft.core.wire import EngineStats
+from weft.core.wire import EngineStats, ResetPrefixCache
 from weft.engine.inline import InlineEngine
 from weft.tokenizers.load import load_tokenizer
 
@@ -163,3 +163,50 @@ def test_answers_have_the_form_that_was_asked_for(real: RunningServer) -> None:
     assert complete(real, guided_regex="[ab]{3}", temperature=1)["choices"][0]["text"].strip("ab") == ""
     wrong = real.chat(guided_regex="(").json()["error"]
     assert (wrong["param"], wrong["type"]) == ("guided_regex", "invalid_request_error")
+
+
+def counts(usage: object) -> tuple[int, int, int]:
+    """(cached, recomputed, new) prompt tokens of a usage of OpenAI's client."""
+    details = usage.prompt_tokens_details.model_dump()  # type: ignore[attr-defined]
+    assert 0 <= details["host_tokens"] <= details["cached_tokens"]
+    found = details["cached_tokens"], details["recomputed_tokens"], details["new_tokens"]
+    assert sum(found) == usage.prompt_tokens  # type: ignore[attr-defined]
+    return found
+
+
+def test_openais_client_is_told_where_the_prompt_s_kv_came_from(real: RunningServer) -> None:
+    completions = real.openai().completions
+    fields = {"model": "weft-tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 8, "n": 2}
+    salted = {"extra_body": {"cache_salt": "usage"}}
+    cached, recomputed, new = counts(completions.create(**fields, **salted).usage)
+    assert (cached, recomputed) == (0, 0)
+    options = {"include_usage": True}
+    *_, last = completions.create(**fields, **salted, stream=True, stream_options=options)
+    assert counts(last.usage) == (new - 1, 0, 1), "the last token is computed for what follows it"
+    real.on_loop(lambda: real.engine.send([ResetPrefixCache()]))
+    assert counts(completions.create(**fields, **salted).usage) == (0, new, 0)
+    several = fields | {"prompt": [PROMPT, "A new one.", PROMPT]}
+    answer = completions.create(**several, **salted)
+    cached, recomputed, new = counts(answer.usage)
+    assert cached > 0
+    assert 0 < new < 20
+    assert answer.usage.prompt_tokens_details.first_different_token is None
+    scored = {"extra_body": {"cache_salt": "usage", "prompt_logprobs": 1}}
+    assert counts(completions.create(**fields, **scored).usage)[0] == 0, "all of it was computed for its scores"
+
+
+def test_openais_client_is_told_where_a_turn_differs_from_the_one_before(real: RunningServer) -> None:
+    chats = real.openai().chat.completions
+    messages = [{"role": "user", "content": PROMPT}]
+    salted = {"model": "weft-tiny", "temperature": 0, "extra_body": {"cache_salt": "turns", "ignore_eos": True}}
+
+    def ask() -> tuple[str, int, int, object]:
+        answer = chats.create(messages=messages, max_tokens=24, **salted)
+        details = answer.usage.prompt_tokens_details
+        return answer.choices[0].message.content, answer.usage.prompt_tokens, details.cached_tokens, details
+
+    text, num_prompt, _, details = ask()
+    assert details.first_different_token is None
+    messages += [{"role": "assistant", "content": "?" + text[1:]}, {"role": "user", "content": "And then?"}]
+    _, _, cached, details = ask()
+    assert details.first_different_token == cached == num_prompt

@@ -15,7 +15,7 @@ import msgspec
 
 from weft.endpoints.fields import ADVISORY, REFUSED
 from weft.endpoints.schemas.chat import ChatRequest
-from weft.endpoints.schemas.common import GenerationRequest
+from weft.endpoints.schemas.common import GenerationRequest, PromptTokensDetails
 from weft.endpoints.schemas.completion import CompletionRequest
 from weft.endpoints.schemas.embedding import EmbeddingRequest
 from weft.endpoints.schemas.nested import NESTED_SHAPES, JsonSchemaFormat, ResponseFormat, StructuredOutputs
@@ -49,6 +49,7 @@ def tables() -> dict[str, str]:
         **{path: head + _rows(kind, _own_fields(kind)) for path, kind in _REQUESTS.items()},
         "messages and tools": head + "".join(_rows(s, s.__struct_fields__, f"{s.__name__}.") for s in chat_shapes),
         "formats": head + "".join(_rows(s, s.__struct_fields__, f"{s.__name__}.") for s in _FORMATS),
+        "usage": _response_rows(PromptTokensDetails),
         "advisory": "| Field | Reason |\n|---|---|\n"
         + "".join(f"| `{n}` | {ADVISORY[n]} |\n" for n in sorted(ADVISORY)),
         "refused": _refused(),
@@ -71,6 +72,12 @@ def _rows(kind: Struct, names: tuple[str, ...], prefix: str = "") -> str:
         default = "required" if name in schema.get("required", ()) else f"`{text}`" if text else "absent"
         rows.append(f"| `{prefix}{name}` | {type_text(field)} | {default} | {description_of(field)} |\n")
     return "".join(rows)
+
+
+def _response_rows(kind: Struct) -> str:
+    properties = openapi()["components"]["schemas"][kind.__name__]["properties"]
+    rows = [f"| `{name}` | {type_text(field)} | {description_of(field)} |\n" for name, field in properties.items()]
+    return "| Field | Type | Meaning |\n|---|---|---|\n" + "".join(rows)
 
 
 def _refused() -> str:

@@ -194,17 +194,33 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """Where the prompt's KV came from. `cached_tokens`, `recomputed_tokens` and `new_tokens` add up to its tokens."""
 
-    cached_tokens: int = 0
-    """Prompt tokens whose KV was found instead of computed, on the device or the host."""
-    host_tokens: int = 0
-    """Of the cached ones, tokens whose KV was brought from the host."""
-    recomputed_tokens: int = 0
-    """Prompt tokens that were computed although their KV had existed: it was given up."""
-    new_tokens: int = 0
-    """The rest: computed for the first time, as far as the engine remembers what it gave up."""
-    first_different_token: int | None = None
-    """Where the prompt continues a finished turn, the index of the first token that differs from that turn's: from
-    there on nothing is found. null: it has the whole turn, or continues none, or the request has several prompts."""
+    cached_tokens: Annotated[
+        int, Meta(description="Prompt tokens whose KV was found instead of computed, on the device or the host.")
+    ] = 0
+    host_tokens: Annotated[
+        int, Meta(description="Of the cached tokens, those whose KV was brought back from the host.")
+    ] = 0
+    recomputed_tokens: Annotated[
+        int, Meta(description="Prompt tokens computed again: their KV had existed and was given up to make room.")
+    ] = 0
+    new_tokens: Annotated[
+        int,
+        Meta(
+            description="All others: computed for the first time, as far as the engine remembers what it gave up; and "
+            "the last token of a prompt whose KV is all there, which is computed for what follows it."
+        ),
+    ] = 0
+    first_different_token: (
+        Annotated[
+            int,
+            Meta(
+                description="Where the prompt continues a finished turn, the index of the first token that differs "
+                "from that turn's: no KV after it is found. null: the prompt has the whole turn or continues none, or "
+                "the request has several prompts."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class UsageInfo(msgspec.Struct, frozen=True):
