@@ -20,7 +20,6 @@ file: what it has is not measured again, and a comparison that was interrupted g
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -39,6 +38,7 @@ from bench.peers import INSTALL, PEERS, levels
 from bench.peers.child import ChildPeer
 from bench.peers.text import one_line
 from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_cpu
+from bench.resume import continued
 from weft.cli.bench.measure import Spread, pair_ratios
 from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.models.random_checkpoints import QWEN3_0_6B, QWEN3_1_7B, write_checkpoint
@@ -273,10 +273,7 @@ def begin(args: argparse.Namespace) -> dict[str, Any]:
     }
     if not args.resume or not args.json.exists():
         return record
-    before: dict[str, Any] = json.loads(args.json.read_text(encoding="utf-8"))
-    same = before.get("asked") == record["asked"] and before["machine"]["cpu"] == record["machine"]["cpu"]
-    if not same or before["versions"] != record["versions"]:
-        sys.exit(f"{args.json} is of another machine, other versions or other settings: {before.get('asked')}")
+    before = continued(args.json, record)
     cells = [(found, name) for found in before["results"].values() for name in found]
     failed = [(found, name) for found, name in cells if found[name].pop("error", None) is not None]
     for found, name in failed:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
 
-from bench import offline
+from bench import interception, offline
 from bench.peers import PEERS
 from weft.cli.main import app
 
@@ -34,13 +35,21 @@ def test_every_command_is_listed_and_its_flags_exist() -> None:
         assert all(flag in shown for flag in re.findall(r"--[\w-]+", rest)), (name, rest)
 
 
-def test_flags_of_the_comparison_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    [command] = re.findall(r"^python -m bench.offline (.*)$", PAGE, re.MULTILINE)
-    monkeypatch.setattr("sys.argv", ["offline", "--help"])
+@pytest.mark.parametrize("module", [offline, interception])
+def test_flags_of_comparisons_exist(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [command] = re.findall(rf"^python -m {module.__name__} (.*)$", PAGE, re.MULTILINE)
+    monkeypatch.setattr("sys.argv", [module.__name__, "--help"])
     with pytest.raises(SystemExit):
-        offline.parse_arguments()
+        module.parse_arguments()
     shown = capsys.readouterr().out
     assert all(flag in shown for flag in re.findall(r"--[\w-]+", command))
+
+
+def test_every_contender_is_explained() -> None:
+    rows = PAGE.partition("| contender |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([\w-]+)`", rows)) == {one.name for one in interception.CONTENDERS}
 
 
 def test_every_peer_is_explained() -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from weft.abi.errors import ConfigError
 from weft.core.cost.model import CostModel, ForwardModel, SwapModel
-from weft.core.cost.profile import decode_profile
+from weft.core.cost.profile import Profile, decode_profile
 
 DEVICES_FILE = Path(__file__).with_name("devices.toml")
 PAGE_SIZE = 16
@@ -100,8 +100,13 @@ def profiled_device(file: Path, kv_tokens: int) -> Device:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except ConfigError as error:
         raise ConfigError(f"{file}: {error.message}") from error
+    return device_of_profile(profile, file.name, kv_tokens)
+
+
+def device_of_profile(profile: Profile, name: str, kv_tokens: int) -> Device:
+    """The device of a cost profile, with room for `kv_tokens`."""
     return Device(
-        name=file.name,
+        name=name,
         about=profile.identity.describe(),
         kv_tokens=kv_tokens,
         page_size=profile.identity.page_size,

@@ -40,8 +40,13 @@ def identify_spec(config: EngineConfig, spec: ModelSpec) -> Identity:
         page_size=config.page_size,
         kernels=[*(f"{c.operation}: {c.chosen}" for c in dispatch.describe(device, dtype)), *_build(on_gpu)],
         software=[f"weft {__version__}", f"torch {torch.__version__}"],
-        host_link="" if config.host_link_gbs is None else f"{config.host_link_gbs:g} GB/s",
+        host_link=describe_link(config.host_link_gbs),
     )
+
+
+def describe_link(host_link_gbs: float | None) -> str:
+    """`Identity.host_link` of a link of this rate; None: not throttled."""
+    return "" if host_link_gbs is None else f"{host_link_gbs:g} GB/s"
 
 
 def _shape_hash(spec: ModelSpec) -> str:

@@ -53,7 +53,8 @@ def test_nothing_is_said_of_recomputation_where_the_server_does_not_report_what_
     silent = held(turn(10.0, 1.0, 12.0, 9, 1, None), turn(12.0, 1.0, 14.0, 19, 1, None), end_s=14.0, waited_s=0.0)
     assert recomputed_tokens([silent]) is None
     assert "recomputed_tokens" not in conversation_figures([silent])
-    assert recomputed_tokens([SHORT]) is None  # nothing returned
+    assert recomputed_tokens([SHORT]) == 0  # nothing returned
+    assert recomputed_tokens([LONG, silent]) == 43 + 9  # it found nothing
 
 
 def test_an_edited_history_is_not_recomputed_beyond_its_prompt() -> None:

@@ -42,15 +42,13 @@ def normalized_s(one: HeldConversation) -> float | None:
 def recomputed_tokens(held: Sequence[HeldConversation]) -> int | None:
     """Tokens of prompts whose KV existed after the previous turn and was not found; None if no turn reports what was.
 
-    Tokens that an operation computed again after it was preempted are not in it: clients cannot see them.
+    A turn that reports nothing found nothing if others report: vLLM leaves a count of 0 out. Tokens that an operation
+    computed again after it was preempted are not in it: clients cannot see them.
     """
-    found = [
-        max(0, turn.known_tokens - timing.num_cached_tokens)
-        for one in held
-        for turn, timing in zip(_timed(0, one), _timings(one), strict=True)
-        if turn.known_tokens and timing.num_cached_tokens is not None
-    ]
-    return sum(found) if found else None
+    pairs = [pair for one in held for pair in zip(_timed(0, one), _timings(one), strict=True)]
+    if all(timing.num_cached_tokens is None for _, timing in pairs):
+        return None
+    return sum(max(0, turn.known_tokens - (timing.num_cached_tokens or 0)) for turn, timing in pairs)
 
 
 def _timings(one: HeldConversation) -> list[Timing]:

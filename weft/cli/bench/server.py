@@ -1,4 +1,4 @@
-"""A `weft serve` process that a benchmark starts."""
+"""A `weft serve` process, or another server, that a benchmark starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from weft.abi.errors import WeftError
 from weft.cli.settings import Settings, as_toml, keys, variable, with_setting
@@ -24,7 +25,7 @@ STOP_S = 60
 def own_server(settings: Settings) -> Iterator[str]:
     """Start a server with these engine settings; yields its URL when it is ready. Raises `WeftError` if it ends
     before."""
-    port = _free_port()
+    port = free_port()
     source = "the benchmark"
     for key, value in {
         "server.host": HOST,
@@ -40,27 +41,42 @@ def own_server(settings: Settings) -> Iterator[str]:
         file = Path(folder) / "weft.toml"
         file.write_text(as_toml(settings), encoding="utf-8")
         command = [sys.executable, "-m", "weft.cli.main", "serve", "--config", str(file)]
-        process = subprocess.Popen(command, env=environment)  # noqa: S603
+        with server_process(command, environment, port) as url:
+            yield url
+
+
+@contextlib.contextmanager
+def server_process(
+    command: list[str],
+    environment: Mapping[str, str],
+    port: int,
+    *,
+    ready: str = "/ready",
+    log: IO[bytes] | None = None,
+) -> Iterator[str]:
+    """Start a server; yields its URL when it answers the path `ready`, and ends it. Raises `WeftError` if it ends
+    before. It writes to `log`, or to the benchmark's own output."""
+    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: S603
+    try:
+        _wait_ready(process, port, ready)
+        yield f"http://{HOST}:{port}"
+    finally:
+        process.terminate()
         try:
-            _wait_ready(process, port)
-            yield f"http://{HOST}:{port}"
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], port: int, ready: str) -> None:
     """Wait without a time limit, because a server that cannot load its model exits."""
     import httpx
 
     with httpx.Client(base_url=f"http://{HOST}:{port}") as client:
         while process.poll() is None:
             try:
-                if client.get("/ready").status_code == httpx.codes.OK:
+                if client.get(ready).status_code == httpx.codes.OK:
                     return
             except httpx.HTTPError:
                 pass
@@ -68,7 +84,8 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
     raise WeftError(f"the benchmark's server ended with status {process.returncode}; see its messages above")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
