@@ -117,13 +117,13 @@ def test_the_saturation_point_bounds_prompts(weft, checkpoint, monkeypatch, tmp_
     for more, expected in (((), 29), (("--max-step-tokens", "64"), "none")):
         planned = json.loads(weft("doctor", checkpoint, *flags, *more).output)["will_use"]
         assert planned["saturation_tokens"] == expected
-    for changes, expected in (({}, 29), ({"max_running": 40}, 40), ({"max_step_tokens": 64}, 64)):
+    for changes, expected in (({}, 29), ({"max_running": 40}, 56), ({"max_step_tokens": 64}, 64)):
         engine = build_engine(msgspec.structs.replace(config, **changes), lambda client, envelope: None)
         try:
-            assert prompt_budget(engine.scheduler.config) == expected
+            assert prompt_budget(engine.scheduler.config, engine.info.max_running, 16) == expected
         finally:
             engine.close()
-    assert "no more of prompts from 29 tokens on" in caplog.text
+    assert "a step of 29 tokens gets no more of prompts than a page" in caplog.text
 
 
 def test_a_pool_too_small_to_learn_from(weft, checkpoint, monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from weft.core.ids import pack_tokens
 from weft.core.step import Step
 from weft.engine.costs import StepCosts
 from weft.engine.profiles import saturation_tokens
-from weft.sched.scheduler import SchedulerConfig, prompt_budget
+from weft.sched.config import SchedulerConfig, prompt_budget
 
 
 def launched(driver: Driver) -> list[Step]:
@@ -40,10 +40,16 @@ def test_only_the_profile_of_an_interactive_server_bounds_prompts() -> None:
     assert saturation_tokens(EngineConfig(performance_mode="throughput"), one) is None
 
 
-@pytest.mark.parametrize(("saturation", "expected"), [(None, 512), (100, 100), (10, 64), (4000, 512)])
-def test_running_sequences_and_the_device_come_first(saturation: int | None, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("saturation", "others", "expected"),
+    [(None, 64, 512), (100, 0, 100), (100, 64, 100), (100, 90, 106), (10, 64, 80), (4000, 64, 512), (10, 505, 512)],
+)
+def test_prompts_get_what_others_leave_of_the_saturation_point(
+    saturation: int | None, others: int, expected: int
+) -> None:
+    """A page at least, and never more than the device has room for."""
     config = SchedulerConfig(max_context=100, max_running=64, max_step_tokens=512, saturation_tokens=saturation)
-    assert prompt_budget(config) == expected
+    assert prompt_budget(config, others, 16) == expected
 
 
 def test_prompts_are_cut_at_the_saturation_point() -> None:

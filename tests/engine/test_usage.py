@@ -177,6 +177,15 @@ class Watched:
             self.check(operation)
 
         monkeypatch.setattr(driver, "ended", ended)
+        send = driver.send
+
+        def sent(*commands: wire.Command) -> None:
+            send(*commands)
+            for command in commands:
+                if isinstance(command, wire.Truncate):  # ends what is under way, also where no operation is
+                    self.computed.pop(command.seq, None)
+
+        monkeypatch.setattr(driver, "send", sent)
 
     def check(self, operation: object) -> None:
         ending, seq = operation.ending, operation.seq  # type: ignore[attr-defined]

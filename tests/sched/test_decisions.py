@@ -141,6 +141,32 @@ def test_idle_sequences_give_pages_up_before_anything_runs_less() -> None:
     assert alone.scheduler.stats().preemptions == 0
 
 
+def test_recomputation_takes_what_decoding_sequences_leave_of_the_saturation_point() -> None:
+    alone = Alone(num_pages=24, max_step_tokens=64, saturation_tokens=20)
+    alone.request(1, 60, limit=1)
+    alone.request(2, 180, limit=1, first=8)
+    while alone.scheduler.has_work:
+        alone.turn()
+    alone.say(wire.Release(seq=2), wire.ResetPrefixCache())
+    assert alone.sequence(1).num_computed == 0, "it gave its pages up"
+    for seq in (3, 4):
+        alone.request(seq, 10, first=10 + seq)
+        alone.turn()
+    before = alone.scheduler.stats().recomputed_tokens
+    alone.say(wire.Generate(seq=1, op=19, stop=StopParams(max_tokens=1)))
+    assert [rows(alone.turn()) for _ in range(4)] == [[1, 1, 18], [1, 1, 18], [1, 1, 18], [1, 1, 7]]
+    assert alone.scheduler.stats().recomputed_tokens - before == 60
+
+
+def test_prompts_get_a_page_however_many_decode() -> None:
+    alone = Alone(max_running=8, max_step_tokens=64, saturation_tokens=6)
+    for seq in range(1, 7):
+        alone.request(seq, 2, first=20 + seq)
+        alone.turn()
+    alone.request(7, 30, first=9)
+    assert [rows(alone.turn()) for _ in range(4)] == [[*[1] * 6, size] for size in (8, 8, 8, 6)]
+
+
 def test_a_client_that_is_dropped_leaves_nothing_to_decide() -> None:
     alone = Alone()
     alone.request(1, 40)
@@ -180,10 +206,6 @@ class FakeView:
     def _of(self, kind: str) -> list[Holder]:
         return [holder for holder in self._holders if holder.kind == kind]
 
-    @property
-    def num_without_slot(self) -> int:
-        return sum(holder.num_pages for holder in self._of("waiting"))
-
     def waiting(self):  # type: ignore[no-untyped-def]
         return iter(self._of("waiting"))
 
@@ -192,6 +214,7 @@ class FakeView:
 
 
 EARLY, LATE = Holder("waiting", 3, 3, 0, (4.0, 1, 3)), Holder("waiting", 4, 3, 0, (5.0, 1, 4))
+FIRST = Holder("waiting", 2, 9, 0, (2.0, 1, 2))
 NEEDY = Holder("running", 5, 3, 0, (3.0, 1, 5))
 OLDER, NEWER = Holder("running", 6, 3, 0, (1.0, 1, 6)), Holder("running", 7, 3, 2, (8.0, 1, 7))
 
@@ -206,6 +229,10 @@ OLDER, NEWER = Holder("running", 6, 3, 0, (1.0, 1, 6)), Holder("running", 7, 3, 
         ("admit", 4, (EARLY, OLDER), None),
         ("admit", 4, (EARLY, NEWER), NEWER),
         ("admit", 0, (EARLY, NEWER), NEWER),
+        ("admit", 3, (FIRST, OLDER), None),
+        ("admit", 6, (FIRST, EARLY, LATE, OLDER), LATE),
+        ("start", 9, (FIRST, EARLY), EARLY),
+        ("start", 9, (FIRST,), None),
         ("spaces", 3, (EARLY, NEWER), EARLY),
         ("spaces", 4, (EARLY, NEWER), None),
     ],

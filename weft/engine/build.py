@@ -12,7 +12,7 @@ from weft.engine.engine import Engine, Publish
 from weft.engine.gather import policy_of
 from weft.engine.profiles import find_profile, saturation_tokens
 from weft.sched.policies import make_policy
-from weft.sched.scheduler import SchedulerConfig, prompt_budget
+from weft.sched.scheduler import SchedulerConfig
 from weft.tokenizers.load import load_tokenizer
 from weft.worker.build import Progress, load, start_worker, step_tokens
 from weft.worker.identity import identify
@@ -59,7 +59,8 @@ def build_engine(
         trace=trace,
     )
     if scheduler.saturation_tokens is not None:
-        _log.info("a step gets no more of prompts from %d tokens on, by the cost profile", prompt_budget(scheduler))
+        most = min(scheduler.saturation_tokens, scheduler.max_step_tokens)
+        _log.info("a step of %d tokens gets no more of prompts than a page, by the cost profile", most)
     return Engine(
         worker,
         scheduler,

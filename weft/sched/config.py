@@ -15,8 +15,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: int
     """What the device has room for."""
     saturation_tokens: int | None = None
-    """A step that has so many tokens gets no more of prompts: they would take proportionally longer, and decoding
-    sequences would wait for them. At least `max_running` count. None: as many as fit."""
+    """A step that has so many tokens gets no more of prompts than a page: they would take proportionally longer, and
+    decoding sequences would wait for them. None: as many as fit."""
     max_waiting: int = 4096
     aging_s: float = 30.0
     prefix_cache: bool = True
@@ -40,9 +40,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The model has layers with a sliding window, which explicit pages do not allow."""
 
 
-def prompt_budget(config: SchedulerConfig) -> int:
-    """Tokens of a step from which on prompts get none: what running sequences may need always leaves room for some, but
-    never more than there is."""
+def prompt_budget(config: SchedulerConfig, num_tokens: int, page_size: int) -> int:
+    """Tokens of a step from which on prompts get none, where those who decode and commands of programs have
+    `num_tokens`: S - `num_tokens` are left for prompts up to the saturation point S (APIServe, section 4.2), and a page
+    at least, so that none waits for others to end; but never more than there is."""
     if config.saturation_tokens is None:
         return config.max_step_tokens
-    return min(max(config.saturation_tokens, config.max_running), config.max_step_tokens)
+    return min(max(config.saturation_tokens, num_tokens + page_size), config.max_step_tokens)

@@ -40,8 +40,8 @@ class StepPlanner:
         self._spaces = state.spaces
         self._interception = state.interception
         self._reclaimer = state.reclaimer
-        self._prompt_budget = prompt_budget(state.config)
-        """Tokens of a step from which on prompts get none."""
+        self._prompt_budget = state.config.max_step_tokens
+        """Tokens of the step being built from which on prompts get none."""
         self._num_promised = 0
         """Pages that sequences still need which have a part of their pages and wait for the rest from the host."""
 
@@ -59,6 +59,8 @@ class StepPlanner:
         try:
             self._add_decodes(builder, now)
             self._add_spaces(builder, now)
+            if self._config.saturation_tokens is not None:
+                self._prompt_budget = prompt_budget(self._config, builder.num_tokens, self._cache.page_size)
             self._add_prefills(builder, now)
             self._admit(builder, now)
         finally:
@@ -267,9 +269,9 @@ class StepPlanner:
             if match is not None
             else self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total)
         )
-        if not self._reclaimer.make_room(sequence, cost + self._num_promised, now):
+        if not self._reclaimer.make_room(sequence, cost, self._num_promised, now):
             return "blocked"
-        if match is not None and match.on_host:
+        if match is not None and match.on_host and cost <= self._cache.num_soon:
             self._bring(sequence, match, tokens, cost, now)
             return "returning"
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size

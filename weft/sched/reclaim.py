@@ -60,19 +60,25 @@ class Reclaimer:
             if start < end:
                 self.make_writable(sequence, start, end, now)
         elif sequence.state is SequenceState.WAITING:
-            self.make_room(sequence, self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total), now)
+            cost = self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total)
+            self.make_room(sequence, cost, 0, now)
 
-    def make_room(self, sequence: Sequence, cost: int, now: float) -> bool:
-        """Whether a sequence may start: a slot, and pages for all it has, with one to spare for each that runs."""
+    def make_room(self, sequence: Sequence, cost: int, promised: int, now: float) -> bool:
+        """Whether a waiting sequence may start: a slot, and `cost` pages for all it has, beside `promised` pages for
+        those before it and one to spare for each that runs. The first may always start where nothing runs: it makes
+        room as it writes."""
         running = self._sequences.running
         while True:
-            missing = cost + len(running) - self._cache.num_available if running else 0
+            is_alone = not running and not promised
+            if is_alone and cost <= self._cache.tiers.device.num_free:
+                return True
+            missing = cost + promised + len(running) - self._cache.num_available
             if self._sequences.slots.num_free and missing <= 0:
                 return True
             if missing > 0 and self._interception.park_idle(now):
                 continue
-            if not self._reclaim("admit", missing, sequence, now):
-                return False
+            if not self._reclaim("start" if is_alone else "admit", missing, sequence, now):
+                return is_alone
 
     def make_writable(self, sequence: Sequence, start: int, end: int, now: float) -> bool:
         """Pages for tokens `start` to `end`, taken from others where none are free. False: not in this step."""

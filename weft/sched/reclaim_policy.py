@@ -14,8 +14,9 @@ from weft.cache.manager import KVCache
 from weft.sched.sequence import Rank, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
-Purpose = Literal["write", "admit", "spaces"]
-"""A sequence with a slot writes tokens; a waiting sequence is to be admitted; a program allocates explicit pages."""
+Purpose = Literal["write", "admit", "start", "spaces"]
+"""A sequence with a slot writes tokens; a waiting sequence is to be admitted; the first in the queue is to be admitted
+while nothing runs, so that nothing else will make room; a program allocates explicit pages."""
 
 
 class Holder(NamedTuple):
@@ -42,11 +43,6 @@ class ReclaimView:
         self.needy = None if needy is None else _holder("running", needy, sequences)
         self._cache = cache
         self._sequences = sequences
-
-    @property
-    def num_without_slot(self) -> int:
-        """Pages of all sequences without a slot."""
-        return sum(len(sequence.table.pages) for sequence in self._sequences.without_slot.values())
 
     @property
     def has_pins(self) -> bool:
@@ -77,29 +73,31 @@ class ByRank:
     """The sequence of the last rank that waits gives first, then running sequences of later rank than the one in need
     (*preemption*). So the first in rank always gets on, and all others after it.
 
-    To write, pins and spaces give after these. To admit, waiting sequences keep their pages where these would not be
-    enough, and only running ones of a less urgent priority are preempted. Programs get explicit pages from waiting
-    sequences alone.
+    To write, pins and spaces give after these. To admit, only waiting sequences of later rank give pages: one that
+    comes back from the host part by part keeps what it has until its turn. They keep their pages where these would not
+    be enough, unless nothing runs; and only running ones of a less urgent priority are preempted. Programs get explicit
+    pages from waiting sequences alone.
     """
 
     def choose(self, view: ReclaimView) -> Holder | None:
         """The first holder of the order above that the purpose allows."""
         if view.purpose == "write":
-            return self._waiting(view) or self._running(view) or self._last(view)
-        if view.missing > 0 and view.num_without_slot >= view.missing:
-            found = self._waiting(view)
-            if found is not None:
-                return found
+            return max(view.waiting(), key=_rank, default=None) or self._running(view) or self._last(view)
+        if view.missing > 0:
+            later = self._later(view)
+            if later and (view.purpose == "start" or sum(holder.num_pages for holder in later) >= view.missing):
+                return max(later, key=_rank)
         return None if view.purpose == "spaces" else self._running(view)
 
-    def _waiting(self, view: ReclaimView) -> Holder | None:
-        return max(view.waiting(), key=_rank, default=None)
+    def _later(self, view: ReclaimView) -> list[Holder]:
+        needy = view.needy
+        return [holder for holder in view.waiting() if needy is None or _rank(holder) > _rank(needy)]
 
     def _running(self, view: ReclaimView) -> Holder | None:
         victim, needy = max(view.running(), key=_rank, default=None), view.needy
         if victim is None or needy is None or victim.seq == needy.seq or _rank(victim) < _rank(needy):
             return None
-        if view.purpose == "admit" and victim.priority <= needy.priority:
+        if view.purpose != "write" and victim.priority <= needy.priority:
             return None
         return victim
 

@@ -22,7 +22,7 @@ from weft.core.grammar import Grammar
 from weft.core.step import Step, StepResult
 from weft.core.wire import Command, EngineStats
 from weft.sched.commands import CommandHandler, GuideFactory, MonitorFactory
-from weft.sched.config import SchedulerConfig, prompt_budget
+from weft.sched.config import SchedulerConfig
 from weft.sched.event_log import Events
 from weft.sched.in_flight import InFlight
 from weft.sched.outcome import update
@@ -33,7 +33,7 @@ from weft.sched.sequence_table import SequenceTable
 from weft.sched.spaces.spaces import Spaces
 from weft.sched.state import SchedulerState
 
-__all__ = ["Scheduled", "Scheduler", "SchedulerConfig", "prompt_budget"]
+__all__ = ["Scheduled", "Scheduler", "SchedulerConfig"]
 
 
 class Scheduled(NamedTuple):

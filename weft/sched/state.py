@@ -33,7 +33,8 @@ class SchedulerState:
         )
         self.log = EventLog(traces=config.trace)
         self.interception = Interception(cache, self.sequences, config, policy, costs)
-        self.reclaimer = Reclaimer(cache, self.sequences, self.interception, self.log, ByRank(), prompt_budget(config))
+        most_prompts = prompt_budget(config, config.max_running, cache.page_size)
+        self.reclaimer = Reclaimer(cache, self.sequences, self.interception, self.log, ByRank(), most_prompts)
         self.spaces = _spaces(config, cache, self.log, self.reclaimer)
         self.reclaimer.last_resort = self.spaces.end_youngest
         self.places = PlaceForecast()

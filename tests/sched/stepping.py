@@ -1,0 +1,215 @@
+"""A scheduler on a fake worker, driven by halves of steps: commands may come while a step is in flight."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.cache.integrity import check_integrity
+from weft.cache.manager import KVCache
+from weft.core import wire
+from weft.core.ids import pack_tokens
+from weft.core.sampling import SamplingParams, StopParams
+from weft.core.step import Step
+from weft.sched.policies import make_policy
+from weft.sched.scheduler import Scheduled, Scheduler, SchedulerConfig
+from weft.sched.sequence import Sequence
+from weft.testing.fake_worker import FakeWorker, expected_tokens, fake_spec
+
+CLIENT = 1
+
+
+@dataclass
+class Generation:
+    """What a generate should give, and what it gave."""
+
+    seq: int
+    prompt: list[int]
+    seed: int
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    ending: wire.Finished | wire.Failed | wire.Cancelled | None = None
+
+
+class Stepped:
+    """Sequences of one client. Invariants are checked after every call, and every token is that of its prompt alone."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 24,
+        num_host_pages: int = 0,
+        policy: str = "lru",
+        page_size: int = 8,
+        max_running: int = 4,
+        check_every: int = 1,
+        **config: Any,
+    ):
+        """`check_every`: calls from one check of the invariants to the next."""
+        self.worker = FakeWorker(
+            fake_spec(
+                num_device_pages=num_pages, num_host_pages=num_host_pages, page_size=page_size, num_slots=max_running
+            )
+        )
+        self.cache = KVCache(num_pages, num_host_pages, page_size)
+        sizes = {"max_context": num_pages * page_size, "max_running": max_running, "max_step_tokens": 64}
+        self.scheduler = Scheduler(
+            SchedulerConfig(**{**sizes, "vocab_size": 1000, **config}),
+            self.cache,
+            policy=make_policy(policy),
+        )
+        self.now = 0.0
+        self.known: dict[int, list[int]] = {}
+        """The tokens of each open sequence, as its client knows them."""
+        self.generations: dict[int, Generation] = {}
+        self.others: list[wire.Event] = []
+        self.in_flight: deque[Scheduled] = deque()
+        self._numbers = itertools.count(1000)
+        self._check_every = check_every
+        self._calls = 0
+
+    # ---- commands
+
+    def say(self, *commands: wire.Command) -> None:
+        self._take(self.scheduler.handle(CLIENT, commands, self.now).messages)
+        self.check()
+
+    def open(self, seq: int, tokens: list[int], *, tenant: str = "", priority: int = 0) -> None:
+        self.known[seq] = list(tokens)
+        self.say(
+            wire.Open(seq=seq, tenant=tenant, namespace=tenant, priority=priority),
+            wire.Append(seq=seq, op=next(self._numbers), tokens=pack_tokens(tokens)),
+        )
+
+    def append(self, seq: int, tokens: list[int]) -> None:
+        self.known[seq] += tokens
+        self.say(wire.Append(seq=seq, op=next(self._numbers), tokens=pack_tokens(tokens)))
+
+    def generate(self, seq: int, limit: int) -> int:
+        op = next(self._numbers)
+        self.generations[op] = Generation(seq, list(self.known[seq]), op, limit)
+        sampling, stop = SamplingParams(seed=op), StopParams(max_tokens=limit)
+        self.say(wire.Generate(seq=seq, op=op, sampling=sampling, stop=stop))
+        return op
+
+    def fork(self, seq: int, child: int) -> None:
+        self.known[child] = list(self.known[seq])
+        self.say(wire.Fork(seq=seq, child=child))
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        self.say(wire.Truncate(seq=seq, num_tokens=num_tokens))
+        del self.known[seq][num_tokens:]
+
+    def release(self, seq: int, kind: str = "") -> None:
+        self.say(wire.Release(seq=seq, kind=kind))
+        self.known.pop(seq, None)
+
+    # ---- steps
+
+    def decide(self) -> Step:
+        """Launch the next step, if it is not empty."""
+        self.now += 0.01
+        scheduled = self.scheduler.schedule(self.now)
+        self._take(scheduled.events.messages)
+        if not scheduled.step.is_empty:
+            self.scheduler.launched(scheduled.step.step_id)
+            self.in_flight.append(scheduled)
+        self.check()
+        return scheduled.step
+
+    def complete(self) -> None:
+        """Take in the result of the oldest step in flight, if there is one."""
+        if self.in_flight:
+            scheduled = self.in_flight.popleft()
+            result = self.worker.carry_out(scheduled.step)
+            self._take(self.scheduler.update(scheduled.flight, result, self.now).messages)
+            self.check()
+
+    def turn(self) -> Step:
+        """Decide a step, and complete all but it: as the engine does, which is one step ahead."""
+        step = self.decide()
+        while len(self.in_flight) > (not step.is_empty):
+            self.complete()
+        return step
+
+    def settle(self) -> None:
+        """Complete all steps in flight."""
+        while self.in_flight:
+            self.complete()
+
+    def run(self, most: int = 2000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(most):
+            self.turn()
+            if not self.scheduler.has_work and not self.in_flight:
+                return
+        states = {handle: s.state.value for (_, handle), s in self.scheduler.sequences.open.items()}
+        raise AssertionError(f"there is work left after {most} steps: {states}")
+
+    def finish(self) -> None:
+        """Everything ends, and no page is left behind."""
+        self.run()
+        for op, generation in self.generations.items():
+            assert generation.ending is not None, f"operation {op} never ended"
+        for seq in list(self.known):
+            self.release(seq)
+        self.run()
+        self.say(wire.ResetPrefixCache())
+        tiers = self.cache.tiers
+        check_integrity(self.cache, [])
+        assert tiers.device.num_free == tiers.device.num_pages
+        assert tiers.host.num_free == tiers.host.num_pages
+        assert not self.cache.trees()
+        assert len(self.scheduler.sequences) == len(self.scheduler.sequences.queue) == 0
+        assert not self.scheduler.sequences.without_slot
+
+    # ---- what is there
+
+    def sequence(self, handle: int) -> Sequence:
+        return self.scheduler.sequences.open[CLIENT, handle]
+
+    def pages(self, handle: int) -> tuple[int, int]:
+        """(pages on the device, pages that only the host has) of all whole pages of a sequence that have KV."""
+        sequence = self.sequence(handle)
+        match = sequence.table.tree.match(sequence.tokens.tobytes(), len(sequence.tokens) // self.cache.page_size)
+        device = sum(node.num_pages for node in match.path if node.on_device)
+        host = sum(node.num_pages for node in match.path if not node.on_device)
+        if match.child is not None and match.child.on_device:
+            device += match.child_pages
+        elif match.child is not None:
+            host += match.child_pages
+        return device, host
+
+    def events_of(self, op: int) -> list[wire.Event]:
+        return [event for event in self.others if getattr(event, "op", None) == op]
+
+    def check(self) -> None:
+        self._calls += 1
+        if self._calls % self._check_every:
+            return
+        sequences = self.scheduler.sequences
+        check_integrity(self.cache, [s.table for s in sequences], self.scheduler.spaces.device_pages())
+        for sequence in sequences:
+            assert sequence.num_written <= sequence.num_computed <= sequence.total
+            assert sequence.num_computed <= len(sequence.table.pages) * self.cache.page_size
+
+    def _take(self, messages: list[tuple[int, wire.Event]]) -> None:
+        for client, event in messages:
+            assert client == CLIENT
+            generation = self.generations.get(getattr(event, "op", 0))
+            if generation is None:
+                self.others.append(event)
+                continue
+            assert generation.ending is None, f"{event} after the end"
+            if isinstance(event, wire.Token):
+                generation.tokens.append(event.token)
+                if generation.seq in self.known:
+                    self.known[generation.seq].append(event.token)
+                continue
+            assert isinstance(event, wire.Finished | wire.Failed | wire.Cancelled)
+            generation.ending = event
+            alone = expected_tokens(generation.prompt, generation.seed, generation.limit, 1000)
+            whole = isinstance(event, wire.Finished)
+            assert generation.tokens == (alone if whole else alone[: len(generation.tokens)]), event

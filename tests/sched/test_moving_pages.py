@@ -1,0 +1,292 @@
+"""Commands on a sequence whose pages move between device and host, with a step in flight that moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.sched.stepping import CLIENT, Stepped
+from weft.core import wire
+from weft.sched.sequence import SequenceState
+
+TOKENS = [*range(40), *range(300, 340)]
+"""Of sequence 1, the one that commands are about: ten pages."""
+
+
+def copies_per_step(monkeypatch: pytest.MonkeyPatch, num_pages: int) -> None:
+    monkeypatch.setattr("weft.sched.interception.UNMEASURED_COPIES", num_pages)
+    monkeypatch.setattr("weft.sched.interception.IDLE_COPIES", num_pages)
+
+
+def intercepted(num_host_pages: int = 60, policy: str = "lru") -> Stepped:
+    """Sequence 1 has run and waits for its program; sequence 2 shares its first half."""
+    stepped = Stepped(num_pages=24, num_host_pages=num_host_pages, policy=policy)
+    stepped.open(1, TOKENS)
+    stepped.generate(1, 3)
+    stepped.run()
+    stepped.open(2, [*TOKENS[:40], 7, 8, 9])
+    stepped.generate(2, 2)
+    stepped.run()
+    return stepped
+
+
+def press(stepped: Stepped) -> None:
+    """A request that needs nearly all pages."""
+    stepped.open(9, [900] * 180)
+    stepped.generate(9, 2)
+
+
+def going_out(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """The step in flight takes its last pages to the host, and none were copied before."""
+    monkeypatch.setattr("weft.sched.interception.HORIZON_STEPS", 0)
+    stepped = intercepted()
+    press(stepped)
+    while not any(len(scheduled.step.swap_outs) for scheduled in stepped.in_flight):
+        stepped.turn()
+    assert stepped.pages(1)[1] > 0
+    return stepped
+
+
+def copied_ahead(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """The step in flight copies its last pages, which stay on the device."""
+    copies_per_step(monkeypatch, 3)
+    stepped = intercepted(policy="min_waste")
+    stepped.open(8, [800] * 8)
+    stepped.generate(8, 40)
+    while not any(len(scheduled.step.swap_outs) for scheduled in stepped.in_flight):
+        stepped.turn()
+    assert stepped.pages(1) == (10, 0)
+    return stepped
+
+
+def on_host(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """The host has all its pages; another sequence's step is in flight."""
+    stepped = intercepted()
+    press(stepped)
+    stepped.run()
+    stepped.release(9)
+    stepped.open(8, [800] * 8)
+    stepped.generate(8, 40)
+    stepped.turn()
+    assert stepped.in_flight
+    assert stepped.pages(1)[1] >= 9
+    return stepped
+
+
+def coming_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """The step in flight brings all its pages back."""
+    stepped = on_host(monkeypatch)
+    stepped.generate(1, 4)
+    stepped.turn()
+    assert len(stepped.in_flight[-1].step.swap_ins) >= 9
+    assert stepped.sequence(1).state is SequenceState.WAITING
+    return stepped
+
+
+def partly_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """The step in flight brings two of its pages; some are back, and the host has the rest."""
+    stepped = on_host(monkeypatch)
+    copies_per_step(monkeypatch, 2)
+    stepped.generate(1, 4)
+    stepped.turn()
+    stepped.turn()
+    assert len(stepped.in_flight[-1].step.swap_ins) == 2
+    assert stepped.sequence(1).returning
+    assert len(stepped.sequence(1).table.pages) == 4
+    return stepped
+
+
+def just_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """The step in flight computes its next token over pages that came back in the step before."""
+    stepped = coming_back(monkeypatch)
+    stepped.turn()
+    assert stepped.sequence(1).state is SequenceState.RUNNING
+    return stepped
+
+
+def without_room(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """It waits for pages, all of which another sequence uses."""
+    stepped = intercepted()
+    stepped.open(9, [900] * 176)
+    stepped.generate(9, 12)
+    for _ in range(5):
+        stepped.turn()
+    stepped.generate(1, 4)
+    stepped.turn()
+    assert stepped.sequence(1).state is SequenceState.WAITING
+    assert not stepped.sequence(1).table.pages
+    return stepped
+
+
+def host_full(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """The host has room for three pages of all that were given up."""
+    stepped = intercepted(num_host_pages=3)
+    press(stepped)
+    for _ in range(6):
+        stepped.turn()
+        if sum(stepped.pages(1)) < 10 and stepped.cache.tiers.host.num_free < 3:
+            break
+    assert sum(stepped.pages(1)) < 10
+    assert stepped.cache.tiers.host.num_free < 3
+    assert stepped.in_flight
+    return stepped
+
+
+def without_host(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """There is no host tier: what was given up is gone."""
+    stepped = intercepted(num_host_pages=0)
+    press(stepped)
+    for _ in range(3):
+        stepped.turn()
+    assert sum(stepped.pages(1)) < 10
+    return stepped
+
+
+STATES = [
+    going_out,
+    copied_ahead,
+    on_host,
+    coming_back,
+    partly_back,
+    just_back,
+    without_room,
+    host_full,
+    without_host,
+]
+
+
+def cancel(stepped: Stepped) -> None:
+    stepped.say(wire.Cancel(seq=1))
+
+
+def cancel_twice(stepped: Stepped) -> None:
+    stepped.say(wire.Cancel(seq=1), wire.Cancel(seq=1))
+
+
+def fork(stepped: Stepped) -> None:
+    stepped.fork(1, 20)
+    stepped.generate(20, 3)
+    stepped.say(wire.Cancel(seq=1))
+
+
+def fork_after_cancel(stepped: Stepped) -> None:
+    stepped.say(wire.Cancel(seq=1))
+    stepped.fork(1, 20)
+    stepped.fork(20, 21)
+    stepped.append(21, [4, 5])
+    stepped.generate(20, 3)
+    stepped.generate(21, 3)
+
+
+def fork_and_release(stepped: Stepped) -> None:
+    stepped.say(wire.Cancel(seq=1))
+    stepped.fork(1, 20)
+    stepped.generate(20, 3)
+    stepped.release(1)
+
+
+def truncate_to(num_tokens: int) -> Callable[[Stepped], None]:
+    def truncate(stepped: Stepped) -> None:
+        stepped.truncate(1, num_tokens)
+
+    truncate.__name__ = f"truncate_to_{num_tokens}"
+    return truncate
+
+
+def truncate_and_go_on(stepped: Stepped) -> None:
+    stepped.truncate(1, 61)
+    stepped.append(1, [70, 71, 72])
+    stepped.generate(1, 2)
+
+
+def release(stepped: Stepped) -> None:
+    stepped.release(1)
+
+
+def release_with_kind(stepped: Stepped) -> None:
+    stepped.release(1, "chat")
+
+
+def release_both(stepped: Stepped) -> None:
+    stepped.release(2)
+    stepped.release(1, "tools")
+
+
+def hold(stepped: Stepped) -> None:
+    stepped.say(wire.Hold(seq=1, ttl_s=0.05))
+    del stepped.known[1]
+
+
+def expect(stepped: Stepped) -> None:
+    stepped.say(wire.Expect(seq=1, kind="http", expected_in_s=3.0), wire.Expect(seq=1, kind="people"))
+
+
+def later_priority(stepped: Stepped) -> None:
+    stepped.say(wire.SetPriority(seq=1, priority=5))
+
+
+def forget_prefixes(stepped: Stepped) -> None:
+    stepped.say(wire.ResetPrefixCache())
+
+
+def drop_client(stepped: Stepped) -> None:
+    stepped.scheduler.drop_client(CLIENT, stepped.now)
+    stepped.known.clear()
+    stepped.generations.clear()
+    stepped.check()
+
+
+COMMANDS = [
+    cancel,
+    cancel_twice,
+    fork,
+    fork_after_cancel,
+    fork_and_release,
+    *[truncate_to(num_tokens) for num_tokens in (0, 37, 40, 79, 80)],
+    truncate_and_go_on,
+    release,
+    release_with_kind,
+    release_both,
+    hold,
+    expect,
+    later_priority,
+    forget_prefixes,
+    drop_client,
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+def test_a_command_while_pages_move(
+    state: Callable[[pytest.MonkeyPatch], Stepped], command: Callable[[Stepped], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token afterwards is that of the tokens alone, and nothing is left behind."""
+    stepped = state(monkeypatch)
+    command(stepped)
+    stepped.settle()
+    stepped.run()
+    if 1 in stepped.known:
+        stepped.append(1, [50])
+        stepped.generate(1, 3)
+    if 2 in stepped.known:
+        stepped.generate(2, 3)
+    stepped.open(30, TOKENS)
+    stepped.generate(30, 2)
+    stepped.finish()
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+@pytest.mark.parametrize("command", [cancel, release, drop_client], ids=lambda command: command.__name__)
+def test_what_ends_is_free_once_the_steps_in_flight_are_done(
+    state: Callable[[pytest.MonkeyPatch], Stepped], command: Callable[[Stepped], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped = state(monkeypatch)
+    command(stepped)
+    for seq in list(stepped.known):
+        stepped.release(seq)
+    stepped.settle()
+    tiers = stepped.cache.tiers
+    assert tiers.device.num_fenced == tiers.host.num_fenced == 0
+    assert tiers.num_available == tiers.device.num_pages
+    assert not stepped.scheduler.has_work
