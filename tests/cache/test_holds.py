@@ -15,13 +15,14 @@ def finish(cache: KVCache, seq: int, tokens: list[int], now: float, *, hold: boo
     table = cache.open_table(seq, "")
     assert cache.prepare_write(table, 0, len(known), now)
     wait = Wait(seq, tenant, "hold", now, is_open=False, num_tokens=len(known))
-    held = False
+    run = None
     if hold:
-        held = cache.retention.hold(table, known, len(known), now + 100.0, now, wait)
-    else:
-        cache.free(table, known, len(known), now, wait=wait)
+        run = cache.retention.add(tenant, table.node, len(table.pages) - table.num_indexed, 1.0, now + 100.0, now)
+    cache.free(table, known, len(known), now, wait=wait)
+    if run is not None:
+        cache.retention.attach(run, wait)
     cache.close(table, now)
-    return held
+    return run is not None
 
 
 def found(cache: KVCache, tokens: list[int], now: float) -> int:

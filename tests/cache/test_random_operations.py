@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 
@@ -161,14 +162,28 @@ class Bench:
         del self.sequences[sequence.table.seq]
         written = self.written(sequence)
         if self.random.random() < 0.4:
-            self.cache.retention.hold(
-                sequence.table, sequence.tokens, written, self.now + 20, self.now, self.wait(sequence)
-            )
+            self.hold(sequence, written)
         elif self.random.random() < 0.5:
             self.cache.free(sequence.table, sequence.tokens, written, self.now, wait=self.wait(sequence))
         else:
             self.cache.free(sequence.table, sequence.tokens, written, self.now)
         self.cache.close(sequence.table, self.now)
+
+    def hold(self, sequence: Sequence, written: int) -> None:
+        wait, table, retention = self.wait(sequence), sequence.table, self.cache.retention
+        num_private = len(table.pages) - table.num_indexed
+        weight = self.random.choice([1.0, 1.0, math.inf])
+        run = retention.add(wait.tenant, table.node, num_private, weight, self.now + 20, self.now)
+        self.cache.free(table, sequence.tokens, written, self.now, wait=wait)
+        if run is not None:
+            retention.attach(run, wait)
+
+    def retain_prefix(self) -> None:
+        match = self.cache.index.find("a", pack_tokens(self.text()))
+        if match is not None and match.num_pages:
+            node = self.cache.index.node_for(match)
+            weight = self.random.choice([2.0, math.inf])
+            self.cache.retention.retain_prefix(node, self.random.choice("ab"), weight, self.now + 10, self.now)
 
     def wait(self, sequence: Sequence) -> Wait:
         """A sequence has one wait at a time."""
@@ -221,7 +236,9 @@ class Bench:
         elif choice < 0.95:
             self.free(self.random.choice(list(self.sequences.values())))
         elif choice < 0.98:
-            self.cache.retention.pin("a", pack_tokens(self.text()), self.now + 10)
+            self.retain_prefix()
+        elif choice < 0.985:
+            self.cache.retention.break_pin(self.now)
         else:
             self.cache.retention.expire(self.now)
             if self.waits:
@@ -259,7 +276,7 @@ def test_every_table_reads_its_own_tokens(seed: int, device_pages: int, host_pag
         bench.free(sequence)
     bench.drain()
     bench.cache.retention.expire(float("inf"))
-    bench.cache.reset()
+    bench.cache.reset(bench.now)
     bench.drain()
     bench.check()
     assert bench.cache.tiers.device.num_free == device_pages

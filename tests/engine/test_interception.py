@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from typing import Any
 
 import pytest
 
@@ -159,6 +161,7 @@ class Clients:
         self.random = random.Random(seed)
         self.turns: list[list[int]] = []
         self.plain: dict[int, int] = {}
+        self.retains: list[int] = []
 
     def act(self) -> None:
         driver, choice = self.driver, self.random.random()
@@ -191,12 +194,34 @@ class Clients:
                 tokens = [*self.random.choice(self.turns), *driver.text(20)][:150]
             number = driver.open(tokens, namespace="")
             self.plain[number] = driver.generate(number, self.random.randrange(1, 15))
+        elif choice < 0.95 and idle:
+            driver.send(self.residency(self.random.choice(idle)))
         for number, op in list(self.plain.items()):
             if driver.operations[op].ending is not None:
                 del self.plain[number]
                 self.turns.append(driver.end_turn(number, self.random.choice(["chat", "tools", ""])))
         driver.clock.advance(self.random.choice([0.0, 0.0, 0.5, 40.0]))
         driver.step()
+
+    def residency(self, number: int) -> wire.Command:
+        """A command on where the KV of an idle sequence, or of a finished turn, is kept."""
+        random, op = self.random, next(self.driver.numbers)
+        target: dict[str, Any] = {"op": op, "seq": number}
+        if self.turns and random.random() < 0.5:
+            target = {"op": op, "tokens": pack_tokens(random.choice(self.turns))}
+        match random.randrange(6):
+            case 0:
+                self.retains.append(op)
+                weight = random.choice([0.5, 20.0, math.inf])
+                return wire.Retain(**target, ttl_s=random.choice([0.0, 5.0, 60.0, math.inf]), weight=weight)
+            case 1 if self.retains:
+                return wire.EndRetain(op=op, retain=random.choice(self.retains))
+            case 2 | 3:
+                return wire.Demote(**target)
+            case 4:
+                return wire.Prefetch(**target)
+            case _:
+                return wire.Expect(op=op, seq=number, kind="http", expected_in_s=random.choice([None, 0.0, 30.0]))
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -210,3 +235,7 @@ def test_no_policy_and_no_residency_shows_in_the_tokens(policy: str, size: str, 
     for _ in range(250):
         clients.act()
     driver.finish()
+    outcomes = [event for event in driver.others if isinstance(event, wire.Finished | wire.Failed)]
+    assert len({event.op for event in outcomes}) == len(outcomes), "one outcome for each command"
+    if size == "tiers" and make_policy(policy).uses_index:
+        assert any(isinstance(event, wire.Finished) and event.count > 0 for event in outcomes)

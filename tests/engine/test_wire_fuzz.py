@@ -7,9 +7,11 @@ and no entry of a queue, whatever failed before.
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -117,7 +119,7 @@ class Fuzz:
         random, seq = self.random, self.handle(client)
         kind = random.choice(
             ["open"] * 3 + ["append"] * 4 + ["generate"] * 4 + ["fork"] * 4 + ["release"] * 2
-            + ["truncate", "hold", "cancel", "priority", "mask"]
+            + ["truncate", "hold", "cancel", "priority", "mask", "retain", "end", "demote", "prefetch", "expect"]
         )  # fmt: skip
         match kind:
             case "open":
@@ -138,7 +140,19 @@ class Fuzz:
             case "truncate":
                 return wire.Truncate(seq=seq, num_tokens=random.choice([-1, 0, 3, 20, 10**6]))
             case "hold":
-                return wire.Hold(seq=seq, ttl_s=random.choice([0.0, 0.05, 100.0]))
+                return wire.Hold(seq=seq, ttl_s=random.choice([0.0, 0.05, 100.0]), op=random.choice([0, self.op()]))
+            case "retain":
+                ttl_s, weight = random.choice([0.05, 100.0, math.nan]), random.choice([0.0, 1.0, math.inf])
+                return wire.Retain(**self.target(seq), ttl_s=ttl_s, weight=weight)
+            case "end":
+                return wire.EndRetain(op=self.op(), retain=self.op() - random.randrange(1, 50))
+            case "demote":
+                return wire.Demote(**self.target(seq))
+            case "prefetch":
+                return wire.Prefetch(**self.target(seq))
+            case "expect":
+                expected_in_s = random.choice([None, 1.0, -1.0, math.inf])
+                return wire.Expect(seq=seq, kind="http", expected_in_s=expected_in_s, op=random.choice([0, self.op()]))
             case "cancel":
                 return wire.Cancel(seq=seq)
             case "priority":
@@ -146,6 +160,11 @@ class Fuzz:
             case _:
                 ranges = random.choice([b"", struct.pack("<2i", 0, 2), struct.pack("<2i", 5, 10**6), b"abc"])
                 return wire.MaskTokens(seq=seq, op=self.op(), ranges=ranges)
+
+    def target(self, seq: int) -> dict[str, Any]:
+        if self.random.random() < 0.5:
+            return {"op": self.op(), "seq": seq}
+        return {"op": self.op(), "tokens": self.tokens(), "namespace": self.random.choice(["", "n"])}
 
     def space_command(self, client: int) -> wire.Command:
         random = self.random

@@ -92,12 +92,12 @@ class Candidates:
         weight = 0.0
         for wait in node.waits.values():
             weight = max(weight, wait.weight)
-            if youngest is None or wait.since_s >= youngest.since_s:
+            if wait.kind != PREFIX and (youngest is None or wait.since_s >= youngest.since_s):
                 youngest = wait
         floats, ints, bools = self._floats, self._ints, self._bools
         tenant = self._tenants.number(node.owner)
         if youngest is None:
-            floats[:, row] = node.last_used_s, np.nan, 0.0
+            floats[:, row] = node.last_used_s, np.nan, weight
             ints[:, row] = 0, node.depth_pages, node.num_pages, node.node_id, tenant
         else:
             expected_s = np.nan if youngest.expected_s is None else youngest.expected_s

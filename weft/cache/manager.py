@@ -56,7 +56,7 @@ class KVCache:
         self._writer = IndexWriter(self.index)
         self.half_page = max(1, page_size // 2)
         """Tokens that are worth waiting for."""
-        self.retention = Retention(self, int(num_device_pages * max_pinned_fraction))
+        self.retention = Retention(self.index, int(num_device_pages * max_pinned_fraction))
 
     # Looking up
 
@@ -321,9 +321,9 @@ class KVCache:
 
     # Emptying and views
 
-    def reset(self) -> None:
-        """Forget every cached page that nothing uses."""
-        self.retention.end_holds()
+    def reset(self, now: float) -> None:
+        """Forget every cached page that no sequence uses, retained ones too."""
+        self.retention.end_all(now)
         for tree in list(self.index.trees.values()):
             for node in list(tree.nodes()):
                 if node.parent is not None and node.locks == 0:

@@ -147,7 +147,7 @@ class OpenTail(NamedTuple):
 
 
 class Wait:
-    """Who waits, for what, since when."""
+    """Who waits, for what, since when. Of kind `PREFIX` it is the mark of a retain or a move, at which nobody waits."""
 
     __slots__ = ("end", "expected_s", "first_s", "is_open", "kind", "num_tokens", "seq", "since_s", "tenant", "weight")
 

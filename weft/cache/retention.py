@@ -1,161 +1,281 @@
-"""`Retention`: KV that is kept although no sequence uses it: holds of finished sequences, pins of prefixes.
+"""`Retention`: KV that is to be kept although no sequence runs on it.
 
-Owns who asked for what to be kept until when. A hold is a wait with a weight: its pages are given up after all pages
-without one. A pin is a lock: its pages are not given up at all, until the scheduler breaks it for a sequence that
-cannot go on otherwise. Both together may take `max_pages` of the device. Called by the scheduler.
+Owns who asked for what to be kept until when. A retain has a weight: its runs are given up after those without one, as
+the policy values them. One of infinite weight is a *pin*: its part on the device is locked, until the scheduler breaks
+the pin for a sequence that cannot go on otherwise. All retains together may keep `max_pages` of the device; what
+several retains of a tenant share counts once. Called by the scheduler.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from array import array
+import math
 from collections import Counter
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
 
 from weft.cache.nodes import Node, Wait
-from weft.cache.page_table import PageTable
 from weft.cache.prefix_index import PrefixIndex
+from weft.cache.runs import PREFIX
+from weft.core.waits import WaitKind
 
 HOLD_WEIGHT = 1.0
+SWEEP = 64
+"""Retains of which nothing is left are looked for when there are so many more than at the last time, or twice as
+many."""
 
 
-class PrefixPages(Protocol):
-    """What retention needs of the cache whose pages it keeps: `KVCache`."""
+class RetainedRun:
+    """One retain. `wait` marks the end of what it keeps; None while a sequence that it belongs to has its pages."""
 
-    index: PrefixIndex
+    __slots__ = ("ended", "locked", "num_pages", "number", "tenant", "until_s", "wait", "weight")
 
-    def free(
-        self, table: PageTable, tokens: array[int], num_written: int, now: float, *, wait: Wait | None = None
-    ) -> None:
-        """As `KVCache.free`: empty a table."""
-        ...
+    def __init__(self, number: int, tenant: str, weight: float, until_s: float, num_pages: int):
+        self.number = number
+        self.tenant = tenant
+        self.weight = weight
+        self.until_s = until_s
+        self.num_pages = num_pages
+        """What it was asked for with, what it shares with others included."""
+        self.wait: Wait | None = None
+        self.locked: Node | None = None
+        """Of a pin: the last node of its part on the device."""
+        self.ended = False
 
+    @property
+    def is_pin(self) -> bool:
+        """Whether its part on the device stays there."""
+        return self.weight == math.inf
 
-class _Hold(NamedTuple):
-    wait: Wait
-    num_pages: int
-    until_s: float
-
-
-class _Pin(NamedTuple):
-    node: Node
-    until_s: float
+    def path(self) -> list[Node]:
+        """The nodes on the device that it keeps, from the end."""
+        node = None if self.wait is None else self.wait.end
+        found = []
+        while node is not None and node.parent is not None:
+            if node.on_device:
+                found.append(node)
+            node = node.parent
+        return found
 
 
 class Retention:
-    """Holds by the number of their sequence, and pins by a number of their own."""
+    """All retains of a cache, by numbers of their own."""
 
-    def __init__(self, cache: PrefixPages, max_pages: int):
-        self._cache = cache
-        self._max_pinned_pages = max_pages
-        self._ids = itertools.count(1)
-        self._holds: dict[int, _Hold] = {}
-        self._pins: dict[int, _Pin] = {}
+    def __init__(self, index: PrefixIndex, max_pages: int):
+        self._index = index
+        self._tiers = index.tiers
+        self.max_pages = max_pages
+        """Device pages that may be retained."""
+        self._numbers = itertools.count(1)
+        self._runs: dict[int, RetainedRun] = {}
+        self._ends: list[tuple[float, int]] = []
+        """A heap of (time, number)."""
+        self._most_pages = 0
+        """Pages of all retains, those that they share counted for each: no fewer than they keep."""
+        self._num_pins = 0
+        self._swept = 0
+        """Retains there were after nothing was left of some."""
 
     @property
     def num_held(self) -> int:
-        """How many finished sequences are held."""
-        return len(self._holds)
+        """How many sequences are held: given up by their programs, to be found again."""
+        return sum(run.wait is not None and _is_held(run.wait) for run in self._runs.values())
 
-    def hold(
-        self, table: PageTable, tokens: array[int], num_written: int, until_s: float, now: float, wait: Wait
-    ) -> bool:
-        """Keep the KV of a finished sequence, partial page included, until `until_s` or until pages run out.
-
-        Empties the table as `free` does. Where the pinned share is used up, holds of tenants that have more than that
-        of `wait` end first. False when that is not enough: then the KV stays as long as it would of any sequence.
-        """
-        num_pages = len(table.pages)
-        kept = self._make_room(wait.tenant, num_pages)
-        if kept:
-            wait.weight = HOLD_WEIGHT
-            self._holds[table.seq] = _Hold(wait, num_pages, until_s)
-        self._cache.free(table, tokens, num_written, now, wait=wait)
-        return kept
-
-    def pin(self, namespace: str, tokens: bytes, until_s: float) -> int | None:
-        """Keep the indexed prefix of `tokens` on the device until `until_s`. Returns the pin's id, or None when nothing
-        of the prefix is there or the pinned share is used up."""
-        match = self._cache.index.find(namespace, tokens)
-        if match is None:
-            return None
-        node = self._cache.index.node_for(match)
-        if node.parent is None or not node.on_device or self._num_pinned() + node.depth_pages > self._max_pinned_pages:
-            return None
-        pin = next(self._ids)
-        self._cache.index.tiers.lock(node)
-        self._pins[pin] = _Pin(node, until_s)
-        return pin
-
-    def unpin(self, pin: int, now: float) -> None:
-        """Let a pinned prefix be evicted again. Does nothing for a pin that has ended."""
-        found = self._pins.pop(pin, None)
-        if found is not None:
-            self._cache.index.tiers.unlock(found.node, now)
-
-    def break_pin(self, now: float) -> bool:
-        """Give up one pin, because a sequence cannot go on otherwise. Whether there was one. The cheapest goes first:
-        of those that nothing else locks as well, the one with the fewest pages."""
-        pin = min(self._pins, key=self._cost_of_break, default=None)
-        if pin is None:
-            return False
-        self.unpin(pin, now)
-        return True
-
-    def expire(self, now: float) -> None:
-        """Let go of holds and pins whose time is over."""
-        if self._pins:
-            for pin in [p for p, pin in self._pins.items() if pin.until_s <= now]:
-                self.unpin(pin, now)
-        if self._holds:
-            for seq in [s for s, hold in self._holds.items() if hold.until_s <= now or hold.wait.end is None]:
-                self.end_hold(seq)
+    @property
+    def num_pages(self) -> int:
+        """Device pages that are retained."""
+        return sum(_Census(self._runs.values()).pages.values())
 
     @property
     def has_pins(self) -> bool:
-        """Whether a prefix is pinned."""
-        return bool(self._pins)
+        """Whether something is locked on the device by a pin."""
+        return self._num_pins > 0 and any(run.locked is not None for run in self._runs.values())
 
-    def end_hold(self, seq: int) -> None:
-        """End the hold of a sequence, by its number: its pages are as any others."""
-        wait = self._holds.pop(seq).wait
-        wait.weight = 0.0
+    def add(
+        self, tenant: str, end: Node, num_private: int, weight: float, until_s: float, now: float
+    ) -> RetainedRun | None:
+        """Begin to retain what ends with `end` and has `num_private` pages behind it that are not indexed; `attach`
+        follows once they are, or are given up.
+
+        Where the retained share is used up, retains of tenants that have more than that of `tenant` end first. None
+        when that is not enough.
+        """
+        num_pages = end.depth_pages + num_private
+        if self._most_pages + num_pages > self.max_pages and not self._make_room(tenant, end, num_private, now):
+            return None
+        if len(self._runs) >= max(2 * self._swept, self._swept + SWEEP):
+            self._sweep(now)
+        run = RetainedRun(next(self._numbers), tenant, weight, until_s, num_pages)
+        self._runs[run.number] = run
+        self._most_pages += num_pages
+        self._num_pins += run.is_pin
+        if until_s < math.inf:
+            heapq.heappush(self._ends, (until_s, run.number))
+        return run
+
+    def attach(self, run: RetainedRun, wait: Wait) -> None:
+        """What the retain keeps ends where `wait` points. Nothing, for a retain that has ended."""
+        if run.ended:
+            return
+        run.wait = wait
+        wait.weight = run.weight
         if wait.end is not None:
-            self._cache.index.tiers.offer(wait.end)
+            self._tiers.offer(wait.end)
+        self.lock(run)
 
-    def end_holds(self) -> None:
-        """End every hold."""
-        for seq in list(self._holds):
-            self.end_hold(seq)
+    def detach(self, run: RetainedRun, now: float) -> None:
+        """A sequence has the pages again that its retain keeps."""
+        self._unlock(run, now)
+        run.wait = None
+
+    def retain_prefix(self, node: Node, tenant: str, weight: float, until_s: float, now: float) -> RetainedRun | None:
+        """Retain an indexed prefix, which ends with `node`. None as `add`."""
+        run = self.add(tenant, node, 0, weight, until_s, now)
+        if run is not None:
+            wait = prefix_wait(-run.number, tenant, now)
+            wait.attach(node)
+            self.attach(run, wait)
+        return run
+
+    def lock(self, run: RetainedRun) -> None:
+        """Lock what a pin has on the device, after more of it came there."""
+        path = run.path() if run.is_pin else []
+        if path and path[0] is not run.locked:
+            self._tiers.lock(path[0])
+            if run.locked is not None:
+                self._tiers.unlock(run.locked, run.locked.last_used_s)
+            run.locked = path[0]
+
+    def lock_pins(self) -> None:
+        """As `lock`, for all pins."""
+        if self._num_pins:
+            for run in self._runs.values():
+                self.lock(run)
+
+    def end(self, run: RetainedRun, now: float) -> None:
+        """End a retain: what it keeps is as any other KV. Idempotent."""
+        if run.ended:
+            return
+        run.ended = True
+        del self._runs[run.number]
+        self._most_pages -= run.num_pages
+        self._num_pins -= run.is_pin
+        self._unlock(run, now)
+        wait = run.wait
+        if wait is not None:
+            wait.weight = 0.0
+            if wait.kind == PREFIX:
+                self._tiers.end_wait(wait)
+            elif wait.end is not None:
+                self._tiers.offer(wait.end)
+
+    def end_all(self, now: float) -> None:
+        """End every retain."""
+        for run in list(self._runs.values()):
+            self.end(run, now)
+
+    def expire(self, now: float) -> None:
+        """End the retains whose time is over."""
+        while self._ends and self._ends[0][0] <= now:
+            run = self._runs.get(heapq.heappop(self._ends)[1])
+            if run is not None:
+                self.end(run, now)
+
+    def break_pin(self, now: float) -> bool:
+        """End one pin, because a sequence cannot go on otherwise. Whether there was one. The cheapest goes first: of
+        those whose end frees pages, the one that frees fewest."""
+        pins = [run for run in self._runs.values() if run.locked is not None]
+        if not pins:
+            return False
+        self.end(min(pins, key=_cost_of_break), now)
+        return True
 
     def pinned(self) -> list[Node]:
         """The nodes that pins lock, for integrity checks."""
-        return [pin.node for pin in self._pins.values()]
+        return [run.locked for run in self._runs.values() if run.locked is not None]
 
-    def _cost_of_break(self, pin: int) -> tuple[bool, int, float, int]:
-        node, until_s = self._pins[pin]
-        return node.locks > 1, node.depth_pages, until_s, pin
+    def _unlock(self, run: RetainedRun, now: float) -> None:
+        if run.locked is not None:
+            self._tiers.unlock(run.locked, now)
+            run.locked = None
 
-    def _num_pinned(self) -> int:
-        return sum(h.num_pages for h in self._holds.values()) + sum(p.node.depth_pages for p in self._pins.values())
+    def _sweep(self, now: float) -> None:
+        for run in list(self._runs.values()):
+            if run.wait is not None and run.wait.end is None:
+                self.end(run, now)
+        self._swept = len(self._runs)
+        self._ends = [entry for entry in self._ends if entry[1] in self._runs]
+        heapq.heapify(self._ends)
 
-    def _make_room(self, tenant: str, num_pages: int) -> bool:
-        """Whether `tenant` may hold so many more pages. Ends holds, the first to expire first, of the tenant with the
-        most held pages, as long as it has more than `tenant` would: so no tenant keeps another from a fair share."""
-        held: Counter[str] = Counter()
-        for hold in self._holds.values():
-            held[hold.wait.tenant] += hold.num_pages
-        missing = self._num_pinned() + num_pages - self._max_pinned_pages
-        while missing > 0:
-            largest = max(held, key=lambda other: (held[other], other), default=tenant)
-            if held[largest] <= held[tenant] + num_pages:
+    def _make_room(self, tenant: str, end: Node, num_private: int, now: float) -> bool:
+        """Whether `tenant` may retain so much more. Ends retains of the tenant with the most retained pages as long as
+        it has more than `tenant` would, the one with the smallest weight first and of these the first to expire: so no
+        tenant keeps another from a fair share."""
+        census = _Census(self._runs.values())
+        pages = census.pages
+        num_new = num_private + census.num_new(tenant, end)
+        order: dict[str, list[tuple[float, float, int]]] = {}
+        while sum(pages.values()) + num_new > self.max_pages:
+            largest = max(pages, key=lambda other: (pages[other], other), default=tenant)
+            if pages[largest] <= pages[tenant] + num_new:
                 return False
-            first = min(
-                (seq for seq, hold in self._holds.items() if hold.wait.tenant == largest),
-                key=lambda seq: (self._holds[seq].until_s, seq),
-            )
-            freed = self._holds[first].num_pages
-            self.end_hold(first)
-            held[largest] -= freed
-            missing -= freed
+            if largest not in order:
+                runs = (run for run in self._runs.values() if run.tenant == largest)
+                order[largest] = sorted(((run.weight, run.until_s, run.number) for run in runs), reverse=True)
+            first = self._runs[order[largest].pop()[2]]
+            census.remove(first)
+            self.end(first, now)
         return True
+
+
+class _Census:
+    """How many device pages each tenant retains, what its retains share counted once."""
+
+    def __init__(self, runs: Iterable[RetainedRun]):
+        self.pages: Counter[str] = Counter()
+        self._uses: Counter[tuple[str, int]] = Counter()
+        """How many retains of a tenant keep a node."""
+        for run in runs:
+            if run.wait is None:
+                self.pages[run.tenant] += run.num_pages
+            for node in run.path():
+                self._uses[run.tenant, node.node_id] += 1
+                if self._uses[run.tenant, node.node_id] == 1:
+                    self.pages[run.tenant] += node.num_pages
+
+    def remove(self, run: RetainedRun) -> None:
+        """Count a retain no more."""
+        if run.wait is None:
+            self.pages[run.tenant] -= run.num_pages
+        for node in run.path():
+            self._uses[run.tenant, node.node_id] -= 1
+            if not self._uses[run.tenant, node.node_id]:
+                self.pages[run.tenant] -= node.num_pages
+
+    def num_new(self, tenant: str, end: Node) -> int:
+        """Device pages up to the end of a node that no retain of the tenant keeps."""
+        count = 0
+        node: Node | None = end
+        while node is not None:
+            if node.on_device and not self._uses[tenant, node.node_id]:
+                count += node.num_pages
+            node = node.parent
+        return count
+
+
+def prefix_wait(number: int, tenant: str, now: float) -> Wait:
+    """A mark at the end of a prefix that no sequence waits for. `number` is unique and negative."""
+    return Wait(number, tenant, PREFIX, now, is_open=True)
+
+
+def _is_held(wait: Wait) -> bool:
+    return wait.kind == WaitKind.HOLD and wait.end is not None
+
+
+def _cost_of_break(run: RetainedRun) -> tuple[bool, int, float, int]:
+    freed = 0
+    node = run.locked
+    while node is not None and node.locks == 1:
+        freed += node.num_pages
+        node = node.parent
+    return freed == 0, freed, run.until_s, run.number

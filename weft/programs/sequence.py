@@ -162,10 +162,13 @@ class SequenceHandle:
             self._expected = kind
             self._link.post(Expect(seq=self.id, kind=kind, expected_in_s=expected_in_s))
 
-    def hold(self, ttl_s: float) -> None:
-        """Give it up, but have the engine keep its KV for a later sequence that starts with the same tokens."""
-        self._check()
-        self._give_up(Hold(seq=self.id, ttl_s=ttl_s))
+    def hold(self, ttl_s: float) -> Report:
+        """Give it up, but have the engine keep its KV for a later sequence that starts with the same tokens. Awaiting
+        the result gives the number of pages as the `count` of `Finished`, or raises why they cannot be held."""
+        operation = Report(self._begin(), self.id)
+        self._give_up(Hold(seq=self.id, ttl_s=ttl_s, op=operation.op))
+        self._link.add_operation(operation)
+        return operation
 
     def release(self, kind: str = "") -> None:
         """Give it up. Running operations end. Does nothing the second time. `kind`: see `Release`."""

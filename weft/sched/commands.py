@@ -19,6 +19,7 @@ from weft.core.wire import (
     Append,
     Cancel,
     Command,
+    EndRetain,
     ErrorRecord,
     Expect,
     Failed,
@@ -29,6 +30,7 @@ from weft.core.wire import (
     Open,
     Release,
     ResetPrefixCache,
+    ResidencyCommand,
     SetPriority,
     SpaceCommand,
     Truncate,
@@ -74,7 +76,7 @@ class CommandHandler:
                     if not command.ttl_s >= 0:
                         raise InvalidRequest(f"KV is held for 0 seconds or more, got {command.ttl_s}", "ttl_s")
                     how = Release(seq=command.seq, kind=WaitKind.HOLD)
-                    self._release((client, command.seq), now, how, hold_until_s=now + command.ttl_s)
+                    self._release((client, command.seq), now, how, hold=command)
                 case Release():
                     if command.kind:
                         check_wait(command.kind, command.expected_in_s)
@@ -89,12 +91,14 @@ class CommandHandler:
                         masked.ops.append(ops.SetMask(command.op, command.ranges))
                         advance(self._state, masked, now)
                 case Expect():
-                    self._state.interception.expect(self._get(client, command.seq), command, now)
+                    self._state.residency.expect(self._get(client, command.seq), command, now)
                 case SetPriority():
                     self._set_priority(self._get(client, command.seq), command.priority)
                 case ResetPrefixCache():
                     self._state.spaces.drop_exports(now)
-                    self._state.cache.reset()
+                    self._state.cache.reset(now)
+                case ResidencyCommand() | EndRetain():
+                    self._state.residency.apply(client, command, now)
                 case SpaceCommand():
                     self._state.spaces.apply(client, command, now)
                 case _:
@@ -108,6 +112,7 @@ class CommandHandler:
 
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: release all it held. Its events go nowhere."""
+        self._state.residency.drop_client(client, now)
         for key in [key for key in self._state.sequences.open if key[0] == client]:
             self._release(key, now, Release(seq=key[1]))
         self._state.spaces.drop_client(client, now)
@@ -245,9 +250,11 @@ class CommandHandler:
         sequence.failure = None
         leave_slot(self._state, sequence, now)
 
-    def _release(self, key: tuple[int, int], now: float, how: Release, *, hold_until_s: float | None = None) -> None:
+    def _release(self, key: tuple[int, int], now: float, how: Release, *, hold: Hold | None = None) -> None:
         sequence = self._state.sequences.open.pop(key, None)
         if sequence is None:
+            if hold is not None and hold.op:
+                raise UnknownHandle(f"sequence {key[1]} is not open, so its KV cannot be held")
             return  # released before, or dropped with its engine: the caller's wish is fulfilled
         state = self._state
         cancel_all(state, sequence, now)
@@ -255,7 +262,8 @@ class CommandHandler:
         leave_slot(state, sequence, now)
         state.sequences.close(sequence)
         sequence.kv_epoch += 1
-        state.interception.close(sequence, how, hold_until_s, now)
+        held = None if hold is None else state.residency.hold(sequence, hold, now)
+        state.interception.close(sequence, how, held, now)
         state.cache.close(sequence.table, now)
 
     def _set_priority(self, sequence: Sequence, priority: int) -> None:

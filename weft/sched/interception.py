@@ -16,8 +16,9 @@ from collections import Counter, deque
 import numpy as np
 
 from weft.cache.manager import KVCache
-from weft.cache.nodes import Wait
+from weft.cache.nodes import Node, Wait
 from weft.cache.radix import Match
+from weft.cache.retention import RetainedRun, prefix_wait
 from weft.cache.runs import PageRuns
 from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import Costs, StepShape
@@ -140,7 +141,7 @@ class Interception:
     def _start(self, sequence: Sequence, now: float) -> None:
         """Act at the moment of interception, as the policies do that are not lazy."""
         action = self.policy.at_start(sequence.wait_kind)
-        if action == "discard":
+        if action == "discard" and (sequence.retained is None or sequence.retained.ended):
             self._cache.discard(sequence.table, now, sequence.last_step)
             sequence.cut_kv(0)
             self._sequences.without_slot.pop(sequence.seq, None)
@@ -156,7 +157,7 @@ class Interception:
         computed again. Forks that wait for it go on alone."""
         self._sequences.release_pending_forks(sequence, now)
         self._sequences.queue.gave_up(sequence.seq)
-        self.unpark(sequence)
+        self.unpark(sequence, now)
         is_idle = sequence.state is SequenceState.IDLE
         kind = sequence.wait_kind if is_idle else WaitKind.QUEUE
         wait = Wait(
@@ -171,6 +172,8 @@ class Interception:
             sequence.table, sequence.tokens, plain_tokens(sequence), now, wait=wait, fence=sequence.last_step
         )
         sequence.wait = wait
+        if sequence.retained is not None:
+            self._cache.retention.attach(sequence.retained, wait)
         sequence.returning = False
         sequence.cut_kv(0)
         head = sequence.head
@@ -199,17 +202,20 @@ class Interception:
             if wait.end is not None:
                 self._cache.tiers.offer(wait.end)
 
-    def close(self, sequence: Sequence, how: Release, hold_until_s: float | None, now: float) -> None:
+    def close(self, sequence: Sequence, how: Release, hold: RetainedRun | None, now: float) -> None:
         """Give up the pages of a sequence that is being closed. With a kind, another sequence may continue it: then
-        its last page stays findable too. `hold_until_s`: its pages are kept after those of others until then."""
+        its last page stays findable too. `hold` keeps them until another sequence continues it, what the sequence
+        retained until that ends."""
         kind = how.kind
-        self.unpark(sequence)
+        end = None if sequence.wait is None else sequence.wait.end
+        self.unpark(sequence, now)
         table, tokens, num_written = sequence.table, sequence.tokens, plain_tokens(sequence)
-        action = self.policy.at_start(kind) if kind else "keep"
-        if not kind:
-            self._cache.free(table, tokens, num_written, now)
-        elif action == "discard":
+        retained = None if sequence.retained is None or sequence.retained.ended else sequence.retained
+        action = self.policy.at_start(kind) if kind and hold is None else "keep"
+        if action == "discard" and retained is None:
             self._cache.discard(table, now)
+        elif not kind and retained is None:
+            self._cache.free(table, tokens, num_written, now)
         else:
             wait = Wait(
                 sequence.seq,
@@ -221,19 +227,31 @@ class Interception:
                 first_s=sequence.place.first_s,
                 expected_s=None if how.expected_in_s is None else now + how.expected_in_s,
             )
-            if hold_until_s is None:
-                self._cache.free(table, tokens, num_written, now, wait=wait)
-            else:
-                self._cache.retention.hold(table, tokens, num_written, hold_until_s, now, wait)
+            self._cache.free(table, tokens, num_written, now, wait=wait)
+            if end is not None:
+                self._mark(wait, end)  # it was parked, and its table empty
+            if hold is not None:
+                self._cache.retention.attach(hold, wait)
+            if retained is not None:
+                mark = prefix_wait(-retained.number, sequence.tenant, now)
+                if wait.end is not None:
+                    mark.attach(wait.end)
+                self._cache.retention.attach(retained, mark)
+            if not kind:
+                self._cache.tiers.end_wait(wait)
             if action == "swap" and wait.end is not None:
                 self._cache.move_out(wait.end, now)
-        if kind and hold_until_s is None and sequence.num_prompt:
+        if kind and hold is None and sequence.num_prompt:
             self._note_turn(sequence)
 
     def _note_turn(self, sequence: Sequence) -> None:
         tokens = sequence.tokens.tobytes()
         numbers = self._cache.prefix_numbers(sequence.table, tokens[: sequence.num_prompt * TOKEN_BYTES])
         self._turns.add(tokens, sequence.num_prompt, numbers)
+
+    def _mark(self, wait: Wait, end: Node) -> None:
+        wait.attach(end)
+        self._cache.tiers.offer(end)
 
     # Returning
 
@@ -260,9 +278,11 @@ class Interception:
             sequence.high_water = given_up.extent(numbers[: sequence.num_plain + 1], num_found)
         sequence.first_different = self._turns.first_different(tokens, numbers)
 
-    def unpark(self, sequence: Sequence) -> None:
+    def unpark(self, sequence: Sequence, now: float) -> None:
         """The sequence has found what is left of its pages, or needs none of them."""
         if sequence.wait is not None:
+            if sequence.retained is not None:
+                self._cache.retention.detach(sequence.retained, now)
             self._cache.tiers.end_wait(sequence.wait)
             sequence.wait = None
 

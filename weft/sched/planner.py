@@ -65,6 +65,8 @@ class StepPlanner:
             self._admit(builder, now)
         finally:
             self._spaces.end_step()
+        if self._state.residency.moves:
+            self._state.residency.advance(now)
         self._interception.end_step(now)
         copies = self._cache.take_copies()
         self._log.counters.swapped_out_pages += len(copies.swap_outs)
@@ -279,7 +281,7 @@ class StepPlanner:
         if match is not None:
             limit = self._reuse_limit(sequence)
             self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
-            self._interception.unpark(sequence)
+            self._interception.unpark(sequence, now)
             sequence.returning = False
             self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now), tokens, now)
             if sequence.reuse_limit is None:

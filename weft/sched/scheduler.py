@@ -143,7 +143,9 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step could compute something, now or once steps in flight are done."""
         sequences = self._state.sequences
-        return bool(sequences.running) or len(sequences.queue) > 0 or self._state.spaces.has_work
+        if sequences.running or len(sequences.queue) > 0 or self._state.spaces.has_work:
+            return True
+        return bool(self._state.residency.moves)
 
     @property
     def num_ready(self) -> int:

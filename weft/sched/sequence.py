@@ -20,6 +20,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from weft.cache.nodes import Wait
 from weft.cache.page_table import PageTable
+from weft.cache.retention import RetainedRun
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.waits import WaitKind
 from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
@@ -248,6 +249,8 @@ class Sequence:
     """Its pages are the beginning of what it had; the host has more, which comes with the next steps."""
     wait: Wait | None = None
     """It has given its pages to the prefix index, where this marks the end of its KV."""
+    retained: RetainedRun | None = None
+    """Keeps its KV while it has nothing to do, and after its release."""
     wait_kind: str = WaitKind.PROGRAM
     """What it waits for while it has nothing to do, or will once its work is done."""
     expected_s: float | None = None

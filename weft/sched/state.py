@@ -16,6 +16,7 @@ from weft.sched.order import FairOrder
 from weft.sched.policies import InterceptPolicy
 from weft.sched.reclaim import Reclaimer
 from weft.sched.reclaim_policy import ByRank
+from weft.sched.residency import Residency
 from weft.sched.sequence_table import SequenceTable
 from weft.sched.spaces.place import Placer, PlacerSizes
 from weft.sched.spaces.pool import SpacePool
@@ -33,6 +34,7 @@ class SchedulerState:
         )
         self.log = EventLog(traces=config.trace)
         self.interception = Interception(cache, self.sequences, config, policy, costs)
+        self.residency = Residency(cache, self.sequences, self.interception, self.log)
         most_prompts = prompt_budget(config, config.max_running, cache.page_size)
         self.reclaimer = Reclaimer(cache, self.sequences, self.interception, self.log, ByRank(), most_prompts)
         self.spaces = _spaces(config, cache, self.log, self.reclaimer)

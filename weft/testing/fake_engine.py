@@ -22,6 +22,7 @@ from weft.core.wire import (
     Cancelled,
     Command,
     Dists,
+    EndRetain,
     EngineInfo,
     EngineStats,
     Envelope,
@@ -37,6 +38,7 @@ from weft.core.wire import (
     Open,
     OperationUsage,
     Release,
+    ResidencyCommand,
     SetPriority,
     Token,
     TokenLogprobs,
@@ -245,6 +247,9 @@ class FakeEngine:
                 command.seq, command.namespace, command.tenant, command.priority, command.request_id
             )
             return
+        if isinstance(command, ResidencyCommand | EndRetain):
+            events.append(Finished(op=command.op))  # it has no KV to keep or move
+            return
         number = getattr(command, "seq", None)
         seq = self.sequences.get(number) if number is not None else None
         if isinstance(command, Append | Generate):
@@ -254,6 +259,8 @@ class FakeEngine:
                 events.append(Failed.of(command.op, UnknownHandle(message)))
                 return
         if seq is None:
+            if isinstance(command, Expect | Hold) and command.op:
+                events.append(Failed.of(command.op, UnknownHandle(f"sequence {command.seq} is not open")))
             return
         match command:
             case Append() | Generate():
@@ -275,13 +282,16 @@ class FakeEngine:
             case Cancel():
                 self._cancel(seq, events)
             case Expect():
-                pass  # it gives no KV up
+                if command.op:
+                    events.append(Finished(op=command.op))
             case SetPriority():
                 seq.priority = command.priority
             case Release() | Hold():
                 self._cancel(seq, events)
                 if isinstance(command, Hold):
                     self.held.append((seq.tokens, command.ttl_s))
+                    if command.op:
+                        events.append(Finished(op=command.op, count=1))
                 del self.sequences[seq.id]
                 if not self.sequences:
                     self._emptied.set()

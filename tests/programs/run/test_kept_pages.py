@@ -88,7 +88,7 @@ def test_holds_of_ended_runs_have_a_share_and_make_way_for_what_runs(seconds: fl
             await engine_of(host).drained()
         retention = engine.cache.retention
         assert 0 < retention.num_held < 12
-        assert retention._num_pinned() <= retention._max_pinned_pages < total
+        assert retention.num_pages <= retention.max_pages < total
         # Two sequences that take most of the device between them.
         other = tenant(host, "b")
         calls = []

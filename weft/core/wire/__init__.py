@@ -24,5 +24,6 @@ from weft.core.wire.control import *
 from weft.core.wire.errors import *
 from weft.core.wire.events import *
 from weft.core.wire.info import *
+from weft.core.wire.residency import *
 from weft.core.wire.sequences import *
 from weft.core.wire.spaces import *

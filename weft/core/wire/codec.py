@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.core.wire import control, sequences, spaces
+from weft.core.wire import control, residency, sequences, spaces
 from weft.core.wire.base import CommandBase, any_of
 from weft.core.wire.events import Event
 
 Command = CommandBase
-COMMAND_MODULES = frozenset(module.__name__ for module in (control, sequences, spaces))
+COMMAND_MODULES = frozenset(module.__name__ for module in (control, residency, sequences, spaces))
 """Where commands are defined."""
 
 
@@ -17,7 +17,10 @@ def answered_op(command: Command) -> int | None:
     """The operation that a command begins, which ends in exactly one event; None of a command that is silent."""
     if isinstance(command, sequences.Append):
         return command.op if command.outputs is not None else None
-    return command.op if isinstance(command, sequences.Generate | spaces.AnsweredCommand) else None
+    if isinstance(command, sequences.Expect | sequences.Hold):
+        return command.op or None
+    answered = sequences.Generate | spaces.AnsweredCommand | residency.ResidencyCommand | residency.EndRetain
+    return command.op if isinstance(command, answered) else None
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -120,7 +120,7 @@ class Finished(EventBase, frozen=True, kw_only=True):
     tokens: bytes = b""
     """Packed int32: what a `ForwardSample` drew."""
     count: int = 0
-    """Pages of an `ImportPages`."""
+    """Pages of an `ImportPages`, or those that a command on residency was carried out for."""
 
 
 class Failed(EventBase, frozen=True, kw_only=True):

@@ -96,6 +96,8 @@ class Hold(CommandBase, frozen=True, kw_only=True):
 
     seq: int
     ttl_s: float
+    op: int = 0
+    """Not 0: it ends in `Finished`, with the number of pages that are held, or `Failed` where the KV cannot be held."""
 
 
 class Release(CommandBase, frozen=True, kw_only=True):
@@ -118,6 +120,8 @@ class Expect(CommandBase, frozen=True, kw_only=True):
     """One of `weft.core.waits.WaitKind`; of simulated workloads, any name."""
     expected_in_s: float | None = None
     """When it will have something to do, if that is known."""
+    op: int = 0
+    """Not 0: it ends in `Finished` or `Failed`. 0: it is silent unless it fails."""
 
 
 class Cancel(CommandBase, frozen=True, kw_only=True):

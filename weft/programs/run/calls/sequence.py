@@ -19,6 +19,7 @@ from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownH
 from weft.core.sampling import StopParams
 from weft.core.waits import WaitKind
 from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs
+from weft.programs.operations import Report
 from weft.programs.quota.page_quota import PageQuota
 from weft.programs.run.calls.call_kinds import answer_by_operation
 from weft.programs.run.calls.generation import GenerationCall
@@ -32,6 +33,7 @@ MAX_RANGES_BYTES = 8 << 10
 MAX_SEQUENCES = 16384
 """Of one program, open at once."""
 MAX_HOLD_S = 86400.0
+_WARNING = 2
 MAX_EXPECTED = 64
 """Sequences of one program for which the engine is told what they wait for. A program may sleep many times a second:
 this bounds what each time costs."""
@@ -130,7 +132,8 @@ class SequenceCalls:
             raise InvalidRequest(f"KV is held from 0 to {MAX_HOLD_S:.0f} seconds, got {seconds}", "seconds")
         del self._open[number]
         try:
-            known.sequence.hold(seconds)
+            operation = known.sequence.hold(seconds)
+            operation.report_to(_HoldOutcome(self._view, operation))
         finally:
             # Tokens may come to light while it ends, so the count is given back last. A lost one is only released.
             known.sequence.release()
@@ -214,6 +217,19 @@ class SequenceCalls:
             return pack(report.finished)
 
         answer_by_operation(self._calls, call, report, ended).on_cancel = known.sequence.cancel
+
+
+class _HoldOutcome:
+    """The end of a hold. The program has given the sequence up, so its log tells what became of it."""
+
+    def __init__(self, view: RunView, operation: Report):
+        self._view, self._operation = view, operation
+
+    def wake(self) -> None:
+        """The engine holds the KV, or cannot."""
+        error = self._operation.error
+        if error is not None and not self._view.calls.closed:
+            self._view.outlet.log(_WARNING, f"a sequence was released instead of held: {error}")
 
 
 def _generate_spec(about: bytes) -> GenerateSpec:
