@@ -81,7 +81,7 @@ def test_a_tail_is_known_to_the_token() -> None:
     cache = KVCache(8, page_size=PAGE)
     tokens = list(range(10))
     fill(cache, tokens, tail=True)
-    cache.reset()
+    cache.reset(9.0)
     assert known(cache, [*tokens, 50, 51]) == 10
     assert known(cache, [*tokens[:9], 99]) == 8, "one token of the tail: it was given up as a whole"
     assert known(cache, tokens[:9]) == 8
@@ -116,7 +116,7 @@ def test_what_the_host_has_was_not_given_up_until_it_goes_there_too() -> None:
     cache.allocate(5, 0.0)
     assert found(cache, tokens) == 20
     assert known(cache, tokens) == 0
-    cache.reset()
+    cache.reset(9.0)
     assert known(cache, tokens) == 20
 
 
@@ -130,7 +130,7 @@ def test_memory_is_bounded_and_the_last_ones_are_kept(per_run: int) -> None:
         fill(cache, tokens)
         [node] = [node for tree in cache.trees().values() for node in tree.nodes()]
         given_up.add(node, 0)
-        cache.reset()
+        cache.reset(9.0)
         most = max(most, len(given_up))
     assert MIN_CAPACITY <= most <= 2 * MIN_CAPACITY + per_run
     numbers = np.concatenate(

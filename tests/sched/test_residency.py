@@ -136,8 +136,10 @@ def test_a_retained_sequence_keeps_its_kv_while_it_waits_and_after_its_release()
     engine.more(1)
     assert sequence.wait is None
     engine.say(wire.Release(seq=1))
+    engine.now += 10.0
+    engine.plain(6, C)
     engine.plain(4, [5] * 60)
-    assert engine.on_device(A) == 4
+    assert (engine.on_device(A), engine.on_device(C)) == (4, 0), "it goes after what was used later"
     assert engine.count(wire.EndRetain, retain=1000) > 0
     engine.plain(5, [6] * 80)
     assert engine.on_device(A) == 0

@@ -44,10 +44,13 @@ class Reclaimer:
         """Called when nothing else is left to take: whether it has freed pages."""
         self._pressed: Sequence | None = None
         """Had to wait for room that sequences of later rank in the same step were holding."""
+        self._lacking: dict[int, int] = {}
+        """Pages that sequences with a slot could not get in this step, by sequence: newcomers do not get them before."""
 
     def begin_step(self, step_id: int, now: float) -> None:
         """Make room for whom the last step left without, while nothing is in this step that could not be preempted."""
         self._step_id = step_id
+        self._lacking.clear()
         if self._cache.tiers.device.num_free < len(self._sequences.running) + self._step_pages:
             # This step may have to give pages up: then those of idle sequences are among the choice.
             self._interception.park_idle(now)
@@ -65,14 +68,14 @@ class Reclaimer:
 
     def make_room(self, sequence: Sequence, cost: int, promised: int, now: float) -> bool:
         """Whether a waiting sequence may start: a slot, and `cost` pages for all it has, beside `promised` pages for
-        those before it and one to spare for each that runs. The first may always start where nothing runs: it makes
+        those before it, what running ones lack and one to spare for each of them. The first may always start where nothing runs: it makes
         room as it writes."""
         running = self._sequences.running
         while True:
             is_alone = not running and not promised
             if is_alone and cost <= self._cache.tiers.device.num_free:
                 return True
-            missing = cost + promised + len(running) - self._cache.num_available
+            missing = cost + promised + len(running) + sum(self._lacking.values()) - self._cache.num_available
             if self._sequences.slots.num_free and missing <= 0:
                 return True
             if missing > 0 and self._interception.park_idle(now):
@@ -88,6 +91,7 @@ class Reclaimer:
             if not self._interception.park_idle(now) and (
                 missing <= 0 or not self._reclaim("write", missing, sequence, now)
             ):
+                self._lacking[sequence.seq] = self._cache.write_cost(sequence.table, start, end)
                 return False
         return True
 

@@ -31,7 +31,7 @@ MAX_MOVES = 1024
 class _Move:
     """A demote or a prefetch that is under way. `mark` points to the end of what it moves."""
 
-    __slots__ = ("client", "count", "is_out", "mark", "op", "refusal")
+    __slots__ = ("client", "count", "is_out", "mark", "most", "op", "refusal")
 
     def __init__(self, client: int, op: int, mark: Wait, *, is_out: bool):
         self.client = client
@@ -40,6 +40,8 @@ class _Move:
         self.is_out = is_out
         self.count = 0
         """Pages moved so far."""
+        self.most = _num_pages(mark.end, on_device=is_out)
+        """Pages there were to move: what others move back meanwhile is not moved again, so that every move ends."""
         self.refusal: InvalidRequest | OutOfPages | None = None
         """Why it goes no further, where something is left."""
 
@@ -227,7 +229,7 @@ class Residency:
             node = move.mark.end
             while node is not None and not node.on_device:
                 node = node.parent
-            if node is None or node.parent is None:
+            if node is None or node.parent is None or move.count >= move.most:
                 return True
             others_wait = node is not move.mark.end and any(wait is not move.mark for wait in node.waits.values())
             if node.locks or node.device_children or others_wait:
@@ -253,7 +255,7 @@ class Residency:
             above = move.mark.end
             while above is not None and not above.on_device:
                 node, above = above, above.parent
-            if node is None:
+            if node is None or move.count >= move.most:
                 return True
             if tiers.copy_budget <= 0:
                 return False
@@ -269,3 +271,12 @@ class Residency:
                 return True
             move.count += part.num_pages
             self._cache.retention.lock_pins()
+
+
+def _num_pages(end: Node | None, *, on_device: bool) -> int:
+    """Pages on the path to `end` that are on the device, or that only the host has."""
+    count = 0
+    while end is not None:
+        count += end.num_pages if end.on_device is on_device else 0
+        end = end.parent
+    return count

@@ -100,3 +100,22 @@ def test_holds_of_ended_runs_have_a_share_and_make_way_for_what_runs(seconds: fl
             assert (await other.end_of(call)).kind is EventKind.RESULT
 
     on_engine(test)
+
+
+def test_a_program_reads_in_its_log_that_a_sequence_could_not_be_held() -> None:
+    async def test(host: Host) -> None:
+        program = tenant(host, "a")
+        for number in range(1, 13):
+            program.say(Op.SEQ_OPEN, number, 0)
+            program.say(Op.SEQ_APPEND, number, pack_tokens([number] * 100))
+            await program.result(Op.SEQ_GENERATE, number, 0, obj({"stop": {"max_tokens": 1}}))
+            program.say(Op.SEQ_HOLD, number, 1000.0)
+        await program.result(Op.SLEEP, 0.0)
+        await engine_of(host).drained()
+        levels, texts = zip(*program.outlet.logs, strict=True)
+        assert 0 < len(texts) < 12
+        assert set(levels) == {2}
+        assert "released instead of held" in texts[0]
+        assert "pages may be retained" in texts[0]
+
+    on_engine(test)
