@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
 import pytest
 
 from tests.sched.stepping import Stepped
+from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.sched.sequence import SequenceState
 
@@ -90,7 +92,8 @@ def test_pages_that_nothing_can_bring_back_are_computed(monkeypatch: pytest.Monk
     stepped.generate(10, 1)
     stepped.run()
     stepped.release(10)
-    assert stepped.cache.retention.pin("", pack_tokens([10] * 88), 1e9) is not None
+    stepped.say(wire.Retain(op=999, tokens=pack_tokens([10] * 88), ttl_s=1e9, weight=math.inf))
+    assert stepped.cache.retention.pinned()
     stepped.generate(1, 1)
     stepped.finish()
 

@@ -45,7 +45,7 @@ class Reclaimer:
         self._pressed: Sequence | None = None
         """Had to wait for room that sequences of later rank in the same step were holding."""
         self._lacking: dict[int, int] = {}
-        """Pages that sequences with a slot could not get in this step, by sequence: newcomers do not get them before."""
+        """Pages that sequences with a slot could not get in this step, by sequence: no newcomer gets them before."""
 
     def begin_step(self, step_id: int, now: float) -> None:
         """Make room for whom the last step left without, while nothing is in this step that could not be preempted."""
@@ -68,8 +68,8 @@ class Reclaimer:
 
     def make_room(self, sequence: Sequence, cost: int, promised: int, now: float) -> bool:
         """Whether a waiting sequence may start: a slot, and `cost` pages for all it has, beside `promised` pages for
-        those before it, what running ones lack and one to spare for each of them. The first may always start where nothing runs: it makes
-        room as it writes."""
+        those before it, what running ones lack, and one to spare for each of them. The first may always start
+        where nothing runs: it makes room as it writes."""
         running = self._sequences.running
         while True:
             is_alone = not running and not promised
