@@ -1,6 +1,6 @@
 """Policies for KV that waits, under a load of sessions that call tools, on this machine.
 
-    python -m bench.interception --rate 0.3 --json FILE [--resume] [--requests 120] [--runs 3]
+    python -m bench.interception --rate 0.1 --json FILE [--resume] [--requests 120] [--runs 3]
                                  [--contenders lru,min_waste,...] [--vllm-python PATH]
 
 `weft bench multi-turn --shape mixture` against `weft serve` with random weights in the shape of Qwen3-0.6B, bfloat16:
@@ -10,9 +10,9 @@ Contenders take turns, each run has a server of its own, and medians over runs a
 The benchmark prepares itself in three steps, whose results are in the file:
 
 1. `weft profile` measures the cost model of this machine. Servers use it too.
-2. The pool is a third of the live contexts: of the mean, over time, of the context tokens of all requests under way, as
-   the simulator plays the same requests on the profiled device with a pool that holds everything. The host tier holds
-   the greatest sum of them. `--kv-tokens` sets the pool instead.
+2. The pool is a third of the live contexts: of the greatest sum of the context tokens of all requests under way, as the
+   simulator plays the same requests on the profiled device with a pool that holds everything. The host tier holds all
+   of them. `--kv-tokens` sets the pool instead.
 3. The link (`--host-link`) gets the rate at which moving a token out and in again takes 0.8 of the time of computing it
    again, which is the time by which one more token lengthens a step of S tokens. That is the ratio of GPT-J 6B on an
    A100: 2 x 458,752 bytes / 25 GB/s to 0.0463 ms. Servers with that link use the profile with its rate.
@@ -21,8 +21,8 @@ Contenders: `lru` (no host tier), `lru-host`, `discard` and `min_waste` (host ti
 `lru-host-unthrottled` and `min_waste-unthrottled` (host tier at memory speed), and `vllm` (vLLM's server on the CPU,
 prefix caching, as many KV tokens), which is left out with the reason if it is not installed.
 
-The file is written after every run; `--resume` continues it. A decision counter of which one action has more than 90 %
-makes a comparison of policies void, and is named.
+The file is written after every run; `--resume` continues it. Decisions are counted where waits end, by where the KV was
+then: kept on the device, on the host, or recomputed. A run of which one of them has more than 90 % is void.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from bench.resume import continued
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.cli.bench.server import own_server
+from weft.cli.bench.server_counts import DECISIONS
 from weft.cli.bench.shapes import CONVERSATIONS
 from weft.cli.random_weights import random_weights
 from weft.cli.settings import Settings, load
@@ -168,7 +169,7 @@ def choose_sizes(args: argparse.Namespace, profile: Profile, config: Mapping[str
     live = live_contexts(device_of_profile(profile, "profile", 1), sessions)
     per_token = kv_bytes_per_token(config)
     longest = max(session.num_tokens for session in sessions)
-    pages = -(-(args.kv_tokens or round(live.mean * POOL_SHARE)) // PAGE_SIZE)
+    pages = -(-(args.kv_tokens or round(live.peak * POOL_SHARE)) // PAGE_SIZE)
     if pages * PAGE_SIZE <= longest:
         sys.exit(f"a pool of {pages * PAGE_SIZE} tokens does not hold the longest request ({longest}): raise --rate")
     sizes = Sizes(
@@ -332,11 +333,11 @@ def keep(args: argparse.Namespace, record: Mapping[str, Any]) -> None:
 
 def void(figures: Mapping[str, float]) -> str | None:
     """Why a run says nothing of policies: one action has nearly all decisions. None: it says something."""
-    actions = {name: count for name, count in figures.items() if name.startswith("server_decisions_")}
+    actions = {name: count for name, count in figures.items() if name.startswith(DECISIONS)}
     total = sum(actions.values())
     for name, count in actions.items():
         if count > VOID_SHARE * total:
-            return f"{count / total:.0%} of decisions are {name.removeprefix('server_decisions_')}"
+            return f"{count / total:.0%} of decisions are {name.removeprefix(DECISIONS)}"
     return None
 
 
@@ -347,7 +348,7 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
         if not found:
             continue
         lines.append(f"{name}, {len(found)} runs")
-        figures = [*SHOWN, *sorted({figure for one in found for figure in one if "server_decisions_" in figure})]
+        figures = [*SHOWN, *sorted({figure for one in found for figure in one if figure.startswith(DECISIONS)})]
         for figure in figures:
             values = [one[figure] for one in found if figure in one]
             if values:
@@ -369,7 +370,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = {contender.name: contender for contender in CONTENDERS}
-    parser.add_argument("--rate", type=float, default=0.3, help="mean arrivals of requests per second, Poisson (0.3)")
+    parser.add_argument("--rate", type=float, default=0.1, help="mean arrivals of requests per second, Poisson (0.1)")
     parser.add_argument("--requests", type=int, default=120, help="of a run (120)")
     parser.add_argument("--runs", type=int, default=3, help="of each contender (3)")
     parser.add_argument("--contenders", default=",".join(known), help=f"comma-separated: {', '.join(known)}")

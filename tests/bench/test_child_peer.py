@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import torch
@@ -13,7 +15,8 @@ import torch
 from bench import offline
 from bench.peers import levels
 from bench.peers.child import ChildError, ChildPeer
-from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_cpu
+from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_cpu, vllm_server
+from weft.abi.errors import WeftError
 from weft.cli import probe
 from weft.models.random_checkpoints import write_tiny
 
@@ -102,6 +105,38 @@ def test_what_vllm_raises_is_told() -> None:
         vllm_cpu(Path("missing"), 1, {})
 
 
+@pytest.fixture
+def stand_in_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("stand_in_server")))
+
+
+@pytest.mark.usefixtures("stand_in_server")
+def test_the_server_of_vllm_has_as_many_tokens_of_kv_and_a_prefix_cache(tmp_path: Path) -> None:
+    with vllm_server(tmp_path, 1, 100, 64) as url:
+        told = httpx.get(f"{url}/").json()
+        [process] = [
+            one for one in psutil.Process().children() if "vllm.entrypoints.openai.api_server" in one.cmdline()
+        ]
+    assert not process.is_running()
+    options = dict(pairwise(told["arguments"]))
+    assert options["--model"] == str(tmp_path)
+    assert int(options["--block-size"]) * int(options["--num-gpu-blocks-override"]) == 128
+    assert options["--max-model-len"] == "64"
+    assert "--enable-prefix-caching" in told["arguments"]
+    assert "," not in told["variables"]["VLLM_CPU_OMP_THREADS_BIND"]
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in told["variables"]
+
+
+@pytest.mark.usefixtures("stand_in_server")
+def test_what_the_server_of_vllm_wrote_is_told() -> None:
+    with (
+        pytest.raises(WeftError, match=r"it wrote:\n(.|\n)*no such checkpoint"),
+        vllm_server(Path("missing"), 1, 64, 64),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(("python", "why"), [("", "does not name"), ("/nowhere/python", "is not a program")])
 def test_vllm_without_its_python_is_not_installed(
     python: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +144,8 @@ def test_vllm_without_its_python_is_not_installed(
     monkeypatch.setenv(PYTHON_VARIABLE, python)
     with pytest.raises(ImportError, match=why):
         vllm_cpu(tmp_path, 1, {})
+    with pytest.raises(ImportError, match=why), vllm_server(tmp_path, 1, 64, 64):
+        pass
 
 
 def test_an_engine_of_this_environment_in_a_process_of_its_own(tmp_path: Path) -> None:

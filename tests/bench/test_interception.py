@@ -82,17 +82,17 @@ def test_contenders_differ_in_policy_host_tier_and_link_alone(tmp_path: Path) ->
 
 
 def test_one_action_with_nearly_all_decisions_makes_a_run_void() -> None:
-    mixed = {"server_decisions_keep": 60.0, "server_decisions_discard": 40.0, "recomputed_tokens": 1e6}
+    mixed = {"server_decisions_kept": 60.0, "server_decisions_recomputed": 40.0, "recomputed_tokens": 1e6}
     assert interception.void(mixed) is None
     assert interception.void({}) is None
-    assert interception.void({"server_decisions_keep": 92.0, "server_decisions_swap": 8.0}) == (
-        "92% of decisions are keep"
+    assert interception.void({"server_decisions_kept": 92.0, "server_decisions_host": 8.0}) == (
+        "92% of decisions are kept"
     )
 
 
 def test_the_summary_has_medians_extremes_and_what_is_void() -> None:
     runs = {
-        "lru": [{"recomputed_tokens": value, "server_decisions_discard": 10.0} for value in (30.0, 10.0, 20.0)],
+        "lru": [{"recomputed_tokens": value, "server_decisions_recomputed": 10.0} for value in (30.0, 10.0, 20.0)],
         "vllm": [],
     }
     lines = interception.summary(runs)

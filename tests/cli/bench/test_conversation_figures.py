@@ -8,7 +8,7 @@ from tests.server.conftest import running
 from weft.cli.bench.conversation import HeldConversation
 from weft.cli.bench.conversation_figures import conversation_figures, normalized_s, recomputed_tokens
 from weft.cli.bench.measure import Failure, Outcome, Timing
-from weft.cli.bench.server_counts import COUNTS, counted, read_counts
+from weft.cli.bench.server_counts import BY_LABEL, COUNTS, counted, read_counts
 from weft.testing.fake_engine import FakeEngine
 
 
@@ -78,6 +78,12 @@ weft:num_requests_running{model_name="a"} 3
     assert before == {"server_recomputed_tokens": 12}
     after = before | {"server_recomputed_tokens": 20.0, "server_preemptions": 2.0}
     assert counted(before, after) == {"server_recomputed_tokens": 8, "server_preemptions": 2}
+    by_label = """# TYPE weft:wait_returns_total counter
+weft:wait_returns_total{model_name="a",kind="chat",kv="kept"} 4
+weft:wait_returns_total{model_name="a",kind="sleep",kv="kept"} 1
+weft:wait_returns_total{model_name="a",kind="chat",kv="recomputed"} 2
+"""
+    assert read_counts(by_label) == {"server_decisions_kept": 5, "server_decisions_recomputed": 2}
     with pytest.raises(ValueError, match="many"):
         read_counts("weft:recomputed_tokens_total many\n")
 
@@ -86,4 +92,6 @@ def test_all_counts_are_in_metrics() -> None:
     import httpx
 
     with running(engine=FakeEngine()) as server:
-        assert set(read_counts(httpx.get(f"{server.url}/metrics").text)) == set(COUNTS.values())
+        text = httpx.get(f"{server.url}/metrics").text
+    assert set(COUNTS.values()) <= set(read_counts(text))
+    assert all(f"# TYPE {name} counter" in text for name in BY_LABEL)

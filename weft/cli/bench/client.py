@@ -96,7 +96,7 @@ class LoadClient:
         return self._outcome(request, answer, due_s, sent_s)
 
     async def counts(self) -> dict[str, float]:
-        """What the server has counted so far, of `server_counts.COUNTS`; empty for a server that is not Weft."""
+        """What the server has counted so far, by figure (`server_counts`); empty for a server that is not Weft."""
         import httpx
 
         try:

@@ -14,16 +14,28 @@ COUNTS: Mapping[str, str] = {
     "weft:engine_steps_total": "server_steps",
 }
 """Name of a sample -> the figure."""
+DECISIONS = "server_decisions_"
+BY_LABEL: Mapping[str, tuple[str, str]] = {
+    "weft:wait_returns_total": ("kv", DECISIONS),
+    "weft:kv_pages_given_up_total": ("to", "server_pages_given_up_"),
+    "weft:kv_waste_token_seconds_total": ("cause", "server_waste_token_s_"),
+}
+"""Name of a sample -> the label whose value is the end of the figure's name, and the begin of that name."""
 
 
 def read_counts(exposition: str) -> dict[str, float]:
-    """The figures of `COUNTS` in Prometheus' text format, summed over models. Raises `ValueError` for other texts."""
+    """The figures of `COUNTS` and `BY_LABEL` in Prometheus' text format, summed over models and other labels. Raises
+    `ValueError` for other texts."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
-            if (figure := COUNTS.get(sample.name)) is not None:
+            figure = COUNTS.get(sample.name)
+            if sample.name in BY_LABEL:
+                label, begin = BY_LABEL[sample.name]
+                figure = begin + sample.labels[label]
+            if figure is not None:
                 found[figure] = found.get(figure, 0.0) + sample.value
     return found
 
