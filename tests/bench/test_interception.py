@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 import torch
 
@@ -276,8 +279,16 @@ def test_a_comparison_with_a_real_server(monkeypatch: pytest.MonkeyPatch, tmp_pa
     shape = {**FAMILIES["qwen3"], "vocab_size": 1200}  # with all ids of prompts
     checkpoint = write_checkpoint(tmp_path / "model", shape, dtype=torch.bfloat16, tokenizer=True)
     small = ("--checkpoint", str(checkpoint), "--requests", "4", "--scale", "0.02", "--time-scale", "0.001")
-    more = ("--rate", "20", "--contenders", "lru", "--runs", "1", "--quick-profile", "--kv-tokens", "256")
+    more = ("--rate", "20", "--contenders", "min_waste", "--runs", "1", "--quick-profile", "--kv-tokens", "256")
     file = tmp_path / "out.json"
+    metrics: list[str] = []
+    one_run = interception.one_run
+
+    def watched(url: str, args: argparse.Namespace) -> interception.Measured:
+        metrics.append(httpx.get(f"{url}/metrics").text)
+        return one_run(url, args)
+
+    monkeypatch.setattr(interception, "one_run", watched)
     found = measure(monkeypatch, file, *small, *more)
     sessions = interception.drawn(interception.parse_arguments([*small, *more]))
     assert interception.stored(found["profile"]) is not None
@@ -285,7 +296,11 @@ def test_a_comparison_with_a_real_server(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert found["sizes"]["max_context"] == 1 + max(session.num_tokens for session in sessions)
     assert found["sizes"]["link_gbs"] > 0
     assert found["failed"] == {}
-    [figures] = found["runs"]["lru"]
+    # The server has found the profile of its link, and has a host tier.
+    assert "weft:saturation_tokens{" in metrics[0]
+    [host_pages] = re.findall(r"^weft:host_kv_pages\{.*\} (\d+)", metrics[0], re.MULTILINE)
+    assert int(host_pages) * 16 >= found["sources"]["peak_live_tokens"]
+    [figures] = found["runs"]["min_waste"]
     assert figures["answered_requests"] == sum(len(session.turns) for session in sessions)
     assert figures["completed_conversations"] == 4
     assert {"normalized_ms_per_token_p50", "return_ttft_ms_p50", "server_recomputed_tokens"} <= set(figures)
