@@ -236,6 +236,9 @@ class FakeHost:
     def _seq_fork(self, command: CommandFrame, number: int, child: int) -> None:
         self.sequences[child] = list(self._find(number))
 
+    def _seq_expect(self, command: CommandFrame, number: int, seconds: float, kind: bytes) -> None:
+        self._find(number)
+
     def _seq_truncate(self, command: CommandFrame, number: int, keep: int) -> None:
         del self._find(number)[keep:]
 

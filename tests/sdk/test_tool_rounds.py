@@ -38,6 +38,8 @@ def test_the_model_calls_reads_and_goes_on_in_the_same_kv() -> None:
 
     assert host.run(main) == "It rains."
     assert host.ops(Op.SEQ_TRUNCATE) == []
+    [told] = [command for command in host.log if command.op is Op.SEQ_EXPECT]
+    assert told.blobs == [b"tool"], "the context says what it waits for"
 
 
 def test_a_call_is_known_while_the_model_still_writes() -> None:

@@ -150,6 +150,10 @@ class Op(IntEnum):
     """sequence; int32 pairs (first token, past the last): hidden from all tokens that follow, instead of those hidden
     before"""
 
+    SEQ_EXPECT = 46, Trait.SEQUENCE, "expect", "Id", 1, _POSTED
+    """sequence, seconds until it is over (NaN: not known); kind, one of `tool`, `http`, `sleep` and `message`: what the
+    program waits for when the sequence has nothing to do, until its next operation. The host sees the last three"""
+
     # Store: small values of the program's tenant, by name; they outlive programs and servers
     STORE_PUT = 41, Trait.STORE, "put", "", 2, _ASKED
     """name; value ->"""

@@ -26,7 +26,7 @@ class WaitKind(StrEnum):
     MESSAGE = "message"
     """Its program waits for a message of a client or a person, or for another run."""
     TOOL = "tool"
-    """Its program runs a tool of its own."""
+    """Its program runs a tool that its model has called."""
     CHAT = "chat"
     """A finished turn of a chat without tools: a person may answer."""
     TOOLS = "tools"
@@ -37,6 +37,10 @@ class WaitKind(StrEnum):
     """Its program gave it up, to be found again."""
     QUEUE = "queue"
     """It has work, and waits for the device alone."""
+
+
+PROGRAM_WAITS = frozenset({WaitKind.HTTP, WaitKind.SLEEP, WaitKind.MESSAGE, WaitKind.TOOL})
+"""The kinds that a program may announce."""
 
 
 def check_wait(kind: str, expected_in_s: float | None) -> None:

@@ -52,6 +52,8 @@ class SequenceHandle:
         """The last operation that reports; those before it have ended when it has."""
         self._expected: WaitKind | None = None
         """What the engine was told that the program waits for, since the last operation."""
+        self._is_explained = False
+        """Whether the program said so itself."""
         link.add_handle(self)
 
     @classmethod
@@ -154,11 +156,17 @@ class SequenceHandle:
         self._link.post(SetPriority(seq=self.id, priority=priority))
 
     def expect(self, kind: WaitKind, expected_in_s: float | None) -> None:
-        """Tell the engine what the program waits for, unless that is an operation of this sequence. Does nothing where
-        the engine knows."""
-        if not self._open or self._error is not None or (kind is self._expected and expected_in_s is None):
+        """The program says what it waits for when the operations on the sequence are done."""
+        self._check()
+        self._is_explained = True
+        self._link.post(Expect(seq=self.id, kind=kind, expected_in_s=expected_in_s))
+
+    def begin_wait(self, kind: WaitKind, expected_in_s: float | None) -> None:
+        """Tell the engine what the program waits for, unless that is an operation of this sequence, or the program said
+        it itself. Does nothing where the engine knows."""
+        if not self._open or self._error is not None or self._is_explained:
             return
-        if self._awaited is None or self._awaited.ended:
+        if (kind is not self._expected or expected_in_s is not None) and (self._awaited is None or self._awaited.ended):
             self._expected = kind
             self._link.post(Expect(seq=self.id, kind=kind, expected_in_s=expected_in_s))
 
@@ -232,7 +240,7 @@ class SequenceHandle:
 
     def _add(self, operation: EngineOperation, command: Command) -> None:
         self._operations[operation.op] = operation
-        self._expected = None
+        self._expected, self._is_explained = None, False
         if type(operation) is not SilentAppend:
             self._awaited = operation
         self._link.add_operation(operation)

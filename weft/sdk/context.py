@@ -254,6 +254,11 @@ class Context(TokenBuffer):
         another model. KV that is still cached is reused, the rest is computed again."""
         return await cls.restored(await context_store.load(name), **options)
 
+    def expect(self, kind: str, seconds: float | None = None) -> None:
+        """Tell the engine what the program waits for before the context goes on; see `Sequence.expect`. A context says
+        by itself that it waits for its tool calls."""
+        self.sequence.expect(kind, seconds)
+
     def hold(self, seconds: float) -> None:
         """Release the context, but keep its KV for `seconds` for a context that begins with the same tokens."""
         if self.parent is None:

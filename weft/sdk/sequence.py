@@ -212,6 +212,17 @@ class Sequence(Resource):
         self.check()
         self.channel.post(Op.SEQ_PRIORITY, self.number, priority, owner=self)
 
+    def expect(self, kind: str, seconds: float | None = None) -> None:
+        """Tell the engine what the program waits for before its next operation on the sequence: `tool`, `http`, `sleep`
+        or `message`, and for how long if that is known. The engine decides with it whose KV gives way.
+
+        The host sees `http`, `run.sleep` and `run.receive` by itself, and a context tells of its tool calls. The next
+        operation raises `InvalidRequest` for another kind or a negative time.
+        """
+        self.check()
+        known = float("nan") if seconds is None else float(seconds)
+        self.channel.post(Op.SEQ_EXPECT, self.number, known, kind.encode(), owner=self)
+
     def hold(self, seconds: float) -> None:
         """Release the sequence, but keep its KV for `seconds` for a sequence that begins with the same tokens."""
         self.check()

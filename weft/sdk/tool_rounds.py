@@ -41,6 +41,9 @@ class ToolHost(Protocol):
     def generate(self, sampler: Sampler | None, *, max_tokens: int | None, special: bool) -> Generation:
         """Generate with this sampler, or with the context's own."""
 
+    def expect(self, kind: str, seconds: float | None = None) -> None:
+        """Say what the program waits for before it goes on."""
+
     def tool(self, call: ToolCall, result: object) -> ToolHost:
         """Add the result of a call."""
 
@@ -162,9 +165,11 @@ async def _one_round(
     async for piece in ctx.generate(sampler, max_tokens=max_tokens, special=True):
         for call in answer.push(piece):
             ctx.unanswered[call.id] = call
+            ctx.expect("tool")
             yield call
     for call in answer.finish():
         ctx.unanswered[call.id] = call
+        ctx.expect("tool")
         yield call
     _note(ctx, answer)
 

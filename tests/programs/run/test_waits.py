@@ -1,5 +1,6 @@
 """The engine is told what a program waits for, and a program that waits for the device alone says nothing."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -144,5 +145,51 @@ def test_a_program_that_looks_at_every_token_pays_nothing() -> None:
             program.say(Op.SEQ_RELEASE, number)
         await settle()
         assert few == count_calls(lambda: program.ask(Op.SEQ_DIST, 1, 4, PROMPT))
+
+    run(test)
+
+
+def test_what_a_program_says_itself_holds_until_its_next_operation() -> None:
+    async def test(host: Host) -> None:
+        program = host.program()
+        opened(program)
+        program.ask(Op.SEQ_GENERATE, 1, 0, b"{}")
+        program.say(Op.SEQ_EXPECT, 1, 2.5, b"tool")
+        await settle()
+        assert [entry[1:] for entry in told(host)] == [(WaitKind.TOOL, 2.5)], "also while it generates"
+        program.say(Op.SEQ_EXPECT, 1, float("nan"), b"tool")
+        program.ask(Op.RECEIVE)
+        await settle()
+        assert [entry[1:] for entry in told(host)] == [(WaitKind.TOOL, None)]
+        program.say(Op.SEQ_APPEND, 1, PROMPT)
+        program.say(Op.SEQ_TRUNCATE, 1, 2)
+        await settle()
+        program.ask(Op.RECEIVE)
+        await settle()
+        assert [entry[1] for entry in told(host)] == [WaitKind.MESSAGE]
+
+    run(test, engine=FakeEngine(auto=False))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kind", "param"),
+    [
+        (1.0, b"chat", "kind"),
+        (1.0, b"", "kind"),
+        (1.0, b"\xff" * 1000, "kind"),
+        (-1.0, b"tool", "expected_in_s"),
+        (math.inf, b"tool", "expected_in_s"),
+    ],
+)
+def test_a_wait_that_cannot_be_said_is_refused_by_name(seconds: float, kind: bytes, param: str) -> None:
+    async def test(host: Host) -> None:
+        program = host.program()
+        opened(program)
+        program.say(Op.SEQ_EXPECT, 1, seconds, kind, call=5)
+        program.look()
+        [error] = [event for event in program.seen if event.call == 5]
+        assert program.error_in(error) == ("invalid_request", param)
+        await settle()
+        assert told(host) == []
 
     run(test)

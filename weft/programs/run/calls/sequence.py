@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle
 from weft.core.sampling import StopParams
-from weft.core.waits import WaitKind
+from weft.core.waits import MAX_KIND_CHARS, PROGRAM_WAITS, WaitKind, check_wait
 from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs
 from weft.programs.operations import Report
 from weft.programs.quota.page_quota import PageQuota
@@ -155,11 +156,21 @@ class SequenceCalls:
         """Run it later, or as early as its caller may."""
         self._find(number).sequence.set_priority(self._view.caller.priority + max(0, priority))
 
-    def expect(self, kind: WaitKind, expected_in_s: float | None) -> None:
+    def expect(self, call: int, number: int, seconds: float, kind: bytes) -> None:
+        """The program says what it waits for when the sequence has nothing to do. Raises `InvalidRequest`."""
+        known = self._find(number)
+        name = kind[: MAX_KIND_CHARS + 1].decode(errors="replace")
+        if name not in PROGRAM_WAITS:
+            raise InvalidRequest(f"a program waits for one of {', '.join(sorted(PROGRAM_WAITS))}, not {name!r}", "kind")
+        expected_in_s = None if math.isnan(seconds) else seconds
+        check_wait(name, expected_in_s)
+        known.sequence.expect(WaitKind(name), expected_in_s)
+
+    def begin_wait(self, kind: WaitKind, expected_in_s: float | None) -> None:
         """The program waits for something else than the device: tell the engine of each sequence that nothing runs on.
         Of a program with many, of the newest."""
         for known in itertools.islice(reversed(self._open.values()), MAX_EXPECTED):
-            known.sequence.expect(kind, expected_in_s)
+            known.sequence.begin_wait(kind, expected_in_s)
 
     def close(self) -> None:
         """Give all of them back."""
