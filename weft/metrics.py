@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from weft.core.wire import HistogramSnapshot
+
 LATENCY_BUCKETS_S = (
     0.001,
     0.005,
@@ -126,6 +128,10 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.count += times
         self.total += value * times
+
+    def snapshot(self) -> HistogramSnapshot:
+        """A frozen copy, as engines send it."""
+        return HistogramSnapshot(self.bounds, list(self.counts), self.total)
 
     def cumulative(self) -> list[int]:
         """[len(bounds) + 1] cumulative observations; the last entry is the total."""

@@ -58,6 +58,7 @@ COMMANDS: list[wire.Command] = [
     wire.Ping(),
     wire.Drain(),
     wire.ResetPrefixCache(),
+    wire.ListSessions(query=1, tenant="t", limit=5),
 ]
 
 
@@ -92,6 +93,24 @@ EVENTS: list[wire.Event] = [
     wire.Welcome(info=_INFO),
     wire.Loading(1, 2),
     wire.Drained(),
+    wire.Sessions(
+        query=4,
+        sessions=[
+            wire.SessionInfo(
+                id=1,
+                request_id="r",
+                state="finished",
+                kind="chat",
+                num_tokens=9,
+                device_tokens=4,
+                host_tokens=3,
+                gone_tokens=1,
+                waited_s=0.5,
+                expected_in_s=2.0,
+            )
+        ],
+        total=7,
+    ),
     wire.Stats(stats=wire.EngineStats(finished={"stop": 1}, step_time=wire.HistogramSnapshot((0.5,), [1, 2], 3.0))),
     wire.TraceSpan("r", "chunk", 1.5, 3),
 ]

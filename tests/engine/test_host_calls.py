@@ -89,3 +89,37 @@ def test_an_admission_makes_the_same_calls_however_many_sequences_wait() -> None
         return step_calls(driver)
 
     assert calls(40) == calls(1000)
+
+
+def test_a_continued_turn_is_found_with_a_bounded_number_of_calls_however_many_are_remembered() -> None:
+    def calls(turns: int) -> int:
+        driver = Driver(num_device_pages=512, max_context=2048, max_step_tokens=2048)
+        for number in range(turns):
+            seq = driver.open([number % 900, *range(60)], namespace="")
+            driver.generate(seq, 1, eos=False)
+            driver.run()
+            tokens = driver.end_turn(seq)
+        driver.engine.scheduler.stats()
+        seq = driver.open([*tokens, 5], namespace="")
+        driver.generate(seq, 1, eos=False)
+        return step_calls(driver)
+
+    few, many = calls(3), calls(30)
+    assert few == many
+    assert many <= 210
+
+
+def test_giving_up_a_page_makes_the_same_calls_however_long_its_run_is() -> None:
+    def calls(tokens: int) -> int:
+        driver = Driver(num_device_pages=128, max_context=2048, max_step_tokens=2048, page_size=16)
+        seq = driver.open([3 + index % 90 for index in range(tokens)], namespace="")
+        driver.generate(seq, 1, eos=False)
+        driver.run()
+        driver.end_turn(seq, kind="")
+        cache, now = driver.engine.cache, driver.clock.now()
+        cache.allocate(cache.tiers.device.num_free + 1, now)
+        return count_calls(lambda: cache.allocate(1, now))
+
+    short, long = calls(200), calls(1800)
+    assert short == long
+    assert long <= 56

@@ -97,6 +97,22 @@ def test_an_idle_sequence_gives_up_no_more_than_is_needed_and_only_its_end() -> 
     driver.finish()
 
 
+def test_a_turn_that_was_parked_before_its_client_released_it_is_waited_for() -> None:
+    driver = Driver(num_device_pages=24, page_size=16, max_context=400)
+    number = driver.open(list(range(100)), namespace="")
+    driver.generate(number, 4, eos=False)
+    driver.run()
+    turn(driver, [60] * 350, 1, "pressure")
+    sequence = driver.engine.scheduler.sequences.open[1, number]
+    assert sequence.wait is not None
+    end = sequence.wait.end
+    assert end is not None
+    driver.end_turn(number, "tools")
+    [wait] = end.waits.values()
+    assert (wait.kind, wait.is_open, wait.num_tokens) == ("tools", False, 104)
+    driver.finish()
+
+
 def test_a_host_copy_stays_valid_so_that_giving_up_again_moves_nothing() -> None:
     driver = Driver(num_device_pages=24, num_host_pages=64, page_size=16, intercept=make_policy("lru"), max_context=600)
     number = driver.open(list(range(300)), namespace="")

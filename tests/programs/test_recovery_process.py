@@ -59,7 +59,12 @@ def test_streams_outlive_a_kill_in_a_forward(dtype: str, tmp_path: Path) -> None
             async for chunk in completion.main(args, CALLER, rt):
                 tokens += chunk.tokens
                 reasons[chunk.finish_reason] += 1
+                usage = chunk.usage
             assert reasons["length"] == 1
+            assert usage is not None
+            counts = usage.num_cached_tokens, usage.num_recomputed_tokens, usage.num_new_tokens
+            assert min(counts) >= 0
+            assert sum(counts) == usage.num_prompt_tokens == len(args.prompt) // 4, "what was generated does not count"
             return tokens
 
         return list(await asyncio.gather(*map(one, range(3))))

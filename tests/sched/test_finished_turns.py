@@ -22,12 +22,14 @@ def numbers(tokens: list[int], namespace: str = "") -> U64:
 
 
 def add(turns: FinishedTurns, prompt: list[int], answer: list[int], namespace: str = "") -> list[int]:
-    turns.add(pack_tokens(prompt + answer), len(prompt), numbers(prompt, namespace))
+    turns.add("chat", pack_tokens(prompt + answer), len(prompt), numbers(prompt, namespace))
     return prompt + answer
 
 
 def ask(turns: FinishedTurns, tokens: list[int], namespace: str = "") -> int | None:
-    return turns.first_different(pack_tokens(tokens), numbers(tokens, namespace))
+    """Where a request differs from the turn that it continues."""
+    found = turns.find(pack_tokens(tokens), numbers(tokens, namespace))
+    return None if found is None else found.first_different
 
 
 def test_a_next_turn_that_has_the_whole_turn_differs_nowhere() -> None:
@@ -103,3 +105,17 @@ def test_only_the_last_turns_and_the_first_tokens_of_an_answer_are_remembered() 
     long = add(turns, [*SYSTEM, 999], [7] * (MAX_TAIL + 50))
     assert ask(turns, [*long[:2000], 1]) == 2000
     assert ask(turns, [*long[:-2], 1]) is None, "past what is remembered of it"
+
+
+def test_a_turn_is_continued_for_the_first_time_once() -> None:
+    turns = FinishedTurns()
+    turn = add(turns, SYSTEM + OPEN, [7, 8, 9])
+    for tokens, expected in (
+        (SYSTEM + OPEN, None),
+        ([*SYSTEM[:-1], 99, *OPEN, 7, 8, 9], None),
+        ([*turn, *END], ("chat", None, True)),
+        ([*turn, 55], ("chat", None, False)),
+        ([*turn[:-1], 55], ("chat", 44, False)),
+    ):
+        found = turns.find(pack_tokens(tokens), numbers(tokens))
+        assert found == expected

@@ -87,6 +87,28 @@ def test_metrics_of_a_cost_profile(server: RunningServer, monkeypatch: pytest.Mo
     assert found["weft:cost_model_ratio_bucket", "1.0"] == 1
 
 
+def test_metrics_of_waits(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = EngineStats(
+        waste={"preserve": 5.0, "stalled": 1.5},
+        wait_returns={"chat": {"kept": 3, "host": 2}, "http": {"recomputed": 1}},
+        pages_given_up={"prefix": {"nowhere": 7}},
+        wait_ratio={"chat": HistogramSnapshot((0.5, 2.0), [1, 2, 0], 3.5)},
+    )
+
+    async def with_waits() -> EngineStats:
+        return stats
+
+    monkeypatch.setattr(server.engine, "stats", with_waits)
+    found = samples(server)
+    assert found["weft:kv_waste_token_seconds_total", "preserve"] == 5.0
+    assert found["weft:kv_waste_token_seconds_total", "stalled"] == 1.5
+    assert found["weft:wait_returns_total", "chat,host"] == 2
+    assert found["weft:wait_returns_total", "http,recomputed"] == 1
+    assert found["weft:kv_pages_given_up_total", "prefix,nowhere"] == 7
+    assert (found["weft:wait_ratio_count", "chat"], found["weft:wait_ratio_sum", "chat"]) == (3, 3.5)
+    assert found["weft:wait_ratio_bucket", "chat,0.5"] == 1
+
+
 def test_metrics_of_failures(stepped: RunningServer) -> None:
     stepped.on_loop(lambda: stepped.engine.fail_next("out_of_pages"))
     connection = connect(stepped, "/v1/completions", {"prompt": "a", "n": 1})

@@ -15,7 +15,10 @@ import numpy as np
 from weft.cache.nodes import Node
 from weft.cache.runs import PREFIX, PageRuns, Ranker
 from weft.core.step import F64, I64, Bool
+from weft.core.waits import OTHER, WaitKind
 
+MAX_KINDS = 256
+"""Kinds of waits that are told apart; further ones count as one more."""
 CHUNK = 64
 """Candidates that are put in order at once, the first of all."""
 
@@ -23,14 +26,18 @@ CHUNK = 64
 class _Names:
     """Texts as small numbers."""
 
-    def __init__(self, first: str):
+    def __init__(self, first: str, most: int | None = None):
+        """With `most`, further names than so many have the number of `OTHER`, which must be among them."""
         self._numbers = {first: 0}
+        self._most = most
         self.names: tuple[str, ...] = (first,)
 
     def number(self, name: str) -> int:
         """The number of a name, a new one for a new name."""
         found = self._numbers.get(name)
         if found is None:
+            if self._most is not None and len(self._numbers) >= self._most:
+                return self._numbers[OTHER]
             found = self._numbers[name] = len(self._numbers)
             self.names = (*self.names, name)
         return found
@@ -44,7 +51,9 @@ class Candidates:
         self.rank = rank
         self._num_pages = num_pages
         self._page_size = page_size
-        self._kinds = _Names(PREFIX)
+        self._kinds = _Names(PREFIX, MAX_KINDS)
+        self._queue = self._kinds.number(WaitKind.QUEUE)
+        self._kinds.number(OTHER)
         self._tenants = _Names("")
         self._floats = np.zeros((3, CHUNK))
         self._ints = np.zeros((5, CHUNK), np.int64)
@@ -68,6 +77,12 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self._nodes) - len(self._free)
+
+    def awaited_pages(self) -> int:
+        """Pages up to the ends of runs for which something waits that does not wait for the device. What several of
+        them share counts for each."""
+        kinds = self._ints[0]
+        return int(self._ints[1, self._bools[0] & (kinds != 0) & (kinds != self._queue)].sum())
 
     def nodes(self) -> list[Node]:
         """All candidates, in no order."""

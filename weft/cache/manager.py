@@ -286,16 +286,18 @@ class KVCache:
         table.pages = []
         table.node, table.num_indexed, table.indexable = table.tree.root, 0, True
 
-    def discard(self, table: PageTable, now: float, fence: int | None = None) -> None:
+    def discard(self, table: PageTable, now: float, fence: int | None = None) -> int:
         """Give everything back, and forget what of it the prefix index has and nothing else uses or waits for. The
-        table is empty afterwards and may be used again."""
-        node = table.node
+        table is empty afterwards and may be used again. Returns how many pages of the index were forgotten."""
+        node, num_pages = table.node, 0
         self.free(table, array("i"), 0, now, fence=fence)
         while node.parent is not None and not (node.locks or node.children or node.waits):
             parent = node.parent
+            num_pages += node.num_pages
             self.tiers.forget(node)
             self.tiers.offer(parent)
             node = parent
+        return num_pages
 
     def copy_out(self, node: Node) -> bool:
         """Have the step being built copy the end of a run on the device to the host, as far as the budget of copies and

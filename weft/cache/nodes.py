@@ -149,7 +149,20 @@ class OpenTail(NamedTuple):
 class Wait:
     """Who waits, for what, since when. Of kind `PREFIX` it is the mark of a retain or a move, at which nobody waits."""
 
-    __slots__ = ("end", "expected_s", "first_s", "is_open", "kind", "num_tokens", "seq", "since_s", "tenant", "weight")
+    __slots__ = (
+        "end",
+        "expected_s",
+        "first_s",
+        "is_open",
+        "kind",
+        "num_kv",
+        "num_tokens",
+        "request_id",
+        "seq",
+        "since_s",
+        "tenant",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -162,7 +175,9 @@ class Wait:
         expected_s: float | None = None,
         weight: float = 0.0,
         num_tokens: int = 0,
+        num_kv: int = 0,
         first_s: float = 0.0,
+        request_id: str = "",
     ):
         self.seq = seq
         self.tenant = tenant
@@ -176,6 +191,10 @@ class Wait:
         """Of a retain: runs of smaller weight are given up first."""
         self.num_tokens = num_tokens
         """Of a closed sequence: all its tokens, with and without KV."""
+        self.num_kv = num_kv
+        """Of a closed sequence: its tokens that had KV."""
+        self.request_id = request_id
+        """Of a closed sequence, for lists."""
         self.first_s = first_s
         """Of a closed sequence: its age (`QueuePlace.first_s`), which the sequence that continues it inherits."""
         self.end: Node | None = None

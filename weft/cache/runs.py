@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weft.core.step import F64, I64, Bool
+from weft.core.waits import WaitKind
 
-PREFIX = "prefix"
+PREFIX = WaitKind.PREFIX.value
 """Kind 0 of every snapshot: a run of a cached prefix that nothing is known to wait for."""
 
 

@@ -19,7 +19,8 @@ from weft.cache.candidates import Candidates
 from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
 from weft.cache.nodes import Node, Tier, Wait, move_waits
 from weft.cache.pages import PagePool
-from weft.cache.runs import Ranker
+from weft.cache.runs import PREFIX, Ranker
+from weft.core.waits import LABELS, OTHER
 
 UNLIMITED = 1 << 60
 """A budget of copies that no step uses up."""
@@ -56,6 +57,9 @@ class TieredPages:
         """Device pages of nodes without locks."""
         self.num_evicted = 0
         """Device pages evicted so far, demoted ones included."""
+        self.moved_pages: Counter[tuple[str, str]] = Counter()
+        """(label of the kind of wait, "host" or "nowhere") -> pages given up so, of the device, and of the host that
+        only the host had."""
         self.given_up = GivenUpPrefixes(page_size, PER_PAGE * (num_device_pages + num_host_pages))
         """What the index had and neither tier has any more."""
         self.candidates = Candidates(rank, page_size, num_device_pages)
@@ -300,6 +304,13 @@ class TieredPages:
         self._drop_device(node, 0)
         self._drop_copies(node, 0)
 
+    def _lose(self, node: Node) -> None:
+        """Forget a subtree to make room, and count its pages."""
+        for child in list(node.children.values()):
+            self._lose(child)
+        self.moved_pages[_label(node), "nowhere"] += node.num_pages
+        self.forget(node)
+
     def was_split(self, head: Node, node: Node) -> None:
         """`head` now has the first pages that `node` had."""
         if head.on_device:
@@ -329,6 +340,7 @@ class TieredPages:
                     self._split(node, node.num_pages - num_moved)
                 self._demote(node)
             else:
+                self.moved_pages[_label(node), "nowhere"] += wanted
                 self._cut(node, node.num_pages - wanted)
 
     def _copy_out(self, node: Node) -> None:
@@ -342,6 +354,7 @@ class TieredPages:
     def _demote(self, node: Node) -> None:
         """Give up the device pages of an unlocked leaf whose KV the host has or gets."""
         parent = node.parent
+        self.moved_pages[_label(node), "host"] += node.num_pages
         self.candidates.discard(node)
         if not node.copies:
             # The swap-out is the first thing its step does, so the pages may be written by that same step.
@@ -359,7 +372,7 @@ class TieredPages:
     def _cut(self, node: Node, keep: int) -> None:
         """Forget the pages of `node` past the first `keep`, and everything below."""
         for child in list(node.children.values()):
-            self.forget(child)
+            self._lose(child)
         parent = node.parent
         if keep == 0:
             self.forget(node)
@@ -409,7 +422,7 @@ class TieredPages:
                 self.host_candidates.skip(node)
                 continue
             parent = node.parent
-            self.forget(node)
+            self._lose(node)
             if parent is not None:
                 self.offer(parent)
         return True
@@ -420,3 +433,11 @@ class TieredPages:
 
     def _fence(self, tier: Tier, page: int, fence: int) -> int:
         return max(fence, self._busy.get((tier, page), 0))
+
+
+def _label(node: Node) -> str:
+    """The label of the wait that a run, an unlocked leaf of its tier, is kept for. The end of the run may be on the
+    host."""
+    while not node.waits and node.children:
+        node = next(reversed(node.children.values()))
+    return LABELS.get(next(reversed(node.waits.values())).kind, OTHER) if node.waits else PREFIX

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from weft.abi.errors import WeftError
-from weft.cli import chat, doctor, generate, models, profile, programs, run, serve, sim, version
+from weft.cli import chat, doctor, generate, models, profile, programs, run, serve, sessions, sim, version
 from weft.cli.bench import group as bench
 from weft.version import __version__
 
@@ -106,6 +106,7 @@ chat.register(app)
 generate.register(app)
 run.register(app)
 programs.register(app)
+sessions.register(app)
 bench.register(app)
 profile.register(app)
 sim.register(app)

@@ -82,7 +82,7 @@ def list_programs(url: Url = None, api_key: ApiKey = None, as_json: AsJson = Fal
         for program in programs:
             typer.echo(msgspec.json.encode(program).decode())
         return
-    _table(
+    print_table(
         ("NAME", "HASH", "KIND", "BYTES", "VERSIONS", "UPLOADED"),
         [
             (
@@ -163,7 +163,7 @@ def runs(url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) -> No
         for one in found:
             typer.echo(msgspec.json.encode(one).decode())
         return
-    _table(
+    print_table(
         ("RUN", "PROGRAM", "STATUS", "STARTED", "SECONDS", "TOKENS"),
         [
             (
@@ -210,7 +210,8 @@ def _client(url: str | None, api_key: str | None) -> Client:
     return Client(url or DEFAULT_URL, api_key=api_key)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def print_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Write rows of text under their head, in columns."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -11,7 +11,7 @@ with Client("http://127.0.0.1:8000", api_key="…") as client:
 from weft.client.asynchronous import AsyncClient
 from weft.client.errors import ClientError, RunFailedError, ServerError
 from weft.client.synchronous import Client
-from weft.client.values import LogEntry, Program, Run, RunEvent
+from weft.client.values import LogEntry, Program, Run, RunEvent, Session, SessionPage
 
 __all__ = [
     "AsyncClient",
@@ -23,4 +23,6 @@ __all__ = [
     "RunEvent",
     "RunFailedError",
     "ServerError",
+    "Session",
+    "SessionPage",
 ]

@@ -12,7 +12,7 @@ import httpx
 
 from weft.client import protocol
 from weft.client.protocol import ApiCall
-from weft.client.values import Program, Run, RunEvent
+from weft.client.values import Program, Run, RunEvent, SessionPage
 
 
 class AsyncClient:
@@ -35,6 +35,10 @@ class AsyncClient:
         except httpx.HTTPError as error:
             raise protocol.unreachable(self.url, error) from error
         return protocol.checked(response)
+
+    async def sessions(self, *, limit: int = 100, model: str | None = None) -> SessionPage:
+        """Return the sequences of the tenant that wait, those that wait longest first. Raises `ServerError`."""
+        return protocol.parsed(await self.call(protocol.sessions_call(limit, model)), SessionPage)
 
     async def events(self, call: ApiCall) -> AsyncGenerator[RunEvent, None]:
         """Make a request whose answer is a stream. Closing the generator closes the connection."""

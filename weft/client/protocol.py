@@ -103,6 +103,12 @@ def run_call(method: str, run_id: str = "", what: str = "", json: Any = None) ->
     return ApiCall(method, path, json=json)
 
 
+def sessions_call(limit: int, model: str | None) -> ApiCall:
+    """Make a request for the sequences that wait."""
+    asked = {"limit": limit} if model is None else {"limit": limit, "model": model}
+    return ApiCall("GET", "/v1/sessions?" + urlencode(asked))
+
+
 # ---- answers
 
 

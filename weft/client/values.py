@@ -64,6 +64,32 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.status not in ("queued", "running")
 
 
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that waits, and where its KV is. Times are seconds since 1970."""
+
+    id: int
+    request_id: str
+    model: str
+    state: str
+    """`intercepted`, `finished` or `queued`."""
+    waits_for: str
+    tokens: int
+    device_tokens: int
+    host_tokens: int
+    gone_tokens: int
+    since: float
+    until: float | None = None
+    """The announced return."""
+
+
+class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions of the tenant, those that wait longest first."""
+
+    data: list[Session]
+    left_out: int
+    """Further ones, for which the limit left no room."""
+
+
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a run's log."""
 

@@ -37,6 +37,13 @@ class WaitKind(StrEnum):
     """Its program gave it up, to be found again."""
     QUEUE = "queue"
     """It has work, and waits for the device alone."""
+    PREFIX = "prefix"
+    """Nothing is known to wait: a cached prefix."""
+
+
+OTHER = "other"
+LABELS: dict[str, str] = {kind: kind.value for kind in WaitKind}
+"""By kind, the name under which it is counted; all kinds that are not here are counted as `OTHER`."""
 
 
 PROGRAM_WAITS = frozenset({WaitKind.HTTP, WaitKind.SLEEP, WaitKind.MESSAGE, WaitKind.TOOL})

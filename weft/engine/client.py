@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Sessions
 
 OnEnvelope = Callable[[Envelope], None]
 
@@ -46,6 +46,10 @@ class EngineClient(Protocol):
 
     async def stats(self) -> EngineStats:
         """The engine's statistics of this moment. Raises `EngineDead`."""
+        ...
+
+    async def sessions(self, tenant: str, limit: int) -> Sessions:
+        """The `limit` sequences of a tenant that wait longest, of all clients. Raises `EngineDead`."""
         ...
 
     async def drain(self) -> None:

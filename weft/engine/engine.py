@@ -20,7 +20,7 @@ from weft.core.clock import Clock, SystemClock
 from weft.core.cost.model import CostModel, Costs
 from weft.core.protocols import Worker
 from weft.core.step import LateInputs, Step, StepHandle
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, HistogramSnapshot
+from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, ListSessions, Sessions
 from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
 from weft.engine.grammar import Compiling, Encode, Grammars
@@ -31,6 +31,7 @@ from weft.sched.event_log import Events
 from weft.sched.in_flight import InFlight
 from weft.sched.policies import InterceptPolicy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
+from weft.sched.waste_meter import WasteMeter
 
 _log = logging.getLogger("weft.engine")
 
@@ -95,6 +96,7 @@ class Engine:
         )
         self._compiling = Compiling(self._grammars, self._carry_out)
         self.costs = StepCosts(cost_model)
+        self._waste = WasteMeter(cost_model, spec.page_size)
         self._publish = publish
         self._overlap = overlap
         self._gather = Gather(policy or Adaptive())
@@ -234,13 +236,19 @@ class Engine:
             self.scheduler.stats(),
             step_device_s=self._step_time.total,
             step_host_s=self._step_host_s,
-            step_time=_snapshot(self._step_time),
-            batch_size=_snapshot(self._batch_size),
-            batch_tokens=_snapshot(self._batch_tokens),
-            cost_ratio=None if model is None else _snapshot(self.costs.ratios),
+            step_time=self._step_time.snapshot(),
+            batch_size=self._batch_size.snapshot(),
+            batch_tokens=self._batch_tokens.snapshot(),
+            waste=self._waste.total._asdict(),
+            cost_ratio=None if model is None else self.costs.ratios.snapshot(),
             cost_factor=None if model is None else model.factor,
             saturation_tokens=None if model is None else model.saturation_tokens,
         )
+
+    def sessions(self, command: ListSessions) -> Sessions:
+        """The sequences of a tenant that wait."""
+        found = self.scheduler.sessions(command.tenant, command.limit, self.clock.now())
+        return Sessions(query=command.query, sessions=found.sessions, total=found.total)
 
     def close(self) -> None:
         """Finish what was launched, stop compiling grammars and give back the device's memory."""
@@ -267,6 +275,7 @@ class Engine:
         if not is_guided:
             self.worker.bind(handle, _UNMASKED)
         self.costs.launched(step)
+        self._waste.launched(step, flight)
         return _Launched(step, handle, flight, is_guided)
 
     def _bind_late(self, launched: _Launched) -> None:
@@ -282,6 +291,7 @@ class Engine:
         self._step_time.observe(result.device_s)
         self._gather.stepped(result.device_s)
         self.costs.finished(result)
+        self._waste.finished(result.step_id, result.device_s)
         events = self.scheduler.update(launched.flight, result, self.clock.now())
         if events.is_invalid:
             _log.error(
@@ -294,7 +304,3 @@ class Engine:
             self._batch_size.observe(launched.flight.num_rows)
             self._batch_tokens.observe(launched.flight.num_tokens)
         self._note(events)
-
-
-def _snapshot(histogram: Histogram) -> HistogramSnapshot:
-    return HistogramSnapshot(histogram.bounds, list(histogram.counts), histogram.total)

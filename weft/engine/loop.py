@@ -10,7 +10,7 @@ from typing import Protocol
 
 from weft.abi.errors import WeftError
 from weft.core.wire import PROTOCOL_VERSION as VERSION
-from weft.core.wire import Command, Drain, Drained, Envelope, Event, Failed, Hello, Ping, Stats, Welcome
+from weft.core.wire import Command, Drain, Drained, Envelope, Event, Failed, Hello, ListSessions, Ping, Stats, Welcome
 from weft.engine.engine import Engine
 
 IDLE_WAIT_S = 1.0
@@ -71,6 +71,8 @@ class EngineLoop:
                 self._reply(client, self._welcome(command))
             elif isinstance(command, Ping):
                 self._reply(client, Stats(stats=self._engine.stats()))
+            elif isinstance(command, ListSessions):
+                self._reply(client, self._engine.sessions(command))
             elif isinstance(command, Drain):
                 self._engine.drain()
                 self._draining.add(client)

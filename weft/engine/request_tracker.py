@@ -8,6 +8,7 @@ drains that wait for their end, and the tasks that wait for an engine. Used from
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,9 @@ from weft.core.wire import (
     Event,
     Failed,
     Finished,
+    ListSessions,
     Ping,
+    Sessions,
     Stats,
     answered_op,
 )
@@ -44,6 +47,9 @@ class RequestTracker:
         self._dead: WeftError | None = EngineDead("the engine has not started yet; await wait_ready() first")
         self._open: set[int] = set()
         self._pings: deque[asyncio.Future[EngineStats]] = deque()
+        self._queries: dict[int, asyncio.Future[Sessions]] = {}
+        """Lists of sessions that were asked for, by number."""
+        self._query_numbers = itertools.count(1)
         self._drains: list[asyncio.Future[None]] = []
         self._arrivals: list[asyncio.Future[EngineInfo]] = []
         self._closed = False
@@ -106,6 +112,17 @@ class RequestTracker:
         self._pings.append(future)
         return await future
 
+    async def sessions(self, tenant: str, limit: int) -> Sessions:
+        """Ask the engine for the sequences of a tenant that wait. Raises `EngineDead`."""
+        query = next(self._query_numbers)
+        future: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
+        self.send([ListSessions(query=query, tenant=tenant, limit=limit)])
+        self._queries[query] = future
+        try:
+            return await future
+        finally:
+            self._queries.pop(query, None)
+
     async def drain(self) -> None:
         """Ask for no new sequences, and wait for the last to go."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -118,11 +135,12 @@ class RequestTracker:
         self._dead = error
         failed = [Failed.of(op, error) for op in sorted(self._open)]
         self._open.clear()
-        waiting: list[asyncio.Future[Any]] = [*self._pings, *self._drains]
+        waiting: list[asyncio.Future[Any]] = [*self._pings, *self._queries.values(), *self._drains]
         for future in waiting:
             if not future.done():
                 future.set_exception(EngineDead(error.message))
         self._pings.clear()
+        self._queries.clear()
         self._drains.clear()
         if failed:
             self._on_envelope(Envelope(0, list[Event](failed)))
@@ -145,6 +163,11 @@ class RequestTracker:
                 ping = self._pings.popleft()
                 if not ping.done():
                     ping.set_result(event.stats)
+            return True
+        elif isinstance(event, Sessions):
+            query = self._queries.pop(event.query, None)
+            if query is not None and not query.done():
+                query.set_result(event)
             return True
         elif isinstance(event, Drained):
             for drain in self._drains:
@@ -182,6 +205,10 @@ class TrackingClient:
     async def stats(self) -> EngineStats:
         """The engine's statistics of this moment. Raises `EngineDead`."""
         return await self._requests.stats()
+
+    async def sessions(self, tenant: str, limit: int) -> Sessions:
+        """The `limit` sequences of a tenant that wait longest, of all clients. Raises `EngineDead`."""
+        return await self._requests.sessions(tenant, limit)
 
     async def drain(self) -> None:
         """Have the engine refuse new sequences, and wait until the last one is released."""

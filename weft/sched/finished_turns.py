@@ -29,10 +29,22 @@ MAX_COMPARED = 32
 
 
 class _Turn(NamedTuple):
+    kind: str
     tail: bytes
     """Its tokens from the opening of its answer on."""
     opening: bytes
     """The last tokens of its prompt, with which `tail` begins."""
+
+
+class ContinuedTurn(NamedTuple):
+    """The turn that a request continues."""
+
+    kind: str
+    """What its client did meanwhile."""
+    first_different: int | None
+    """Index of the first token that differs from it; None: the request has the whole turn."""
+    is_first: bool
+    """Whether no request has continued it before."""
 
 
 class FinishedTurns:
@@ -44,45 +56,50 @@ class FinishedTurns:
         """[MAX_TURNS] tokens before `tail`."""
         self._numbers = np.zeros(MAX_TURNS, np.uint64)
         """[MAX_TURNS] number of the prefix of those tokens (`weft.cache.given_up`)."""
+        self._is_new = np.zeros(MAX_TURNS, np.bool_)
+        """[MAX_TURNS] whether no request has continued it."""
         self._next = 0
         """Place of the next turn, and of the oldest one where there are `MAX_TURNS`."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
 
-    def add(self, tokens: bytes, num_prompt: int, numbers: U64) -> None:
+    def add(self, kind: str, tokens: bytes, num_prompt: int, numbers: U64) -> None:
         """A turn has ended with these tokens, the first `num_prompt` of which were its prompt. `numbers` [n + 1] are
         those of its prefixes, the empty one included, up to at least the prompt."""
         start = max(num_prompt - MAX_OPENING, 0)
         first, opened, last = (place * TOKEN_BYTES for place in (start, num_prompt, start + MAX_TAIL))
-        turn = _Turn(tokens[first:last], tokens[first:opened])
+        turn = _Turn(kind, tokens[first:last], tokens[first:opened])
         place = self._next
         if place == len(self._turns):
             self._turns.append(turn)
         else:
             self._turns[place] = turn
-        self._starts[place], self._numbers[place] = start, numbers[start]
+        self._starts[place], self._numbers[place], self._is_new[place] = start, numbers[start], True
         self._next = (place + 1) % MAX_TURNS
 
-    def first_different(self, tokens: bytes, numbers: U64) -> int | None:
-        """Index of the first of a request's tokens that differs from the finished turn that it continues; None: it has
-        the whole turn, or continues none. `numbers` [n + 1] are those of the prefixes of `tokens`."""
+    def find(self, tokens: bytes, numbers: U64) -> ContinuedTurn | None:
+        """The finished turn that a request with these tokens continues; None: there is none. `numbers` [n + 1] are
+        those of the prefixes of `tokens`."""
         count = len(self._turns)
         starts = np.minimum(self._starts[:count], len(numbers) - 1)
         alike = np.flatnonzero((numbers[starts] == self._numbers[:count]) & (starts == self._starts[:count]))
         if not len(alike):
             return None
         newest_first = np.sort((self._next - 1 - alike) % MAX_TURNS)[:MAX_COMPARED]
-        best = (-1, False, False)
-        """(tokens in common, whether that is all of the turn, whether it is the turn up to its answer)."""
+        best = (-1, False, False, 0)
+        """(tokens in common, whether that is all of the turn, whether it is the turn up to its answer, its place)."""
         for place in ((self._next - 1 - newest_first) % MAX_TURNS).tolist():
             turn, start = self._turns[place], int(self._starts[place])
             end = start + common_tokens(turn.tail, tokens[start * TOKEN_BYTES :])
             is_whole = end == start + len(turn.tail) // TOKEN_BYTES
             least = start + len(turn.opening) // TOKEN_BYTES - _common_end(turn.opening, tokens)
-            best = max(best, (end, is_whole, end >= least))
-        end, is_whole, is_continued = best
-        return end if is_continued and not is_whole and end < len(tokens) // TOKEN_BYTES else None
+            best = max(best, (end, is_whole, end >= least, place))
+        end, is_whole, is_continued, place = best
+        if not is_continued or end == len(tokens) // TOKEN_BYTES:
+            return None
+        is_first, self._is_new[place] = bool(self._is_new[place]), False
+        return ContinuedTurn(self._turns[place].kind, None if is_whole else end, is_first)
 
 
 def _common_end(opening: bytes, tokens: bytes) -> int:

@@ -59,3 +59,11 @@ class InFlight:
     """Their rows come after all of `distributions` and `scored`."""
     num_tokens: int = 0
     num_rows: int = 0
+    recomputed_tokens: int = 0
+    """Query tokens of sequences whose KV had existed."""
+    recomputing_tokens: int = 0
+    """KV tokens of the sequences that they belong to."""
+    waits_for_pages: bool = False
+    """Some sequence or space could not go on in this step, because pages were missing."""
+    intercepted_tokens: int = 0
+    """With `waits_for_pages`: KV tokens on the device of sequences that wait for something else than the device."""

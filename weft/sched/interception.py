@@ -11,7 +11,9 @@ step may move between device and host. Called by the transitions of the schedule
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import math
+from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -24,13 +26,14 @@ from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import Costs, StepShape
 from weft.core.ids import TOKEN_BYTES
 from weft.core.step import F64
-from weft.core.waits import WaitKind, check_wait
+from weft.core.waits import LABELS, OTHER, WaitKind, check_wait
 from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
 from weft.sched.finished_turns import FinishedTurns
 from weft.sched.policies.runs import InterceptPolicy, Load
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
+from weft.sched.wait_log import Found, WaitLog
 
 UNMEASURED_COPIES = 64
 """Pages that a step may move where no profile says what moving costs."""
@@ -40,8 +43,9 @@ IDLE_COPIES = 1024
 """Pages that a step may move which computes nothing."""
 HORIZON_STEPS = 8
 """Copies are made ahead of runs that would be given up within so many steps full of prompts."""
-MAX_ENDED = 4096
-"""Ended waits that are kept for the policy; older ones are dropped."""
+MIN_PRUNED = 256
+"""Waits of closed sequences from which on those that have ended are dropped: whenever there are twice as many as the
+last time left."""
 MAX_CONSIDERED = 64
 """Runs that are considered for a copy in one step."""
 
@@ -63,11 +67,12 @@ class Interception:
         self._config = config
         self.policy = policy
         self._turns = FinishedTurns()
+        self._closed: dict[int, Wait] = {}
+        """Waits of closed sequences by number; some may have ended."""
+        self._prune_at = MIN_PRUNED
         self._load: Load | None = None
         """Of the step being built; None: not asked for yet."""
-        self._ended: deque[tuple[str, str, float]] = deque(maxlen=MAX_ENDED)
-        """(tenant, kind, seconds) of waits that have ended since the policy was last asked: it is told then, because
-        programs that look at every token wait thousands of times a second."""
+        self.waits = WaitLog()
         self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", WaitKind.CHAT))
         cache.tiers.rank_by(self._rank, self._private_pages)
 
@@ -97,6 +102,14 @@ class Interception:
             if values[index] <= 0 or tiers.copy_budget <= 0 or not self._cache.copy_out(nodes[index]):
                 break
 
+    def tokens_on_device(self) -> int:
+        """KV tokens on the device of sequences that wait for something else than the device. What several of them share
+        counts for each."""
+        idle = SequenceState.IDLE
+        pages = self._cache.tiers.candidates.awaited_pages()
+        pages += sum([len(s.table.pages) for s in self._sequences.without_slot.values() if s.state is idle])
+        return pages * self._cache.page_size
+
     def _copy_budget(self) -> int:
         if self.policy.at_start("") == "swap":
             return UNLIMITED
@@ -120,8 +133,7 @@ class Interception:
         return pages
 
     def _rank(self, runs: PageRuns, now: float) -> F64:
-        while self._ended:
-            self.policy.observe(*self._ended.popleft())
+        self.waits.tell(self.policy)
         return self.policy.rank(runs, self._load_at(now))
 
     def _load_at(self, now: float) -> Load:
@@ -142,7 +154,7 @@ class Interception:
         """Act at the moment of interception, as the policies do that are not lazy."""
         action = self.policy.at_start(sequence.wait_kind)
         if action == "discard" and (sequence.retained is None or sequence.retained.ended):
-            self._cache.discard(sequence.table, now, sequence.last_step)
+            self._discard(sequence, sequence.wait_kind, now, sequence.last_step)
             sequence.cut_kv(0)
             self._sequences.without_slot.pop(sequence.seq, None)
         elif action == "swap":
@@ -213,7 +225,7 @@ class Interception:
         retained = None if sequence.retained is None or sequence.retained.ended else sequence.retained
         action = self.policy.at_start(kind) if kind and hold is None else "keep"
         if action == "discard" and retained is None:
-            self._cache.discard(table, now)
+            self._discard(sequence, kind, now, None)
         elif not kind and retained is None:
             self._cache.free(table, tokens, num_written, now)
         else:
@@ -224,6 +236,8 @@ class Interception:
                 now,
                 is_open=False,
                 num_tokens=len(tokens),
+                num_kv=min(max(sequence.high_water, sequence.num_computed), len(tokens)),
+                request_id=sequence.request_id,
                 first_s=sequence.place.first_s,
                 expected_s=None if how.expected_in_s is None else now + how.expected_in_s,
             )
@@ -241,13 +255,31 @@ class Interception:
                 self._cache.tiers.end_wait(wait)
             if action == "swap" and wait.end is not None:
                 self._cache.move_out(wait.end, now)
+            self._remember(wait)
         if kind and hold is None and sequence.num_prompt:
-            self._note_turn(sequence)
+            self._note_turn(sequence, kind)
 
-    def _note_turn(self, sequence: Sequence) -> None:
+    def finished_turns(self, tenant: str) -> Iterator[Wait]:
+        """The waits of closed sequences of a tenant of whose KV something is left."""
+        for wait in self._closed.values():
+            if wait.end is not None and wait.tenant == tenant:
+                yield wait
+
+    def _remember(self, wait: Wait) -> None:
+        """List the wait of a closed sequence, and drop those that have ended from time to time."""
+        self._closed[wait.seq] = wait
+        if len(self._closed) >= self._prune_at:
+            self._closed = {seq: wait for seq, wait in self._closed.items() if wait.end is not None}
+            self._prune_at = max(2 * len(self._closed), MIN_PRUNED)
+
+    def _discard(self, sequence: Sequence, kind: str, now: float, fence: int | None) -> None:
+        num_pages = self._cache.discard(sequence.table, now, fence)
+        self._cache.tiers.moved_pages[LABELS.get(kind, OTHER), "nowhere"] += num_pages
+
+    def _note_turn(self, sequence: Sequence, kind: str) -> None:
         tokens = sequence.tokens.tobytes()
         numbers = self._cache.prefix_numbers(sequence.table, tokens[: sequence.num_prompt * TOKEN_BYTES])
-        self._turns.add(tokens, sequence.num_prompt, numbers)
+        self._turns.add(kind, tokens, sequence.num_prompt, numbers)
 
     def _mark(self, wait: Wait, end: Node) -> None:
         wait.attach(end)
@@ -257,14 +289,38 @@ class Interception:
 
     def returned(self, sequence: Sequence, now: float) -> None:
         """A sequence that had nothing to do has work: until it gets its pages, it waits for the device alone."""
-        if sequence.tokens:
-            self._ended.append((sequence.tenant, sequence.wait_kind, now - sequence.last_active_s))
         wait = sequence.wait
+        if sequence.tokens:
+            self._note_end(sequence, now)
         if wait is not None:
             wait.kind, wait.since_s, wait.expected_s = WaitKind.QUEUE, now, None
             if wait.end is not None:
                 self._cache.tiers.offer(wait.end)
         sequence.wait_kind, sequence.expected_s = WaitKind.PROGRAM, None
+
+    def _note_end(self, sequence: Sequence, now: float) -> None:
+        kind, since_s, expected_s = sequence.wait_kind, sequence.last_active_s, sequence.expected_s
+        announced_s = math.nan if expected_s is None else expected_s - since_s
+        self.waits.ended.append((sequence.tenant, kind, now - since_s, announced_s))
+        if sequence.table.pages:
+            self.waits.returns[LABELS.get(kind, OTHER), "kept"] += 1
+        elif sequence.high_water:
+            sequence.returned_kind = kind
+
+    def count_return(self, sequence: Sequence) -> None:
+        """A sequence whose KV was in the index while it waited is admitted: note where its KV was."""
+        had = min(sequence.high_water, len(sequence.tokens) - 1)
+        self._count_found(sequence, sequence.returned_kind, had)
+        sequence.returned_kind = ""
+
+    def _count_found(self, sequence: Sequence, kind: str, num_known: int) -> None:
+        """A wait has ended, and of the first `num_known` tokens, which had KV, those have it that are computed."""
+        found: Found = "kept"
+        if sequence.num_computed < num_known:
+            found = "recomputed"
+        elif sequence.sources.counts(num_known).host:
+            found = "host"
+        self.waits.returned(kind, found)
 
     def first_found(self, sequence: Sequence, tokens: bytes, num_found: int) -> None:
         """A sequence with these tokens got its first KV, that of `num_found` tokens: note which of the others had some
@@ -276,7 +332,11 @@ class Interception:
         numbers = self._cache.prefix_numbers(sequence.table, tokens)
         if given_up:
             sequence.high_water = given_up.extent(numbers[: sequence.num_plain + 1], num_found)
-        sequence.first_different = self._turns.first_different(tokens, numbers)
+        turn = self._turns.find(tokens, numbers)
+        if turn is not None:
+            sequence.first_different = turn.first_different
+            if turn.is_first:
+                self._count_found(sequence, turn.kind, min(sequence.high_water, len(sequence.tokens) - 1))
 
     def unpark(self, sequence: Sequence, now: float) -> None:
         """The sequence has found what is left of its pages, or needs none of them."""
@@ -303,7 +363,8 @@ class Interception:
             self._cache.tiers.end_wait(wait)
         if waits:
             last = waits[-1]
-            self._ended.append((last.tenant, last.kind, max(0.0, arrival_s - last.since_s)))
+            announced_s = math.nan if last.expected_s is None else last.expected_s - last.since_s
+            self.waits.ended.append((last.tenant, last.kind, max(0.0, arrival_s - last.since_s), announced_s))
 
     def _continued(self, sequence: Sequence, match: Match, tokens: bytes) -> list[Wait]:
         """The waits of closed sequences of the same tenant that a new sequence continues, whose tokens have the prefix

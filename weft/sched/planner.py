@@ -68,6 +68,9 @@ class StepPlanner:
         if self._state.residency.moves:
             self._state.residency.advance(now)
         self._interception.end_step(now)
+        if self._reclaimer.is_short:
+            builder.in_flight.waits_for_pages = True
+            builder.in_flight.intercepted_tokens = self._interception.tokens_on_device()
         copies = self._cache.take_copies()
         self._log.counters.swapped_out_pages += len(copies.swap_outs)
         self._log.counters.swapped_in_pages += len(copies.swap_ins)
@@ -156,17 +159,23 @@ class StepPlanner:
             samplers.append(sequence)
         samplers += self._resolve_pending_forks(builder, sequence, end, now)
         builder.add_chunk(sequence, start, end, samplers)
-        self._count_chunk(sequence, start, end, now)
+        again = self._count_chunk(sequence, start, end, now)
+        if again:
+            builder.in_flight.recomputed_tokens += again
+            builder.in_flight.recomputing_tokens += end
         sequence.begin_kv(end)
         for sampler in samplers:
             self._begin_decoding(builder, sampler, now)
 
-    def _count_chunk(self, sequence: Sequence, start: int, end: int, now: float) -> None:
+    def _count_chunk(self, sequence: Sequence, start: int, end: int, now: float) -> int:
+        """Returns how many of the tokens had KV before."""
+        again = max(0, min(end, sequence.high_water) - start)
         self._log.counters.prefill_tokens += end - start
-        self._log.counters.recomputed_tokens += max(0, min(end, sequence.high_water) - start)
+        self._log.counters.recomputed_tokens += again
         sequence.sources.computed(start, end, sequence.high_water)
         sequence.high_water = max(sequence.high_water, end)
         self._log.trace(sequence, "chunk", now, end - start)
+        return again
 
     def _begin_decoding(self, builder: StepBuilder, sequence: Sequence, now: float) -> None:
         """The sequence samples from this step's forward; from the next step on it decodes."""
@@ -286,6 +295,8 @@ class StepPlanner:
             self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now), tokens, now)
             if sequence.reuse_limit is None:
                 self._cache.announce(sequence.table, tokens, sequence.num_plain)
+        if sequence.returned_kind:
+            self._interception.count_return(sequence)
         return "admitted"
 
     def _bring(self, sequence: Sequence, match: Match, tokens: bytes, cost: int, now: float) -> None:

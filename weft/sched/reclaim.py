@@ -42,6 +42,8 @@ class Reclaimer:
         """The step being built."""
         self.last_resort: Callable[[float], bool] = lambda now: False
         """Called when nothing else is left to take: whether it has freed pages."""
+        self.is_short = False
+        """Whether pages were missing for the step being built, so that something has to wait for them."""
         self._pressed: Sequence | None = None
         """Had to wait for room that sequences of later rank in the same step were holding."""
         self._lacking: dict[int, int] = {}
@@ -51,6 +53,7 @@ class Reclaimer:
         """Make room for whom the last step left without, while nothing is in this step that could not be preempted."""
         self._step_id = step_id
         self._lacking.clear()
+        self.is_short = False
         if self._cache.tiers.device.num_free < len(self._sequences.running) + self._step_pages:
             # This step may have to give pages up: then those of idle sequences are among the choice.
             self._interception.park_idle(now)
@@ -81,6 +84,7 @@ class Reclaimer:
             if missing > 0 and self._interception.park_idle(now):
                 continue
             if not self._reclaim("start" if is_alone else "admit", missing, sequence, now):
+                self.is_short |= missing > 0 and not is_alone
                 return is_alone
 
     def make_writable(self, sequence: Sequence, start: int, end: int, now: float) -> bool:
@@ -92,6 +96,7 @@ class Reclaimer:
                 missing <= 0 or not self._reclaim("write", missing, sequence, now)
             ):
                 self._lacking[sequence.seq] = self._cache.write_cost(sequence.table, start, end)
+                self.is_short = True
                 return False
         return True
 
@@ -102,6 +107,7 @@ class Reclaimer:
             if self._interception.park_idle(now):
                 continue
             if not self._reclaim("spaces", wanted - self._cache.num_available, None, now):
+                self.is_short = True
                 return False
         return True
 

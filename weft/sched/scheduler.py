@@ -10,6 +10,7 @@ the same calls give the same steps and the same events. Not safe for use from se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from weft.sched.planner import StepPlanner
 from weft.sched.policies import InterceptPolicy, make_policy
 from weft.sched.sequence import AppendOp, StopMonitor, TokenGuide
 from weft.sched.sequence_table import SequenceTable
+from weft.sched.session_list import SessionList, list_sessions
 from weft.sched.spaces.spaces import Spaces
 from weft.sched.state import SchedulerState
 
@@ -154,6 +156,11 @@ class Scheduler:
         return len(sequences.running) + len(sequences.queue) + self._state.spaces.num_ready
 
     @property
+    def intercepted_tokens(self) -> int:
+        """KV tokens on the device of sequences that wait for something else than the device."""
+        return self._state.interception.tokens_on_device()
+
+    @property
     def is_turn_based(self) -> bool:
         """Whether all work is turn-based: single commands of programs, which look at the answer before they go on. Then
         nothing is gained by building a step while another runs."""
@@ -162,9 +169,15 @@ class Scheduler:
             return False
         return sequences.queue.is_turn_based and all(isinstance(s.head, AppendOp) for s in sequences.running.values())
 
+    def sessions(self, tenant: str, limit: int, now: float) -> SessionList:
+        """The `limit` sequences of a tenant that wait longest, and how many wait."""
+        return list_sessions(self._state, tenant, limit, now)
+
     def stats(self) -> EngineStats:
         """Frozen counts of scheduler and cache; the engine adds the times."""
         state = self._state
+        waits = state.interception.waits
+        waits.tell(state.interception.policy)
         sequences, tiers, counters = state.sequences, state.cache.tiers, state.log.counters
         return EngineStats(
             num_running=len(sequences.running),
@@ -191,4 +204,14 @@ class Scheduler:
             swapped_in_pages=counters.swapped_in_pages,
             swapped_out_pages=counters.swapped_out_pages,
             finished=dict(counters.finished),
+            wait_returns=_nested(waits.returns),
+            pages_given_up=_nested(tiers.moved_pages),
+            wait_ratio={kind: ratios.snapshot() for kind, ratios in sorted(waits.ratios.items())},
         )
+
+
+def _nested(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for (kind, what), count in sorted(counts.items()):
+        nested.setdefault(kind, {})[what] = count
+    return nested

@@ -255,6 +255,8 @@ class Sequence:
     """What it waits for while it has nothing to do, or will once its work is done."""
     expected_s: float | None = None
     """When it is announced to have something to do again."""
+    returned_kind: str = ""
+    """What it waited for, from its return until it is admitted, if its KV was in the index meanwhile."""
     reuse_limit: int | None = None
     """Tokens that may come from the index; None: any."""
     num_prompt: int = 0

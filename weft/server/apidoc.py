@@ -22,6 +22,7 @@ from weft.endpoints.schemas.nested import NESTED_SHAPES, JsonSchemaFormat, Respo
 from weft.endpoints.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from weft.server.openapi import default_text, description_of, openapi, type_text
 from weft.server.schemas.programs import MessageRequest, ProgramUpload, RunRequest, SourceRunRequest
+from weft.server.schemas.sessions import SessionCard
 
 Struct = type[msgspec.Struct]
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -50,6 +51,7 @@ def tables() -> dict[str, str]:
         "messages and tools": head + "".join(_rows(s, s.__struct_fields__, f"{s.__name__}.") for s in chat_shapes),
         "formats": head + "".join(_rows(s, s.__struct_fields__, f"{s.__name__}.") for s in _FORMATS),
         "usage": _response_rows(PromptTokensDetails),
+        "sessions": _response_rows(SessionCard),
         "advisory": "| Field | Reason |\n|---|---|\n"
         + "".join(f"| `{n}` | {ADVISORY[n]} |\n" for n in sorted(ADVISORY)),
         "refused": _refused(),

@@ -28,6 +28,7 @@ from weft.server.routes import (
     operations,
     programs,
     runs,
+    sessions,
 )
 from weft.server.state import Service
 
@@ -44,6 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     models,
     programs,
     runs,
+    sessions,
     operations,
     documentation,
 )

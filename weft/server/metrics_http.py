@@ -73,6 +73,12 @@ ENGINE_HISTOGRAMS = (
 )
 """Name, attribute of `EngineStats`, meaning."""
 
+WAIT_COUNTERS = (
+    ("wait_returns", "wait_returns", "kv", "Waits that ended, by where the KV was."),
+    ("kv_pages_given_up", "pages_given_up", "to", "KV pages given up, by what waited for them."),
+)
+"""Name, attribute of `EngineStats`, second label, meaning."""
+
 
 async def exposition(service: Service, accept: str) -> tuple[bytes, str]:
     """The metrics, and their content type: OpenMetrics where `accept`, the request's header, names it."""
@@ -139,11 +145,36 @@ class _Families:
                 if snapshot is not None:
                     family.add_metric([name], _buckets(snapshot.bounds, snapshot.counts), snapshot.total)
             yield family
+        yield from self._waits()
         ended = CounterMetricFamily("weft:engine_operations", "Operations by their end.", labels=["model_name", "end"])
         for name, stats in self._stats.items():
             for end, count in sorted(stats.finished.items()):
                 ended.add_metric([name, end], count)
         yield ended
+
+    def _waits(self) -> Iterator[Metric]:
+        waste = CounterMetricFamily(
+            "weft:kv_waste_token_seconds", "KV memory x time that did no work.", labels=["model_name", "cause"]
+        )
+        for name, stats in self._stats.items():
+            for cause, amount in stats.waste.items():
+                waste.add_metric([name, cause], amount)
+        yield waste
+        for metric, field, label, meaning in WAIT_COUNTERS:
+            family = CounterMetricFamily(f"weft:{metric}", meaning, labels=["model_name", "kind", label])
+            for name, stats in self._stats.items():
+                kinds: dict[str, dict[str, int]] = getattr(stats, field)
+                for kind, counts in kinds.items():
+                    for value, count in counts.items():
+                        family.add_metric([name, kind, value], count)
+            yield family
+        ratio = HistogramMetricFamily(
+            "weft:wait_ratio", "Time that waits took to the time expected.", labels=["model_name", "kind"]
+        )
+        for name, stats in self._stats.items():
+            for kind, snapshot in stats.wait_ratio.items():
+                ratio.add_metric([name, kind], _buckets(snapshot.bounds, snapshot.counts), snapshot.total)
+        yield ratio
 
     def _models(self, models: dict[str, ModelMetrics]) -> Iterator[Metric]:
         for metric, field, meaning in HISTOGRAMS:

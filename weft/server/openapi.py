@@ -42,6 +42,7 @@ from weft.server.schemas.service import (
     Status,
     Trace,
 )
+from weft.server.schemas.sessions import DEFAULT_LIMIT, MAX_LIMIT, SessionCards
 from weft.version import __version__
 
 Struct = type[msgspec.Struct]
@@ -63,6 +64,8 @@ class Operation(NamedTuple):
     """Shape of each event of a stream; None: the operation has no stream."""
     media: str = "application/json"
     errors: tuple[int, ...] = ()
+    query: Mapping[str, dict[str, Any]] = {}
+    """Schemas of the query parameters, by name, with their descriptions."""
 
 
 _WORK = (400, 401, 404, 408, 413, 415, 429, 500, 503)
@@ -95,7 +98,15 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", "/tokenize", "Token ids of a text or a conversation.", TokenizeRequest, TokenizeResponse, errors=_WORK
     ),
     Operation("POST", "/detokenize", "The text of token ids.", DetokenizeRequest, DetokenizeResponse, errors=_WORK),
-    Operation("POST", "/v1/programs", "Upload a program.", ProgramUpload, ProgramCard, errors=(*_WORK, 403, 507)),
+    Operation(
+        "POST",
+        "/v1/programs",
+        "Upload a program.",
+        ProgramUpload,
+        ProgramCard,
+        errors=(*_WORK, 403, 507),
+        query={"name": {"type": "string", "description": "Name of the program, where the body is the program itself."}},
+    ),
     Operation("GET", "/v1/programs", "List your programs.", None, ProgramList, errors=_ASK),
     Operation("GET", "/v1/programs/{program}", "Describe a program.", None, ProgramCard, errors=(401, 404)),
     Operation(
@@ -123,6 +134,24 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", "/v1/runs/{run}/messages", "Send a message to a run.", MessageRequest, RunCard, errors=(*_WORK, 409)
     ),
     Operation("POST", "/v1/runs/{run}/cancel", "Cancel a run.", None, RunCard, errors=(401, 404, 429, 503)),
+    Operation(
+        "GET",
+        "/v1/sessions",
+        "Your sequences that wait, and where their KV is.",
+        None,
+        SessionCards,
+        errors=(400, 401, 404, 503),
+        query={
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_LIMIT,
+                "default": DEFAULT_LIMIT,
+                "description": "Sessions in the answer.",
+            },
+            "model": {"type": "string", "description": "A served name; absent: all models."},
+        },
+    ),
     Operation("GET", "/health", "Whether the process answers.", None, Status),
     Operation("GET", "/ready", "Whether new requests are answered now.", None, Status),
     Operation("GET", "/version", "The version of the server.", None, ServerVersion),
@@ -255,9 +284,7 @@ def _operation(op: Operation) -> dict[str, Any]:
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in _PARAMETER.findall(op.path)
     ]
-    if op.request is ProgramUpload:
-        described = "Name of the program, where the body is the program itself."
-        parameters.append({"name": "name", "in": "query", "schema": {"type": "string"}, "description": described})
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in op.query.items()]
     if parameters:
         result["parameters"] = parameters
     return result

@@ -1,11 +1,6 @@
 """What a simulation is judged by: waste of KV memory by cause, and figures of sessions.
 
-Waste is in token-seconds of KV memory, after the equations of APIServe (section 3), measured step by step:
-
-    preserve    KV on the device of sequences that wait for something else than the device
-    recompute   KV of a sequence while tokens of it are computed that were computed before
-    swap        device pages that a step moves to or from the host
-    stalled     KV of the other sequences of a step, for the time by which recomputation and swaps lengthen it
+Waste is what `weft.sched.waste_meter` defines; recomputation is counted with what the simulator knows of its sessions.
 
 Every step counts for as long as it holds the device. It counts once more as *pressed* when some sequence waits for
 pages, that is, needs more than are free or cached: only then would the memory have served it.
@@ -24,10 +19,9 @@ from weft.core.step import Step
 from weft.sched.in_flight import InFlight
 from weft.sched.scheduler import Scheduler
 from weft.sched.sequence import GenerateOp, SequenceState
+from weft.sched.waste_meter import StepKV, Waste
 from weft.sim.records import KnownTokens, SessionRecord
 from weft.sim.worker import StepTiming
-
-CAUSES = ("preserve", "recompute", "swap", "stalled")
 
 
 class WasteTotals(NamedTuple):
@@ -67,56 +61,35 @@ class WasteLedger:
         self._cache = cache
         self._page_size = cache.page_size
         self._pool_tokens = cache.tiers.device.num_pages * cache.page_size
-        self._all = dict.fromkeys(CAUSES, 0.0)
-        self._pressed = dict.fromkeys(CAUSES, 0.0)
+        self._all = self._pressed = Waste()
 
     def observe(self, step: Step, flight: InFlight, timing: StepTiming) -> None:
         """Add a step."""
-        seconds = timing.device_s
         computing = timing.shape.decode_kv + timing.shape.chunk_kv
-        preserve = recompute = stalled = 0.0
-        sequences = self._scheduler.sequences
-        if sequences.without_slot or len(self._cache.tiers.candidates):
-            preserve = self._intercepted_tokens() * seconds
-        if flight.written:
-            again, kv = self._recomputed(step, flight)
-            if again:
-                shape = timing.shape._replace(num_tokens=timing.shape.num_tokens - again)
-                without_s = self._costs.predict_forward_s(shape) if shape.num_tokens else 0.0
-                recompute = kv * seconds
-                stalled = (timing.forward_s - without_s) * (computing - kv)
+        again, recomputing = self._recomputed(step, flight) if flight.written else (0, 0)
+        recompute_s = 0.0
+        if again:
+            shape = timing.shape._replace(num_tokens=timing.shape.num_tokens - again)
+            recompute_s = timing.forward_s - (self._costs.predict_forward_s(shape) if shape.num_tokens else 0.0)
         moved = len(step.swap_outs) + len(step.swap_ins)
-        swap = moved * self._page_size * seconds
-        stalled += (seconds - timing.forward_s) * computing
-        self.busy_s += seconds
+        kv = StepKV(self._scheduler.intercepted_tokens, computing, recomputing, moved * self._page_size)
+        waste = kv.waste(timing.device_s, recompute_s, timing.device_s - timing.forward_s)
+        self.busy_s += timing.device_s
         self.swapped_pages += moved
-        is_pressed = len(sequences.queue) > 0 and self._waits_for_pages()
-        if is_pressed:
-            self.pressed_s += seconds
-        for totals in (self._all, self._pressed) if is_pressed else (self._all,):
-            totals["preserve"] += preserve
-            totals["recompute"] += recompute
-            totals["swap"] += swap
-            totals["stalled"] += stalled
+        self._all = self._all.plus(waste)
+        if len(self._scheduler.sequences.queue) > 0 and self._waits_for_pages():
+            self.pressed_s += timing.device_s
+            self._pressed = self._pressed.plus(waste)
 
     @property
     def over_all_steps(self) -> WasteTotals:
         """Waste in all steps."""
-        return WasteTotals(self.busy_s * self._pool_tokens, dict(self._all))
+        return WasteTotals(self.busy_s * self._pool_tokens, self._all._asdict())
 
     @property
     def under_pressure(self) -> WasteTotals:
         """Waste in steps in which some sequence waits for pages."""
-        return WasteTotals(self.pressed_s * self._pool_tokens, dict(self._pressed))
-
-    def _intercepted_tokens(self) -> int:
-        """Device pages of idle sequences, and up to the ends that waits point to: what several of them share counts for
-        each."""
-        idle = SequenceState.IDLE
-        waiting = self._scheduler.sequences.without_slot.values()
-        pages = sum([len(sequence.table.pages) for sequence in waiting if sequence.state is idle])
-        pages += sum([node.depth_pages for node in self._cache.tiers.candidates.nodes() if node.waits])
-        return pages * self._page_size
+        return WasteTotals(self.pressed_s * self._pool_tokens, self._pressed._asdict())
 
     def _recomputed(self, step: Step, flight: InFlight) -> tuple[int, int]:
         """Tokens of the step that are computed again, and the KV tokens of the rows that they are in."""

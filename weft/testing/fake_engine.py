@@ -39,6 +39,8 @@ from weft.core.wire import (
     OperationUsage,
     Release,
     ResidencyCommand,
+    SessionInfo,
+    Sessions,
     SetPriority,
     Token,
     TokenLogprobs,
@@ -225,6 +227,27 @@ class FakeEngine:
             device_pages_free=self._info.num_device_pages,
             finished=dict(self._endings),
         )
+
+    async def sessions(self, tenant: str, limit: int) -> Sessions:
+        """Open sequences of a tenant without operations, as if each had waited for a second."""
+        if not self.ready:
+            raise EngineDead("the engine is down; it is being restarted, try again shortly")
+        waiting = [seq for seq in self.sequences.values() if seq.tenant == tenant and not seq.operations]
+        found = [
+            SessionInfo(
+                id=seq.id,
+                request_id=seq.request_id,
+                state="intercepted",
+                kind="program",
+                num_tokens=len(seq.tokens),
+                device_tokens=len(seq.tokens),
+                host_tokens=0,
+                gone_tokens=0,
+                waited_s=1.0,
+            )
+            for seq in waiting[:limit]
+        ]
+        return Sessions(query=0, sessions=found, total=len(waiting))
 
     async def drain(self) -> None:
         """Wait until the last sequence is gone."""

@@ -19,5 +19,15 @@ class Drain(CommandBase, frozen=True, kw_only=True):
     """Take no new sequences; answered with `Drained` when the last one is gone."""
 
 
+class ListSessions(CommandBase, frozen=True, kw_only=True):
+    """Which sequences of a tenant wait, of all clients; answered with `Sessions`."""
+
+    query: int
+    """Repeated in the answer."""
+    tenant: str
+    limit: int
+    """Sessions in the answer, at most."""
+
+
 class ResetPrefixCache(CommandBase, frozen=True, kw_only=True):
     """Forget every cached page that no sequence uses."""

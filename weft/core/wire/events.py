@@ -10,7 +10,7 @@ import msgspec
 from weft.abi.errors import WeftError
 from weft.core.wire.base import PROTOCOL_VERSION, EventBase
 from weft.core.wire.errors import ErrorRecord
-from weft.core.wire.info import EngineInfo, EngineStats
+from weft.core.wire.info import EngineInfo, EngineStats, SessionInfo
 
 FinishReason = Literal["stop", "length"]
 
@@ -163,6 +163,15 @@ class Stats(EventBase, frozen=True, kw_only=True):
     stats: EngineStats
 
 
+class Sessions(EventBase, frozen=True, kw_only=True):
+    """Answer to `ListSessions`: those that wait longest."""
+
+    query: int
+    sessions: list[SessionInfo]
+    total: int
+    """How many there are, those that are left out included."""
+
+
 class Drained(EventBase, frozen=True, kw_only=True):
     """Answer to `Drain`: no client holds anything any more."""
 
@@ -178,4 +187,4 @@ class TraceSpan(EventBase, frozen=True):
 
 
 OpEvent = Token | Finished | Failed | Cancelled
-Event = OpEvent | Welcome | Loading | Stats | Drained | TraceSpan
+Event = OpEvent | Welcome | Loading | Stats | Sessions | Drained | TraceSpan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -29,6 +31,32 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Embeddings of all spaces together."""
     max_space_pages: int = 0
     """Device pages of all spaces together."""
+
+
+SessionState = Literal["intercepted", "finished", "queued"]
+"""An open sequence that waits for something else than the device; a closed one that another may continue; one that has
+work and waits for the device."""
+
+
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that waits."""
+
+    id: int
+    """Number of the sequence in its engine."""
+    request_id: str
+    state: SessionState
+    kind: str
+    """What it waits for (`weft.core.waits`)."""
+    num_tokens: int
+    device_tokens: int
+    """Tokens whose KV is on the device."""
+    host_tokens: int
+    """Tokens whose KV only the host has."""
+    gone_tokens: int
+    """Tokens whose KV was given up."""
+    waited_s: float
+    expected_in_s: float | None = None
+    """Seconds to the announced return; None: none was announced."""
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +114,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences in a step."""
     batch_tokens: HistogramSnapshot | None = None
     """Query tokens in a step."""
+    waste: dict[str, float] = {}
+    """Token-seconds of KV memory by cause (`weft.sched.waste_meter`)."""
+    wait_returns: dict[str, dict[str, int]] = {}
+    """By kind of wait: where the KV was when waits ended ("kept", "host", "recomputed"), and how often."""
+    pages_given_up: dict[str, dict[str, int]] = {}
+    """By kind of wait: where pages went that were given up ("host", "nowhere"), and how many."""
+    wait_ratio: dict[str, HistogramSnapshot] = {}
+    """By kind of wait: time that waits took, divided by the time expected when they began; of policies that expect."""
     cost_ratio: HistogramSnapshot | None = None
     """Measured to predicted time of steps; None without a cost profile."""
     cost_factor: float | None = None

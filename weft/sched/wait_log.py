@@ -1,0 +1,99 @@
+"""`WaitLog`: what became of waits, by kind: where the KV was at the return, and how long it was expected to take.
+
+Tells the policy of ended waits when it is asked for an order, since programs that look at every token wait thousands of
+times a second. Counts have the labels of `weft.core.waits`, of which there are few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from weft.cache.runs import PREFIX, PageRuns
+from weft.core.step import F64
+from weft.core.waits import LABELS, OTHER
+from weft.metrics import Histogram
+from weft.sched.policies.estimators import WaitEstimator
+from weft.sched.policies.runs import InterceptPolicy
+
+MAX_ENDED = 4096
+"""Ended waits that are kept for the policy; older ones are dropped."""
+WAIT_RATIO_BUCKETS = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.25, 2.0, 3.0, 10.0, 30.0, 100.0)
+
+Found = Literal["kept", "host", "recomputed"]
+"""Where the KV of a sequence was when its wait ended: all on the device; all there, but a part of it on the host; or a
+part of it was given up."""
+
+
+class EndedWait(NamedTuple):
+    """A wait that has ended."""
+
+    tenant: str
+    kind: str
+    wait_s: float
+    announced_s: float
+    """How long it was announced to take; nan: it was not."""
+
+
+@runtime_checkable
+class Predicting(Protocol):
+    """A policy that estimates waits."""
+
+    estimator: WaitEstimator
+
+
+class WaitLog:
+    """Waits that ended, and counts of them."""
+
+    def __init__(self) -> None:
+        self.ended: deque[tuple[str, str, float, float]] = deque(maxlen=MAX_ENDED)
+        """The fields of `EndedWait` of those that the policy does not know of yet."""
+        self.returns: Counter[tuple[str, str]] = Counter()
+        """(label of the kind, `Found`) -> waits that ended so."""
+        self.ratios: dict[str, Histogram] = {}
+        """By label: how long waits took, divided by how long they were expected to take when they began."""
+
+    def returned(self, kind: str, found: Found) -> None:
+        """Count a wait that has ended."""
+        self.returns[LABELS.get(kind, OTHER), found] += 1
+
+    def tell(self, policy: InterceptPolicy) -> None:
+        """Tell the policy of the waits that have ended, after comparing them with what it would have expected."""
+        if not self.ended:
+            return
+        ended = [EndedWait(*wait) for wait in self.ended]
+        self.ended.clear()
+        if isinstance(policy, Predicting):
+            predicted = policy.estimator.remaining_s(_at_start(ended), 0.0)
+            for wait, expected_s in zip(ended, predicted.tolist(), strict=True):
+                if expected_s > 0:
+                    label = LABELS.get(wait.kind, OTHER)
+                    if label not in self.ratios:
+                        self.ratios[label] = Histogram(WAIT_RATIO_BUCKETS)
+                    self.ratios[label].observe(wait.wait_s / expected_s)
+        for wait in ended:
+            policy.observe(wait.tenant, wait.kind, wait.wait_s)
+
+
+def _at_start(waits: list[EndedWait]) -> PageRuns:
+    """The waits as runs at the moment when they began, which is 0."""
+    kinds = tuple(dict.fromkeys((PREFIX, *(wait.kind for wait in waits))))
+    tenants = tuple(dict.fromkeys(wait.tenant for wait in waits))
+    zeros, ones = np.zeros(len(waits)), np.ones(len(waits), np.int64)
+    announced: F64 = np.array([wait.announced_s for wait in waits])
+    return PageRuns(
+        since_s=zeros,
+        expected_s=announced,
+        kind=np.array([kinds.index(wait.kind) for wait in waits], np.int64),
+        num_tokens=ones,
+        num_pages=ones,
+        has_copy=np.zeros(len(waits), np.bool_),
+        over_share=np.zeros(len(waits), np.bool_),
+        weight=zeros,
+        order=np.arange(len(waits)),
+        tenant=np.array([tenants.index(wait.tenant) for wait in waits], np.int64),
+        kinds=kinds,
+        tenants=tenants,
+    )
