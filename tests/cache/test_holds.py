@@ -12,12 +12,12 @@ from weft.cache.nodes import Wait
 def finish(cache: KVCache, seq: int, tokens: list[int], now: float, *, hold: bool, tenant: str = "a") -> bool:
     """Compute the tokens in a sequence of their own, and end it. Whether it is held."""
     known = array("i", tokens)
-    table = cache.open_table(seq, "")
+    table = cache.open_table(seq, tenant, tenant)
     assert cache.prepare_write(table, 0, len(known), now)
     wait = Wait(seq, tenant, "hold", now, is_open=False, num_tokens=len(known))
     run = None
     if hold:
-        run = cache.retention.add(tenant, table.node, len(table.pages) - table.num_indexed, 1.0, now + 100.0, now)
+        run = cache.retention.add(table.node, len(table.pages) - table.num_indexed, 1.0, now + 100.0, now)
     cache.free(table, known, len(known), now, wait=wait)
     if run is not None:
         cache.retention.attach(run, wait)
@@ -28,7 +28,7 @@ def finish(cache: KVCache, seq: int, tokens: list[int], now: float, *, hold: boo
 def found(cache: KVCache, tokens: list[int], now: float) -> int:
     """How many of the tokens a new sequence finds."""
     known = array("i", tokens).tobytes()
-    table = cache.open_table(99, "")
+    table = cache.open_table(99, "a")
     count = cache.acquire(table, cache.lookup(table, known, len(tokens)), known, len(tokens), now).num_tokens
     cache.free(table, array("i"), 0, now)
     cache.close(table, now)

@@ -173,7 +173,7 @@ class Bench:
         wait, table, retention = self.wait(sequence), sequence.table, self.cache.retention
         num_private = len(table.pages) - table.num_indexed
         weight = self.random.choice([1.0, 1.0, math.inf])
-        run = retention.add(wait.tenant, table.node, num_private, weight, self.now + 20, self.now)
+        run = retention.add(table.node, num_private, weight, self.now + 20, self.now)
         self.cache.free(table, sequence.tokens, written, self.now, wait=wait)
         if run is not None:
             retention.attach(run, wait)
@@ -183,7 +183,7 @@ class Bench:
         if match is not None and match.num_pages:
             node = self.cache.index.node_for(match)
             weight = self.random.choice([2.0, math.inf])
-            self.cache.retention.retain_prefix(node, self.random.choice("ab"), weight, self.now + 10, self.now)
+            self.cache.retention.retain_prefix(node, weight, self.now + 10, self.now)
 
     def wait(self, sequence: Sequence) -> Wait:
         """A sequence has one wait at a time."""
@@ -195,7 +195,7 @@ class Bench:
     def end_wait(self, seq: int) -> None:
         wait = self.waits.pop(seq, None)
         if wait is not None:
-            self.cache.tiers.end_wait(wait)
+            self.cache.retention.supersede(wait, self.now)
 
     def written(self, sequence: Sequence) -> int:
         """Tokens whose write is done: nothing of a step in flight."""

@@ -31,7 +31,7 @@ COMMANDS: list[wire.Command] = [
     wire.SetPriority(seq=2, priority=9),
     wire.Expect(seq=2, kind="http", expected_in_s=1.5, op=22),
     wire.Retain(op=23, seq=2, ttl_s=5.0, weight=float("inf")),
-    wire.Retain(op=24, tokens=pack_tokens([1, 2]), namespace="n", tenant="t", ttl_s=5.0),
+    wire.Retain(op=24, tokens=pack_tokens([1, 2]), namespace="n", ttl_s=5.0),
     wire.EndRetain(op=25, retain=23),
     wire.Demote(op=26, seq=2),
     wire.Prefetch(op=27, tokens=pack_tokens([1, 2])),

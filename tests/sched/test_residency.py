@@ -74,7 +74,7 @@ A, B, C = [1] * 32, [2] * 32, [3] * 32
 
 
 def prefix(tokens: list[int], tenant: str = "") -> dict[str, object]:
-    return {"tokens": pack_tokens(tokens), "namespace": tenant, "tenant": tenant}
+    return {"tokens": pack_tokens(tokens), "namespace": tenant}
 
 
 def test_a_retained_prefix_goes_after_one_that_was_used_later_until_its_time_is_over() -> None:
@@ -238,7 +238,7 @@ def test_a_prefetch_brings_a_prefix_back_before_it_is_needed(monkeypatch: pytest
 
 
 def test_a_prefetch_brings_what_there_is_room_for_and_pins_what_it_brought() -> None:
-    engine = Resident(num_pages=12, fraction=1.0)
+    engine = Resident(num_pages=12, fraction=1.5)
     engine.plain(1, [1] * 64)
     assert engine.count(wire.Retain, **prefix([1] * 64), ttl_s=1e9, weight=math.inf) == 8
     assert engine.refusal(wire.Demote, **prefix([1] * 64)) == ("invalid_request", None)

@@ -29,6 +29,7 @@ def check_integrity(cache: KVCache, tables: Iterable[PageTable], others: Counter
     _check_locks(cache, nodes, tables)
     _check_open_tails(cache, tables)
     _check_candidates(cache, nodes)
+    _check_retains(cache, nodes)
     _check_in_flight(cache, tables)
     for table in tables:
         _check_table(cache, table)
@@ -142,6 +143,22 @@ def _check_candidates(cache: KVCache, nodes: list[Node]) -> None:
         entered = {node.node_id for node in candidates.nodes()}
         if entered != expected:
             _fail(f"nodes {sorted(entered ^ expected)} are candidates for giving up, or should be")
+
+
+def _check_retains(cache: KVCache, nodes: list[Node]) -> None:
+    retains: Counter[int] = Counter()
+    for end in cache.retention.ends():
+        current: Node | None = end
+        while current is not None:
+            retains[current.node_id] += 1
+            current = current.parent
+    pages: Counter[str] = Counter()
+    for node in nodes:
+        if node.retains != retains[node.node_id]:
+            _fail(f"node {node.node_id} counts {node.retains} retains and has {retains[node.node_id]}")
+        pages[node.owner] += node.num_pages * (node.retains > 0)
+    if +pages != +cache.tiers.retained_pages:
+        _fail(f"tenants retain {dict(pages)} pages, {dict(cache.tiers.retained_pages)} counted")
 
 
 def _check_in_flight(cache: KVCache, tables: list[PageTable]) -> None:

@@ -85,6 +85,7 @@ class Node:
         "page_numbers",
         "pages",
         "parent",
+        "retains",
         "row",
         "tokens",
         "waits",
@@ -121,6 +122,8 @@ class Node:
         self.device_children = 0
         self.locks = 0
         """Holders of this node or of any below it: sequences, pins, and direct references to its pages."""
+        self.retains = 0
+        """Retains that end at this node or below it."""
         self.last_used_s = now
         self.fence = 0
         """The last step that may have named these pages when they were last let go."""

@@ -208,6 +208,7 @@ def split(node: Node, num_pages: int, node_id: int, head_refs: int) -> Node:
     if node.page_numbers is not None:
         head.page_numbers, node.page_numbers = node.page_numbers[:num_pages], node.page_numbers[num_pages:]
     head.locks = node.locks
+    head.retains = node.retains
     head.fence = node.fence
     parent.children[head.key] = head
     node.tokens = node.tokens[cut:]

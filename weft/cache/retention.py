@@ -3,7 +3,7 @@
 Owns who asked for what to be kept until when. A retain has a weight: its runs are given up after those without one, as
 the policy values them. One of infinite weight is a *pin*: its part on the device is locked, until the scheduler breaks
 the pin for a sequence that cannot go on otherwise. All retains together may keep `max_pages` of the device; what
-several retains of a tenant share counts once. Called by the scheduler.
+several retains of a tenant share counts once, and what is on the host counts too. Called by the scheduler.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
 
 from weft.cache.nodes import Node, Wait
 from weft.cache.prefix_index import PrefixIndex
@@ -70,8 +69,10 @@ class Retention:
         self._runs: dict[int, RetainedRun] = {}
         self._ends: list[tuple[float, int]] = []
         """A heap of (time, number)."""
-        self._most_pages = 0
-        """Pages of all retains, those that they share counted for each: no fewer than they keep."""
+        self._unmarked: Counter[str] = Counter()
+        """Pages of retains without a wait, by tenant."""
+        self._of_wait: dict[int, RetainedRun] = {}
+        """The retains with a wait, by its number."""
         self._num_pins = 0
         self._swept = 0
         """Retains there were after nothing was left of some."""
@@ -83,31 +84,28 @@ class Retention:
 
     @property
     def num_pages(self) -> int:
-        """Device pages that are retained."""
-        return sum(_Census(self._runs.values()).pages.values())
+        """Pages that are retained."""
+        return sum(self._pages().values())
 
     @property
     def has_pins(self) -> bool:
         """Whether something is locked on the device by a pin."""
         return self._num_pins > 0 and any(run.locked is not None for run in self._runs.values())
 
-    def add(
-        self, tenant: str, end: Node, num_private: int, weight: float, until_s: float, now: float
-    ) -> RetainedRun | None:
+    def add(self, end: Node, num_private: int, weight: float, until_s: float, now: float) -> RetainedRun | None:
         """Begin to retain what ends with `end` and has `num_private` pages behind it that are not indexed; `attach`
         follows once they are, or are given up.
 
-        Where the retained share is used up, retains of tenants that have more than that of `tenant` end first. None
-        when that is not enough.
+        Where the retained share is used up, retains of tenants end first that have more than that of `end`. None when
+        that is not enough.
         """
-        num_pages = end.depth_pages + num_private
-        if self._most_pages + num_pages > self.max_pages and not self._make_room(tenant, end, num_private, now):
+        if not self._make_room(end, num_private, now):
             return None
         if len(self._runs) >= max(2 * self._swept, self._swept + SWEEP):
             self._sweep(now)
-        run = RetainedRun(next(self._numbers), tenant, weight, until_s, num_pages)
+        run = RetainedRun(next(self._numbers), end.owner, weight, until_s, end.depth_pages + num_private)
         self._runs[run.number] = run
-        self._most_pages += num_pages
+        self._unmarked[run.tenant] += run.num_pages
         self._num_pins += run.is_pin
         if until_s < math.inf:
             heapq.heappush(self._ends, (until_s, run.number))
@@ -119,6 +117,9 @@ class Retention:
             return
         run.wait = wait
         wait.weight = run.weight
+        self._of_wait[wait.seq] = run
+        self._unmarked[run.tenant] -= run.num_pages
+        self._count(wait.end, 1)
         if wait.end is not None:
             self._tiers.offer(wait.end)
         self.lock(run)
@@ -126,13 +127,17 @@ class Retention:
     def detach(self, run: RetainedRun, now: float) -> None:
         """A sequence has the pages again that its retain keeps."""
         self._unlock(run, now)
+        if run.wait is not None and not run.ended:
+            del self._of_wait[run.wait.seq]
+            self._count(run.wait.end, -1)
+            self._unmarked[run.tenant] += run.num_pages
         run.wait = None
 
-    def retain_prefix(self, node: Node, tenant: str, weight: float, until_s: float, now: float) -> RetainedRun | None:
+    def retain_prefix(self, node: Node, weight: float, until_s: float, now: float) -> RetainedRun | None:
         """Retain an indexed prefix, which ends with `node`. None as `add`."""
-        run = self.add(tenant, node, 0, weight, until_s, now)
+        run = self.add(node, 0, weight, until_s, now)
         if run is not None:
-            wait = prefix_wait(-run.number, tenant, now)
+            wait = prefix_wait(-run.number, node.owner, now)
             wait.attach(node)
             self.attach(run, wait)
         return run
@@ -158,16 +163,26 @@ class Retention:
             return
         run.ended = True
         del self._runs[run.number]
-        self._most_pages -= run.num_pages
         self._num_pins -= run.is_pin
         self._unlock(run, now)
         wait = run.wait
-        if wait is not None:
+        if wait is None:
+            self._unmarked[run.tenant] -= run.num_pages
+        else:
             wait.weight = 0.0
+            del self._of_wait[wait.seq]
+            self._count(wait.end, -1)
             if wait.kind == PREFIX:
                 self._tiers.end_wait(wait)
             elif wait.end is not None:
                 self._tiers.offer(wait.end)
+
+    def supersede(self, wait: Wait, now: float) -> None:
+        """A sequence has continued what a wait stands for: the wait ends, and its hold."""
+        run = self._of_wait.get(wait.seq)
+        if run is not None:
+            self.end(run, now)
+        self._tiers.end_wait(wait)
 
     def end_all(self, now: float) -> None:
         """End every retain."""
@@ -194,6 +209,10 @@ class Retention:
         """The nodes that pins lock, for integrity checks."""
         return [run.locked for run in self._runs.values() if run.locked is not None]
 
+    def ends(self) -> list[Node]:
+        """The nodes that retains end at, for integrity checks."""
+        return [run.wait.end for run in self._of_wait.values() if run.wait is not None and run.wait.end is not None]
+
     def _unlock(self, run: RetainedRun, now: float) -> None:
         if run.locked is not None:
             self._tiers.unlock(run.locked, now)
@@ -207,60 +226,39 @@ class Retention:
         self._ends = [entry for entry in self._ends if entry[1] in self._runs]
         heapq.heapify(self._ends)
 
-    def _make_room(self, tenant: str, end: Node, num_private: int, now: float) -> bool:
-        """Whether `tenant` may retain so much more. Ends retains of the tenant with the most retained pages as long as
-        it has more than `tenant` would, the one with the smallest weight first and of these the first to expire: so no
-        tenant keeps another from a fair share."""
-        census = _Census(self._runs.values())
-        pages = census.pages
-        num_new = num_private + census.num_new(tenant, end)
-        order: dict[str, list[tuple[float, float, int]]] = {}
-        while sum(pages.values()) + num_new > self.max_pages:
+    def _make_room(self, end: Node, num_private: int, now: float) -> bool:
+        """Whether the tenant of `end` may retain so much more. Ends retains of the tenant with the most retained pages
+        as long as it has more than that one would, those of the smallest weight first and of these the first to expire:
+        so no tenant keeps another from a fair share."""
+        tenant, num_new = end.owner, num_private
+        node: Node | None = end
+        while node is not None and not node.retains:
+            num_new += node.num_pages
+            node = node.parent
+        order: list[tuple[float, float, int]] = []
+        while True:
+            pages = self._pages()
+            if sum(pages.values()) + num_new <= self.max_pages:
+                return True
             largest = max(pages, key=lambda other: (pages[other], other), default=tenant)
             if pages[largest] <= pages[tenant] + num_new:
                 return False
-            if largest not in order:
+            if not order or self._runs[order[-1][2]].tenant != largest:
                 runs = (run for run in self._runs.values() if run.tenant == largest)
-                order[largest] = sorted(((run.weight, run.until_s, run.number) for run in runs), reverse=True)
-            first = self._runs[order[largest].pop()[2]]
-            census.remove(first)
-            self.end(first, now)
-        return True
+                order = sorted(((run.weight, run.until_s, run.number) for run in runs), reverse=True)
+            self.end(self._runs[order.pop()[2]], now)
 
+    def _pages(self) -> Counter[str]:
+        """Retained pages by tenant."""
+        return self._tiers.retained_pages + self._unmarked
 
-class _Census:
-    """How many device pages each tenant retains, what its retains share counted once."""
-
-    def __init__(self, runs: Iterable[RetainedRun]):
-        self.pages: Counter[str] = Counter()
-        self._uses: Counter[tuple[str, int]] = Counter()
-        """How many retains of a tenant keep a node."""
-        for run in runs:
-            if run.wait is None:
-                self.pages[run.tenant] += run.num_pages
-            for node in run.path():
-                self._uses[run.tenant, node.node_id] += 1
-                if self._uses[run.tenant, node.node_id] == 1:
-                    self.pages[run.tenant] += node.num_pages
-
-    def remove(self, run: RetainedRun) -> None:
-        """Count a retain no more."""
-        if run.wait is None:
-            self.pages[run.tenant] -= run.num_pages
-        for node in run.path():
-            self._uses[run.tenant, node.node_id] -= 1
-            if not self._uses[run.tenant, node.node_id]:
-                self.pages[run.tenant] -= node.num_pages
-
-    def num_new(self, tenant: str, end: Node) -> int:
-        """Device pages up to the end of a node that no retain of the tenant keeps."""
-        count = 0
-        node: Node | None = end
+    def _count(self, node: Node | None, step: int) -> None:
+        """One retain more or less ends at a node: count it there and above."""
         while node is not None:
-            if node.on_device and not self._uses[tenant, node.node_id]:
-                count += node.num_pages
+            node.retains += step
+            if node.retains == (step > 0):
+                self._tiers.retained_pages[node.owner] += step * node.num_pages
             node = node.parent
-        return count
 
 
 def prefix_wait(number: int, tenant: str, now: float) -> Wait:

@@ -53,6 +53,8 @@ class TieredPages:
         """The node that indexes a device page."""
         self.indexed_pages: Counter[str] = Counter()
         """Device pages in the prefix index by tenant, in use or not; what sequences share counts once."""
+        self.retained_pages: Counter[str] = Counter()
+        """Pages that are retained, in either tier, by tenant; what several retains share counts once."""
         self.num_evictable = 0
         """Device pages of nodes without locks."""
         self.num_evicted = 0
@@ -300,6 +302,8 @@ class TieredPages:
             self.num_evicted += node.num_pages
         else:
             self.host_candidates.discard(node)
+        if node.retains:
+            self.retained_pages[node.owner] -= node.num_pages
         self._detach(node)
         self._drop_device(node, 0)
         self._drop_copies(node, 0)
@@ -380,6 +384,8 @@ class TieredPages:
                 self.offer(parent)
             return
         removed = node.num_pages - keep
+        if node.retains:
+            self.retained_pages[node.owner] -= removed
         self.given_up.add(node, keep)
         self._drop_device(node, keep)
         self._drop_copies(node, keep)

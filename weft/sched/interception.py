@@ -360,7 +360,7 @@ class Interception:
         """End the waits that a new sequence, which arrived at `arrival_s`, continues: it supersedes them."""
         waits = self._continued(sequence, match, tokens)
         for wait in waits:
-            self._cache.tiers.end_wait(wait)
+            self._cache.retention.supersede(wait, arrival_s)
         if waits:
             last = waits[-1]
             announced_s = math.nan if last.expected_s is None else last.expected_s - last.since_s

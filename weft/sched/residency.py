@@ -119,7 +119,7 @@ class Residency:
                 self._cache.retention.attach(run, sequence.wait)
         else:
             node = self._prefix(command)
-            found = self._cache.retention.retain_prefix(node, command.tenant, command.weight, until_s, now)
+            found = self._cache.retention.retain_prefix(node, command.weight, until_s, now)
             if found is None:
                 raise self._used_up()
             run = found
@@ -130,7 +130,7 @@ class Residency:
         wait, table = sequence.wait, sequence.table
         end = table.node if wait is None or wait.end is None else wait.end
         num_private = len(table.pages) - table.num_indexed
-        run = self._cache.retention.add(sequence.tenant, end, num_private, weight, until_s, now)
+        run = self._cache.retention.add(end, num_private, weight, until_s, now)
         if run is None:
             raise self._used_up()
         return run
@@ -161,7 +161,7 @@ class Residency:
         if end is None:
             self._finish(client, command.op, 0)  # a sequence with its pages on the device, or without KV
             return
-        mark = prefix_wait(next(self._marks), command.tenant, now)
+        mark = prefix_wait(next(self._marks), end.owner, now)
         mark.attach(end)
         self.moves.append(_Move(client, command.op, mark, is_out=is_out))
 

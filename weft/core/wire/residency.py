@@ -18,8 +18,6 @@ class ResidencyCommand(CommandBase, frozen=True, kw_only=True):
     tokens: bytes = b""
     """Packed little-endian int32."""
     namespace: str = ""
-    tenant: str = ""
-    """Whose share of retained pages it counts against; of a sequence, its own tenant's."""
 
 
 class Retain(ResidencyCommand, frozen=True, kw_only=True):
