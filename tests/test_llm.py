@@ -282,6 +282,12 @@ def test_a_repeated_prompt_is_found_in_the_cache(tiny: LLM):
     [second] = tiny.generate([prompt], **options)
     assert first.num_cached_tokens == 0
     assert second.num_cached_tokens >= 48
+    assert (first.num_recomputed_tokens, first.num_new_tokens, first.first_different_token) == (0, 64, None)
+    assert second.num_cached_tokens + second.num_recomputed_tokens + second.num_new_tokens == 64
+    assert second.num_host_tokens == 0
+    edited = [*prompt, first.token_ids[0], 5, 6]
+    [third] = tiny.generate([edited], **options)
+    assert third.first_different_token == third.num_cached_tokens == 65
     assert second.token_ids == first.token_ids
 
 

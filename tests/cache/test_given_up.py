@@ -43,6 +43,26 @@ def found(cache: KVCache, tokens: list[int], namespace: str = "") -> int:
     return match.num_pages * PAGE
 
 
+def check_numbers(cache: KVCache) -> int:
+    """Compare the numbers that runs have with those of the tokens before their ends. Returns how many have some."""
+    count = 0
+    for namespace, tree in cache.trees().items():
+        for node in tree.nodes():
+            if node.page_numbers is None:
+                continue
+            count += 1
+            path, current = b"", node
+            while current.parent is not None:
+                path, current = current.tokens + path, current.parent
+            numbers = prefix_numbers(path, 0, namespace_number(namespace)).tolist()
+            size = len(path) // 4
+            ends = [
+                min(size, (node.depth_pages - node.num_pages + index) * PAGE) for index in range(1, node.num_pages + 1)
+            ]
+            assert node.page_numbers.tolist() == [numbers[end - 1] for end in ends]
+    return count
+
+
 def test_numbers_of_prefixes_do_not_depend_on_where_a_run_begins() -> None:
     tokens = [5, 5, 5, 9, 0, 3, 5, 5]
     whole = prefix_numbers(pack_tokens(tokens), 0, 77)
@@ -69,6 +89,13 @@ def test_a_run_that_was_cut_and_forgotten_is_known_to_its_last_page() -> None:
     assert known(cache, [*tokens[:16], 99, 17, 18, 19], 12) == 16, "the last page began with another token"
     assert known(cache, [*tokens[:15], 99], 12) == 12
     assert known(cache, tokens, 12, "other") == 12
+    assert check_numbers(cache) == 1
+    table = cache.open_table(2, "")
+    match = cache.lookup(table, pack_tokens(tokens), 8)
+    cache.acquire(table, match, pack_tokens(tokens), 8, 0.0)
+    assert check_numbers(cache) == 2, "the run was split, and both parts have their own"
+    cache.free(table, array("i", tokens[:8]), 8, 0.0)
+    cache.close(table, 0.0)
     for page in pages:
         cache.tiers.drop_ref(page, 0.0)
     fill(cache, list(range(100, 132)))
@@ -100,6 +127,7 @@ def test_runs_are_known_however_the_index_was_cut_and_joined() -> None:
             if rng.random() < 0.5:
                 # A fork that writes on below another sequence's run.
                 fill(cache, [*text[: len(text) // 2], 7, 8, 9, 7, 8], 100 + seq)
+        check_numbers(cache)
         for text in texts:
             whole = len(text) // PAGE * PAGE
             assert known(cache, text, found(cache, text)) >= whole, "computed once, so there or given up"

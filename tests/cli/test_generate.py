@@ -49,7 +49,10 @@ def test_json_has_everything(weft):
     output = found["outputs"][0]
     assert len(output["token_ids"]) == len(output["logprobs"]) == 4
     assert output["finish_reason"] == "length"
-    assert found["usage"]["completion_tokens"] == 8
+    usage = found["usage"]
+    assert usage["completion_tokens"] == 8
+    assert usage["cached_tokens"] + usage["recomputed_tokens"] + usage["new_tokens"] == usage["prompt_tokens"]
+    assert (usage["host_tokens"], usage["first_different_token"]) == (0, None)
 
 
 def test_chat_is_another_prompt_than_raw(weft):
