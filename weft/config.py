@@ -196,8 +196,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_s: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
     engine_wait_s: float = 60.0
-    """Seconds that requests wait for the restart of an engine that died, to be continued there. 0: they fail with
-    it."""
+    """Seconds that requests and operations of programs wait for the restart of an engine that died, to be continued
+    there. 0: they fail with it."""
     stream_keep_alive_s: float = 15.0
     """Seconds without events after which a stream gets a comment line. 0: never."""
     tool_call_parser: ToolCallParserName = "auto"

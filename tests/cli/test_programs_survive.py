@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
@@ -21,50 +21,51 @@ SERVER = ("--num-pages", "1024", "--max-running", "64", "--threads", "1", "--dty
 ENGINE, HOST = "weft.engine.process", "weft.programs.host.process"
 TOKENS = 800
 
-PATIENT = """
-from weft.sdk import Context, EngineDead, Sampler, Stop, run
+STORY = """
+from weft.sdk import Context, Sampler, Stop, run
 
 async def main(count):
-    deaths = 0
     async with Context(sampler=Sampler(temperature=0)) as ctx:
         ctx.user("Tell a story of a lamp.")
         await ctx.flush(add_generation_prompt=True)
         start = len(ctx.tokens)
-        while len(ctx.tokens) < start + count:
-            try:
-                rest = start + count - len(ctx.tokens)
-                async for piece in ctx.generate(stop=Stop(max_tokens=rest, ignore_eos=True)):
-                    run.send("begun") if len(ctx.tokens) == start + 1 else None
-            except EngineDead as error:
-                deaths += 1
-                run.log(str(error))
-                await ctx.restore()
-        return {"deaths": deaths, "tokens": ctx.tokens}
+        async for piece in ctx.generate(stop=Stop(max_tokens=count, ignore_eos=True)):
+            run.send("begun") if len(ctx.tokens) == start + 1 else None
+        return ctx.tokens
 """
-CARELESS = """
-from weft.sdk import Context, Stop, run
+PAGES = """
+from weft.sdk import EngineDead, Queue, run
 
-async def main(count):
-    ctx = Context().user("Tell a story of a lamp.")
-    async for piece in ctx.generate(stop=Stop(max_tokens=count, ignore_eos=True)):
+async def main():
+    async with Queue() as queue:
+        pages = queue.alloc_pages(3)
+        await queue.synchronize()
         run.send("begun")
+        await run.receive()
+        try:
+            await queue.synchronize()
+        except EngineDead as error:
+            return str(error)
 """
 WAITING = """
-from weft.sdk import Context, run
+from weft.sdk import Context, detokenize, run
 
 async def main(number):
     ctx = Context().fill(f"Number {number} waits for its turn, and has pages of its own.")
-    await ctx.snapshot()
+    await ctx.flush()
     run.send("waiting")
     await run.receive()
+    await ctx.generate_until(max_tokens=4)
+    return await detokenize(ctx.tokens)
 """
+WAITED = "Number {} waits for its turn, and has pages of its own."
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, httpx.Client]]:
     folder = tmp_path_factory.mktemp("survive")
     (folder / "trusted").mkdir()
-    (folder / "trusted" / "patient.py").write_text(PATIENT)
+    (folder / "trusted" / "story.py").write_text(STORY)
     settings = {"WEFT_DATA": str(folder), "WEFT_PROGRAMS_TRUSTED_DIR": str(folder / "trusted")}
     # What a killed program host held is given back when its lease ends.
     with serving(*SERVER, **settings, WEFT_ENGINE_LEASE_S="5") as (process, client):
@@ -106,31 +107,32 @@ def until_it_says(events: Iterator[RunEvent], *types: str) -> None:
     assert [next(events).type for _ in types] == list(types)
 
 
-def test_programs_that_are_prepared_outlive_the_engine(served: tuple[int, httpx.Client], client: Client) -> None:
+def test_programs_outlive_the_engine(served: tuple[int, httpx.Client], client: Client) -> None:
+    """Those in the middle of an answer, and those that wait with their contexts. Explicit pages do not."""
     front, http = served
-    undisturbed: dict[str, Any] = client.programs.run("patient", TOKENS).result
-    assert (undisturbed["deaths"], len(undisturbed["tokens"]) > TOKENS) == (0, True)
+    undisturbed: list[int] = client.programs.run("story", TOKENS).result
+    assert len(undisturbed) > TOKENS
 
-    runs = [
-        client.programs.start("patient", TOKENS),
-        client.programs.start(source=PATIENT, args=TOKENS),
-        client.programs.start(source=CARELESS, args=TOKENS),
-    ]
-    for run in runs:
+    runs = [client.programs.start("story", TOKENS), client.programs.start(source=STORY, args=TOKENS)]
+    waiting = [client.programs.start(source=WAITING, args=number) for number in range(20)]
+    pages = client.programs.start(source=PAGES)
+    for run in [*runs, *waiting, pages]:
         until_it_says(client.runs.messages(run.id), "run", "message")
     before = child_of(front, ENGINE)
     before.kill()
     with ThreadPoolExecutor() as pool:
-        trusted, sandboxed, careless = pool.map(lambda run: ended(client, run), runs)
+        trusted, sandboxed = pool.map(lambda run: ended(client, run), runs)
     assert (trusted.trusted, sandboxed.trusted) == (True, False)
     for run in (trusted, sandboxed):
-        assert (run.status, run.error) == ("finished", None)
-        assert run.result == {"deaths": 1, "tokens": undisturbed["tokens"]}
-    assert careless.error is not None
-    assert (careless.status, careless.error.kind) == ("failed", "engine_dead")
-    assert careless.error.message == "the engine is down; it is being restarted, try again in a moment"
-    [line] = client.runs.logs(sandboxed.id)
-    assert line.text == "the engine is down; it is being restarted, try again in a moment"
+        assert (run.status, run.error, run.result) == ("finished", None, undisturbed)
+    for run in [*waiting, pages]:
+        client.runs.send(run.id, None)
+    for number, run in enumerate(waiting):
+        over = ended(client, run)
+        assert (over.status, over.error) == ("finished", None)
+        assert over.result.startswith(WAITED.format(number)), "its context is whole"
+        assert len(over.result) > len(WAITED.format(number))
+    assert re.search(r"explicit KV pages are lost with it: \d+-\d+\. Allocate", ended(client, pages).result)
 
     assert child_of(front, ENGINE).pid != before.pid
     assert client.programs.run(source=HELLO, args=2).result == {"args": 2}

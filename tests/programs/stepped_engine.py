@@ -5,7 +5,7 @@ from functools import partial
 
 from weft.cache.integrity import check_integrity
 from weft.core.clock import ManualClock
-from weft.core.wire import Command, ResetPrefixCache
+from weft.core.wire import Command, Envelope, ResetPrefixCache
 from weft.engine.engine import Engine
 from weft.engine.request_tracker import TrackingClient
 from weft.sched.scheduler import SchedulerConfig
@@ -36,7 +36,7 @@ class SteppedEngine(TrackingClient):
         self.engine = Engine(
             worker,
             config,
-            lambda client, envelope: self._requests.receive(envelope),
+            lambda client, envelope: self._receive(envelope),
             clock=self.clock,
             token_bytes=[*tokenizer.token_bytes, *[b""] * (worker.spec.vocab_size - tokenizer.vocab_size)],
             special_ids=tokenizer.special_ids,
@@ -77,6 +77,9 @@ class SteppedEngine(TrackingClient):
         assert not self._requests._open, "operations are left"
 
     # ---- inside
+
+    def _receive(self, envelope: Envelope) -> None:
+        self._requests.receive(envelope)
 
     def _deliver(self, commands: list[Command]) -> None:
         self._inbox += commands

@@ -17,8 +17,8 @@ OnEnvelope = Callable[[Envelope], None]
 class EngineClient(Protocol):
     """One client of one engine, used from one asyncio event loop.
 
-    When the engine dies, every open operation of this client ends with `Failed(kind="engine_dead")`, its sequences are
-    gone, and after a restart (`ready` is true again) new ones may be opened.
+    When the engine dies, every open operation of this client ends with `Failed(kind="engine_dead")`, operation 0 where
+    none is open; its sequences are gone, and after a restart (`ready` is true again) new ones may be opened.
     """
 
     @property

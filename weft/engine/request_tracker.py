@@ -131,9 +131,10 @@ class RequestTracker:
         await future
 
     def fail(self, error: WeftError) -> None:
-        """The engine is gone: every open operation, ping and drain fails with the error."""
+        """The engine is gone: every open operation, ping and drain fails with the error. Where none is open, the
+        subscriber hears of it as a failure of operation 0."""
         self._dead = error
-        failed = [Failed.of(op, error) for op in sorted(self._open)]
+        failed = [Failed.of(op, error) for op in sorted(self._open)] or [Failed.of(0, error)]
         self._open.clear()
         waiting: list[asyncio.Future[Any]] = [*self._pings, *self._queries.values(), *self._drains]
         for future in waiting:
@@ -142,8 +143,7 @@ class RequestTracker:
         self._pings.clear()
         self._queries.clear()
         self._drains.clear()
-        if failed:
-            self._on_envelope(Envelope(0, list[Event](failed)))
+        self._on_envelope(Envelope(0, list[Event](failed)))
 
     def close(self, error: WeftError) -> None:
         """The engine is gone and no other one will come: as `fail`, and `until_ready` raises."""

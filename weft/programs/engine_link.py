@@ -117,6 +117,7 @@ class EngineLink:
         """Hand each event to its operation; wake each waiting task once, after the last of them."""
         operations = self._operations
         touched: list[EngineOperation] = []
+        dead: WeftError | None = None
         for event in envelope.events:
             # By far the most frequent, hence first and with nothing in its way.
             if type(event) is Token:
@@ -124,6 +125,8 @@ class EngineLink:
                 if operation is not None and operation.put(event):
                     touched.append(operation)
             elif isinstance(event, Finished | Failed | Cancelled):
+                if isinstance(event, Failed) and event.error.kind == EngineDead.kind:
+                    dead = event.error.error()
                 operation = operations.pop(event.op, None)
                 if operation is not None:
                     self._end(operation, event)
@@ -133,6 +136,9 @@ class EngineLink:
                     logger.debug("operation %d failed after its end: %s", event.op, event.error)
             elif self._on_event is not None:
                 self._on_event(event)
+        if dead is not None:
+            # Handles without an operation under way are gone too, and no event of their own says so.
+            self._lose_all(dead)
         for operation in touched:
             operation.wake()
 
@@ -144,9 +150,6 @@ class EngineLink:
                 operation.fail(error, event.usage)
             else:
                 handle.fail(operation, error, event.usage)
-            # Handles without an operation under way are gone too, and no event says so.
-            if event.error.kind == EngineDead.kind:
-                self._lose_all(error)
         elif isinstance(event, Finished):
             operation.finish(event)
         else:
@@ -155,6 +158,7 @@ class EngineLink:
             handle.ended(operation)
 
     def _lose_all(self, error: WeftError) -> None:
-        """The engine has died, and everything that it held with it."""
+        """The engine has died, and everything that it held with it. What was queued for it is not sent to another."""
+        self._queue.clear()
         for handle in list(self._handles.values()):
             handle.lose(error, engine_died=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from weft.abi.errors import EngineDead
 from weft.engine.client import EngineClient
 from weft.programs.engine_link import EngineLink, OnEvent
+from weft.programs.lasting import LastingSequence, Revival
 from weft.programs.recovery import Recovery
 from weft.programs.sequence import SequenceHandle
 from weft.programs.space import SpaceHandle
@@ -30,9 +31,11 @@ class Runtime(EngineLink):
         on_event: OnEvent | None = None,
         engine_wait_s: float = 0.0,
     ):
-        """`engine_wait_s`: how long built-in programs wait for the restart of a dead engine; 0: they fail with it."""
+        """`engine_wait_s`: how long built-in programs, and operations on lasting sequences, wait for the restart of a
+        dead engine; 0: they fail with it."""
         super().__init__(engine, on_event)
         self.recovery = Recovery(engine, engine_wait_s)
+        self._revival = Revival(self, engine_wait_s)
         self.tokenizer = tokenizer
 
     @property
@@ -44,6 +47,18 @@ class Runtime(EngineLink):
         """A new, empty sequence. Raises `EngineDead` where the engine is known to be down."""
         self._check_ready()
         return SequenceHandle.opened(self, caller)
+
+    def open_lasting(self, caller: Caller) -> LastingSequence:
+        """A new, empty sequence that outlives the engine. Raises `EngineDead` before the engine's first start."""
+        try:
+            _ = self.engine.info
+        except EngineDead:
+            self._check_ready()
+            raise
+        sequence = LastingSequence(self, self.number(), caller, self._revival)
+        if self.engine.ready:
+            sequence.revive()
+        return sequence
 
     def open_space(self, caller: Caller, reserve_pages: int = 0, tenant_pages: int | None = None) -> SpaceHandle:
         """A new, empty space of explicit pages, `reserve_pages` of which are its own at once; all spaces and exports of

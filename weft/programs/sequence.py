@@ -7,7 +7,7 @@ Owns which of the sequence's operations have not ended, and how each learns that
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self, overload
+from typing import ClassVar, Self, overload
 
 from weft.abi.errors import EngineDead, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
@@ -39,6 +39,8 @@ class SequenceHandle:
 
     Every method but iteration returns at once. After `release`, `hold`, or an engine's death, operations raise.
     """
+
+    _stream_type: ClassVar[type[TokenStream]] = TokenStream
 
     def __init__(self, link: EngineLink, seq: int, caller: Caller):
         self.caller = caller
@@ -105,7 +107,7 @@ class SequenceHandle:
         The sequence's last `num_generated` tokens count as sampled by this generation, which goes on behind them.
         """
         op = self._begin()
-        stream = TokenStream(op, self.id)
+        stream = self._stream_type(op, self.id)
         command = Generate(
             seq=self.id,
             op=op,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from weft.abi.errors import UnknownHandle, WeftError
+from weft.abi.errors import EngineDead, UnknownHandle, WeftError
 from weft.core.wire import AnsweredCommand, CloseSpace, OpenSpace, OperationUsage, QueueCommand, Sync
 from weft.programs.engine_link import EngineLink
 from weft.programs.operations import EngineOperation, Report
@@ -47,6 +47,8 @@ class SpaceHandle:
     def __init__(self, link: EngineLink, caller: Caller, reserve_pages: int, tenant_pages: int | None = None):
         self._id = space = link.number()
         self.on_failure: OnFailure = lambda call, error: None
+        self.contents: Callable[[], str] = lambda: ""
+        """What the program has in it, for the error that says that it is lost."""
         self._link = link
         self._open = True
         self._error: WeftError | None = None
@@ -119,12 +121,17 @@ class SpaceHandle:
     # ---- for EngineLink
 
     def fail(self, operation: EngineOperation, error: WeftError, usage: OperationUsage) -> None:
-        """An operation has failed; the others go on."""
+        """An operation has failed; the others go on, unless the space itself is gone."""
+        if isinstance(error, EngineDead):
+            self.lose(error, engine_died=True)
+            error = self._error or error
         operation.fail(error)
 
     def lose(self, error: WeftError, *, engine_died: bool = False) -> None:
         """Fail everything that waits here, and everything that will be asked. `engine_died`: the engine that held it is
         gone, so that there is nothing to give back."""
+        if engine_died and self._error is None:
+            error = EngineDead(error.message + self.contents())
         self._error = self._error or error
         self._died_with_engine = self._died_with_engine or engine_died
         self._forget(lambda operation: operation.fail(error))

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence as Items
 from typing import Any
 
-from weft.abi.errors import EngineDead, InvalidRequest
+from weft.abi.errors import InvalidRequest
 from weft.sdk.channel import current
 from weft.sdk.chat import Chat, common_prefix
 from weft.sdk.generation import Generation
@@ -225,7 +225,7 @@ class TokenBuffer:
 
     def _end_early(self, generation: Generation) -> None:
         """Drop the tokens that were not read. The text is then unknown: a part of it may have been held back."""
-        if generation.reason != EngineDead.kind and self.sequence.is_open:
+        if self.sequence.is_open:
             self.sequence.truncate(len(self.tokens))
         if self.chat.messages:
             self.chat.said(generation.text)

@@ -241,6 +241,7 @@ def process_programs(
             config=config,
             store_folder=str(folder),
             log_level=server.log_level,
+            engine_wait_s=server.engine_wait_s,
         )
         clients = [model.engine for model in models if isinstance(model.engine, ProcessEngine)]
         return HostClient(args, clients, programs.code, programs.history)

@@ -153,10 +153,11 @@ class FakeEngine:
         self._ready.clear()
         self.sequences.clear()
         self._emptied.set()
-        self._publish([Failed.of(op, EngineDead(message)) for op in sorted(self._open)], step_id=0)
+        self._publish([Failed.of(op, EngineDead(message)) for op in sorted(self._open) or [0]], step_id=0)
 
     def restart(self) -> None:
-        """Restart the engine without any sequences."""
+        """Restart the engine without any sequences; it knows no numbers that were used before."""
+        self._used.clear()
         self._ready.set()
 
     def step(self, count: int = 1) -> None:

@@ -114,17 +114,19 @@ def test_an_engine_dies_and_the_program_goes_on() -> None:
         for call in (running, scored):
             assert program.error_in(await program.end_of(call))[0] == "engine_dead"
         assert len(joined(program, running)[0]) == 2
+        assert (await program.error(Op.SEQ_DIST, 1, 1, b""))[0] == "engine_dead"
+        assert (await program.error(Op.SEQ_GENERATE, 1, 1, b"{}"))[0] == "engine_dead"
         program.say(Op.SEQ_APPEND, 1, PROMPT, call=1)
         program.say(Op.SEQ_OPEN, 2, 0, call=2)
-        assert program.errors(1) == program.errors(2) == ["engine_dead"]
+        assert program.errors(1) == program.errors(2) == []
         assert await program.result(Op.TOKENIZE, 0, b"a") == [pack_tokens([97])]
         host.engine.restart()
-        program.say(Op.SEQ_RELEASE, 1)
-        opened(program, 1, pack_tokens([*b"prompt", *joined(program, running)[0]]))
         call = program.ask(Op.SEQ_GENERATE, 1, 1, b'{"stop":{"max_tokens":2}}')
         await settle()
         host.engine.step(2)
         assert (await program.end_of(call)).kind == EventKind.RESULT
+        [sequence] = host.engine.sequences.values()
+        assert sequence.tokens[:-2] == [*b"prompt", *joined(program, running)[0], *b"prompt"]
         assert program.outlet.ended == []
 
     run(test, engine=FakeEngine(auto=False))

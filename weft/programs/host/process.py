@@ -252,7 +252,7 @@ async def serve(args: wire.HostArgs, address: str, stopping: asyncio.Event) -> i
             models.append(
                 ProgramModel(
                     spec.name,
-                    Runtime(engine, tokenizer),
+                    Runtime(engine, tokenizer, engine_wait_s=args.engine_wait_s),
                     tool_call_parser=spec.tool_call_parser,
                     reasoning_parser=spec.reasoning_parser,
                 )

@@ -44,6 +44,8 @@ class HostArgs(msgspec.Struct, frozen=True, kw_only=True):
     store_folder: str | None = None
     """The folder of the database; None: the values that programs store are kept in memory."""
     log_level: str = "warning"
+    engine_wait_s: float = 0.0
+    """How long operations of programs wait for the restart of a dead engine."""
 
 
 # ---- from the front

@@ -29,6 +29,8 @@ MAX_NUMBER = 1 << 32
 MAX_INDEX = 1 << 31
 """Of a draw: there is one for each token that is sampled."""
 MAX_NAME_BYTES = 256
+MAX_RANGES_SHOWN = 16
+"""Of the pages that were lost with an engine."""
 UNHEARD = -1
 """The call of commands on the program's behalf, such as giving back pages of an allocation that it gave up. Their
 failures are dropped: there were no pages to give back."""
@@ -231,6 +233,7 @@ class PageCalls:
             share = self._budget.explicit_pages(runtime.engine.info.max_space_pages)
             self._space = runtime.open_space(self._view.caller, self._reserve_pages, share)
             self._space.on_failure = self._failed
+            self._space.contents = self._contents
         return self._space
 
     def lost(self, error: WeftError, space: SpaceHandle | None = None) -> None:
@@ -239,6 +242,11 @@ class PageCalls:
         if space is not None and (isinstance(error, EngineDead) or space.is_lost):
             # Not now: the operations of an engine that has died fail one by one.
             self._calls.loop.call_soon(self._drop, space)
+
+    def _contents(self) -> str:
+        if not self._pages:
+            return ""
+        return f"; explicit KV pages are lost with it: {_as_ranges(self._pages)}. Allocate and fill them again"
 
     def _drop(self, space: SpaceHandle) -> None:
         """A new one is opened when the program asks for something, which fails until the engine is back."""
@@ -302,6 +310,19 @@ class PageCalls:
         for number in held:
             self._pages.pop(number, None)
         self._budget.give_pages(len(held))
+
+
+def _as_ranges(numbers: Iterable[int]) -> str:
+    """Numbers in order, with those that follow each other as first-last; of many, the first."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:MAX_RANGES_SHOWN]]
+    more = len(ranges) - len(shown)
+    return ", ".join(shown) + (f" and {more} more ranges" if more else "")
 
 
 def _packed(numbers: Iterable[int]) -> bytes:

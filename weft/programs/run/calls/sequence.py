@@ -71,7 +71,7 @@ class SequenceCalls:
         if priority > 0:
             caller = replace(caller, priority=caller.priority + priority)
         runtime = self._model.runtime
-        sequence = runtime.open(caller)
+        sequence = runtime.open_lasting(caller)
         self._open[number] = OpenSequence(sequence, PageQuota(self._view.budget, runtime.engine.info.page_size))
 
     def append(self, call: int, number: int, tokens: bytes) -> None:

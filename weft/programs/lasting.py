@@ -1,0 +1,396 @@
+"""`LastingSequence`: a sequence that outlives its engine. Programs of users hold such sequences.
+
+Owns what is needed to make the sequence anew: its tokens and masks, and what the program has put on it that has not
+ended. When the engine has died, or has dropped this client because its lease ended, nothing happens at first. The next
+operation opens the sequence again, on the engine that is there by then, with all its tokens; so sequences that wait
+cost a restarted engine nothing. Operations that were under way are continued at once: a generation behind the tokens
+that have come, with its random numbers, grammar, penalties and limits (`Generate.num_generated`).
+
+An operation that was under way at two deaths fails with `EngineDead`, since it may be what ends engines, and the
+sequence can be used on. Built-in programs do not use this: `weft.programs.recovery` carries them, and tries suspects
+alone. That an operation of a program is continued only once leaves them the engine to themselves by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from weft.abi.errors import EngineDead, InvalidLogits, InvalidRequest, UnknownHandle, WeftError
+from weft.core.waits import WaitKind
+from weft.core.wire import (
+    Append,
+    Cancel,
+    Command,
+    Fork,
+    Generate,
+    MaskTokens,
+    Open,
+    OperationUsage,
+    SetPriority,
+    Token,
+    Truncate,
+)
+from weft.programs.engine_link import EngineLink
+from weft.programs.operations import EngineOperation, SilentAppend, TokenStream
+from weft.programs.sequence import SequenceHandle
+from weft.programs.token_history import TokenHistory
+from weft.programs.types import Caller
+
+MAX_DEATHS = 1
+"""Deaths of an engine that an operation outlives."""
+
+
+class RecordedStream(TokenStream):
+    """Remembers all tokens that have come."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, op: int, handle: int):
+        super().__init__(op, handle)
+        self.record = array("i")
+
+    def put(self, token: Token) -> bool:
+        """Take a token. Whether it is the first since the program last looked."""
+        self.record.append(token.token)
+        self.tokens.append(token)
+        return len(self.tokens) == 1
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Something that was put on a sequence and is not yet part of its history."""
+
+    command: Command
+    operation: EngineOperation | None = None
+    child: LastingSequence | None = None
+    """Of a fork."""
+    num_deaths: int = 0
+
+    @property
+    def awaited(self) -> EngineOperation | None:
+        """Its operation, where that reports to the program."""
+        return None if isinstance(self.operation, SilentAppend) else self.operation
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it ends what runs on the sequence."""
+        return isinstance(self.command, Cancel | Truncate)
+
+
+class Revival:
+    """Sequences whose operations wait for an engine. One task waits for all of them, `wait_s` seconds at most."""
+
+    def __init__(self, link: EngineLink, wait_s: float):
+        self._link = link
+        self._wait_s = wait_s
+        self._waiting: dict[LastingSequence, None] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self, sequence: LastingSequence) -> None:
+        """The sequence has operations and is on no engine."""
+        if self._link.engine.ready:
+            sequence.revive()
+        elif self._wait_s <= 0:
+            # Later: nothing listens yet to an operation that is just being made.
+            error = EngineDead("the engine is starting or restarting; try again in a moment")
+            asyncio.get_running_loop().call_soon(sequence.give_up, error)
+        else:
+            self._waiting[sequence] = None
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._wait(), name="weft-revival")
+
+    def forget(self, sequence: LastingSequence) -> None:
+        """The program has given the sequence up."""
+        self._waiting.pop(sequence, None)
+        if not self._waiting and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _wait(self) -> None:
+        error: WeftError | None = None
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._link.engine.wait_ready()
+        except TimeoutError:
+            error = EngineDead(f"the engine was not back within {self._wait_s:g} s; try again later")
+        except WeftError as refusal:
+            error = refusal
+        waiting, self._waiting = self._waiting, {}
+        self._task = None
+        for sequence in waiting:
+            if error is None:
+                self.wake(sequence)
+            else:
+                sequence.give_up(error)
+
+
+class LastingSequence(SequenceHandle):
+    """A sequence and its history. The caller opens it with `revive`, where there is an engine."""
+
+    _stream_type: ClassVar[type[TokenStream]] = RecordedStream
+
+    def __init__(self, link: EngineLink, seq: int, caller: Caller, revival: Revival):
+        super().__init__(link, seq, caller)
+        self._revival = revival
+        self._priority = caller.priority
+        self._history = TokenHistory()
+        self._entries: deque[_Entry] = deque()
+        """In the order in which they were put on the sequence."""
+        self._parent: LastingSequence | None = None
+        """Has the fork that makes this one among its entries."""
+        self._is_absent = True
+        """It is on no engine."""
+        self._is_orphan = False
+        """Its parent was given up before the fork that was to make it: its tokens are not known here."""
+
+    # ---- operations
+
+    def fork(self, *, request_id: str = "") -> LastingSequence:
+        """A copy that shares all pages, as of the operations put on this sequence so far."""
+        child = LastingSequence(self._link, self._begin(), self.caller, self._revival)
+        child._parent, child._is_absent, child._priority = self, self._is_absent, self._priority
+        self._put(_Entry(Fork(seq=self.id, child=child.id, request_id=request_id), child=child))
+        return child
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget all tokens past the first `num_tokens`. Ends running operations."""
+        self._end(Truncate(seq=self.id, num_tokens=num_tokens))
+
+    def cancel(self) -> None:
+        """End running operations; the sequence keeps the tokens it has."""
+        self._end(Cancel(seq=self.id))
+
+    def set_priority(self, priority: int) -> None:
+        """Change how early it runs; lower is earlier."""
+        self._check()
+        self._priority = priority
+        self._send(SetPriority(seq=self.id, priority=priority))
+
+    def expect(self, kind: WaitKind, expected_in_s: float | None) -> None:
+        """Tell the engine what the program waits for, if the sequence is there."""
+        if not self._is_absent:
+            super().expect(kind, expected_in_s)
+
+    # ---- for EngineLink
+
+    def fail(self, operation: EngineOperation, error: WeftError, usage: OperationUsage) -> None:
+        """An operation has failed; where the engine or what it knew is gone, it is continued."""
+        if isinstance(error, EngineDead | UnknownHandle):
+            self._lost(error)
+        else:
+            super().fail(operation, error, usage)
+
+    def lose(self, error: WeftError, *, engine_died: bool = False) -> None:
+        """The engine has died: the sequence is made anew when it is needed. Or it is of no use any more."""
+        if engine_died:
+            self._lost(error)
+            return
+        super().lose(error)
+        self._fail_awaited(error)
+        self._entries.clear()
+
+    def ended(self, operation: EngineOperation) -> None:
+        """Forget an operation that has ended, and make what it did part of the history."""
+        if operation.ended:
+            super().ended(operation)
+            self._fold()
+
+    # ---- for Revival
+
+    def revive(self) -> None:
+        """Make the sequence anew on the engine that is there, with everything that has not ended."""
+        if self._parent is not None:
+            self._parent.revive()
+        if self._parent is not None or not self._is_absent or not self._open:
+            return
+        self._is_absent = self._died_with_engine = False
+        caller = self.caller
+        self._link.post(
+            Open(
+                seq=self.id,
+                tenant=caller.tenant,
+                namespace=caller.namespace,
+                priority=self._priority,
+                request_id=caller.request_id,
+            )
+        )
+        tokens, put = self._history.tokens(), 0
+        for place, ranges in self._history.masks:
+            self._resend(Append(seq=self.id, op=0, tokens=tokens[put:place].tobytes()))
+            self._resend(MaskTokens(seq=self.id, op=0, ranges=ranges))
+            put = place
+        self._resend(Append(seq=self.id, op=0, tokens=tokens[put:].tobytes()))
+        self._resend_entries()
+
+    def give_up(self, error: WeftError) -> None:
+        """There is no engine: fail the operations that wait for one."""
+        self._fail_awaited(error)
+        self._fold()
+
+    # ---- inside
+
+    def _add(self, operation: EngineOperation, command: Command) -> None:
+        entry = _Entry(command, operation)
+        if not self._is_absent:
+            super()._add(operation, command)
+            self._entries.append(entry)
+            self._fold()
+            return
+        self._awaited = entry.awaited or self._awaited
+        self._entries.append(entry)
+        self._fold()
+        if entry.awaited is not None or self._link.engine.ready:
+            self._revival.wake(self)
+
+    def _put(self, entry: _Entry) -> None:
+        self._send(entry.command)
+        self._entries.append(entry)
+        self._fold()
+
+    def _send(self, command: Command) -> None:
+        if not self._is_absent:
+            self._link.post(command)
+
+    def _end(self, command: Cancel | Truncate) -> None:
+        self._check()
+        for entry in self._entries:
+            if entry.operation is not None:
+                entry.operation.cancelled_by_program = True
+        self._put(_Entry(command))
+        if self._is_absent:
+            self._end_given_up()
+
+    def _fold(self) -> None:
+        """Make the first entries part of the history, up to the first operation that has not ended."""
+        entries, history = self._entries, self._history
+        while entries and self._parent is None:
+            entry = entries[0]
+            command, awaited = entry.command, entry.awaited
+            if awaited is not None and not awaited.ended:
+                return
+            entries.popleft()
+            if entry.child is not None:
+                entry.child._born(history)
+            elif isinstance(command, MaskTokens):
+                history.mask(command.ranges)
+            elif isinstance(command, Truncate):
+                history.cut(min(command.num_tokens, len(history)))
+            elif isinstance(awaited, RecordedStream):
+                history.extend(awaited.record)
+            elif isinstance(command, Append) and _is_part(awaited):
+                history.extend(command.tokens)
+            if awaited is not None and awaited.finished is None and awaited.error is None:
+                self._skip_to_end()
+
+    def _skip_to_end(self) -> None:
+        """An operation was cancelled, and with it what was put on the sequence between it and that command."""
+        while self._entries and not self._entries[0].is_end:
+            child = self._entries.popleft().child
+            if child is not None:
+                child._orphan()
+
+    def _born(self, history: TokenHistory) -> None:
+        self._parent = None
+        self._history = history.fork()
+        self._fold()
+        if self._is_absent and self._has_awaited:
+            self._revival.wake(self)
+
+    def _orphan(self) -> None:
+        """The fork that was to make it was given up: an engine says what that means, where there is one."""
+        self._parent, self._is_orphan = None, True
+        if self._is_absent:
+            self._lose_orphan()
+
+    def _lose_orphan(self) -> None:
+        error = "what ran on the sequence to fork from was ended before it could be forked; fork again"
+        self.lose(InvalidRequest(error, "seq"))
+
+    @property
+    def _has_awaited(self) -> bool:
+        return any(entry.awaited is not None for entry in self._entries)
+
+    def _fail_awaited(self, error: WeftError) -> None:
+        for entry in list(self._entries):
+            if entry.awaited is not None:
+                entry.awaited.fail(error)
+                entry.awaited.wake()
+
+    def _lost(self, error: WeftError) -> None:
+        """No engine has the sequence any more. Idempotent."""
+        if self._is_absent:
+            return
+        self._is_absent = self._died_with_engine = True
+        self._expected = None
+        for op in self._operations:
+            self._link.remove_operation(op)
+        self._operations.clear()
+        if self._is_orphan:
+            self._lose_orphan()
+            return
+        self._end_given_up()
+        for entry in list(self._entries):
+            if entry.awaited is not None:
+                entry.num_deaths += 1
+                if entry.num_deaths > MAX_DEATHS:
+                    entry.awaited.fail(error if isinstance(error, EngineDead) else EngineDead(error.message))
+                    entry.awaited.wake()
+        self._fold()
+        if self._has_awaited:
+            self._revival.wake(self)
+
+    def _end_given_up(self) -> None:
+        """No engine will say how what the program has cancelled has ended."""
+        last = max((index for index, entry in enumerate(self._entries) if entry.is_end), default=-1)
+        for entry in [entry for index, entry in enumerate(self._entries) if index < last]:
+            if entry.awaited is not None:
+                entry.awaited.cancel()
+                entry.awaited.wake()
+        self._fold()
+
+    def _resend(self, command: Append | MaskTokens) -> None:
+        """Known tokens or a mask of the history, where there are any."""
+        if isinstance(command, MaskTokens) or command.tokens:
+            op = self._link.number()
+            operation = SilentAppend(op, self.id)
+            super()._add(operation, msgspec.structs.replace(command, op=op))
+
+    def _resend_entries(self) -> None:
+        for entry in self._entries:
+            operation, command = entry.operation, entry.command
+            if entry.child is not None:
+                self._link.post(command)
+                entry.child._is_absent = entry.child._died_with_engine = False
+                entry.child._resend_entries()
+            elif operation is not None and isinstance(command, Append | Generate | MaskTokens):
+                changes: dict[str, int] = {}
+                if isinstance(operation, RecordedStream) and operation.record:
+                    self._resend(Append(seq=self.id, op=0, tokens=operation.record.tobytes()))
+                    changes["num_generated"] = len(operation.record)
+                # A late answer to the number that it had is of no meaning now.
+                operation.op = self._link.number()
+                super()._add(operation, msgspec.structs.replace(command, op=operation.op, **changes))
+
+    def _give_up(self, command: Command | None) -> None:
+        self._revival.forget(self)
+        for entry in self._entries:
+            operation = entry.awaited
+            if operation is not None:
+                operation.cancelled_by_program = True
+                operation.cancel()
+                operation.wake()
+            if entry.child is not None:
+                entry.child._orphan()
+        self._entries.clear()
+        super()._give_up(None if self._is_absent else command)
+
+
+def _is_part(awaited: EngineOperation | None) -> bool:
+    """Whether the tokens of an append are part of the sequence: a report on them can fail after they were added."""
+    return awaited is None or awaited.error is None or isinstance(awaited.error, InvalidLogits)
