@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.cli.test_serve import SMALL, serving
+from weft.client import AsyncClient, Run, ServerError
 
 pytestmark = pytest.mark.slow
 TOKENS = 400
+DRAIN_S = 1.0
+INTERCEPTED = """
+from weft.sdk import Context, run
+
+async def main(number):
+    ctx = Context().fill(f"Number {number} waits for a tool that does not return.")
+    await ctx.generate_until(max_tokens=2)
+    run.send("waiting")
+    await run.receive()
+"""
 STREAM = {"prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "logprobs": 0}
 
 
@@ -71,3 +84,53 @@ def test_a_signal_that_is_repeated_at_once_counts_once() -> None:
             rest = b"".join(lines)
         assert num_tokens(httpx.Response(200, content=first + rest)) == TOKENS
         ended_well(front)
+
+
+async def ends_of_intercepted(url: str, front: subprocess.Popen[str], num_runs: int) -> list[str | None]:
+    """What the readers of runs are told after a signal: the status of the run, or the code of an error."""
+    async with AsyncClient(url) as client:
+        runs = [await client.programs.start("waits", number) for number in range(num_runs)]
+        waiting = asyncio.Semaphore(0)
+
+        async def follow(run: Run) -> str | None:
+            last = None
+            try:
+                async for event in client.runs.messages(run.id):
+                    if event.type == "message":
+                        waiting.release()
+                    last = event.run
+            except ServerError as error:
+                return error.code
+            return None if last is None else last.status
+
+        following = [asyncio.create_task(follow(run)) for run in runs]
+        for _ in runs:
+            await waiting.acquire()
+        signal_group(front, signal.SIGTERM)
+        return await asyncio.gather(*following)
+
+
+def drained(num_runs: int, folder: Path) -> None:
+    (folder / "waits.py").write_text(INTERCEPTED)
+    settings = {
+        "WEFT_SERVER_DRAIN_S": str(DRAIN_S),
+        "WEFT_PROGRAMS_TRUSTED_DIR": str(folder),
+        "WEFT_PROGRAMS_MAX_RUNS_PER_TENANT": str(num_runs),
+    }
+    with serving(*SMALL, own_group=True, **settings) as (front, client):
+        answered = client.post("/v1/completions", json=STREAM | {"stream": False, "max_tokens": 2})
+        assert answered.status_code == 200, "a plain turn, which nobody will extend"
+        ends = asyncio.run(ends_of_intercepted(str(client.base_url), front, num_runs))
+        _, log = front.communicate(timeout=30)
+    assert front.returncode == 0, log
+    assert len(ends) == num_runs
+    assert set(ends) <= {"cancelled", "shutting_down"}
+
+
+def test_programs_that_wait_are_told_of_a_drain(tmp_path: Path) -> None:
+    drained(20, tmp_path)
+
+
+@pytest.mark.soak
+def test_a_thousand_programs_that_wait_are_told_of_a_drain(tmp_path: Path) -> None:
+    drained(1000, tmp_path)

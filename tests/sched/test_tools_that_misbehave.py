@@ -25,7 +25,7 @@ def test_turns_that_nobody_extends_leave_nothing_but_the_pages_that_there_are(ki
     """As many waits as nodes may have, however many turns end; and none of a tenant whose KV is gone."""
     stepped = Stepped(num_pages=40, num_host_pages=20, policy="min_waste", check_every=100)
     most = 0
-    for seq in range(1, 1200):
+    for seq in range(1, 500):
         stepped.open(seq, [seq % 1000, seq // 1000, *[5] * (seq % 30)], tenant=f"t{seq % 50}")
         stepped.generate(seq, 2)
         stepped.run()
@@ -77,9 +77,10 @@ def test_a_result_that_comes_twice_is_there_twice() -> None:
     stepped.finish()
 
 
-def test_two_requests_that_extend_one_turn_are_both_answered() -> None:
+@pytest.mark.parametrize("policy", ["lru", "min_waste", "swap"])
+def test_two_requests_that_extend_one_turn_are_both_answered(policy: str) -> None:
     """As from a client that repeats a request: the turn's wait ends once, and what they share is computed once."""
-    stepped = Stepped(num_pages=48)
+    stepped = Stepped(num_pages=48, num_host_pages=40, policy=policy)
     stepped.open(1, list(range(60)))
     stepped.generate(1, 4)
     stepped.run()
@@ -91,10 +92,26 @@ def test_two_requests_that_extend_one_turn_are_both_answered() -> None:
     for seq in (2, 3):
         stepped.generate(seq, 3)
     stepped.run()
-    assert stepped.scheduler.stats().prefill_tokens - before <= len(turn) - 63 + 8 + 1
+    if policy != "swap":  # which has moved the turn away, so that both come back before either computes
+        assert stepped.scheduler.stats().prefill_tokens - before <= len(turn) - 63 + 8 + 1
     for seq in (2, 3):
         stepped.release(seq, "tools")
     assert num_waits(stepped) == 2
+    stepped.finish()
+
+
+@pytest.mark.parametrize("policy", ["lru", "min_waste", "swap", "discard"])
+@pytest.mark.parametrize("length", [60, 64])
+def test_a_turn_that_is_asked_for_again_and_again_is_kept_once(policy: str, length: int) -> None:
+    stepped = Stepped(num_pages=48, num_host_pages=40, policy=policy)
+    for seq in range(1, 5):
+        stepped.open(seq, list(range(length)))
+        stepped.generate(seq, 1)
+        stepped.run()
+        stepped.release(seq, "chat")
+        stepped.settle()
+    indexed = sum(node.num_pages for tree in stepped.cache.trees().values() for node in tree.nodes())
+    assert indexed <= -(-length // 8) + 1
     stepped.finish()
 
 

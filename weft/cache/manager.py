@@ -313,7 +313,8 @@ class KVCache:
         """Have the step being built move a run, and those before it that nothing else needs, to the host, as far as it
         has room."""
         while node.parent is not None and not (node.locks or node.device_children):
-            if not self.tiers.demote(node, now):
+            # A turn that came twice finds its last page where the first one's went.
+            if node.on_device and not self.tiers.demote(node, now):
                 return
             node = node.parent
 

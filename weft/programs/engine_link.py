@@ -162,3 +162,8 @@ class EngineLink:
         self._queue.clear()
         for handle in list(self._handles.values()):
             handle.lose(error, engine_died=True)
+        for operation in [one for one in self._operations.values() if one.handle not in self._handles]:
+            # Of a handle that was given up; its command may have been among those queued.
+            self.remove_operation(operation.op)
+            operation.fail(error)
+            operation.wake()

@@ -37,7 +37,7 @@ from weft.core.wire import (
     Truncate,
 )
 from weft.programs.engine_link import EngineLink
-from weft.programs.operations import EngineOperation, SilentAppend, TokenStream
+from weft.programs.operations import EngineOperation, Report, SilentAppend, TokenStream
 from weft.programs.sequence import SequenceHandle
 from weft.programs.token_history import TokenHistory
 from weft.programs.types import Caller
@@ -165,6 +165,20 @@ class LastingSequence(SequenceHandle):
     def cancel(self) -> None:
         """End running operations; the sequence keeps the tokens it has."""
         self._end(Cancel(seq=self.id))
+
+    def hold(self, ttl_s: float) -> Report:
+        """Give it up, but have the engine keep its KV. On no engine there is none to keep: then the result fails."""
+        if not self._is_absent:
+            return super().hold(ttl_s)
+        operation = Report(self._begin(), self.id)
+        self._give_up(None)
+
+        def fail() -> None:
+            operation.fail(EngineDead("the engine died, and the KV that was to be held with it"))
+            operation.wake()
+
+        asyncio.get_running_loop().call_soon(fail)
+        return operation
 
     def set_priority(self, priority: int) -> None:
         """Change how early it runs; lower is earlier."""
