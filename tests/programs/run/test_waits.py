@@ -7,7 +7,9 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.run.sequence_calls import PROMPT, opened
+from tests.programs.run.test_runs_leave_nothing import on_engine
 from tests.programs.sessions import Host, Program, obj, run
+from tests.programs.stepped_engine import SteppedEngine
 from tests.python_calls import count_calls
 from weft.abi.frames import pack
 from weft.abi.operations import Op
@@ -193,3 +195,20 @@ def test_a_wait_that_cannot_be_said_is_refused_by_name(seconds: float, kind: byt
         assert told(host) == []
 
     run(test)
+
+
+def test_the_engine_knows_until_when_a_program_sleeps() -> None:
+    async def test(host: Host) -> None:
+        assert isinstance(host.engine, SteppedEngine)
+        program = host.program()
+        opened(program)
+        await program.result(Op.SEQ_GENERATE, 1, 0, obj({"stop": {"max_tokens": 2}}))
+        program.ask(Op.SLEEP, 12.0)
+        await settle()
+        await host.engine.drained()
+        [sequence] = host.engine.engine.scheduler.sequences
+        assert sequence.wait_kind == WaitKind.SLEEP
+        assert sequence.expected_s is not None
+        assert 0 < sequence.expected_s - sequence.last_active_s <= 13.0
+
+    on_engine(test)
