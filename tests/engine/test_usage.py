@@ -234,3 +234,13 @@ def test_counters_of_the_engine_agree_with_the_usages(monkeypatch: pytest.Monkey
     assert sum(usage.num_recomputed_tokens for usage in usages) == stats.recomputed_tokens > 100
     assert sum(usage.num_cached_tokens for usage in usages) == stats.prefix_hits
     driver.finish()
+
+
+def test_without_a_prefix_cache_no_turn_is_remembered() -> None:
+    driver = Driver(num_device_pages=64, page_size=16, prefix_cache=False)
+    tokens, _ = turn(driver, list(range(40)), 4)
+    _, usage = turn(driver, [*tokens[:-2], 9, 9], 1)
+    assert counts(usage) == (0, 0, 0, 44)
+    assert usage.first_different_token is None
+    assert not driver.engine.scheduler._state.interception._turns
+    driver.finish()

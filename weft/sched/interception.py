@@ -256,7 +256,7 @@ class Interception:
             if action == "swap" and wait.end is not None:
                 self._cache.move_out(wait.end, now)
             self._remember(wait)
-        if kind and hold is None and sequence.num_prompt:
+        if kind and hold is None and sequence.num_prompt and self._config.prefix_cache:
             self._note_turn(sequence, kind)
 
     def finished_turns(self, tenant: str) -> Iterator[Wait]:
