@@ -117,12 +117,14 @@ def test_a_return_that_is_no_time_from_now_is_refused(seconds: float) -> None:
         wire.Open(seq=1),
         wire.Expect(seq=1, kind="http", expected_in_s=seconds),
         wire.Expect(seq=1, kind=""),
+        wire.Expect(seq=1, kind="prefix"),
         wire.Release(seq=1, kind="chat", expected_in_s=seconds),
         wire.Hold(seq=1, ttl_s=math.nan),
     )
     errors = [event.error for _, event in engine.events if isinstance(event, wire.Failed)]
     assert [(error.kind, error.param) for error in errors] == [
         ("invalid_request", "expected_in_s"),
+        ("invalid_request", "kind"),
         ("invalid_request", "kind"),
         ("invalid_request", "expected_in_s"),
         ("invalid_request", "ttl_s"),

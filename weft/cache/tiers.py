@@ -446,4 +446,5 @@ def _label(node: Node) -> str:
     host."""
     while not node.waits and node.children:
         node = next(reversed(node.children.values()))
-    return LABELS.get(next(reversed(node.waits.values())).kind, OTHER) if node.waits else PREFIX
+    kinds = (wait.kind for wait in reversed(node.waits.values()) if wait.kind != PREFIX)
+    return LABELS.get(next(kinds, PREFIX), OTHER)

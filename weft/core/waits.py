@@ -54,5 +54,7 @@ def check_wait(kind: str, expected_in_s: float | None) -> None:
     """Raise `InvalidRequest`, naming the field, unless `kind` is a name and `expected_in_s` a time from now or None."""
     if not 0 < len(kind) <= MAX_KIND_CHARS:
         raise InvalidRequest(f"a kind of wait has 1 to {MAX_KIND_CHARS} characters, got {len(kind)}", "kind")
+    if kind in (WaitKind.PREFIX, WaitKind.QUEUE):
+        raise InvalidRequest(f"a client cannot announce a wait of kind {kind}, which is the engine's own", "kind")
     if expected_in_s is not None and not 0 <= expected_in_s < math.inf:
         raise InvalidRequest(f"expected_in_s must be finite and not negative, got {expected_in_s}", "expected_in_s")
