@@ -12,17 +12,16 @@ from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Wait
 from weft.cache.page_table import PageTable
-from weft.cache.runs import PageRuns, Ranker, least_recently_used
+from weft.cache.runs import PageRuns, Ranker, Ranking, least_recently_used
 from weft.cache.tiers import UNLIMITED
 from weft.core.ids import pack_tokens
-from weft.core.step import F64
 
 PAGE = 8
 
 
-def longest_first(runs: PageRuns, now: float) -> F64:
+def longest_first(runs: PageRuns, now: float) -> Ranking:
     """Another order than that of use."""
-    return -runs.num_tokens.astype(float) - runs.weight
+    return Ranking(-runs.num_tokens.astype(float) - runs.weight, runs.order % 2 == 0)
 
 
 RANKERS: dict[str, Ranker] = {"lru": least_recently_used, "longest first": longest_first}

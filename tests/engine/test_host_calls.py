@@ -118,8 +118,9 @@ def test_giving_up_a_page_makes_the_same_calls_however_long_its_run_is() -> None
         driver.end_turn(seq, kind="")
         cache, now = driver.engine.cache, driver.clock.now()
         cache.allocate(cache.tiers.device.num_free + 1, now)
+        cache.allocate(1, now)  # the run is ranked once a step, and what was learned of others is told then
         return count_calls(lambda: cache.allocate(1, now))
 
     short, long = calls(200), calls(1800)
     assert short == long
-    assert long <= 56
+    assert long <= 32

@@ -88,12 +88,13 @@ def partly_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     """The step in flight brings two of its pages; some are back, and the host has the rest."""
     stepped = on_host(monkeypatch)
     copies_per_step(monkeypatch, 2)
+    kept, _ = stepped.pages(1)
     stepped.generate(1, 4)
     stepped.turn()
     stepped.turn()
     assert len(stepped.in_flight[-1].step.swap_ins) == 2
     assert stepped.sequence(1).returning
-    assert len(stepped.sequence(1).table.pages) == 4
+    assert len(stepped.sequence(1).table.pages) == kept + 4
     return stepped
 
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from weft.cache.nodes import Node
-from weft.cache.runs import PREFIX, PageRuns, Ranker
+from weft.cache.nodes import Node, waits_for
+from weft.cache.runs import PREFIX, UNUSED, PageRuns, Ranker
 from weft.core.step import F64, I64, Bool
 from weft.core.waits import OTHER, WaitKind
 
+FIRST_AWAITED = 3
+"""Number of the first kind for which something waits that does not wait for the device."""
 MAX_KINDS = 256
 """Kinds of waits that are told apart; further ones count as one more."""
 CHUNK = 64
@@ -26,11 +28,11 @@ CHUNK = 64
 class _Names:
     """Texts as small numbers."""
 
-    def __init__(self, first: str, most: int | None = None):
-        """With `most`, further names than so many have the number of `OTHER`, which must be among them."""
-        self._numbers = {first: 0}
+    def __init__(self, *first: str, most: int | None = None):
+        """With `most`, further names than so many have the number of `OTHER`, which must be among the `first`."""
+        self._numbers = {name: number for number, name in enumerate(first)}
         self._most = most
-        self.names: tuple[str, ...] = (first,)
+        self.names: tuple[str, ...] = first
 
     def number(self, name: str) -> int:
         """The number of a name, a new one for a new name."""
@@ -51,13 +53,11 @@ class Candidates:
         self.rank = rank
         self._num_pages = num_pages
         self._page_size = page_size
-        self._kinds = _Names(PREFIX, MAX_KINDS)
-        self._queue = self._kinds.number(WaitKind.QUEUE)
-        self._kinds.number(OTHER)
+        self._kinds = _Names(PREFIX, UNUSED, WaitKind.QUEUE, OTHER, most=MAX_KINDS)
         self._tenants = _Names("")
         self._floats = np.zeros((3, CHUNK))
         self._ints = np.zeros((5, CHUNK), np.int64)
-        self._bools = np.zeros((2, CHUNK), np.bool_)
+        self._bools = np.zeros((3, CHUNK), np.bool_)
         self._nodes: list[Node | None] = [None] * CHUNK
         self._free = list(range(CHUNK - 1, -1, -1))
         self._tickets = 0
@@ -74,6 +74,8 @@ class Candidates:
         """(row, ticket) of candidates that came after it was made."""
         self.held: Callable[[], Mapping[str, int]] = dict
         """Pages of each tenant in this tier, in use or not."""
+        self._shares: Bool | None = None
+        """By tenant, whether it held more than its share when that was first asked for in this step."""
 
     def __len__(self) -> int:
         return len(self._nodes) - len(self._free)
@@ -81,8 +83,12 @@ class Candidates:
     def awaited_pages(self) -> int:
         """Pages up to the ends of runs for which something waits that does not wait for the device. What several of
         them share counts for each."""
-        kinds = self._ints[0]
-        return int(self._ints[1, self._bools[0] & (kinds != 0) & (kinds != self._queue)].sum())
+        return int(self._ints[1, self._bools[0] & (self._ints[0] >= FIRST_AWAITED)].sum())
+
+    @property
+    def num_changes(self) -> int:
+        """Grows when a candidate comes or changes."""
+        return self._tickets
 
     def nodes(self) -> list[Node]:
         """All candidates, in no order."""
@@ -92,6 +98,7 @@ class Candidates:
         """A new step: the order is made anew when it is next asked for."""
         self._is_ranked = False
         self._passed.clear()
+        self._shares = None
 
     def add(self, node: Node) -> None:
         """Enter a node, or note that it has changed."""
@@ -105,7 +112,7 @@ class Candidates:
         self._ticket[row] = self._tickets
         youngest = None
         weight = 0.0
-        for wait in node.waits.values():
+        for wait in waits_for(node):
             weight = max(weight, wait.weight)
             if wait.kind != PREFIX and (youngest is None or wait.since_s >= youngest.since_s):
                 youngest = wait
@@ -113,13 +120,13 @@ class Candidates:
         tenant = self._tenants.number(node.owner)
         if youngest is None:
             floats[:, row] = node.last_used_s, np.nan, weight
-            ints[:, row] = 0, node.depth_pages, node.num_pages, node.node_id, tenant
+            ints[:, row] = not node.was_found, node.depth_pages, node.num_pages, node.node_id, tenant
         else:
             expected_s = np.nan if youngest.expected_s is None else youngest.expected_s
             floats[:, row] = youngest.since_s, expected_s, weight
             kind = self._kinds.number(youngest.kind)
             ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
-        bools[:, row] = True, node.on_device and bool(node.copies)
+        bools[:2, row] = True, node.on_device and bool(node.copies)
         self._late.append((row, self._tickets))
 
     def discard(self, node: Node) -> None:
@@ -149,6 +156,24 @@ class Candidates:
             return self.first(now)
         return None
 
+    @property
+    def moves_first(self) -> bool:
+        """Whether the candidate that `first` has returned is worth a copy on the host."""
+        return bool(self._bools[2, self._order[0][2]])
+
+    @property
+    def first_value(self) -> float:
+        """The value of the candidate that `first` has returned."""
+        return self._order[0][0]
+
+    def keep_place(self, node: Node, value: float, moves: bool) -> None:
+        """A candidate that has just been entered is what is left of one of which this was said, or was part of it: it
+        has its place for the rest of the step. A step that takes page after page of one run ranks it once."""
+        row, ticket = self._late.pop()
+        assert row == node.row, "no other candidate has come since"
+        self._bools[2, row] = moves
+        heapq.heappush(self._order, (value, int(self._ints[3, row]), row, ticket))
+
     def skip(self, node: Node) -> None:
         """Pass over a candidate for the rest of the step."""
         assert self._order[0][2] == node.row, "only the first candidate is passed over"
@@ -175,7 +200,7 @@ class Candidates:
         if not len(rows):
             self._order = []
             return
-        values = self.rank(self._runs(rows), now)
+        values = self._say(rows, now)
         if len(rows) > CHUNK:
             last = np.partition(values, CHUNK - 1)[CHUNK - 1]
             chosen = values <= last
@@ -188,7 +213,12 @@ class Candidates:
         self._late.clear()
         if late:
             rows = np.array(late, np.int64)
-            self._push(rows, self.rank(self._runs(rows), now), self._order)
+            self._push(rows, self._say(rows, now), self._order)
+
+    def _say(self, rows: I64, now: float) -> F64:
+        ranking = self.rank(self._runs(rows), now)
+        self._bools[2, rows] = ranking.moves
+        return ranking.values
 
     def _push(self, rows: I64, values: F64, order: list[tuple[float, int, int, int]]) -> None:
         numbers = self._ints[3, rows].tolist()
@@ -217,9 +247,12 @@ class Candidates:
 
     def _over_share(self) -> Bool:
         """[tenants] whether each holds more pages than the tier divided by the tenants that hold any."""
+        if self._shares is not None and len(self._shares) == len(self._tenants.names):
+            return self._shares
         held = {tenant: pages for tenant, pages in self.held().items() if pages}
         share = self._num_pages / max(len(held), 1)
-        return np.array([held.get(name, 0) > share for name in self._tenants.names], np.bool_)
+        self._shares = np.array([held.get(name, 0) > share for name in self._tenants.names], np.bool_)
+        return self._shares
 
     def _grow(self) -> None:
         size = len(self._nodes)

@@ -104,16 +104,21 @@ class KVCache:
         assert root is not None, "a root has its number from the start"
         return np.concatenate((root, prefix_numbers(tokens, 0, int(root[0]))))
 
-    def acquire(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> Acquired:
+    def acquire(
+        self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float, *, is_own: bool = False
+    ) -> Acquired:
         """Give a table, whose pages are those of the beginning of `match`, the pages of the match, and a copy of a page
         that begins with the tokens that follow.
 
         Pages that only the host has are brought to the device as far as there is room and as the step's budget of
         copies goes. If the budget was used up, the rest may come with later steps: the result is not complete.
+        `is_own`: the table's sequence has computed the pages itself.
         """
         partial = table.tree.partial(match, tokens, max_tokens - match.num_pages * self.page_size)
         source = None if partial is None else partial.node
         target = self.index.node_for(match)  # of a run that this cuts, `source` keeps the part with the page
+        if not is_own and target.parent is not None:
+            self.tiers.found(target, now)
         self.tiers.lock(target)
         if source is not None:
             # Making room must not take the source: its page would be fenced until the step being built is done, and
@@ -312,11 +317,12 @@ class KVCache:
     def move_out(self, node: Node, now: float) -> None:
         """Have the step being built move a run, and those before it that nothing else needs, to the host, as far as it
         has room."""
-        while node.parent is not None and not (node.locks or node.device_children):
+        parent = node.parent
+        while parent is not None and not (node.locks or node.device_children):
             # A turn that came twice finds its last page where the first one's went.
             if node.on_device and not self.tiers.demote(node, now):
                 return
-            node = node.parent
+            node, parent = parent, parent.parent
 
     def close(self, table: PageTable, now: float) -> None:
         """Give up an empty table: its namespace may be forgotten. A table with pages needs `free` first."""

@@ -89,6 +89,7 @@ class Node:
         "row",
         "tokens",
         "waits",
+        "was_found",
     )
 
     def __init__(
@@ -137,6 +138,8 @@ class Node:
         self.page_numbers: U64 | None = None
         """[num_pages] numbers of the prefixes that end with each page (`weft.cache.given_up`); None: not made yet. Of a
         root, one: that of its namespace."""
+        self.was_found = False
+        """Whether a sequence other than the one that computed it has found it."""
         self.row = -1
         """The node's row among the candidates of its tier; -1: it is none."""
 
@@ -164,6 +167,7 @@ class Wait:
         "seq",
         "since_s",
         "tenant",
+        "was_cut",
         "weight",
     )
 
@@ -200,6 +204,8 @@ class Wait:
         """Of a closed sequence, for lists."""
         self.first_s = first_s
         """Of a closed sequence: its age (`QueuePlace.first_s`), which the sequence that continues it inherits."""
+        self.was_cut = False
+        """Whether some of its KV is gone."""
         self.end: Node | None = None
         """Where its KV ends; None: nothing is left of it."""
 
@@ -220,6 +226,21 @@ class Wait:
         if self.end is not None:
             del self.end.waits[self.seq]
             self.end = None
+
+
+def waits_for(node: Node) -> Iterator[Wait]:
+    """The waits for pages of a run that is a leaf on its tier: at its end, and below it, where parts are that only the
+    host has. Of many parts some of the last that came."""
+    yield from node.waits.values()
+    if not node.children:
+        return
+    parts = list(itertools.islice(reversed(node.children.values()), MAX_SIBLINGS_SCANNED))
+    for _ in range(MAX_SIBLINGS_SCANNED):
+        if not parts:
+            return
+        part = parts.pop(0)
+        yield from part.waits.values()
+        parts += itertools.islice(reversed(part.children.values()), MAX_SIBLINGS_SCANNED)
 
 
 def move_waits(source: Node, target: Node) -> None:

@@ -210,6 +210,7 @@ def split(node: Node, num_pages: int, node_id: int, head_refs: int) -> Node:
     head.locks = node.locks
     head.retains = node.retains
     head.fence = node.fence
+    head.was_found = node.was_found
     parent.children[head.key] = head
     node.tokens = node.tokens[cut:]
     node.key = node.tokens[:page_bytes]
@@ -219,6 +220,30 @@ def split(node: Node, num_pages: int, node_id: int, head_refs: int) -> Node:
     head.children[node.key] = node
     head.device_children = int(node.on_device)
     return head
+
+
+def join_child(node: Node) -> bool:
+    """Undo a `split` where only the host has both parts and nothing is attached between them: the child takes over the
+    run of its parent, which is no node any more. False, and no change, where that is not so.
+
+    A run that is given up page by page would otherwise stay in as many nodes.
+    """
+    if len(node.children) != 1 or node.parent is None or node.waits or node.locks or node.on_device:
+        return False
+    (child,) = node.children.values()
+    if child.is_tail or child.on_device or node.in_flight or node.open_tails or child.was_found != node.was_found:
+        return False
+    first, rest = node.page_numbers, child.page_numbers
+    child.page_numbers = None if first is None or rest is None else np.concatenate((first, rest))
+    child.tokens = node.tokens + child.tokens
+    child.key = node.key
+    child.copies = node.copies + child.copies
+    child.num_pages += node.num_pages
+    child.fence = max(child.fence, node.fence)
+    child.parent = node.parent
+    node.parent.children[node.key] = child
+    node.parent = None
+    return True
 
 
 def detach(node: Node) -> None:

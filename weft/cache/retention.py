@@ -121,7 +121,7 @@ class Retention:
         self._unmarked[run.tenant] -= run.num_pages
         self._count(wait.end, 1)
         if wait.end is not None:
-            self._tiers.offer(wait.end)
+            self._tiers.wait_changed(wait.end)
         self.lock(run)
 
     def detach(self, run: RetainedRun, now: float) -> None:
@@ -175,7 +175,7 @@ class Retention:
             if wait.kind == PREFIX:
                 self._tiers.end_wait(wait)
             elif wait.end is not None:
-                self._tiers.offer(wait.end)
+                self._tiers.wait_changed(wait.end)
 
     def supersede(self, wait: Wait, now: float) -> None:
         """A sequence has continued what a wait stands for: the wait ends, and its hold."""

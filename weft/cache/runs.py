@@ -10,7 +10,12 @@ from weft.core.step import F64, I64, Bool
 from weft.core.waits import WaitKind
 
 PREFIX = WaitKind.PREFIX.value
-"""Kind 0 of every snapshot: a run of a cached prefix that nothing is known to wait for."""
+"""Kind 0 of every snapshot: a run of a cached prefix that nothing is known to wait for, and that has been of use to
+another sequence than its first."""
+UNUSED = WaitKind.UNUSED.value
+"""Kind 1: a run that nothing is known to wait for, and that has not been of use yet."""
+NEVER_S = 1e9
+"""An interval that no use of a run ended before it was given up."""
 
 
 class PageRuns(NamedTuple):
@@ -40,19 +45,28 @@ class PageRuns(NamedTuple):
     """[n] unique; decides between runs of equal rank, the smaller first."""
     tenant: I64
     """[n] index into `tenants`."""
-    kinds: tuple[str, ...] = (PREFIX,)
+    kinds: tuple[str, ...] = (PREFIX, UNUSED)
     tenants: tuple[str, ...] = ()
     """Names of the tenants; empty where they are not told apart."""
 
 
-class Ranker(Protocol):
-    """Values runs: the one with the smallest value is given up first."""
+class Ranking(NamedTuple):
+    """What a policy says of runs."""
 
-    def __call__(self, runs: PageRuns, now: float) -> F64:
-        """[n] a value for each run. Must depend on the arguments alone."""
+    values: F64
+    """[n] the run with the smallest value is given up first."""
+    moves: Bool
+    """[n] whether a run that is given up is worth a copy on the host."""
+
+
+class Ranker(Protocol):
+    """Says which runs go first. Must depend on the arguments alone."""
+
+    def __call__(self, runs: PageRuns, now: float) -> Ranking:
+        """Values of all rows."""
         ...
 
 
-def least_recently_used(runs: PageRuns, now: float) -> F64:
-    """[n] runs that are retained after all others, then by the time of the last use."""
-    return np.where(runs.weight > 0, 1e18, 0.0) + runs.since_s
+def least_recently_used(runs: PageRuns, now: float) -> Ranking:
+    """Runs that are retained after all others, then by the time of the last use."""
+    return Ranking(np.where(runs.weight > 0, 1e18, 0.0) + runs.since_s, np.ones(len(runs.since_s), np.bool_))

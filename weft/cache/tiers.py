@@ -19,9 +19,12 @@ from weft.cache.candidates import Candidates
 from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
 from weft.cache.nodes import Node, Tier, Wait, move_waits
 from weft.cache.pages import PagePool
-from weft.cache.runs import PREFIX, Ranker
+from weft.cache.radix import join_child
+from weft.cache.runs import NEVER_S, PREFIX, UNUSED, Ranker
 from weft.core.waits import LABELS, OTHER
 
+Observe = Callable[[str, str, float], None]
+"""Told (tenant, kind, seconds): for how long a run was of no use, `NEVER_S` where it was given up before it was."""
 UNLIMITED = 1 << 60
 """A budget of copies that no step uses up."""
 
@@ -72,6 +75,10 @@ class TieredPages:
         """Nodes on the device that have a host copy too, by number, the oldest first."""
         self.copy_budget = UNLIMITED
         """Pages that the step being built may still move between the tiers."""
+        self.num_reshaped = 0
+        """Grows when a node is cut, joined with another or forgotten: a `Match` from before may name it."""
+        self._observe: Observe = lambda tenant, kind, seconds: None
+        self._by_use = False
         self._split = split
         self._detach = detach
         self._idle_root = idle_root
@@ -167,10 +174,15 @@ class TieredPages:
         else:
             candidates.add(node)
 
-    def rank_by(self, rank: Ranker, num_private: Callable[[], Mapping[str, int]]) -> None:
+    def rank_by(
+        self, rank: Ranker, num_private: Callable[[], Mapping[str, int]], observe: Observe, *, by_use: bool
+    ) -> None:
         """Give runs up in another order from now on. `num_private` says how many device pages outside of the prefix
-        index the sequences of each tenant have."""
+        index the sequences of each tenant have. `observe` is told for how long runs were of no use. `by_use`: second
+        copies of what is on the device are given up by last use among all copies, not before them."""
+        self._by_use = by_use
         self.candidates.rank = self.host_candidates.rank = rank
+        self._observe = observe
         self.candidates.held = lambda: Counter(num_private()) + self.indexed_pages
 
     def end_wait(self, wait: Wait) -> None:
@@ -178,7 +190,16 @@ class TieredPages:
         end = wait.end
         wait.detach()
         if end is not None:
-            self.offer(end)
+            self.wait_changed(end)
+
+    def wait_changed(self, end: Node) -> None:
+        """A wait at the end of `end` has changed, begun or ended: those who rank runs by it see it."""
+        self.offer(end)
+        node: Node | None = end
+        while node is not None and not node.on_device:
+            node = node.parent
+        if node is not None and node is not end:
+            self.offer(node)
 
     # Pages
 
@@ -212,6 +233,15 @@ class TieredPages:
         node = self.node_of[page]
         if node is not None:
             self.lock(node)
+
+    def found(self, node: Node, now: float) -> None:
+        """A sequence that has not computed the pages up to the end of `node` is about to use them."""
+        if not (node.locks or node.waits):
+            self._observe(node.owner, _unawaited(node), now - node.last_used_s)
+        current: Node | None = node
+        while current is not None and not current.was_found:
+            current.was_found = True
+            current = current.parent
 
     def copy_page(self, source: int, destination: int) -> None:
         """Have the step being built copy a device page, as it will be when that step begins.
@@ -294,6 +324,7 @@ class TieredPages:
             self.forget(child)
         parent = node.parent
         assert parent is not None, "a root is not forgotten"
+        self.num_reshaped += 1
         move_waits(node, parent)
         self.given_up.add(node, 0)
         if node.on_device:
@@ -317,6 +348,7 @@ class TieredPages:
 
     def was_split(self, head: Node, node: Node) -> None:
         """`head` now has the first pages that `node` had."""
+        self.num_reshaped += 1
         if head.on_device:
             for page in head.pages:
                 self.node_of[page] = head
@@ -337,15 +369,22 @@ class TieredPages:
                 # Its pages would not be free before a step in flight is done, or the one being built that brings them.
                 self.candidates.skip(node)
                 continue
+            value, moves = self.candidates.first_value, self.candidates.moves_first
             wanted = min(count - self.device.num_free, node.num_pages)
-            num_moved = wanted if node.copies else min(wanted, self.copy_budget)
+            num_moved = 0
+            if moves:
+                num_moved = wanted if node.copies else min(wanted, self.copy_budget)
+            rest: Node | None = None
             if num_moved > 0 and (node.copies or self._room_on_host(num_moved, now)):
                 if num_moved < node.num_pages:
-                    self._split(node, node.num_pages - num_moved)
+                    rest = self._split(node, node.num_pages - num_moved)
                 self._demote(node)
             else:
                 self.moved_pages[_label(node), "nowhere"] += wanted
+                rest = node if wanted < node.num_pages else None
                 self._cut(node, node.num_pages - wanted)
+            if rest is not None and rest.row >= 0:
+                self.candidates.keep_place(rest, value, moves)
 
     def _copy_out(self, node: Node) -> None:
         node.copies = self.host.allocate(node.num_pages)
@@ -368,16 +407,30 @@ class TieredPages:
         self.num_evictable -= node.num_pages
         self.num_evicted += node.num_pages
         node.on_device = False
-        self.offer(node)
+        if join_child(node):
+            self.num_reshaped += 1
+        else:
+            self.offer(node)
         if parent is not None:
             parent.device_children -= 1
             self.offer(parent)
+
+    def _gave_up(self, node: Node, keep: int) -> None:
+        """The pages of `node` past the first `keep` are given up for good: what they were kept for took longer than
+        there was room for them. Noted once for a wait, and for a run that nothing waits for when all of it is gone."""
+        if not (node.waits or keep):
+            self._observe(node.owner, _unawaited(node), NEVER_S)
+        for wait in node.waits.values():
+            if not (wait.is_open or wait.was_cut or wait.kind == PREFIX):
+                wait.was_cut = True
+                self._observe(wait.tenant, wait.kind, NEVER_S)
 
     def _cut(self, node: Node, keep: int) -> None:
         """Forget the pages of `node` past the first `keep`, and everything below."""
         for child in list(node.children.values()):
             self._lose(child)
         parent = node.parent
+        self._gave_up(node, keep)
         if keep == 0:
             self.forget(node)
             if parent is not None:
@@ -412,26 +465,39 @@ class TieredPages:
             self._spare_copies.pop(node.node_id, None)
 
     def _room_on_host(self, count: int, now: float) -> bool:
-        """Whether the host has, or gets by forgetting, `count` free pages: first second copies of what is on the
-        device, then what only the host has."""
+        """Whether the host has, or gets by forgetting, `count` free pages: first what is not worth a copy any more,
+        then second copies of what is on the device, then the rest of what only the host has. By last use alone, where
+        the policy goes by that."""
         while self.host.num_free < count:
+            wanted = count - self.host.num_free
+            node = self.host_candidates.first(now)
             spare = next((node for node in self._spare_copies.values() if not self._is_moving(node)), None)
-            if spare is not None:
+            if spare is not None and not self._goes_before(node, spare):
+                if wanted < spare.num_pages:
+                    spare = self._split(spare, wanted)  # the end of a run is what goes first the next time
                 self._drop_copies(spare, 0)
                 if spare.row >= 0:
                     self.offer(spare)
                 continue
-            node = self.host_candidates.first(now)
             if node is None:
                 return False
             if self._is_moving(node):
                 self.host_candidates.skip(node)
                 continue
+            if wanted < node.num_pages:
+                self._split(node, node.num_pages - wanted)
             parent = node.parent
+            self._gave_up(node, 0)
             self._lose(node)
             if parent is not None:
                 self.offer(parent)
         return True
+
+    def _goes_before(self, node: Node | None, spare: Node) -> bool:
+        """Whether `node`, the first of what only the host has, goes before the second copy of `spare`."""
+        if node is None or self._is_moving(node):
+            return False
+        return node.last_used_s < spare.last_used_s if self._by_use else not self.host_candidates.moves_first
 
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""
@@ -447,4 +513,9 @@ def _label(node: Node) -> str:
     while not node.waits and node.children:
         node = next(reversed(node.children.values()))
     kinds = (wait.kind for wait in reversed(node.waits.values()) if wait.kind != PREFIX)
-    return LABELS.get(next(kinds, PREFIX), OTHER)
+    return LABELS.get(next(kinds, _unawaited(node)), OTHER)
+
+
+def _unawaited(node: Node) -> str:
+    """The kind of a run that nothing waits for."""
+    return PREFIX if node.was_found else UNUSED

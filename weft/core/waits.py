@@ -38,7 +38,9 @@ class WaitKind(StrEnum):
     QUEUE = "queue"
     """It has work, and waits for the device alone."""
     PREFIX = "prefix"
-    """Nothing is known to wait: a cached prefix."""
+    """Nothing is known to wait: a cached prefix that has been of use."""
+    UNUSED = "unused"
+    """Nothing is known to wait: KV that a closed sequence has left, and no other has found yet."""
 
 
 OTHER = "other"

@@ -21,11 +21,10 @@ from weft.cache.manager import KVCache
 from weft.cache.nodes import Node, Wait
 from weft.cache.radix import Match
 from weft.cache.retention import RetainedRun, prefix_wait
-from weft.cache.runs import PageRuns
+from weft.cache.runs import PageRuns, Ranking
 from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import Costs, StepShape
 from weft.core.ids import TOKEN_BYTES
-from weft.core.step import F64
 from weft.core.waits import LABELS, OTHER, WaitKind, check_wait
 from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
@@ -70,11 +69,17 @@ class Interception:
         self._closed: dict[int, Wait] = {}
         """Waits of closed sequences by number; some may have ended."""
         self._prune_at = MIN_PRUNED
+        self._rests = 0
+        """Steps until copies are looked for again, where no candidate changes: none was worth making."""
+        self._seen_changes = 0
+        """Of the candidates, when they were last looked at."""
+        self._budget = 0
+        """Pages that the step being built may move in all."""
         self._load: Load | None = None
         """Of the step being built; None: not asked for yet."""
         self.waits = WaitLog()
         self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", WaitKind.CHAT))
-        cache.tiers.rank_by(self._rank, self._private_pages)
+        cache.tiers.rank_by(self._rank, self._private_pages, self._note_ended, by_use=policy.by_use)
 
     # Steps
 
@@ -82,7 +87,8 @@ class Interception:
         """A step is being built."""
         self._load = None
         tiers = self._cache.tiers
-        tiers.begin_step(self._copy_budget())
+        self._budget = self._copy_budget()
+        tiers.begin_step(self._budget)
         if self._acts_at_start:
             idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
             for sequence in idle:
@@ -91,16 +97,20 @@ class Interception:
     def end_step(self, now: float) -> None:
         """The step being built has all its work: use what is left of its budget for copies made ahead."""
         tiers = self._cache.tiers
+        self._rests -= 1
+        if self._rests > 0 and tiers.candidates.num_changes == self._seen_changes:
+            return
         horizon = HORIZON_STEPS * self._config.max_step_tokens // self._cache.page_size
         if tiers.host.num_pages == 0 or tiers.copy_budget <= 0 or tiers.device.num_free >= horizon:
             return
         nodes, runs = tiers.candidates.upcoming(MAX_CONSIDERED, now)
-        if not nodes:
-            return
+        budget = tiers.copy_budget
         values = self.policy.copy_value(runs, self._load_at(now))
         for index in np.lexsort((runs.order, -values)).tolist():
             if values[index] <= 0 or tiers.copy_budget <= 0 or not self._cache.copy_out(nodes[index]):
                 break
+        if tiers.copy_budget == budget:
+            self._rests, self._seen_changes = HORIZON_STEPS, tiers.candidates.num_changes
 
     def tokens_on_device(self) -> int:
         """KV tokens on the device of sequences that wait for something else than the device. What several of them share
@@ -115,13 +125,11 @@ class Interception:
             return UNLIMITED
         if not self._cache.tiers.host.num_pages:
             return 0
-        running = self._sequences.running
-        if not running:
+        if not self._sequences.running:
             return IDLE_COPIES
         pages = None
         if self._costs is not None:
-            kv_tokens = sum(sequence.num_computed for sequence in running.values())
-            pages = self._costs.free_pages(StepShape.decodes(len(running), kv_tokens), HIDDEN_SHARE)
+            pages = self._costs.free_pages(self._running_shape(), HIDDEN_SHARE)
         return UNMEASURED_COPIES if pages is None else max(pages, 1)
 
     def _private_pages(self) -> Counter[str]:
@@ -132,23 +140,45 @@ class Interception:
                 pages[sequence.tenant] += len(table.pages) - table.num_indexed
         return pages
 
-    def _rank(self, runs: PageRuns, now: float) -> F64:
+    def _note_ended(self, tenant: str, kind: str, seconds: float) -> None:
+        self.waits.ended.append((tenant, kind, seconds, math.nan))
+
+    def _rank(self, runs: PageRuns, now: float) -> Ranking:
         self.waits.tell(self.policy)
-        return self.policy.rank(runs, self._load_at(now))
+        load = self._load_at(now)
+        return Ranking(self.policy.rank(runs, load), self.policy.moves(runs, load))
 
     def _load_at(self, now: float) -> Load:
         if self._load is None:
-            running = self._sequences.running
+            shape = self._running_shape()
             self._load = Load(
                 now=now,
-                running_tokens=sum(sequence.num_computed for sequence in running.values()),
-                running_rows=len(running),
+                running_tokens=shape.decode_kv,
+                running_rows=shape.num_rows,
                 saturation_tokens=self._config.saturation_tokens,
                 page_size=self._cache.page_size,
-                host_free_pages=self._cache.tiers.host.num_pages,
+                host_pages=self._cache.tiers.host.num_pages,
                 costs=self._costs,
+                swap_hidden=self._swap_hidden(shape),
             )
         return self._load
+
+    def _running_shape(self) -> StepShape:
+        """A step in which every running sequence decodes."""
+        running = self._sequences.running
+        return StepShape.decodes(len(running), sum(sequence.num_computed for sequence in running.values()))
+
+    def _swap_hidden(self, shape: StepShape) -> float:
+        """Part of the time of a transfer, of as many pages as a step of `shape` may move, in which its forward goes
+        on."""
+        tiers, costs = self._cache.tiers, self._costs
+        if not tiers.host.num_pages or costs is None or self._budget in (0, UNLIMITED):
+            return 0.0
+        link_s = costs.predict_swap_s(self._budget)
+        step_s = costs.predict_step_s(shape, self._budget)
+        if not link_s or step_s is None:
+            return 0.0
+        return min(max(1.0 - (step_s - costs.predict_forward_s(shape)) / link_s, 0.0), 1.0)
 
     def _start(self, sequence: Sequence, now: float) -> None:
         """Act at the moment of interception, as the policies do that are not lazy."""
@@ -212,7 +242,7 @@ class Interception:
         if wait is not None and sequence.state is SequenceState.IDLE:
             wait.kind, wait.expected_s = sequence.wait_kind, sequence.expected_s
             if wait.end is not None:
-                self._cache.tiers.offer(wait.end)
+                self._cache.tiers.wait_changed(wait.end)
 
     def close(self, sequence: Sequence, how: Release, hold: RetainedRun | None, now: float) -> None:
         """Give up the pages of a sequence that is being closed. With a kind, another sequence may continue it: then
@@ -283,7 +313,7 @@ class Interception:
 
     def _mark(self, wait: Wait, end: Node) -> None:
         wait.attach(end)
-        self._cache.tiers.offer(end)
+        self._cache.tiers.wait_changed(end)
 
     # Returning
 
@@ -295,7 +325,7 @@ class Interception:
         if wait is not None:
             wait.kind, wait.since_s, wait.expected_s = WaitKind.QUEUE, now, None
             if wait.end is not None:
-                self._cache.tiers.offer(wait.end)
+                self._cache.tiers.wait_changed(wait.end)
         sequence.wait_kind, sequence.expected_s = WaitKind.PROGRAM, None
 
     def _note_end(self, sequence: Sequence, now: float) -> None:

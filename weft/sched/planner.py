@@ -267,12 +267,14 @@ class StepPlanner:
         queue."""
         tokens = b""
         match = None
+        limit = num_reshaped = 0
         is_fresh = not sequence.num_computed and not sequence.table.pages
         may_look = self._config.prefix_cache or sequence.wait is not None
         if sequence.returning or (is_fresh and may_look):
             limit = self._reuse_limit(sequence)
             tokens = sequence.tokens.tobytes()
             match = self._cache.lookup(sequence.table, tokens, limit)
+            num_reshaped = self._cache.tiers.num_reshaped
             if is_fresh and self._defer(sequence, match, tokens, limit):
                 return "deferred"
         cost = (
@@ -282,6 +284,8 @@ class StepPlanner:
         )
         if not self._reclaimer.make_room(sequence, cost, self._num_promised, now):
             return "blocked"
+        if match is not None and num_reshaped != self._cache.tiers.num_reshaped:
+            match = self._cache.lookup(sequence.table, tokens, limit)
         if match is not None and match.on_host and cost <= self._cache.num_soon:
             self._bring(sequence, match, tokens, cost, now)
             return "returning"
@@ -290,9 +294,11 @@ class StepPlanner:
         if match is not None:
             limit = self._reuse_limit(sequence)
             self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
+            is_own = sequence.wait is not None
             self._interception.unpark(sequence, now)
             sequence.returning = False
-            self._reuse(sequence, self._cache.acquire(sequence.table, match, tokens, limit, now), tokens, now)
+            acquired = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=is_own)
+            self._reuse(sequence, acquired, tokens, now)
             if sequence.reuse_limit is None:
                 self._cache.announce(sequence.table, tokens, sequence.num_plain)
         if sequence.returned_kind:
@@ -304,7 +310,8 @@ class StepPlanner:
         a later step: a forward does not wait for the link."""
         sequence.returning = True
         available = self._cache.num_available
-        found = self._cache.acquire(sequence.table, match, tokens, match.num_pages * self._cache.page_size, now)
+        limit = match.num_pages * self._cache.page_size
+        found = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=sequence.wait is not None)
         sequence.sources.found(sequence.num_computed, found.num_tokens, found.num_from_host)
         sequence.adopt_kv(found.num_tokens, found.num_tokens)
         sequence.last_active_s = now

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from weft.cache.runs import PREFIX, PageRuns
+from weft.cache.runs import NEVER_S, PREFIX, PageRuns
 from weft.core.step import F64
 from weft.core.waits import LABELS, OTHER
 from weft.metrics import Histogram
@@ -68,7 +68,7 @@ class WaitLog:
         if isinstance(policy, Predicting):
             predicted = policy.estimator.remaining_s(_at_start(ended), 0.0)
             for wait, expected_s in zip(ended, predicted.tolist(), strict=True):
-                if expected_s > 0:
+                if expected_s > 0 and wait.wait_s < NEVER_S:
                     label = LABELS.get(wait.kind, OTHER)
                     if label not in self.ratios:
                         self.ratios[label] = Histogram(WAIT_RATIO_BUCKETS)

@@ -16,6 +16,8 @@ import numpy as np
 from weft.sim.scripts import SessionScript, TurnScript
 
 MAIN, SUBAGENT = "agent", "subagent"
+LAST_KIND = "person"
+"""An answer that calls nothing, of a subagent too: a server takes both for turns that a person may reply to."""
 
 
 class AgentWait(NamedTuple):
@@ -98,7 +100,7 @@ class _Day:
             low, high = p.subagents_per_session
             for at in source.integers(len(turns) - 1, size=source.integers(low, high + 1)).tolist():
                 turns[at] = turns[at]._replace(wait_kind=SUBAGENT, subagents=(*turns[at].subagents, self._subagent()))
-        return SessionScript(number, MAIN, arrive_s, tuple(turns))
+        return SessionScript(number, MAIN, arrive_s, tuple(turns), last_kind=LAST_KIND)
 
     def _subagent(self) -> SessionScript:
         p = self._p
@@ -106,7 +108,7 @@ class _Day:
         first = p.subagent_shared_tokens + p.subagent_task_tokens
         number = self._number
         turns = self._turns(first, p.subagent_turns_median, self._tools)
-        return SessionScript(number, SUBAGENT, 0.0, tuple(turns), p.subagent_shared_tokens)
+        return SessionScript(number, SUBAGENT, 0.0, tuple(turns), p.subagent_shared_tokens, LAST_KIND)
 
     def _turns(self, first: int, median: float, waits: _Mix) -> list[TurnScript]:
         """Turns whose context stays within the limit: late growth is cut, the number of turns is not."""

@@ -40,6 +40,8 @@ class SessionScript(NamedTuple):
     turns: tuple[TurnScript, ...]
     shared_tokens: int = 0
     """The first so many tokens are the same in all sessions of the same `kind`."""
+    last_kind: str = ""
+    """How a server takes the end of the last turn: as a wait of this kind, which never ends."""
 
     @property
     def num_tokens(self) -> int:

@@ -201,7 +201,6 @@ class _Client(_Session):
 
     def release(self, index: int, *, is_last: bool) -> None:
         self.player.known.forget(self.handle)
-        kind, expected = self.wait_kind(index), self.expected_in_s(index)
-        if is_last:
-            kind, expected = "", None
+        kind = self.script.last_kind if is_last else self.wait_kind(index)
+        expected = None if is_last else self.expected_in_s(index)
         self.player.simulation.submit([Release(seq=self.handle, kind=kind, expected_in_s=expected)])

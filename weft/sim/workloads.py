@@ -45,6 +45,8 @@ INTERCEPTIONS: Mapping[str, InterceptionKind] = {
     "tts": InterceptionKind(MeanSpread(17.24, 7.6), MeanSpread(6.91, 3.93), MeanSpread(1251, 792), 30),
 }
 """By name."""
+LAST_KIND = "chatbot"
+"""An answer that calls nothing: a person may reply to it."""
 
 
 class MixtureParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +80,7 @@ def mixture(parameters: MixtureParameters, seed: int) -> list[SessionScript]:
             break
         name = names[source.integers(len(names))]
         turns = _turns(parameters, name, source)
-        scripts.append(SessionScript(len(scripts) + 1, name, arrive_s, turns))
+        scripts.append(SessionScript(len(scripts) + 1, name, arrive_s, turns, last_kind=LAST_KIND))
     return scripts
 
 

@@ -19,7 +19,7 @@ RUNS = make_runs(
     weight=[0, 0, 0, 0, np.inf],
     over_share=[0, 1] * 2 + [0],
 )
-LOAD = Load(100.0, host_free_pages=10, costs=line(page_s=0.001))
+LOAD = Load(100.0, host_pages=10, costs=line(page_s=0.001))
 NAMES = list(POLICIES)
 
 
@@ -74,7 +74,7 @@ def test_what_happens_at_the_start_and_at_the_return(
 def test_copies_ahead_are_worth_something_where_they_are_read_back(name: str, values: list[float]) -> None:
     policy = make_policy(name)
     assert policy.copy_value(RUNS, LOAD).tolist() == values
-    assert not policy.copy_value(RUNS, LOAD._replace(host_free_pages=0)).any()
+    assert not policy.copy_value(RUNS, LOAD._replace(host_pages=0)).any()
     assert not policy.copy_value(RUNS._replace(has_copy=np.ones(5, np.bool_)), LOAD).any()
 
 

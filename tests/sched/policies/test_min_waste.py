@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import nan
 from types import FrameType
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.sched.policies.snapshots import line, make_runs
-from weft.cache.runs import PageRuns
+from weft.cache.runs import NEVER_S, PageRuns
 from weft.sched.policies import NEVER, InterceptPolicy, Load, first_to_give_up, make_policy
 from weft.sched.policies.min_waste import BOOKKEEPING_S, SOONEST_S
 
@@ -94,11 +95,11 @@ class TestHost:
 
     def test_room_on_the_host_counts_where_the_run_fits(self) -> None:
         # Out and in, 203.2 for the ten pages of the second run, once there is room for ten.
-        assert ranks(self.runs, LOAD._replace(host_free_pages=10))[1] == pytest.approx(203.2 / 1600, rel=1e-4)
-        assert ranks(self.runs, LOAD._replace(host_free_pages=9))[1] == pytest.approx(WHOLE_WASTE / 1600, rel=1e-4)
+        assert ranks(self.runs, LOAD._replace(host_pages=10))[1] == pytest.approx(203.2 / 1600, rel=1e-4)
+        assert ranks(self.runs, LOAD._replace(host_pages=9))[1] == pytest.approx(WHOLE_WASTE / 1600, rel=1e-4)
 
     def test_a_link_slower_than_recomputing_is_not_used(self) -> None:
-        load = LOAD._replace(costs=line(page_s=1.0), host_free_pages=10)
+        load = LOAD._replace(costs=line(page_s=1.0), host_pages=10)
         assert ranks(self.runs, load)[:2] == pytest.approx([WHOLE_WASTE / 1600] * 2, rel=1e-4)
         assert (make_policy().copy_value(self.runs, load)[1:] < 0).all()
 
@@ -113,7 +114,7 @@ class TestHost:
         runs = context(
             5, expected_s=NOW + np.array([10, 1.5, 0.5, 10, 10]), has_copy=[0, 0, 0, 1, 0], weight=[0] * 4 + [np.inf]
         )
-        load = LOAD._replace(host_free_pages=1)
+        load = LOAD._replace(host_pages=1)
         values = make_policy("min_waste", "oracle").copy_value(runs, load)
         assert values == pytest.approx([60.96, 3.68, -12.32, 0, 0])
 
@@ -156,7 +157,7 @@ def test_deciding_takes_as_many_calls_for_2000_runs_as_for_200(name: str) -> Non
     policy = make_policy(name)
     for number in range(2000):
         policy.observe(f"t{number % 8}", f"k{number % 12}", number / 20)
-    load = LOAD._replace(host_free_pages=5000)
+    load = LOAD._replace(host_pages=5000)
     assert calls(policy, mixed(200), load) == calls(policy, mixed(2000), load)
 
 
@@ -187,3 +188,42 @@ def test_the_same_inputs_give_the_same_decisions() -> None:
             policy.observe(f"t{number % 8}", f"k{number % 12}", number / 20)
         found.append(policy.rank(mixed(500), LOAD).tobytes())
     assert found[0] == found[1]
+
+
+class TestRunsOfNoMoreUse:
+    """Kinds of which most runs were given up before anything used them."""
+
+    def policy(self, ended: int, never: int) -> InterceptPolicy:
+        policy = make_policy("min_waste", "learned")
+        for _ in range(ended):
+            policy.observe("t", "tool", 100.0)
+        for _ in range(never):
+            policy.observe("t", "tool", NEVER_S)
+        return policy
+
+    def test_the_waste_counts_times_the_chance_of_a_return(self) -> None:
+        runs = context(since_s=NOW - 1)
+        certain, unlikely = (self.policy(*counts).rank(runs, LOAD)[0] for counts in ((40, 0), (10, 30)))
+        assert unlikely == pytest.approx(certain / 4, rel=1e-3)
+
+    def test_what_is_never_used_goes_before_all_else_and_gets_no_copy(self) -> None:
+        policy = self.policy(0, 40)
+        runs = context(2, kinds=("prefix", "tool", "other"), kind=[1, 2], since_s=[NOW - 1, NOW - 300])
+        load = LOAD._replace(host_pages=100)
+        rank = policy.rank(runs, load)
+        assert rank[0] < rank[1], "although the other waits for longer"
+        assert policy.moves(runs, load).tolist() == [False, True]
+        assert policy.copy_value(runs, load)[0] < 0
+
+    def test_of_a_few_nothing_is_concluded(self) -> None:
+        assert self.policy(0, 3).moves(context(since_s=NOW - 1), LOAD._replace(host_pages=100)).all()
+
+    def test_what_is_announced_is_all_that_an_oracle_expects(self) -> None:
+        policy = make_policy("min_waste", "oracle")
+        runs = context(3, kinds=("prefix", "unused"), kind=[1, 1, 0], since_s=NOW - 1, expected_s=[NOW + 5, nan, nan])
+        assert policy.moves(runs, LOAD._replace(host_pages=100)).tolist() == [True, False, True]
+
+
+def test_sequences_that_wait_for_the_device_stay_the_first_that_came_the_longest() -> None:
+    runs = context(3, kinds=("prefix", "tool", "queue"), kind=[2, 1, 2], since_s=[NOW - 50, NOW - 1, NOW - 2])
+    assert np.argsort(make_policy().rank(runs, LOAD)).tolist() == [1, 2, 0]

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weft.cache.runs import PageRuns
+from weft.cache.runs import UNUSED, PageRuns
 from weft.core.step import F64, I64
 from weft.sched.policies.wait_samples import WIDTH, WaitSamples
 
@@ -32,8 +32,12 @@ class WaitEstimator(Protocol):
         """[n] seconds until each return, or the next use of a prefix; not negative."""
         ...
 
+    def return_chance(self, runs: PageRuns, now: float) -> F64:
+        """[n] the probability that a run is used again."""
+        ...
+
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
-        """A wait ended after `wait_s` seconds."""
+        """A wait ended after `wait_s` seconds; `NEVER_S`: its run was given up before."""
         ...
 
 
@@ -52,6 +56,10 @@ class ElapsedEstimator:
         """[n] the time waited so far."""
         return elapsed_s(runs, now)
 
+    def return_chance(self, runs: PageRuns, now: float) -> F64:
+        """[n] ones: everything returns."""
+        return np.ones(len(runs.since_s))
+
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
         """Nothing is learned from a wait."""
 
@@ -65,6 +73,11 @@ class OracleEstimator:
         """[n] seconds to the announced return; 0 where it is overdue."""
         known = np.maximum(runs.expected_s - now, 0.0)
         return np.where(np.isnan(known), elapsed_s(runs, now), known)
+
+    def return_chance(self, runs: PageRuns, now: float) -> F64:
+        """[n] 0 where nothing was announced and nothing has used the run; else 1."""
+        is_unused = np.array([kind == UNUSED for kind in runs.kinds])[runs.kind]
+        return np.where(is_unused & np.isnan(runs.expected_s), 0.0, 1.0)
 
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
         """Nothing is learned from a wait."""
@@ -81,6 +94,8 @@ class _Lasted(NamedTuple):
     """[n] where the run's samples start in `values_s`; they ascend."""
     how_many: I64
     """[n]."""
+    slots: I64
+    """[n] of the groups."""
 
     def remaining_s(self, part: float) -> F64:
         """[n] the quantile `part` of the remaining times, between order statistics at part * (m + 1) of m, so that a
@@ -112,9 +127,11 @@ class LearnedEstimator:
 
     def __init__(self) -> None:
         self._samples = WaitSamples()
+        self._last: tuple[PageRuns, float, _Lasted] | None = None
 
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
-        """Learn from a wait that ended after `wait_s` seconds."""
+        """Learn from a wait that ended after `wait_s` seconds, or did not (`NEVER_S`)."""
+        self._last = None
         self._samples.add(tenant, kind, wait_s)
 
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
@@ -126,6 +143,15 @@ class LearnedEstimator:
             found = np.where(known, lasted.remaining_s(0.5), found)
         announced = runs.expected_s > now
         return np.where(announced, runs.expected_s - now, found) if announced.any() else found
+
+    def return_chance(self, runs: PageRuns, now: float) -> F64:
+        """[n] the part of those that lasted as long that ended before they were given up; 1 where too few are known."""
+        lasted = self._lasted(runs, now)
+        never = self._samples.num_never.take(lasted.slots)
+        if not never.any():
+            return np.ones(len(never))
+        known = lasted.how_many + never
+        return np.where(known >= LASTED_ENOUGH, lasted.how_many / np.maximum(known, 1), 1.0)
 
     def interval_s(self, runs: PageRuns, now: float, coverage: float) -> tuple[F64, F64]:
         """Two [n]: between which the remaining time lies with probability `coverage`, as much below as above.
@@ -142,15 +168,18 @@ class LearnedEstimator:
         return bounds[0], bounds[1]
 
     def _lasted(self, runs: PageRuns, now: float) -> _Lasted:
-        table = self._samples.slots(runs.tenants, runs.kinds)
-        slots = table.reshape(-1).take(runs.tenant * len(runs.kinds) + runs.kind if runs.tenants else runs.kind)
+        if self._last is not None and self._last[0] is runs and self._last[1] == now:
+            return self._last[2]
+        table = self._samples.slots(runs.tenants, runs.kinds).reshape(-1)
+        slots = table.take(runs.tenant * len(runs.kinds) + runs.kind if runs.tenants else runs.kind)
         waited_s, values_s = elapsed_s(runs, now), self._samples.sorted_s.reshape(-1)
         starts = slots * WIDTH
         first = _first_at_least(values_s, starts, waited_s)
         how_many = self._samples.counts.take(slots)
         how_many -= first
         how_many += starts
-        return _Lasted(waited_s, values_s, first, how_many)
+        self._last = runs, now, _Lasted(waited_s, values_s, first, how_many, slots)
+        return self._last[2]
 
 
 def _first_at_least(values: F64, starts: I64, wanted: F64) -> npt.NDArray[np.int64]:

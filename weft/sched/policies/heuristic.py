@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from weft.cache.runs import PageRuns
+from weft.cache.runs import PREFIX, UNUSED, PageRuns
 from weft.core.step import F64, Bool
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.policies.runs import NEVER, START, Load
@@ -36,6 +36,5 @@ class HeuristicPolicy(LruPolicy):
         return np.where(self._is_short(runs), 0.0, super().copy_value(runs, load))
 
     def _is_short(self, runs: PageRuns) -> Bool:
-        short = np.array([kind not in self._long_kinds for kind in runs.kinds])
-        short[0] = False
+        short = np.array([kind not in self._long_kinds and kind not in (PREFIX, UNUSED) for kind in runs.kinds])
         return short[runs.kind]

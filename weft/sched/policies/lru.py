@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cache.runs import PageRuns
-from weft.core.step import F64
+from weft.core.step import F64, Bool
 from weft.sched.policies.runs import START, Load, keep_pins
 
 
@@ -18,6 +18,7 @@ class LruPolicy:
     name = "lru"
     keeps_rank = True
     uses_index = True
+    by_use = True
 
     def at_start(self, kind: str) -> START:
         """Kept until its pages are needed."""
@@ -27,10 +28,14 @@ class LruPolicy:
         """[n] time of the last use."""
         return keep_pins(runs.since_s, runs)
 
+    def moves(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] ones: everything, as far as the host has room."""
+        return np.ones(len(runs.since_s), np.bool_)
+
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] token-seconds per page for which the run has not been used: the oldest is given up next."""
         age_s = np.maximum(load.now - runs.since_s, 0.0)
-        wanted = ~runs.has_copy & (runs.weight < np.inf) & (load.host_free_pages > 0)
+        wanted = ~runs.has_copy & (runs.weight < np.inf) & (load.host_pages > 0)
         return age_s * load.page_size * wanted
 
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:

@@ -12,6 +12,11 @@ before many small ones that free more.
 Equation 5 is the same quantity against 1: discarding wastes less than preserving exactly where W_i < T_i * r_i, that
 is, where the ratio is below 1. Where pages are needed and no ratio is below 1, giving up still costs least at the
 smallest one; the sequence in need could otherwise not run.
+
+The paper's sequences all return. Here some runs are of no use any more: what a sequence leaves behind when it is
+closed, and the turn of a client that says no more. W_i is only wasted if the run is used again, so it counts times the
+chance of that, which the estimator knows from runs of the same kind; and a copy on the host is only made of a run that
+is worth one by the same measure.
 """
 
 from __future__ import annotations
@@ -21,8 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.cache.runs import PageRuns
-from weft.core.step import F64
-from weft.sched.policies.estimators import WaitEstimator
+from weft.core.step import F64, Bool
+from weft.core.waits import WaitKind
+from weft.sched.policies.estimators import WaitEstimator, elapsed_s
 from weft.sched.policies.runs import START, Load, keep_pins
 from weft.sched.policies.waste import RunSizes, least_waste, recompute_waste, swap_waste, waste_preserve
 
@@ -44,6 +50,7 @@ class MinWastePolicy:
     name = "min_waste"
     keeps_rank = True
     uses_index = True
+    by_use = False
 
     def __init__(self, estimator: WaitEstimator):
         self.estimator = estimator
@@ -64,13 +71,18 @@ class MinWastePolicy:
             ratio = np.where(runs.over_share, -1.0 / ratio, ratio)
         return keep_pins(ratio, runs)
 
+    def moves(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] where a swap wastes less than recomputing, times the chance of it."""
+        found = self._assess(runs, load)
+        return found.swap < found.recompute
+
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] by how much a swap wastes less than the cheaper of preserving and recomputing, per page.
 
         The paper swaps in descending order of the waste of equation 5; a budget of pages is spent best in descending
         order of the waste that a page saves.
         """
-        if load.host_free_pages <= 0:
+        if load.host_pages <= 0:
             return np.zeros(len(runs.since_s))
         found = self._assess(runs, load)
         saved = (least_waste(found.preserve, found.recompute) - found.swap) / runs.num_pages
@@ -85,13 +97,23 @@ class MinWastePolicy:
         """Of one snapshot once, however often it is asked for."""
         if self._last is None or self._last[0] is not runs or self._last[1] is not load:
             sizes = RunSizes.of(runs, load)
-            remaining_s = np.maximum(self.estimator.remaining_s(runs, load.now), SOONEST_S)
-            recompute, swap = recompute_waste(sizes, load), swap_waste(runs, sizes, load)
-            movable = runs.has_copy | (runs.num_pages <= load.host_free_pages)
+            remaining_s = self._remaining_s(runs, load.now)
+            recompute = recompute_waste(sizes, load) * self.estimator.return_chance(runs, load.now)
+            swap = swap_waste(runs, sizes, load)
+            movable = runs.has_copy | (runs.num_pages <= load.host_pages)
             give_up = np.where(movable, np.minimum(recompute, swap), recompute)
             preserve = waste_preserve(remaining_s, sizes.held)
             self._last = (runs, load, _Assessment(sizes.held, preserve, recompute, swap, give_up))
         return self._last[2]
+
+    def _remaining_s(self, runs: PageRuns, now: float) -> F64:
+        """[n] at least `SOONEST_S`, but for sequences that wait for the device alone: they run as soon as there is
+        room, the first that came the first."""
+        remaining_s = np.maximum(self.estimator.remaining_s(runs, now), SOONEST_S)
+        if WaitKind.QUEUE in runs.kinds:
+            is_queued = runs.kind == runs.kinds.index(WaitKind.QUEUE)
+            remaining_s[is_queued] = SOONEST_S / (1.0 + elapsed_s(runs, now)[is_queued])
+        return remaining_s
 
 
 class _Assessment(NamedTuple):
@@ -101,6 +123,7 @@ class _Assessment(NamedTuple):
     """Tokens of device memory."""
     preserve: F64
     recompute: F64
+    """Times the chance that it is needed."""
     swap: F64
     """Out, where there is no copy, and in."""
     give_up: F64

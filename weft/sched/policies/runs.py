@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.cache.runs import PageRuns
 from weft.core.cost.model import Costs
-from weft.core.step import F64, I64
+from weft.core.step import F64, I64, Bool
 
 NEVER = np.inf
 """Rank of a run that must not be given up."""
@@ -31,7 +31,8 @@ class Load(NamedTuple):
     saturation_tokens: int | None = None
     """S: query tokens per step from which more cost in proportion; None: not known, so nothing is chunked."""
     page_size: int = 16
-    host_free_pages: int = 0
+    host_pages: int = 0
+    """Size of the host tier; 0: there is none."""
     costs: Costs | None = None
     """None: nothing was profiled. Then recomputing counts in proportion to its tokens, which is enough for an order."""
     swap_hidden: float = 0.0
@@ -57,6 +58,11 @@ class InterceptPolicy(Protocol):
         """Whether a return finds the KV that is still there; False: what is discarded at the start is gone at once."""
         ...
 
+    @property
+    def by_use(self) -> bool:
+        """Whether copies on the host go by last use alone."""
+        ...
+
     def at_start(self, kind: str) -> START:
         """What happens at the moment of interception. "keep" is lazy: pages are taken when others need them."""
         ...
@@ -65,12 +71,17 @@ class InterceptPolicy(Protocol):
         """[n] the run with the smallest value is given up first; `NEVER`: it stays."""
         ...
 
+    def moves(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] whether a run that is given up is worth a copy on the host, where it has none."""
+        ...
+
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] worth of a host copy made ahead, in token-seconds saved per page; 0 or less: none is to be made."""
         ...
 
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
-        """A wait ended after `wait_s` seconds; of kind "prefix", a prefix was used again after so long."""
+        """A wait ended after `wait_s` seconds; of kinds "prefix" and "unused", a run was used again after so long.
+        `NEVER_S`: it was given up before."""
         ...
 
 

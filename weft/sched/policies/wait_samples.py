@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from weft.cache.runs import NEVER_S
 from weft.core.step import F64, I64
 
 ENOUGH = 20
@@ -72,11 +73,13 @@ class _Kinds:
 
 
 class WaitSamples:
-    """`sorted_s` [slots, WIDTH]: waits in ascending order, then inf; `counts` [slots]. Slot 0 is empty forever."""
+    """`sorted_s` [slots, WIDTH]: waits that ended, in ascending order, then inf; `counts` [slots] of them, `num_never`
+    [slots] of those that did not end. Slot 0 is empty forever."""
 
     def __init__(self) -> None:
         self.sorted_s: F64 = np.full((16, WIDTH), np.inf)
         self.counts: I64 = np.zeros(16, np.int64)
+        self.num_never: I64 = np.zeros(16, np.int64)
         self._rings: F64 = np.zeros((16, WIDTH))
         self._num_slots = 1
         self._num_groups = 0
@@ -87,7 +90,8 @@ class WaitSamples:
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def add(self, tenant: str, kind: str, wait_s: float) -> None:
-        """Note a wait that ended after `wait_s` seconds; what is negative or not finite is ignored."""
+        """Note a wait that ended after `wait_s` seconds, or did not (`NEVER_S`); what is negative or not finite is
+        ignored."""
         if not 0.0 <= wait_s < np.inf:
             return
         self._note(self._shared, kind, wait_s)
@@ -119,9 +123,10 @@ class WaitSamples:
         if group is None:
             group = _Group(self._free_slot(kinds))
         ring, count = self._rings[group.slot], min(group.num_observed + 1, MAX_SAMPLES)
-        ring[group.num_observed % MAX_SAMPLES] = wait_s
+        ring[group.num_observed % MAX_SAMPLES] = np.inf if wait_s >= NEVER_S else wait_s
         self.sorted_s[group.slot, :count] = np.sort(ring[:count])
-        self.counts[group.slot] = count
+        self.counts[group.slot] = ended = np.count_nonzero(ring[:count] < np.inf)
+        self.num_never[group.slot] = count - ended
         group.num_observed += 1
         if group.num_observed == ENOUGH:
             self._table = None
@@ -145,11 +150,12 @@ class WaitSamples:
             self.sorted_s = np.concatenate([self.sorted_s, np.full_like(self.sorted_s, np.inf)])
             self._rings = np.concatenate([self._rings, np.zeros_like(self._rings)])
             self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
+            self.num_never = np.concatenate([self.num_never, np.zeros_like(self.num_never)])
         return slot
 
     def _clear(self, group: _Group) -> int:
         self.sorted_s[group.slot] = np.inf
-        self.counts[group.slot] = 0
+        self.counts[group.slot] = self.num_never[group.slot] = 0
         if group.num_observed >= ENOUGH:
             self._table = None
         return group.slot

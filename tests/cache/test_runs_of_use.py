@@ -1,0 +1,109 @@
+"""Which runs are of use to others, for how long they were not, and that a run in parts stays one."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from weft.cache.integrity import check_integrity
+from weft.cache.manager import KVCache
+from weft.cache.nodes import Wait, waits_for
+from weft.cache.runs import NEVER_S, PREFIX, UNUSED, PageRuns, Ranking
+from weft.core.ids import pack_tokens
+
+PAGE = 4
+
+
+class Noted:
+    """A cache whose policy goes by last use, and what it was told."""
+
+    def __init__(self, num_pages: int, num_host_pages: int = 0, *, moves: bool = True):
+        self.cache = KVCache(num_pages, num_host_pages, PAGE)
+        self.told: list[tuple[str, float]] = []
+        self.runs: list[PageRuns] = []
+        self.moves = moves
+
+        def rank(runs: PageRuns, now: float) -> Ranking:
+            self.runs.append(runs)
+            return Ranking(runs.since_s, np.full(len(runs.since_s), self.moves))
+
+        def note(tenant: str, kind: str, seconds: float) -> None:
+            self.told.append((kind, seconds))
+
+        self.cache.tiers.rank_by(rank, dict, note, by_use=False)
+
+    def leave(self, tokens: list[int], now: float, wait: Wait | None = None) -> None:
+        """Compute tokens and close the sequence."""
+        cache = self.cache
+        table = cache.open_table(1, "")
+        known = pack_tokens(tokens)
+        match = cache.lookup(table, known, len(tokens) - 1)
+        found = cache.acquire(table, match, known, len(tokens) - 1, now).num_tokens
+        assert cache.prepare_write(table, found, len(tokens), now)
+        cache.free(table, array("i", tokens), len(tokens), now, wait=wait)
+        cache.close(table, now)
+        self.step()
+
+    def step(self) -> None:
+        tiers = self.cache.tiers
+        tiers.take_copies()
+        tiers.step_launched(tiers.building)
+        tiers.step_completed(tiers.launched)
+        tiers.begin_step(1000)
+        check_integrity(self.cache, [])
+
+
+def test_a_run_is_unused_until_another_sequence_finds_it() -> None:
+    noted = Noted(16)
+    noted.leave([1] * 8, 1.0)
+    noted.leave([1] * 8 + [2] * 4, 4.0)
+    noted.leave([1] * 8 + [3] * 4, 9.0)
+    assert noted.told == [(UNUSED, 3.0), (PREFIX, 5.0)]
+
+
+def test_a_run_that_goes_before_it_was_of_use_is_noted_once() -> None:
+    noted = Noted(6)
+    noted.leave([1] * 16, 1.0)
+    for turn in range(4):
+        noted.leave([10 + turn] * 4, 2.0 + turn)
+    assert noted.told == [], "only a part of it has gone"
+    noted.leave([9] * 24, 9.0)
+    assert noted.told.count((UNUSED, NEVER_S)) == 5, "each of the five, however many pieces it went in"
+
+
+def test_a_turn_that_nobody_continues_is_noted_when_its_pages_go() -> None:
+    noted = Noted(6)
+    noted.leave([1] * 18, 1.0, Wait(1, "", "chat", 1.0, is_open=False, num_tokens=18))
+    noted.leave([2] * 16, 2.0)
+    assert noted.told == [("chat", NEVER_S)]
+
+
+def test_a_run_that_goes_page_by_page_is_one_run_on_the_host_and_is_ranked_as_its_wait() -> None:
+    noted = Noted(8, 32)
+    wait = Wait(1, "", "tool", 1.0, is_open=True)
+    noted.leave([1] * 32, 1.0, wait)
+    for turn in range(3):
+        noted.leave([10 + turn] * 4, 2.0 + turn)
+    (tree,) = noted.cache.trees().values()
+    nodes = [node for node in tree.nodes() if node.tokens.startswith(pack_tokens([1]))]
+    assert [node.num_pages for node in nodes] == [5, 3], "the rest on the device, and all that went"
+    assert [node.on_device for node in nodes] == [True, False]
+    assert wait.end is nodes[1]
+    assert list(waits_for(nodes[0])) == [wait]
+    noted.leave([20] * 4, 9.0)
+    last = noted.runs[-1]
+    assert "tool" in [last.kinds[kind] for kind in last.kind.tolist()]
+    noted.cache.tiers.end_wait(wait)
+    noted.leave([21] * 4, 10.0)
+    assert "tool" not in [last.kinds[kind] for kind in noted.runs[-1].kind.tolist()]
+
+
+def test_what_is_not_worth_a_copy_leaves_the_host_first_and_gets_none() -> None:
+    noted = Noted(8, 32, moves=False)
+    noted.leave([1] * 32, 1.0)
+    noted.leave([2] * 16, 2.0)
+    assert noted.cache.tiers.host.num_free == 32
+    noted.moves = True
+    noted.leave([3] * 16, 3.0)
+    assert noted.cache.tiers.host.num_free < 32
