@@ -129,8 +129,3 @@ def drained(num_runs: int, folder: Path) -> None:
 
 def test_programs_that_wait_are_told_of_a_drain(tmp_path: Path) -> None:
     drained(20, tmp_path)
-
-
-@pytest.mark.soak
-def test_a_thousand_programs_that_wait_are_told_of_a_drain(tmp_path: Path) -> None:
-    drained(1000, tmp_path)
