@@ -206,6 +206,12 @@ class TestRunsOfNoMoreUse:
         certain, unlikely = (self.policy(*counts).rank(runs, LOAD)[0] for counts in ((40, 0), (10, 30)))
         assert unlikely == pytest.approx(certain / 4, rel=1e-3)
 
+    def test_where_recomputing_costs_nothing_the_chance_still_decides(self) -> None:
+        load = LOAD._replace(costs=line(per_token_s=0.0, base_s=0.0))
+        runs = context(since_s=NOW - 1)
+        certain, unlikely = (self.policy(*counts).rank(runs, load)[0] for counts in ((40, 0), (10, 30)))
+        assert unlikely == pytest.approx(certain / 4, rel=1e-3)
+
     def test_what_is_never_used_goes_before_all_else_and_gets_no_copy(self) -> None:
         policy = self.policy(0, 40)
         runs = context(2, kinds=("prefix", "tool", "other"), kind=[1, 2], since_s=[NOW - 1, NOW - 300])

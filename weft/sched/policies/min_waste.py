@@ -63,7 +63,7 @@ class MinWastePolicy:
     def rank(self, runs: PageRuns, load: Load) -> F64:
         """[n] waste of giving up divided by waste of preserving; its negative inverse where the share is exceeded."""
         found = self._assess(runs, load)
-        ratio = found.give_up + BOOKKEEPING_S * found.held
+        ratio = found.give_up + BOOKKEEPING_S * found.held * found.chance
         ratio /= found.preserve
         if runs.weight.any():
             ratio *= 1.0 + runs.weight
@@ -98,12 +98,13 @@ class MinWastePolicy:
         if self._last is None or self._last[0] is not runs or self._last[1] is not load:
             sizes = RunSizes.of(runs, load)
             remaining_s = self._remaining_s(runs, load.now)
-            recompute = recompute_waste(sizes, load) * self.estimator.return_chance(runs, load.now)
+            chance = self.estimator.return_chance(runs, load.now)
+            recompute = recompute_waste(sizes, load) * chance
             swap = swap_waste(runs, sizes, load)
             movable = runs.has_copy | (runs.num_pages <= load.host_pages)
             give_up = np.where(movable, np.minimum(recompute, swap), recompute)
             preserve = waste_preserve(remaining_s, sizes.held)
-            self._last = (runs, load, _Assessment(sizes.held, preserve, recompute, swap, give_up))
+            self._last = (runs, load, _Assessment(sizes.held, chance, preserve, recompute, swap, give_up))
         return self._last[2]
 
     def _remaining_s(self, runs: PageRuns, now: float) -> F64:
@@ -121,6 +122,8 @@ class _Assessment(NamedTuple):
 
     held: F64
     """Tokens of device memory."""
+    chance: F64
+    """Of being needed again."""
     preserve: F64
     recompute: F64
     """Times the chance that it is needed."""
