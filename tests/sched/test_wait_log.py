@@ -13,7 +13,7 @@ from weft.cache.nodes import Node, Wait
 from weft.cache.runs import PageRuns, least_recently_used
 from weft.core import wire
 from weft.core.step import F64
-from weft.core.waits import LABELS, OTHER, WaitKind
+from weft.core.waits import MAX_KIND_CHARS, OTHER, WaitKind, label_of, tool_wait
 from weft.sched.policies import POLICIES, make_policy
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.policies.wait_samples import ENOUGH
@@ -21,9 +21,16 @@ from weft.sched.wait_log import WaitLog
 
 
 def test_every_kind_that_weft_announces_has_a_label() -> None:
-    assert LABELS.keys() == set(WaitKind)
-    assert set(LABELS.values()) == {"prefix", *(kind.value for kind in WaitKind)}
-    assert OTHER not in LABELS
+    assert [label_of(kind) for kind in WaitKind] == [kind.value for kind in WaitKind]
+    assert OTHER not in set(WaitKind)
+    assert label_of("calculator") == label_of("calculator:tools") == OTHER
+
+
+def test_a_tool_has_a_kind_of_its_own_and_is_counted_with_the_others() -> None:
+    assert tool_wait(["read", "read"]) == "tools:read"
+    assert tool_wait(["read", "edit"]) == tool_wait([]) == WaitKind.TOOLS
+    assert len(tool_wait(["x" * 64])) == MAX_KIND_CHARS
+    assert label_of(tool_wait(["read"])) == WaitKind.TOOLS
 
 
 def test_waits_are_compared_with_what_was_expected_when_they_began() -> None:
@@ -68,7 +75,7 @@ def test_labels_are_few_however_many_kinds_a_client_invents() -> None:
         driver.end_turn(number, f"kind{index}")
     stats = driver.engine.stats()
     for counts in (stats.wait_returns, stats.pages_given_up, stats.wait_ratio):
-        assert counts.keys() <= {*LABELS.values(), OTHER}
+        assert counts.keys() <= {*WaitKind, OTHER}
     assert stats.pages_given_up[OTHER]["nowhere"] > 100
     candidates = driver.engine.cache.tiers.candidates
     assert len(candidates._kinds.names) <= MAX_KINDS

@@ -10,7 +10,7 @@ import pytest
 from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect, read_to_end
 from tests.server.test_tools import MESSAGES, NOW, THINKS, TOOLS, WEATHER, called, create, streamed
-from weft.core.wire import Cancel, Generate
+from weft.core.wire import Cancel, Generate, Release
 from weft.testing.byte_tokenizer import CHATML, byte_tokenizer
 
 ARGUMENTS = '{"city": "Oslo", "days": 2}'
@@ -111,6 +111,7 @@ def test_tokens_that_came_together_are_cut_at_the_same_place(stream: bool) -> No
         server.wait_until(lambda: not server.engine.sequences)
         assert server.engine.steps == len(WEATHER) + 20
         assert [type(command) for command in server.engine.sent].count(Cancel) == 1
+        assert [command.kind for command in server.engine.sent if isinstance(command, Release)] == ["tools:weather"]
         if stream:
             text = read_to_end(connection).decode()
             assert f'"completion_tokens":{len(WEATHER)},' in text

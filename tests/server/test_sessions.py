@@ -56,9 +56,10 @@ def test_a_tenant_sees_its_own_turns_and_no_others(served: RunningServer) -> Non
     assert session["device_tokens"] + session["host_tokens"] + session["gone_tokens"] in (total - 1, total)
     assert session["until"] is None
     assert ask(served, "b")[1]["data"] == []
-    complete(served, "b", "turn-2", tools=[{"type": "function", "function": {"name": "f"}}])
+    calls_f = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+    complete(served, "b", "turn-2", **calls_f, ignore_eos=False, max_tokens=60)
     [session] = ask(served, "b", "?model=second-name")[1]["data"]
-    assert (session["request_id"], session["waits_for"]) == ("turn-2", "tools")
+    assert (session["request_id"], session["waits_for"]) == ("turn-2", "tools:f")
     assert len(ask(served, "a")[1]["data"]) == 1
 
 

@@ -21,7 +21,7 @@ from weft.cache.nodes import Node, Tier, Wait, move_waits
 from weft.cache.pages import PagePool
 from weft.cache.radix import join_child
 from weft.cache.runs import NEVER_S, PREFIX, UNUSED, Ranker
-from weft.core.waits import LABELS, OTHER
+from weft.core.waits import label_of
 
 Observe = Callable[[str, str, float], None]
 """Told (tenant, kind, seconds): for how long a run was of no use, `NEVER_S` where it was given up before it was."""
@@ -513,7 +513,7 @@ def _label(node: Node) -> str:
     while not node.waits and node.children:
         node = next(reversed(node.children.values()))
     kinds = (wait.kind for wait in reversed(node.waits.values()) if wait.kind != PREFIX)
-    return LABELS.get(next(kinds, _unawaited(node)), OTHER)
+    return label_of(next(kinds, _unawaited(node)))
 
 
 def _unawaited(node: Node) -> str:

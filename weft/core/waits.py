@@ -7,6 +7,7 @@ other names too: simulated workloads have kinds that are not served.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from enum import StrEnum
 
 from weft.abi.errors import InvalidRequest
@@ -28,9 +29,9 @@ class WaitKind(StrEnum):
     TOOL = "tool"
     """Its program runs a tool that its model has called."""
     CHAT = "chat"
-    """A finished turn of a chat without tools: a person may answer."""
+    """A finished turn of a chat that called no tool: a person may answer."""
     TOOLS = "tools"
-    """A finished turn of a chat with tools: the client may bring results."""
+    """A finished turn that called tools: the client may bring results. `tool_wait` names the tool with it."""
     COMPLETION = "completion"
     """A finished completion, which may be extended."""
     HOLD = "hold"
@@ -44,8 +45,20 @@ class WaitKind(StrEnum):
 
 
 OTHER = "other"
-LABELS: dict[str, str] = {kind: kind.value for kind in WaitKind}
-"""By kind, the name under which it is counted; all kinds that are not here are counted as `OTHER`."""
+_LABELS: dict[str, str] = {kind: kind.value for kind in WaitKind}
+
+
+def label_of(kind: str) -> str:
+    """The name under which a kind is counted: that of a `WaitKind`, without the name of a tool, or `OTHER`."""
+    return _LABELS.get(kind) or _LABELS.get(kind.partition(":")[0], OTHER)
+
+
+def tool_wait(names: Collection[str]) -> str:
+    """The kind of wait of a turn that called tools of these names. Tools take times of their own, so a single one is
+    named, as far as a kind has room; of several, the slowest decides, which is not known."""
+    if len(set(names)) != 1:
+        return WaitKind.TOOLS
+    return f"{WaitKind.TOOLS}:{next(iter(names))}"[:MAX_KIND_CHARS]
 
 
 PROGRAM_WAITS = frozenset({WaitKind.HTTP, WaitKind.SLEEP, WaitKind.MESSAGE, WaitKind.TOOL})

@@ -6,10 +6,12 @@ Owns the ids of calls to which the model gave none.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from weft.core.waits import WaitKind, tool_wait
 from weft.core.wire import FinishReason
 from weft.endpoints.dialect import Dialect
 from weft.endpoints.schemas.chat import (
@@ -40,6 +42,15 @@ class Reading:
     hold: bool = True
     """Whether a call is returned only once it is complete. Not needed where a grammar constrains the calls and only the
     length limit can cut them."""
+
+    def wait_kind(self, text: Callable[[], str], reason: FinishReason) -> str:
+        """What the client does after an answer: it runs the tools that are called, or a person reads."""
+        if not self.calls:
+            return WaitKind.CHAT
+        parser = self.parser()
+        deltas = [*parser.push(text()), *ended(parser, reason)]
+        names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
+        return tool_wait(names) if names else WaitKind.CHAT
 
     def parser(self) -> AnswerParser:
         """Create a parser for the text of one choice."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 import msgspec
 
 from weft.core.ids import unpack_tokens
-from weft.core.waits import WaitKind
 from weft.endpoints.answer_plan import AnswerForm, answer_plan
 from weft.endpoints.answers import Reading, read_answer
 from weft.endpoints.arguments import completion_args
@@ -91,8 +90,15 @@ def _args(body: ChatRequest, model: ActiveModel, prompt: bytes, form: AnswerForm
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )
-    kind = WaitKind.TOOLS if body.tools else WaitKind.CHAT
-    return [replace(args, grammar=form.grammar, skip_special_tokens=skip_special, until=form.until, wait_kind=kind)]
+    return [
+        replace(
+            args,
+            grammar=form.grammar,
+            skip_special_tokens=skip_special,
+            until=form.until,
+            wait_kind=form.reading.wait_kind,
+        )
+    ]
 
 
 def _check(body: ChatRequest) -> None:

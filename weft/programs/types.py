@@ -42,9 +42,9 @@ class CompletionArgs:
     grammar: Grammar | None = None
     """What each choice must look like."""
     prompt_logprobs: int | None = None
-    wait_kind: WaitKind = WaitKind.COMPLETION
-    """What the client does after the answer, as far as it is known: the engine learns from this how long it will be
-    before another request continues the answer."""
+    wait_kind: Callable[[Callable[[], str], FinishReason], str] = lambda text, reason: WaitKind.COMPLETION
+    """What the client does after a choice, as far as its text and its end say (a `WaitKind`, or what `tool_wait`
+    returns): the engine learns from this how long it will be before another request continues the choice."""
     max_tokens: int | None = None
     """Of all choices; 0 computes the prompt alone (for `echo` with log-probabilities)."""
     until: Callable[[], Callable[[str], bool]] | None = None

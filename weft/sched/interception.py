@@ -25,7 +25,7 @@ from weft.cache.runs import PageRuns, Ranking
 from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import Costs, StepShape
 from weft.core.ids import TOKEN_BYTES
-from weft.core.waits import LABELS, OTHER, WaitKind, check_wait
+from weft.core.waits import WaitKind, check_wait, label_of
 from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
 from weft.sched.finished_turns import FinishedTurns
@@ -304,7 +304,7 @@ class Interception:
 
     def _discard(self, sequence: Sequence, kind: str, now: float, fence: int | None) -> None:
         num_pages = self._cache.discard(sequence.table, now, fence)
-        self._cache.tiers.moved_pages[LABELS.get(kind, OTHER), "nowhere"] += num_pages
+        self._cache.tiers.moved_pages[label_of(kind), "nowhere"] += num_pages
 
     def _note_turn(self, sequence: Sequence, kind: str) -> None:
         tokens = sequence.tokens.tobytes()
@@ -333,7 +333,7 @@ class Interception:
         announced_s = math.nan if expected_s is None else expected_s - since_s
         self.waits.ended.append((sequence.tenant, kind, now - since_s, announced_s))
         if sequence.table.pages:
-            self.waits.returns[LABELS.get(kind, OTHER), "kept"] += 1
+            self.waits.returns[label_of(kind), "kept"] += 1
         elif sequence.high_water:
             sequence.returned_kind = kind
 

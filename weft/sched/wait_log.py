@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.cache.runs import NEVER_S, PREFIX, PageRuns
 from weft.core.step import F64
-from weft.core.waits import LABELS, OTHER
+from weft.core.waits import label_of
 from weft.metrics import Histogram
 from weft.sched.policies.estimators import WaitEstimator
 from weft.sched.policies.runs import InterceptPolicy
@@ -57,7 +57,7 @@ class WaitLog:
 
     def returned(self, kind: str, found: Found) -> None:
         """Count a wait that has ended."""
-        self.returns[LABELS.get(kind, OTHER), found] += 1
+        self.returns[label_of(kind), found] += 1
 
     def tell(self, policy: InterceptPolicy) -> None:
         """Tell the policy of the waits that have ended, after comparing them with what it would have expected."""
@@ -69,7 +69,7 @@ class WaitLog:
             predicted = policy.estimator.remaining_s(_at_start(ended), 0.0)
             for wait, expected_s in zip(ended, predicted.tolist(), strict=True):
                 if expected_s > 0 and wait.wait_s < NEVER_S:
-                    label = LABELS.get(wait.kind, OTHER)
+                    label = label_of(wait.kind)
                     if label not in self.ratios:
                         self.ratios[label] = Histogram(WAIT_RATIO_BUCKETS)
                     self.ratios[label].observe(wait.wait_s / expected_s)

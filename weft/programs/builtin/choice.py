@@ -48,7 +48,12 @@ class ChoiceText:
         self._tokenizer = rt.tokenizer
         # A choice goes on where the prompt ends, so a leading space in it is one.
         self._text = IncrementalDetokenizer(rt.tokenizer, skip_special=shown.skip_special_tokens, continues=True)
+        self._skip_special = shown.skip_special_tokens
         self._last = -1
+
+    def text(self) -> str:
+        """The text of all tokens so far, what ended it included."""
+        return self._tokenizer.decode(self.tokens, skip_special=self._skip_special)
 
     def chunk(self, tokens: Sequence[Token], finished: Finished | None) -> Chunk:
         """The chunk of these tokens, and of the end of the generation where it is given."""

@@ -117,7 +117,7 @@ class Completion:
             usage = usage.with_prompt_of(self._prompt_usage)
             chunk = chunk if chunk.usage is None else msgspec.structs.replace(chunk, usage=usage)
         if news.ended:
-            sequence.release(self._args.wait_kind if generation.finished is not None else "")
+            sequence.release(self._wait_kind(choice, generation))
             if choice.has_enough:
                 return self._enough(choice, chunk, usage)
             choice.ended = True
@@ -127,6 +127,13 @@ class Completion:
             # The engine says with the end what it cost.
             sequence.cancel()
         return chunk
+
+    def _wait_kind(self, choice: ChoiceText, generation: TokenStream) -> str:
+        """What the client does after an answer; nothing after one that failed or was cancelled by it."""
+        if choice.has_enough:
+            return self._args.wait_kind(choice.text, "stop")
+        finished = generation.finished
+        return "" if finished is None else self._args.wait_kind(choice.text, finished.reason)
 
     def _enough(self, choice: ChoiceText, chunk: Chunk, usage: OperationUsage) -> Chunk:
         """The last chunk of a choice whose reader has had enough of it."""
