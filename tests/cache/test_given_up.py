@@ -139,7 +139,7 @@ def test_what_the_host_has_was_not_given_up_until_it_goes_there_too() -> None:
     cache = KVCache(8, 8, page_size=PAGE)
     tokens = list(range(20))
     fill(cache, tokens)
-    cache.tiers.step_launched(1)
+    cache.tiers.copies.launched = 1
     cache.tiers.step_completed(1)
     cache.allocate(5, 0.0)
     assert found(cache, tokens) == 20

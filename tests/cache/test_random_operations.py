@@ -133,7 +133,7 @@ class Bench:
             sequence.computed = end
             commits.append((sequence, end))
         self.in_flight.append((self.step, writes, self.cache.take_copies()))
-        self.cache.tiers.step_launched(self.step)
+        self.cache.tiers.copies.launched = self.step
         self.cache.tiers.begin_step(self.random.choice([0, 1, 3, UNLIMITED]))
         self.pending_commits[self.step] = commits
         if len(self.in_flight) > 1:
@@ -251,7 +251,7 @@ class Bench:
         self.in_flight.append((self.step + 1, [], self.cache.take_copies()))
         self.step += 1
         self.pending_commits[self.step] = []
-        self.cache.tiers.step_launched(self.step)
+        self.cache.tiers.copies.launched = self.step
         while self.in_flight:
             self.complete()
         for sequence in self.sequences.values():

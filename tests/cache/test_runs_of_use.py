@@ -47,9 +47,9 @@ class Noted:
 
     def step(self) -> None:
         tiers = self.cache.tiers
-        tiers.take_copies()
-        tiers.step_launched(tiers.building)
-        tiers.step_completed(tiers.launched)
+        tiers.copies.take()
+        tiers.copies.launched = tiers.copies.building
+        tiers.step_completed(tiers.copies.launched)
         tiers.begin_step(1000)
         check_integrity(self.cache, [])
 

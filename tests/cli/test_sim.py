@@ -51,3 +51,25 @@ def test_mistakes_are_named(weft: Weft, flags: tuple[str, str], message: str) ->
     done = weft("sim", "interceptions", *flags)
     assert done.exit_code in (1, 2)
     assert message in " ".join(done.output.split()).replace("│ ", "")
+
+
+def test_a_day_of_agents_shows_what_each_policy_saves(weft: Weft, tmp_path: Path) -> None:
+    file = tmp_path / "day.json"
+    flags = ("--sessions", "8", "--rate", "0.05", "--stride", "50", "--json", str(file))
+    done = weft("sim", "agents", *flags)
+    assert done.exit_code == 0, done.output
+    rows = {line.split()[0]: line.split()[1:] for line in done.output.splitlines() if line.strip()}
+    content = json.loads(file.read_text())
+    [run] = content["runs"]
+    assert rows["lru"] == [f"{run['recomputed']['lru']:,}", "0"]
+    assert rows["optimum"] == [f"{run['optimum']:,}", "100"]
+    assert run["optimum"] <= min(run["recomputed"].values())
+    gap = run["recomputed"]["lru"] - run["optimum"]
+    saved = (run["recomputed"]["lru"] - run["recomputed"]["min_waste"]) / gap
+    assert run["saved"]["min_waste"] == pytest.approx(saved)
+
+
+def test_an_unknown_policy_of_a_day_is_named(weft: Weft) -> None:
+    done = weft("sim", "agents", "--policy", "fifo")
+    assert done.exit_code == 1
+    assert "policy 'fifo'" in done.output

@@ -165,8 +165,8 @@ class IndexWriter:
     def _index_pages(self, node: Node, pages: list[int]) -> None:
         """The index takes over the caller's references on `pages`; those of others become locks on the node."""
         others = 0
-        if self._tiers.is_filling(pages):
-            node.fence = self._tiers.building
+        if self._tiers.copies.is_filling(pages):
+            node.fence = self._tiers.copies.building
         self._tiers.indexed_pages[node.owner] += len(pages)
         for page in pages:
             self._tiers.device.index(page)

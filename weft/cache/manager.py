@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.cache.copies import Copies
 from weft.cache.given_up import prefix_numbers
 from weft.cache.index_writer import IndexWriter
 from weft.cache.nodes import Node, Wait
@@ -24,7 +25,6 @@ from weft.cache.prefix_index import PrefixIndex
 from weft.cache.radix import InFlightPrefix, Match, Partial, RadixTree
 from weft.cache.retention import Retention
 from weft.cache.runs import Ranker, least_recently_used
-from weft.cache.tiers import Copies
 from weft.core.step import U64
 
 
@@ -210,7 +210,7 @@ class KVCache:
             self._writer.unpublish_tail(table)
         for index in shared:
             page = pages.pop()
-            self.tiers.copy_page(table.pages[index], page)
+            self.tiers.copies.copy_page(table.pages[index], page)
             self.tiers.drop_ref(table.pages[index], now)
             table.pages[index] = page
         table.pages.extend(pages)
@@ -342,7 +342,7 @@ class KVCache:
 
     def take_copies(self) -> Copies:
         """The copies that the step being built must carry."""
-        return self.tiers.take_copies()
+        return self.tiers.copies.take()
 
     def trees(self) -> dict[str, RadixTree]:
         """The namespaces' trees, for integrity checks and snapshots."""
@@ -355,9 +355,9 @@ class KVCache:
         if pages is None:
             return 0
         if partial.tier == "device":
-            self.tiers.copy_page(partial.page, pages[0])
+            self.tiers.copies.copy_page(partial.page, pages[0])
         else:
-            self.tiers.copy_in(partial.page, pages[0])
+            self.tiers.copies.copy_in(partial.page, pages[0])
         table.pages.append(pages[0])
         return partial.num_tokens
 

@@ -72,7 +72,7 @@ class PrefixIndex:
         was_locked = node.locks > 0
         head = split(node, num_pages, next(self._ids), head_refs)
         if was_locked and node.locks == 0:
-            self.tiers.became_unlocked(node, self.tiers.launched)
+            self.tiers.became_unlocked(node, self.tiers.copies.launched)
         self.tiers.was_split(head, node)
         return head
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from weft.cache.candidates import Candidates
+from weft.cache.copies import StepCopies
 from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
-from weft.cache.nodes import Node, Tier, Wait, move_waits
+from weft.cache.nodes import Node, Wait, move_waits
 from weft.cache.pages import PagePool
 from weft.cache.radix import join_child
 from weft.cache.runs import NEVER_S, PREFIX, UNUSED, Ranker
@@ -27,14 +27,6 @@ Observe = Callable[[str, str, float], None]
 """Told (tenant, kind, seconds): for how long a run was of no use, `NEVER_S` where it was given up before it was."""
 UNLIMITED = 1 << 60
 """A budget of copies that no step uses up."""
-
-
-class Copies(NamedTuple):
-    """What a step must move before its forward. Pairs of page ids, source first."""
-
-    swap_outs: list[tuple[int, int]]
-    page_copies: list[tuple[int, int]]
-    swap_ins: list[tuple[int, int]]
 
 
 class TieredPages:
@@ -82,35 +74,9 @@ class TieredPages:
         self._split = split
         self._detach = detach
         self._idle_root = idle_root
-        self._copies = Copies([], [], [])
-        self._filled_from: dict[int, tuple[Tier, int]] = {}
-        """Device pages that the step being built fills, and from where."""
-        self._busy: dict[tuple[Tier, int], int] = {}
-        """Pages that a step copies from or to, not to be handed out again before it is done."""
-        self.launched = 0
-        self.completed = 0
+        self.copies = StepCopies()
 
     # Steps
-
-    @property
-    def building(self) -> int:
-        """The id of the step being built."""
-        return self.launched + 1
-
-    def take_copies(self) -> Copies:
-        """The copies of the step being built, which is about to be launched."""
-        copies, self._copies = self._copies, Copies([], [], [])
-        self._filled_from.clear()
-        return copies
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether the step being built has anything to copy."""
-        return any(self._copies)
-
-    def step_launched(self, step_id: int) -> None:
-        """Step ids grow by one."""
-        self.launched = step_id
 
     def begin_step(self, copy_budget: int) -> None:
         """A step is being built, which may move `copy_budget` pages between the tiers."""
@@ -120,11 +86,9 @@ class TieredPages:
 
     def step_completed(self, step_id: int) -> None:
         """All steps up to `step_id` are done on the device."""
-        self.completed = step_id
+        self.copies.completed_steps(step_id)
         self.device.complete(step_id)
         self.host.complete(step_id)
-        if self._busy:
-            self._busy = {key: step for key, step in self._busy.items() if step > step_id}
 
     # Locks
 
@@ -151,7 +115,7 @@ class TieredPages:
                 raise ValueError(f"node {current.node_id} unlocked more often than it was locked")
             current.last_used_s = now
             if current.locks == 0:
-                self.became_unlocked(current, self.launched if fence is None else fence)
+                self.became_unlocked(current, self.copies.launched if fence is None else fence)
             current = current.parent
 
     def became_unlocked(self, node: Node, fence: int) -> None:
@@ -223,7 +187,7 @@ class TieredPages:
         """Give up a direct reference on a device page. Step `fence` is the last that may name it, by default the last
         one launched."""
         node = self.node_of[page]
-        self.device.drop(page, self._fence("device", page, self.launched if fence is None else fence))
+        self.device.drop(page, self.copies.fence("device", page, self.copies.launched if fence is None else fence))
         if node is not None:
             self.unlock(node, now, fence)
 
@@ -243,34 +207,6 @@ class TieredPages:
             current.was_found = True
             current = current.parent
 
-    def copy_page(self, source: int, destination: int) -> None:
-        """Have the step being built copy a device page, as it will be when that step begins.
-
-        All copies of a step read before any of them is visible to another, so a page that the same step fills is
-        replaced by what it is filled from.
-        """
-        origin = self._filled_from.get(source, ("device", source))
-        self._fill(origin, destination)
-
-    def copy_in(self, host_page: int, device_page: int) -> None:
-        """Have the step being built copy a host page to the device."""
-        self._fill(("host", host_page), device_page)
-
-    def is_filling(self, pages: list[int]) -> bool:
-        """Whether the step being built copies something to one of these device pages: it cannot copy from it too."""
-        return bool(self._filled_from) and any(page in self._filled_from for page in pages)
-
-    def keep_readable(self, tier: Tier, page: int) -> None:
-        """The step being built reads `page`, so the page is not handed out again before that step is done."""
-        self._busy[tier, page] = self.building
-
-    def _fill(self, origin: tuple[Tier, int], destination: int) -> None:
-        copies = self._copies.page_copies if origin[0] == "device" else self._copies.swap_ins
-        copies.append((origin[1], destination))
-        self._filled_from[destination] = origin
-        self.keep_readable(*origin)
-        self.keep_readable("device", destination)
-
     def promote(self, node: Node, now: float) -> bool:
         """Bring a locked node that only the host has, and whose parent is on the device, to the device. False when
         there is no room."""
@@ -278,10 +214,10 @@ class TieredPages:
         if pages is None:
             return False
         for host_page, page in zip(node.copies, pages, strict=True):
-            self.copy_in(host_page, page)
+            self.copies.copy_in(host_page, page)
         self.copy_budget -= node.num_pages
         self.put_on_device(node, pages)
-        node.fence = self.building
+        node.fence = self.copies.building
         return True
 
     def put_on_device(self, node: Node, pages: list[int]) -> None:
@@ -301,7 +237,7 @@ class TieredPages:
     def copy_out(self, node: Node) -> bool:
         """Have the step being built copy a node on the device to the host. False when it cannot: too few host pages
         are free (no other copy goes for one made ahead), or the step fills the node itself."""
-        if node.fence > self.launched or self.host.num_free < node.num_pages:
+        if node.fence > self.copies.launched or self.host.num_free < node.num_pages:
             return False
         self._copy_out(node)
         self._spare_copies[node.node_id] = node
@@ -311,7 +247,7 @@ class TieredPages:
     def demote(self, node: Node, now: float) -> bool:
         """Move an unlocked leaf of the device to the host now. False when that cannot be: there is no room, or the step
         being built fills it."""
-        if node.fence > self.launched:
+        if node.fence > self.copies.launched:
             return False
         if not node.copies and not self._room_on_host(node.num_pages, now):
             return False
@@ -365,7 +301,7 @@ class TieredPages:
             node = self.candidates.first(now)
             if node is None:
                 return
-            if node.fence > self.completed:
+            if node.fence > self.copies.completed:
                 # Its pages would not be free before a step in flight is done, or the one being built that brings them.
                 self.candidates.skip(node)
                 continue
@@ -389,8 +325,7 @@ class TieredPages:
     def _copy_out(self, node: Node) -> None:
         node.copies = self.host.allocate(node.num_pages)
         for page, host_page in zip(node.pages, node.copies, strict=True):
-            self._copies.swap_outs.append((page, host_page))
-            self._busy["host", host_page] = self.building
+            self.copies.copy_out(page, host_page)
             self.host.index(host_page)
         self.copy_budget -= node.num_pages
 
@@ -454,12 +389,12 @@ class TieredPages:
         self.indexed_pages[node.owner] -= len(node.pages) - keep if node.pages else 0
         for page in node.pages[keep:]:
             self.node_of[page] = None
-            self.device.unindex(page, self._fence("device", page, node.fence))
+            self.device.unindex(page, self.copies.fence("device", page, node.fence))
         del node.pages[keep:]
 
     def _drop_copies(self, node: Node, keep: int) -> None:
         for page in node.copies[keep:]:
-            self.host.unindex(page, self._fence("host", page, 0))
+            self.host.unindex(page, self.copies.fence("host", page, 0))
         del node.copies[keep:]
         if not keep:
             self._spare_copies.pop(node.node_id, None)
@@ -501,10 +436,7 @@ class TieredPages:
 
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""
-        return ("host", node.copies[0]) in self._busy
-
-    def _fence(self, tier: Tier, page: int, fence: int) -> int:
-        return max(fence, self._busy.get((tier, page), 0))
+        return self.copies.uses("host", node.copies[0])
 
 
 def _label(node: Node) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from weft.cli import sim_agents
 from weft.cli.bench.flags import parsed, progress
 from weft.cli.bench.record import command_line, surroundings, write_record
 
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
     """Add the group `sim` to the application."""
     group = typer.Typer(no_args_is_help=True, help="Simulate scheduling on virtual time, without a model or a GPU.")
     group.command("interceptions", epilog=EXAMPLES)(interceptions)
+    group.command("agents", epilog=sim_agents.EXAMPLES)(sim_agents.agents)
     app.add_typer(group, name="sim")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 import msgspec
 import numpy as np
 
-from weft.cache.tiers import Copies
+from weft.cache.copies import Copies
 from weft.core.sampling import SamplingParams
 from weft.core.step import I32, NO_PAIRS, ForwardBatch, SlotSet, Step
 from weft.sched.columns import SHORT

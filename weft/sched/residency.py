@@ -235,7 +235,7 @@ class Residency:
             if node.locks or node.device_children or others_wait:
                 move.refusal = InvalidRequest("other work needs this KV on the device, or it is pinned")
                 return True
-            if node.fence > tiers.launched:
+            if node.fence > tiers.copies.launched:
                 return False  # the step being built brings it
             if not node.copies:
                 if tiers.copy_budget <= 0:
@@ -265,7 +265,7 @@ class Residency:
             brought = part is not None and tiers.promote(part, now)
             tiers.unlock(node, now)
             if part is None or not brought:
-                if room > 0 and tiers.completed < tiers.launched:
+                if room > 0 and tiers.copies.completed < tiers.copies.launched:
                     return False  # pages become free with the steps in flight
                 move.refusal = OutOfPages("the device has no room")
                 return True

@@ -112,7 +112,7 @@ class Scheduler:
     def launched(self, step_id: int) -> None:
         """The step returned last is on its way."""
         self._state.last_step_id = step_id
-        self._state.cache.tiers.step_launched(step_id)
+        self._state.cache.tiers.copies.launched = step_id
 
     def update(self, flight: InFlight, result: StepResult, now: float) -> Events:
         """Take in the result of a step, in launch order."""

@@ -38,6 +38,7 @@ def simulate_given_service(
     service: ServiceTime | None = None,
     *,
     policy: str = "lru",
+    estimator: str = "learned",
     seed: int = 0,
     on_done: Callable[[SessionRecord], None] = lambda record: None,
 ) -> SimulationResult:
@@ -45,6 +46,7 @@ def simulate_given_service(
     service = service or ServiceTime()
     settings = SimulationSettings(
         policy=policy,
+        estimator=estimator,
         driving="clients",
         max_step_tokens=NO_BOUND,
         saturate=False,

@@ -103,7 +103,7 @@ class SpacePool:
         if self._is_named:
             # The step being built may name them already.
             for page in pages:
-                self._cache.tiers.keep_readable("device", page)
+                self._cache.tiers.copies.keep_readable("device", page)
         for page in pages:
             self._cache.tiers.drop_ref(page, now)
         self._count(tenant, -len(pages))
@@ -123,7 +123,7 @@ class SpacePool:
         pages = self._take_reserved_first(space, 1, now)
         if pages is None:
             return False
-        self._cache.tiers.copy_page(page.page, pages[0])
+        self._cache.tiers.copies.copy_page(page.page, pages[0])
         self.drop(space.tenant, [page.page], now)
         page.page = pages[0]
         return True
