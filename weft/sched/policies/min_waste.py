@@ -34,6 +34,8 @@ from weft.sched.policies.waste import RunSizes, least_waste, recompute_waste, sw
 
 SOONEST_S = 1e-6
 """A wait that may end at any moment counts as taking so long still."""
+LEAST_CHANCE = 1e-6
+"""That a run is used again: of those that hardly ever are, the order is still that of waits."""
 BOOKKEEPING_S = 1e-6
 """Added to the waste of giving up, per token of the run: of runs that cost nothing to give up, those with the longest
 wait go first."""
@@ -98,7 +100,7 @@ class MinWastePolicy:
         if self._last is None or self._last[0] is not runs or self._last[1] is not load:
             sizes = RunSizes.of(runs, load)
             remaining_s = self._remaining_s(runs, load.now)
-            chance = self.estimator.return_chance(runs, load.now)
+            chance = np.maximum(self.estimator.return_chance(runs, load.now), LEAST_CHANCE)
             recompute = recompute_waste(sizes, load) * chance
             swap = swap_waste(runs, sizes, load)
             movable = runs.has_copy | (runs.num_pages <= load.host_pages)
