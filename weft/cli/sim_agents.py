@@ -24,8 +24,8 @@ EXAMPLES = """Examples:
 
   weft sim agents --pool 0.75 --rate 0.05               another pool, more sessions at a time
 
-Sessions send no hints, and there is no host tier. Turns take 0.5 s and 10 ms per output token whatever is recomputed,
-so every policy meets the same arrivals, and the optimum, which knows the future, can be computed.
+Sessions send no hints, and there is no host tier. Turns take 0.5 s and 10 ms per output token, however much is
+recomputed, so every policy meets the same arrivals, and the optimum, which knows the future, can be computed.
 """
 MIN_STRIDE, MAX_STRIDE = 1, 50
 

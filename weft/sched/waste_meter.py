@@ -69,7 +69,7 @@ class _Noted(NamedTuple):
 class WasteMeter:
     """Adds up the waste of an engine's steps, from launch to result. One call per step that wastes nothing.
 
-    What is preserved counts while some sequence waits for pages: the memory serves nobody else at other times. By how
+    What is preserved counts while some sequence waits for pages: nothing else needs the memory at other times. By how
     much a step was lengthened is predicted, so without `costs` nothing counts as stalled.
     """
 
