@@ -72,6 +72,16 @@ def test_a_run_that_goes_before_it_was_of_use_is_noted_once() -> None:
     assert noted.told.count((UNUSED, NEVER_S)) == 5, "each of the five, however many pieces it went in"
 
 
+def test_a_run_that_the_host_forgets_in_pieces_is_noted_once() -> None:
+    noted = Noted(8, 8)
+    noted.leave([1] * 32, 1.0)
+    for turn in range(16):
+        noted.leave([10 + turn] * 4, 2.0 + turn)
+    gone = [node for node in next(iter(noted.cache.trees().values())).nodes() if node.tokens[:4] == pack_tokens([1])]
+    assert gone == []
+    assert noted.told == [(UNUSED, NEVER_S)]
+
+
 def test_a_turn_that_nobody_continues_is_noted_when_its_pages_go() -> None:
     noted = Noted(6)
     noted.leave([1] * 18, 1.0, Wait(1, "", "chat", 1.0, is_open=False, num_tokens=18))

@@ -55,6 +55,7 @@ COMMANDS: list[wire.Command] = [
     wire.Sync(space=1, queue=1, op=20),
     wire.CloseQueue(space=1, queue=1, op=21),
     wire.CloseSpace(space=1),
+    wire.ExpectSpace(space=1, kind="http", expected_in_s=1.5),
     wire.Ping(),
     wire.Drain(),
     wire.ResetPrefixCache(),

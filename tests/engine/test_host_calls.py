@@ -29,7 +29,7 @@ def step_calls(driver: Driver) -> int:
 def test_a_step_makes_the_same_calls_however_many_sequences_decode() -> None:
     one, many = step_calls(decoding(1)), step_calls(decoding(64))
     assert one == many
-    assert one <= 100
+    assert one <= 102
 
 
 def turn_calls(programs: int) -> int:
@@ -106,7 +106,7 @@ def test_a_continued_turn_is_found_with_a_bounded_number_of_calls_however_many_a
 
     few, many = calls(3), calls(30)
     assert few == many
-    assert many <= 210
+    assert many <= 212
 
 
 def test_giving_up_a_page_makes_the_same_calls_however_long_its_run_is() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.engine.driver import Driver
 from weft.core import wire
 from weft.core.ids import pack_tokens
+from weft.sched.policies import make_policy
 from weft.testing.fake_worker import most_likely
 
 
@@ -22,6 +23,8 @@ class Loop:
     pages: list[int]
     tokens: list[int]
     waiting: int | None = None
+    rests: int = 0
+    """Acts of others that it waits for something else than the device."""
 
 
 @dataclass
@@ -36,15 +39,21 @@ class Clients:
     def act(self) -> None:
         random = self.driver.random
         choice = random.random()
-        free = [loop for loop in self.loops.values() if loop.waiting is None]
+        for loop in self.loops.values():
+            loop.rests = max(loop.rests - 1, 0)
+        free = [loop for loop in self.loops.values() if loop.waiting is None and not loop.rests]
         if (choice < 0.2 and len(self.loops) < 5) or not self.loops:
             self.open()
+        elif choice < 0.35 and free:
+            self.wait(random.choice(free))
         elif choice < 0.75 and free:
             self.feed(random.choice(free))
         elif choice < 0.82 and free and len(self.loops) < 6:
             self.export(random.choice(free))
-        elif choice < 0.92:
+        elif choice < 0.86:
             self.close(random.choice(list(self.loops)))
+        elif choice < 0.92:
+            self.wait(random.choice(list(self.loops.values())))
         else:
             self.nonsense(random.choice(list(self.loops.values())))
 
@@ -98,6 +107,13 @@ class Clients:
                 )
             )
         loop.waiting = op
+
+    def wait(self, loop: Loop) -> None:
+        """Wait for something else than the device, once its commands are done, most of the time for a while."""
+        random = self.driver.random
+        kind, expected_in_s = random.choice([("http", None), ("sleep", 0.4), ("message", None)])
+        self.driver.send(wire.ExpectSpace(space=loop.space, kind=kind, expected_in_s=expected_in_s))
+        loop.rests = random.choice([0, 5, 15])
 
     def export(self, loop: Loop) -> None:
         """Hand the pages to another space, which goes on with a copy."""
@@ -159,10 +175,18 @@ def _u32(*numbers: int) -> bytes:
     [
         {"num_device_pages": 40, "num_slots": 8, "max_running": 4, "max_context": 320},
         {"num_device_pages": 40, "num_slots": 8, "max_running": 4, "max_context": 320, "num_host_pages": 16},
+        {
+            "num_device_pages": 40,
+            "num_slots": 8,
+            "max_running": 4,
+            "max_context": 320,
+            "num_host_pages": 24,
+            "intercept": make_policy("swap"),
+        },
         {"num_device_pages": 60, "num_slots": 20, "max_running": 16, "max_context": 320, "max_step_tokens": 24},
         {"num_device_pages": 400, "num_slots": 40, "max_running": 32},
     ],
-    ids=["tight", "tiers", "small-steps", "roomy"],
+    ids=["tight", "tiers", "swapping", "small-steps", "roomy"],
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_random_spaces(seed: int, sizes: dict[str, object], overlap: bool) -> None:
@@ -191,4 +215,4 @@ def test_random_spaces(seed: int, sizes: dict[str, object], overlap: bool) -> No
     driver.finish()
     assert driver.engine.scheduler.spaces.num_pages == 0
     assert not driver.engine.scheduler.spaces._pool.held
-    assert clients.compared > 20
+    assert clients.compared > 12

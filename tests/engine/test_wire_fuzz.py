@@ -171,7 +171,9 @@ class Fuzz:
         space, queue = random.randrange(1, 5), random.randrange(1, 3)
         at = {"space": space, "queue": queue, "op": self.op()}
         pages = struct.pack("<2I", *random.choices(range(1, 5), k=2))
-        match random.randrange(10):
+        match random.randrange(11):
+            case 9:
+                return wire.ExpectSpace(space=space, kind=random.choice(["http", "", "queue"]), expected_in_s=1.0)
             case 0:
                 reserve = random.choice([0, 0, 3, 10**6])
                 return wire.OpenSpace(

@@ -8,21 +8,21 @@ import pytest
 
 from bench.identity import GRAMMARS, Outcomes, Request, Runner, random_requests, same_as_far_as_both_go, schedules
 
-REQUESTS = 300
+REQUESTS = 80
 WAYS = schedules("float64")
 
 
 @cache
-def requests() -> list[Request]:
-    return random_requests(REQUESTS, seed=11)
+def requests(number: int = REQUESTS) -> list[Request]:
+    return random_requests(number, seed=11)
 
 
 @cache
-def outcomes(way: str) -> tuple[Outcomes, int, int]:
+def outcomes(way: str, number: int = REQUESTS) -> tuple[Outcomes, int, int]:
     """The outcomes of a way to run, with its preemptions and evictions."""
     config, together = WAYS[way]
     runner = Runner(config)
-    result = runner.run(requests(), together)
+    result = runner.run(requests(number), together)
     stats = runner.engine.stats()
     runner.close()
     return result, stats.preemptions, stats.evictions
@@ -30,11 +30,12 @@ def outcomes(way: str) -> tuple[Outcomes, int, int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("number", [REQUESTS, pytest.param(400, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "alone"])
-def test_tokens_do_not_depend_on_the_schedule(way: str) -> None:
-    alone, _, _ = outcomes("alone")
-    other, preemptions, evictions = outcomes(way)
-    for request, expected, got in zip(requests(), alone, other, strict=True):
+def test_tokens_do_not_depend_on_the_schedule(way: str, number: int) -> None:
+    alone, _, _ = outcomes("alone", number)
+    other, preemptions, evictions = outcomes(way, number)
+    for request, expected, got in zip(requests(number), alone, other, strict=True):
         for fork in range(len(request.samplers)):
             assert same_as_far_as_both_go(request, expected.tokens[fork], got.tokens[fork])
     if "pool" in way:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections import deque
 from collections.abc import Iterator
 from functools import cache
@@ -14,7 +15,7 @@ import pytest
 from weft.config import EngineConfig
 from weft.core import wire
 from weft.core.clock import ManualClock
-from weft.core.ids import pack_tokens
+from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.build import build_engine
 from weft.sched.policies import POLICIES
@@ -33,6 +34,8 @@ TIGHT = {"num_pages": 16, "max_running": 6, "max_step_tokens": 48, "prefix_cache
 HOST_BYTES = 40 * 1024 * 1024
 SYSTEM = list(range(100, 140))
 """What the prompts of half of all sessions begin with."""
+PAGED = (2, 5)
+"""Sessions that fill explicit pages: as many as there is room for under all conditions."""
 Act = list[wire.Command]
 Told = dict[tuple[int, int, int], list[int]]
 """(session, turn, branch) -> tokens."""
@@ -49,6 +52,8 @@ class Session:
 
     def acts(self) -> Iterator[Act]:
         """Its turns, each after the one before it."""
+        if self.number in PAGED:
+            return self._pages()
         return self._chat() if self.number % 2 else self._program()
 
     def _text(self, most: int) -> list[int]:
@@ -93,9 +98,35 @@ class Session:
         if self.number % 3 == 0:
             yield [wire.MaskTokens(seq=seq, op=next(self._ids), ranges=pack_tokens([2, 9]))]
         yield [self._append(child, self._text(6)), self._generate(child, 2, 1), self._generate(seq, 2, 0)]
-        yield [wire.Release(seq=child), wire.Truncate(seq=seq, num_tokens=20)]
-        yield [self._append(seq, self._text(20)), self._generate(seq, 3, 0)]
+        yield [wire.Release(seq=child), self._append(seq, self._text(20)), self._generate(seq, 3, 0)]
+        yield [wire.Truncate(seq=seq, num_tokens=20)]
+        yield [self._append(seq, self._text(20)), self._generate(seq, 4, 0)]
         yield [wire.Release(seq=seq)]
+
+    def _pages(self) -> Iterator[Act]:
+        """Fills three pages in rounds, sleeps after each, and hides tokens of the first page from the later rounds."""
+        space, written = next(self._ids), 0
+        at = {"space": space, "queue": 1}
+        act: Act = [
+            wire.OpenSpace(space=space, op=next(self._ids)),
+            wire.OpenQueue(**at, op=next(self._ids)),
+            wire.AllocPages(**at, op=next(self._ids), first=1, count=3),
+        ]
+        for turn, tokens in enumerate([[self.number, *self._text(20)], *(self._text(6) for _ in range(5))]):
+            if turn == 2:
+                act.append(wire.MaskPage(**at, op=next(self._ids), page=1, hidden=0b1110))
+            op, pages = next(self._ids), struct.pack("<3I", 1, 2, 3)
+            self.where[op], self._told[self.number, turn, 0] = (self.number, turn, 0), []
+            positions = struct.pack(f"<{len(tokens)}i", *range(written, written + len(tokens)))
+            packed, sampling = pack_tokens(tokens), SamplingParams(seed=op, temperature=1.0)
+            forward = wire.ForwardSample(
+                **at, op=op, read=pages, tokens=packed, positions=positions, write=pages, sampling=sampling
+            )
+            written += len(tokens)
+            yield [*act, forward]
+            yield [wire.ExpectSpace(space=space, kind="sleep", expected_in_s=self._random.choice([0.1, 50.0]))]
+            act = []
+        yield [wire.CloseSpace(space=space)]
 
 
 class Served:
@@ -139,7 +170,7 @@ class Served:
                     waiting.popleft()
                     continue
                 under_way.clear()
-                under_way |= {command.op for command in act if isinstance(command, wire.Generate)}
+                under_way |= {command.op for command in act if isinstance(command, wire.Generate | wire.ForwardSample)}
                 self._open |= under_way
                 self.engine.submit(1, act)
             self.clock.advance(order.choice([0.0, 0.1, 30.0]))
@@ -159,6 +190,8 @@ class Served:
             else:
                 assert isinstance(event, wire.Finished), event
                 self._open.discard(event.op)
+                if event.tokens:
+                    self.told[self._where[event.op]] += unpack_tokens(event.tokens)
 
 
 @cache
@@ -183,6 +216,7 @@ def compare(policy: str, host_bytes: int, seed: int, num_sessions: int, **change
 def test_tokens_are_those_of_sequences_that_were_never_interrupted(policy: str) -> None:
     stats = compare(policy, HOST_BYTES, 1, 12)
     assert stats.evictions > 20
+    assert stats.wait_returns["sleep"]["host"] > 2, "explicit pages came back"
     if policy != "improved_discard":
         assert stats.swapped_in_pages > 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
 from weft.core import wire
-from weft.core.ids import pack_tokens
+from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.step import Step
 from weft.sched.policies import make_policy
@@ -33,8 +34,68 @@ class Generation:
     ending: wire.Finished | wire.Failed | wire.Cancelled | None = None
 
 
+class PageProgram:
+    """A program that fills explicit pages by hand, one prompt in order. Every token that it samples is that of all its
+    tokens."""
+
+    def __init__(self, stepped: Stepped, space: int, num_pages: int, *, like: PageProgram | None = None):
+        """`like`: it has exported its pages, as many, under the name "pages"."""
+        self._stepped = stepped
+        self.space = space
+        self.tokens: list[int] = [] if like is None else list(like.tokens)
+        self.asked: dict[int, list[int]] = {}
+        """Operation -> the tokens that its sample follows."""
+        self.answers = 0
+        self.packed = struct.pack(f"<{num_pages}I", *range(1, num_pages + 1))
+        self.do(wire.OpenSpace)
+        self.do(wire.OpenQueue, queue=1)
+        if like is None:
+            self.do(wire.AllocPages, queue=1, first=1, count=num_pages)
+        else:
+            self.do(wire.ImportPages, queue=1, first=1, name="pages")
+
+    def do(self, command: type[wire.SpaceCommand], **fields: Any) -> None:
+        """Send a command with a number of its own."""
+        self._stepped.say(command(space=self.space, op=self._stepped.number(), **fields))
+
+    def wait(self, kind: str = "http", expected_in_s: float | None = None) -> None:
+        """Wait for something else than the device."""
+        self._stepped.say(wire.ExpectSpace(space=self.space, kind=kind, expected_in_s=expected_in_s))
+
+    def feed(self, tokens: list[int]) -> int:
+        """Write the KV of tokens, and sample what follows. Returns the operation."""
+        op, start = self._stepped.number(), len(self.tokens)
+        self.tokens += tokens
+        self.asked[op] = list(self.tokens)
+        positions = struct.pack(f"<{len(tokens)}i", *range(start, start + len(tokens)))
+        common = {"space": self.space, "queue": 1, "read": self.packed, "write": self.packed}
+        self._stepped.say(wire.ForwardSample(op=op, tokens=pack_tokens(tokens), positions=positions, **common))
+        return op
+
+    def pages(self) -> tuple[int, int]:
+        """(pages on the device, pages that only the host has)."""
+        space = self._stepped.scheduler.spaces.get(CLIENT, self.space)
+        device = sum(page.page >= 0 for page in space.pages.values())
+        if space.lent is None:
+            return device, 0
+        return device + space.lent.run.num_on_device, space.lent.run.num_missing
+
+    def take(self, event: wire.Event) -> bool:
+        """Whether the event answers something that was asked, as it should."""
+        tokens = self.asked.pop(getattr(event, "op", 0), None)
+        if tokens is None:
+            return False
+        if isinstance(event, wire.Finished):
+            self.answers += 1
+            assert unpack_tokens(event.tokens).tolist() == expected_tokens(tokens, event.op, 1, 1000)
+        else:
+            assert isinstance(event, wire.Cancelled), event
+        return True
+
+
 class Stepped:
-    """Sequences of one client. Invariants are checked after every call, and every token is that of its prompt alone."""
+    """Sequences of one client, and its programs with explicit pages. Invariants are checked after every call, and every
+    token is that of its prompt alone."""
 
     def __init__(
         self,
@@ -48,13 +109,12 @@ class Stepped:
         **config: Any,
     ):
         """`check_every`: calls from one check of the invariants to the next."""
-        self.worker = FakeWorker(
-            fake_spec(
-                num_device_pages=num_pages, num_host_pages=num_host_pages, page_size=page_size, num_slots=max_running
-            )
-        )
+        num_slots = max_running + 2  # the last sample for programs
+        pages = {"num_device_pages": num_pages, "num_host_pages": num_host_pages, "page_size": page_size}
+        self.worker = FakeWorker(fake_spec(num_slots=num_slots, **pages))
         self.cache = KVCache(num_pages, num_host_pages, page_size)
         sizes = {"max_context": num_pages * page_size, "max_running": max_running, "max_step_tokens": 64}
+        sizes["num_device_slots"] = num_slots
         self.scheduler = Scheduler(
             SchedulerConfig(**{**sizes, "vocab_size": 1000, **config}),
             self.cache,
@@ -66,6 +126,8 @@ class Stepped:
         self.generations: dict[int, Generation] = {}
         self.others: list[wire.Event] = []
         self.in_flight: deque[Scheduled] = deque()
+        self.programs: dict[int, PageProgram] = {}
+        """By space."""
         self._numbers = itertools.count(1000)
         self._check_every = check_every
         self._calls = 0
@@ -105,6 +167,18 @@ class Stepped:
     def release(self, seq: int, kind: str = "") -> None:
         self.say(wire.Release(seq=seq, kind=kind))
         self.known.pop(seq, None)
+
+    def program(self, space: int, num_pages: int, *, like: PageProgram | None = None) -> PageProgram:
+        """Open a space with so many pages."""
+        self.programs[space] = PageProgram(self, space, num_pages, like=like)
+        return self.programs[space]
+
+    def close(self, space: int) -> None:
+        self.say(wire.CloseSpace(space=space))
+        del self.programs[space]
+
+    def number(self) -> int:
+        return next(self._numbers)
 
     # ---- steps
 
@@ -153,8 +227,12 @@ class Stepped:
         self.run()
         for op, generation in self.generations.items():
             assert generation.ending is not None, f"operation {op} never ended"
+        for program in self.programs.values():
+            assert not program.asked, f"space {program.space} was never answered"
         for seq in list(self.known):
             self.release(seq)
+        for space in list(self.programs):
+            self.close(space)
         self.run()
         self.say(wire.ResetPrefixCache())
         tiers = self.cache.tiers
@@ -173,7 +251,7 @@ class Stepped:
     def pages(self, handle: int) -> tuple[int, int]:
         """(pages on the device, pages that only the host has) of all whole pages of a sequence that have KV."""
         sequence = self.sequence(handle)
-        match = sequence.table.tree.match(sequence.tokens.tobytes(), len(sequence.tokens) // self.cache.page_size)
+        match = sequence.table.tree.match(sequence.index_keys.tobytes(), len(sequence.tokens) // self.cache.page_size)
         device = sum(node.num_pages for node in match.path if node.on_device)
         host = sum(node.num_pages for node in match.path if not node.on_device)
         if match.child is not None and match.child.on_device:
@@ -200,7 +278,8 @@ class Stepped:
             assert client == CLIENT
             generation = self.generations.get(getattr(event, "op", 0))
             if generation is None:
-                self.others.append(event)
+                if not any(program.take(event) for program in self.programs.values()):
+                    self.others.append(event)
                 continue
             assert generation.ending is None, f"{event} after the end"
             if isinstance(event, wire.Token):

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import struct
+from array import array
 
 import pytest
 
 from weft.abi.errors import InvalidRequest
-from weft.sched.masks import Mask, add_mask, cut_masks, mask_at, next_start, unpack_ranges, visibility
+from weft.sched.masks import (
+    Branch,
+    Mask,
+    add_mask,
+    cut_masks,
+    index_keys,
+    mask_at,
+    next_start,
+    unpack_ranges,
+    visibility,
+)
 
 FIRST, SECOND = Mask(3, ((0, 2),)), Mask(7, ((1, 4), (5, 6)))
 
@@ -47,3 +58,11 @@ def test_ranges_are_of_the_sequence() -> None:
             unpack_ranges(struct.pack("<2i", *pair), 5)
     with pytest.raises(InvalidRequest, match="pairs"):
         unpack_ranges(bytes(4), 5)
+
+
+def test_the_index_knows_a_token_by_its_branch() -> None:
+    tokens = array("i", range(100, 108))
+    assert index_keys(tokens, []) is tokens
+    keys = index_keys(tokens, [Branch(3, -5), Branch(6, -9)])
+    assert keys.tolist() == [100, 101, 102, -5, -5, -5, -9, -9]
+    assert index_keys(tokens, [Branch(8, -2)]) == tokens, "of no token yet"

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 from tests.sched.stepping import CLIENT, Stepped
 from weft.core import wire
+from weft.core.ids import pack_tokens
 from weft.sched.sequence import SequenceState
 
 TOKENS = [*range(40), *range(300, 340)]
 """Of sequence 1, the one that commands are about: ten pages."""
 
 
-def copies_per_step(monkeypatch: pytest.MonkeyPatch, num_pages: int) -> None:
-    monkeypatch.setattr("weft.sched.interception.UNMEASURED_COPIES", num_pages)
-    monkeypatch.setattr("weft.sched.interception.IDLE_COPIES", num_pages)
+class Setup(NamedTuple):
+    """What the states below begin with."""
 
+    monkeypatch: pytest.MonkeyPatch
+    is_masked: bool
+    """Whether sequence 1 hides tokens from those that it does not share with sequence 2."""
 
-def intercepted(num_host_pages: int = 60, policy: str = "lru") -> Stepped:
-    """Sequence 1 has run and waits for its program; sequence 2 shares its first half."""
-    stepped = Stepped(num_pages=24, num_host_pages=num_host_pages, policy=policy)
-    stepped.open(1, TOKENS)
-    stepped.generate(1, 3)
-    stepped.run()
-    stepped.open(2, [*TOKENS[:40], 7, 8, 9])
-    stepped.generate(2, 2)
-    stepped.run()
-    return stepped
+    def copies_per_step(self, num_pages: int) -> None:
+        self.monkeypatch.setattr("weft.sched.interception.UNMEASURED_COPIES", num_pages)
+        self.monkeypatch.setattr("weft.sched.interception.IDLE_COPIES", num_pages)
+
+    def intercepted(self, num_host_pages: int = 60, policy: str = "lru") -> Stepped:
+        """Sequence 1 has run and waits for its program; sequence 2 shares its first half."""
+        stepped = Stepped(num_pages=24, num_host_pages=num_host_pages, policy=policy)
+        stepped.open(1, TOKENS[:44])
+        if self.is_masked:
+            stepped.say(wire.MaskTokens(seq=1, op=5, ranges=pack_tokens([3, 9])))
+        stepped.append(1, TOKENS[44:])
+        stepped.generate(1, 3)
+        stepped.run()
+        stepped.open(2, [*TOKENS[:40], 7, 8, 9])
+        stepped.generate(2, 2)
+        stepped.run()
+        return stepped
 
 
 def press(stepped: Stepped) -> None:
@@ -37,10 +48,10 @@ def press(stepped: Stepped) -> None:
     stepped.generate(9, 2)
 
 
-def going_out(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def going_out(setup: Setup) -> Stepped:
     """The step in flight takes its last pages to the host, and none were copied before."""
-    monkeypatch.setattr("weft.sched.interception.HORIZON_STEPS", 0)
-    stepped = intercepted()
+    setup.monkeypatch.setattr("weft.sched.interception.HORIZON_STEPS", 0)
+    stepped = setup.intercepted()
     press(stepped)
     while not any(len(scheduled.step.swap_outs) for scheduled in stepped.in_flight):
         stepped.turn()
@@ -48,10 +59,10 @@ def going_out(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def copied_ahead(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def copied_ahead(setup: Setup) -> Stepped:
     """The step in flight copies its last pages, which stay on the device."""
-    copies_per_step(monkeypatch, 3)
-    stepped = intercepted(policy="min_waste")
+    setup.copies_per_step(3)
+    stepped = setup.intercepted(policy="min_waste")
     stepped.open(8, [800] * 8)
     stepped.generate(8, 40)
     while not any(len(scheduled.step.swap_outs) for scheduled in stepped.in_flight):
@@ -60,9 +71,9 @@ def copied_ahead(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def on_host(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def on_host(setup: Setup) -> Stepped:
     """The host has all its pages; another sequence's step is in flight."""
-    stepped = intercepted()
+    stepped = setup.intercepted()
     press(stepped)
     stepped.run()
     stepped.release(9)
@@ -74,9 +85,9 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def coming_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def coming_back(setup: Setup) -> Stepped:
     """The step in flight brings all its pages back."""
-    stepped = on_host(monkeypatch)
+    stepped = on_host(setup)
     stepped.generate(1, 4)
     stepped.turn()
     assert len(stepped.in_flight[-1].step.swap_ins) >= 9
@@ -84,10 +95,10 @@ def coming_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def partly_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def partly_back(setup: Setup) -> Stepped:
     """The step in flight brings two of its pages; some are back, and the host has the rest."""
-    stepped = on_host(monkeypatch)
-    copies_per_step(monkeypatch, 2)
+    stepped = on_host(setup)
+    setup.copies_per_step(2)
     kept, _ = stepped.pages(1)
     stepped.generate(1, 4)
     stepped.turn()
@@ -98,17 +109,17 @@ def partly_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def just_back(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def just_back(setup: Setup) -> Stepped:
     """The step in flight computes its next token over pages that came back in the step before."""
-    stepped = coming_back(monkeypatch)
+    stepped = coming_back(setup)
     stepped.turn()
     assert stepped.sequence(1).state is SequenceState.RUNNING
     return stepped
 
 
-def without_room(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def without_room(setup: Setup) -> Stepped:
     """It waits for pages, all of which another sequence uses."""
-    stepped = intercepted()
+    stepped = setup.intercepted()
     stepped.open(9, [900] * 176)
     stepped.generate(9, 12)
     for _ in range(5):
@@ -120,28 +131,24 @@ def without_room(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def host_full(monkeypatch: pytest.MonkeyPatch) -> Stepped:
-    """The host has room for three pages of all that were given up."""
-    stepped = intercepted(num_host_pages=3)
+def partly_gone(setup: Setup, num_host_pages: int) -> Stepped:
+    """Pages were given up, of which the host has some where it has room for any."""
+    stepped = setup.intercepted(num_host_pages=num_host_pages)
     press(stepped)
-    for _ in range(6):
+    while sum(stepped.pages(1)) == 10 or stepped.cache.tiers.host.num_free == num_host_pages > 0:
         stepped.turn()
-        if sum(stepped.pages(1)) < 10 and stepped.cache.tiers.host.num_free < 3:
-            break
-    assert sum(stepped.pages(1)) < 10
-    assert stepped.cache.tiers.host.num_free < 3
     assert stepped.in_flight
     return stepped
 
 
-def without_host(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def host_full(setup: Setup) -> Stepped:
+    """The host has room for three pages of all that were given up."""
+    return partly_gone(setup, 3)
+
+
+def without_host(setup: Setup) -> Stepped:
     """There is no host tier: what was given up is gone."""
-    stepped = intercepted(num_host_pages=0)
-    press(stepped)
-    for _ in range(3):
-        stepped.turn()
-    assert sum(stepped.pages(1)) < 10
-    return stepped
+    return partly_gone(setup, 0)
 
 
 STATES = [
@@ -257,13 +264,18 @@ COMMANDS = [
 ]
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "masked"])
+def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    return Setup(monkeypatch, request.param)
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 def test_a_command_while_pages_move(
-    state: Callable[[pytest.MonkeyPatch], Stepped], command: Callable[[Stepped], None], monkeypatch: pytest.MonkeyPatch
+    state: Callable[[Setup], Stepped], command: Callable[[Stepped], None], setup: Setup
 ) -> None:
     """Every token afterwards is that of the tokens alone, and nothing is left behind."""
-    stepped = state(monkeypatch)
+    stepped = state(setup)
     command(stepped)
     stepped.settle()
     stepped.run()
@@ -280,9 +292,9 @@ def test_a_command_while_pages_move(
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 @pytest.mark.parametrize("command", [cancel, release, drop_client], ids=lambda command: command.__name__)
 def test_what_ends_is_free_once_the_steps_in_flight_are_done(
-    state: Callable[[pytest.MonkeyPatch], Stepped], command: Callable[[Stepped], None], monkeypatch: pytest.MonkeyPatch
+    state: Callable[[Setup], Stepped], command: Callable[[Stepped], None], setup: Setup
 ) -> None:
-    stepped = state(monkeypatch)
+    stepped = state(setup)
     command(stepped)
     for seq in list(stepped.known):
         stepped.release(seq)

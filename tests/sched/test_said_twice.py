@@ -14,7 +14,7 @@ from weft.sched.sequence import SequenceState
 EXPECT = wire.Expect(seq=1, kind="http", expected_in_s=5.0)
 
 
-def prefilling(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def prefilling(setup: moving.Setup) -> Stepped:
     stepped = Stepped()
     stepped.open(1, list(range(150)))
     stepped.generate(1, 4)
@@ -23,7 +23,7 @@ def prefilling(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def decoding(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def decoding(setup: moving.Setup) -> Stepped:
     stepped = Stepped()
     stepped.open(1, list(range(20)))
     stepped.generate(1, 40)
@@ -33,13 +33,13 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def empty(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def empty(setup: moving.Setup) -> Stepped:
     stepped = Stepped()
     stepped.open(1, [])
     return stepped
 
 
-def deferred(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def deferred(setup: moving.Setup) -> Stepped:
     stepped = Stepped()
     stepped.open(2, [*range(100), 1])
     stepped.open(1, [*range(100), 2])
@@ -51,7 +51,7 @@ def deferred(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def pending_fork(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def pending_fork(setup: moving.Setup) -> Stepped:
     stepped = Stepped()
     stepped.open(2, list(range(150)))
     stepped.generate(2, 3)
@@ -62,7 +62,7 @@ def pending_fork(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def unborn(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def unborn(setup: moving.Setup) -> Stepped:
     stepped = Stepped()
     stepped.open(2, list(range(50)))
     stepped.generate(2, 3)
@@ -71,7 +71,7 @@ def unborn(monkeypatch: pytest.MonkeyPatch) -> Stepped:
     return stepped
 
 
-def failed(monkeypatch: pytest.MonkeyPatch) -> Stepped:
+def failed(setup: moving.Setup) -> Stepped:
     stepped = Stepped()
     stepped.open(1, [1, 2, 999_999])
     assert stepped.sequence(1).failure is not None
@@ -87,9 +87,9 @@ def failures(stepped: Stepped) -> list[str]:
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 def test_expect_changes_what_is_told_and_nothing_else(
-    state: Callable[[pytest.MonkeyPatch], Stepped], monkeypatch: pytest.MonkeyPatch
+    state: Callable[[moving.Setup], Stepped], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepped = state(monkeypatch)
+    stepped = state(moving.Setup(monkeypatch, is_masked=False))
     known = failures(stepped)
     sequence = stepped.sequence(1)
     stepped.say(EXPECT, EXPECT)
@@ -106,9 +106,9 @@ def test_expect_changes_what_is_told_and_nothing_else(
 @pytest.mark.parametrize("kind", ["", "chat"])
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 def test_release_is_heard_once(
-    state: Callable[[pytest.MonkeyPatch], Stepped], kind: str, monkeypatch: pytest.MonkeyPatch
+    state: Callable[[moving.Setup], Stepped], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepped = state(monkeypatch)
+    stepped = state(moving.Setup(monkeypatch, is_masked=False))
     known = failures(stepped)
     release = wire.Release(seq=1, kind=kind, expected_in_s=2.0 if kind else None)
     stepped.say(release, release)

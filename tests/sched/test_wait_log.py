@@ -10,9 +10,8 @@ from tests.engine.driver import Driver
 from tests.engine.test_interception import Clients, turn
 from weft.cache.candidates import MAX_KINDS, Candidates
 from weft.cache.nodes import Node, Wait
-from weft.cache.runs import PageRuns, least_recently_used
+from weft.cache.runs import PageRuns, Ranking, least_recently_used
 from weft.core import wire
-from weft.core.step import F64
 from weft.core.waits import MAX_KIND_CHARS, OTHER, WaitKind, label_of, tool_wait
 from weft.sched.policies import POLICIES, make_policy
 from weft.sched.policies.lru import LruPolicy
@@ -85,7 +84,7 @@ def test_labels_are_few_however_many_kinds_a_client_invents() -> None:
 def test_candidates_count_kinds_past_the_limit_as_one() -> None:
     seen: list[PageRuns] = []
 
-    def rank(runs: PageRuns, now: float) -> F64:
+    def rank(runs: PageRuns, now: float) -> Ranking:
         seen.append(runs)
         return least_recently_used(runs, now)
 
@@ -145,6 +144,30 @@ def test_returns_from_the_host_are_counted_apart() -> None:
     assert stats.wait_returns == {"chat": {"host": 1}, "http": {"host": 1}}
     assert stats.pages_given_up["http"]["host"] > 10
     driver.finish()
+
+
+def test_numbers_of_kinds_that_no_candidate_has_are_used_again() -> None:
+    seen: list[PageRuns] = []
+
+    def rank(runs: PageRuns, now: float) -> Ranking:
+        seen.append(runs)
+        return least_recently_used(runs, now)
+
+    candidates, root = Candidates(rank, 4, 1000), Node(0, None, b"", 0, 16, 0.0)
+    staying: Node | None = None
+    for number in range(1, 3 * MAX_KINDS):
+        node = Node(number, root, bytes(16), 1, 16, 0.0)
+        Wait(number, "", f"kind{number}", 0.0, is_open=False).attach(node)
+        candidates.add(node)
+        if staying is None:
+            staying = node
+        elif number < 3 * MAX_KINDS - 1:
+            candidates.discard(node)
+    candidates.first(0.0)
+    runs = seen[-1]
+    assert sorted(runs.kinds[kind] for kind in runs.kind) == ["kind1", f"kind{3 * MAX_KINDS - 1}"]
+    assert runs.kinds[:4] == ("prefix", "unused", "queue", OTHER)
+    assert len(runs.kinds) <= MAX_KINDS
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -14,7 +14,7 @@ from weft.core.cost.model import StepShape
 from weft.core.cost.profile import Identity, Measurements, make_profile
 from weft.engine.profiles import find_profile, store_profile
 from weft.kernels.cpu import library
-from weft.models.loader import load_model, read_spec
+from weft.models.loader import load_model, open_checkpoint
 from weft.models.random_checkpoints import write_tiny
 from weft.worker.identity import identify, identify_spec
 
@@ -36,7 +36,9 @@ def test_the_weights_need_not_be_loaded(tmp_path: Path) -> None:
     checkpoint = write_tiny(tmp_path / "model", "qwen3")
     config = EngineConfig(model=str(checkpoint), device="cpu", dtype="float64")
     loaded = load_model(str(checkpoint), dtype=config.dtype)
-    assert identify_spec(config, replace(read_spec(checkpoint), dtype=torch.float64)) == identify(config, loaded)
+    assert identify_spec(config, replace(open_checkpoint(checkpoint).spec, dtype=torch.float64)) == identify(
+        config, loaded
+    )
 
 
 def test_what_takes_other_time_does(tmp_path: Path) -> None:

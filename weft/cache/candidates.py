@@ -8,7 +8,7 @@ each. Called by `weft.cache.tiers` alone.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -31,14 +31,33 @@ class _Names:
     def __init__(self, *first: str, most: int | None = None):
         """With `most`, further names than so many have the number of `OTHER`, which must be among the `first`."""
         self._numbers = {name: number for number, name in enumerate(first)}
+        self._num_first = len(first)
         self._most = most
         self.names: tuple[str, ...] = first
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._numbers
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further names have the number of `OTHER`."""
+        return self._most is not None and len(self._numbers) >= self._most
+
+    def keep(self, used: Collection[int]) -> I64:
+        """Forget all names but the first ones and those with a number in `used`. Returns the new number of each old
+        one; 0 for what is forgotten."""
+        kept = [number for number in range(len(self.names)) if number < self._num_first or number in used]
+        numbers = np.zeros(len(self.names), np.int64)
+        numbers[kept] = np.arange(len(kept))
+        self.names = tuple(self.names[number] for number in kept)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        return numbers
 
     def number(self, name: str) -> int:
         """The number of a name, a new one for a new name."""
         found = self._numbers.get(name)
         if found is None:
-            if self._most is not None and len(self._numbers) >= self._most:
+            if self.is_full:
                 return self._numbers[OTHER]
             found = self._numbers[name] = len(self._numbers)
             self.names = (*self.names, name)
@@ -57,10 +76,12 @@ class Candidates:
         self._tenants = _Names("")
         self._floats = np.zeros((3, CHUNK))
         self._ints = np.zeros((5, CHUNK), np.int64)
-        self._bools = np.zeros((3, CHUNK), np.bool_)
+        self._bools = np.zeros((4, CHUNK), np.bool_)
         self._nodes: list[Node | None] = [None] * CHUNK
         self._free = list(range(CHUNK - 1, -1, -1))
         self._tickets = 0
+        self._renumber_at = 0
+        """Changes from which on unused kinds are looked for again."""
         self._ticket = [0] * CHUNK
         """By row: changes when another node takes it, or the same one anew."""
         self._order: list[tuple[float, int, int, int]] = []
@@ -124,9 +145,9 @@ class Candidates:
         else:
             expected_s = np.nan if youngest.expected_s is None else youngest.expected_s
             floats[:, row] = youngest.since_s, expected_s, weight
-            kind = self._kinds.number(youngest.kind)
+            kind = self._number(youngest.kind)
             ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
-        bools[:2, row] = True, node.on_device and bool(node.copies)
+        bools[:, row] = True, node.on_device and bool(node.copies), False, node.is_explicit
         self._late.append((row, self._tickets))
 
     def discard(self, node: Node) -> None:
@@ -190,6 +211,15 @@ class Candidates:
         nodes = [node for row in rows if (node := self._nodes[row]) is not None]
         return nodes, self._runs(np.array(rows, np.int64))
 
+    def _number(self, kind: str) -> int:
+        """The number of a kind of wait. Where all numbers are taken, those of kinds that no candidate has are used
+        again; that is tried once for as many changes as there are kinds."""
+        if self._kinds.is_full and kind not in self._kinds and self._tickets >= self._renumber_at:
+            self._renumber_at = self._tickets + MAX_KINDS
+            numbers = self._kinds.keep(np.unique(self._ints[0, self._bools[0]]).tolist())
+            self._ints[0] = numbers[self._ints[0]]
+        return self._kinds.number(kind)
+
     def _make_order(self, now: float) -> None:
         is_open = self._bools[0].copy()
         is_open[list(self._passed)] = False
@@ -241,6 +271,7 @@ class Candidates:
             weight=floats[2],
             order=ints[3],
             tenant=ints[4],
+            explicit=bools[3],
             kinds=self._kinds.names,
             tenants=tenants,
         )

@@ -1,7 +1,7 @@
 """The invariants of the cache, written once. Run after every step in tests, under random sequences of operations.
 
 No page is lost, owned twice, or freed while shared; every lock and reference has a holder; on every path device runs
-come before host runs.
+come before host runs. All of it holds for the explicit runs of programs that wait, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from weft.abi.errors import WeftError
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Node
 from weft.cache.page_table import PageTable
+from weft.cache.radix import RadixTree
 from weft.core.ids import TOKEN_BYTES
 
 
@@ -41,11 +42,13 @@ def _fail(message: str) -> None:
 
 def _check_trees(cache: KVCache) -> list[Node]:
     found: list[Node] = []
-    evictable = 0
+    unlocked = Counter[bool]()
+    """By whether they must move to the host to be given up."""
     page_bytes = cache.page_size * TOKEN_BYTES
     for name, tree in cache.trees().items():
         if not tree.root.children and not tree.root.locks:
             _fail(f"namespace {name!r} is empty and unused, but kept")
+    for tree in _trees(cache):
         for node in tree.nodes():
             found.append(node)
             parent = node.parent
@@ -70,7 +73,7 @@ def _check_trees(cache: KVCache) -> list[Node]:
             if any(wait.end is not node for wait in node.waits.values()):
                 _fail(f"node {node.node_id} has a wait that points elsewhere")
             if node.on_device and node.locks == 0:
-                evictable += node.num_pages
+                unlocked[node.is_explicit and not node.copies] += node.num_pages
         for node in [tree.root, *tree.nodes()]:
             if node.device_children != sum(child.on_device for child in node.children.values()):
                 _fail(f"node {node.node_id} miscounts its device children")
@@ -79,9 +82,18 @@ def _check_trees(cache: KVCache) -> list[Node]:
         owned[node.owner] += len(node.pages)
     if +owned != +cache.tiers.indexed_pages:
         _fail(f"tenants have {dict(owned)} pages in the index, {dict(cache.tiers.indexed_pages)} counted")
-    if evictable != cache.tiers.num_evictable:
-        _fail(f"{evictable} pages are evictable, {cache.tiers.num_evictable} counted")
+    counted = {False: cache.tiers.num_evictable, True: cache.tiers.num_movable}
+    if any(unlocked[must_move] != count for must_move, count in counted.items()):
+        _fail(f"{dict(unlocked)} pages can be given up (True: only to the host), {counted} counted")
+    kept = sum(len(node.copies) for node in found if node.is_explicit)
+    if kept != cache.tiers.num_kept:
+        _fail(f"explicit nodes have {kept} host pages, {cache.tiers.num_kept} counted")
     return found
+
+
+def _trees(cache: KVCache) -> list[RadixTree]:
+    """Those of namespaces, and of explicit runs."""
+    return [*cache.trees().values(), *(run.tree for run in cache.explicit.runs)]
 
 
 def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable], others: Counter[int]) -> None:
@@ -110,6 +122,7 @@ def _check_pages(cache: KVCache, nodes: list[Node], tables: list[PageTable], oth
 
 def _check_locks(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> None:
     targets = [table.node for table in tables] + cache.retention.pinned()
+    targets += [run.held for run in cache.explicit.runs]
     owner = {page: node for node in nodes for page in node.pages}
     for page, node in owner.items():
         if cache.tiers.node_of[page] is not node:
@@ -121,7 +134,7 @@ def _check_locks(cache: KVCache, nodes: list[Node], tables: list[PageTable]) -> 
         while current is not None:
             locks[current.node_id] += 1
             current = current.parent
-    for node in nodes + [tree.root for tree in cache.trees().values()]:
+    for node in nodes + [tree.root for tree in _trees(cache)]:
         if node.locks != locks[node.node_id]:
             _fail(f"node {node.node_id} counts {node.locks} locks and has {locks[node.node_id]}")
 
@@ -138,7 +151,7 @@ def _check_open_tails(cache: KVCache, tables: list[PageTable]) -> None:
 def _check_candidates(cache: KVCache, nodes: list[Node]) -> None:
     tiers = cache.tiers
     leaves = {node.node_id for node in nodes if node.on_device and not node.locks and not node.device_children}
-    host_leaves = {node.node_id for node in nodes if not node.on_device and not node.children}
+    host_leaves = {node.node_id for node in nodes if not (node.on_device or node.children or node.is_explicit)}
     for candidates, expected in ((tiers.candidates, leaves), (tiers.host_candidates, host_leaves)):
         entered = {node.node_id for node in candidates.nodes()}
         if entered != expected:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.cache.copies import Copies
+from weft.cache.explicit import ExplicitRuns
 from weft.cache.given_up import prefix_numbers
 from weft.cache.index_writer import IndexWriter
 from weft.cache.nodes import Node, Wait
@@ -56,6 +57,7 @@ class KVCache:
         self._writer = IndexWriter(self.index)
         self.half_page = max(1, page_size // 2)
         """Tokens that are worth waiting for."""
+        self.explicit = ExplicitRuns(self.index)
         self.retention = Retention(self.index, int(num_device_pages * max_pinned_fraction))
 
     # Looking up
@@ -294,15 +296,25 @@ class KVCache:
     def discard(self, table: PageTable, now: float, fence: int | None = None) -> int:
         """Give everything back, and forget what of it the prefix index has and nothing else uses or waits for. The
         table is empty afterwards and may be used again. Returns how many pages of the index were forgotten."""
-        node, num_pages = table.node, 0
+        node = table.node
+        num_pages = node.depth_pages
         self.free(table, array("i"), 0, now, fence=fence)
-        while node.parent is not None and not (node.locks or node.children or node.waits):
-            parent = node.parent
-            num_pages += node.num_pages
+        return num_pages - self.forget_after(node, 0).depth_pages
+
+    def forget_after(self, end: Node, num_pages: int, wait: Wait | None = None) -> Node:
+        """Forget the pages past the first `num_pages` of those up to `end`, as far as nothing uses them, and nothing
+        but `wait` waits for them. Returns the last node that is left, to which `wait` points then."""
+        node = end
+        while node.parent is not None and node.depth_pages > num_pages:
+            parent, begin = node.parent, node.depth_pages - node.num_pages
+            if begin < num_pages:
+                parent = self.index.split(node, num_pages - begin)
+            if node.locks or node.children or any(other is not wait for other in node.waits.values()):
+                break
             self.tiers.forget(node)
             self.tiers.offer(parent)
             node = parent
-        return num_pages
+        return node
 
     def copy_out(self, node: Node) -> bool:
         """Have the step being built copy the end of a run on the device to the host, as far as the budget of copies and

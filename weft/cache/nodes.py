@@ -73,6 +73,7 @@ class Node:
         "device_children",
         "fence",
         "in_flight",
+        "is_explicit",
         "is_tail",
         "key",
         "last_used_s",
@@ -112,6 +113,8 @@ class Node:
         self.num_pages = num_pages
         self.is_tail = len(tokens) < num_pages * page_bytes
         """Whether its one page is not full. Lookups of whole pages do not find it: its key is shorter than theirs."""
+        self.is_explicit: bool = parent is not None and parent.is_explicit
+        """Whether its pages are those of a program (`weft.cache.explicit`): given up to the host alone."""
         self.pages: list[int] = []
         """Device pages: `num_pages`, or none."""
         self.copies: list[int] = []

@@ -69,6 +69,11 @@ class PagePool:
         self.indexed[page] = 1
         self.refs[page] -= 1
 
+    def unindex_held(self, page: int) -> None:
+        """Undo `index`: the caller has its reference again, and nothing else does."""
+        self.indexed[page] = 0
+        self.refs[page] += 1
+
     def unindex(self, page: int, fence: int) -> None:
         """The prefix index lets go of a page without holders."""
         if self.refs[page]:

@@ -46,6 +46,12 @@ class PrefixIndex:
             self._namespaces[tree.root.node_id] = namespace
         return tree
 
+    def tree_of_run(self, tenant: str) -> RadixTree:
+        """A tree of no namespace, for explicit pages of a tenant: no tokens lead to it."""
+        tree = RadixTree("", tenant, self.page_size, self._ids)
+        tree.root.is_explicit = True
+        return tree
+
     def find(self, namespace: str, tokens: bytes) -> Match | None:
         """The longest indexed prefix of `tokens`; None when nothing of the namespace is known."""
         tree = self.trees.get(namespace)

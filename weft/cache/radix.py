@@ -231,7 +231,14 @@ def join_child(node: Node) -> bool:
     if len(node.children) != 1 or node.parent is None or node.waits or node.locks or node.on_device:
         return False
     (child,) = node.children.values()
-    if child.is_tail or child.on_device or node.in_flight or node.open_tails or child.was_found != node.was_found:
+    if (
+        child.is_tail
+        or child.on_device
+        or node.in_flight
+        or node.open_tails
+        or child.was_found != node.was_found
+        or child.retains != node.retains
+    ):
         return False
     first, rest = node.page_numbers, child.page_numbers
     child.page_numbers = None if first is None or rest is None else np.concatenate((first, rest))

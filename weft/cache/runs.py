@@ -45,6 +45,8 @@ class PageRuns(NamedTuple):
     """[n] unique; decides between runs of equal rank, the smaller first."""
     tenant: I64
     """[n] index into `tenants`."""
+    explicit: Bool
+    """[n] the pages are a program's own: they may stay or move to the host, and nothing can compute them again."""
     kinds: tuple[str, ...] = (PREFIX, UNUSED)
     tenants: tuple[str, ...] = ()
     """Names of the tenants; empty where they are not told apart."""

@@ -51,7 +51,11 @@ class TieredPages:
         self.retained_pages: Counter[str] = Counter()
         """Pages that are retained, in either tier, by tenant; what several retains share counts once."""
         self.num_evictable = 0
-        """Device pages of nodes without locks."""
+        """Device pages of nodes without locks, but for those of `num_movable`."""
+        self.num_movable = 0
+        """Of explicit nodes without locks, the device pages that have no host copy: they take as many of the host."""
+        self.num_kept = 0
+        """Host pages of explicit nodes: nothing else gets them."""
         self.num_evicted = 0
         """Device pages evicted so far, demoted ones included."""
         self.moved_pages: Counter[tuple[str, str]] = Counter()
@@ -98,7 +102,7 @@ class TieredPages:
         while current is not None:
             if current.locks == 0:
                 if current.on_device:
-                    self.num_evictable -= current.num_pages
+                    self._count_unlocked(current, -current.num_pages)
                     self.candidates.discard(current)
                 else:
                     self.host_candidates.discard(current)
@@ -125,12 +129,19 @@ class TieredPages:
             return
         node.fence = max(node.fence, fence)
         if node.on_device:
-            self.num_evictable += node.num_pages
+            self._count_unlocked(node, node.num_pages)
         self.offer(node)
 
+    def _count_unlocked(self, node: Node, num_pages: int) -> None:
+        if node.is_explicit and not node.copies:
+            self.num_movable += num_pages
+        else:
+            self.num_evictable += num_pages
+
     def offer(self, node: Node) -> None:
-        """Enter `node` among the candidates of its tier if it is an unlocked leaf there; otherwise it is none."""
-        if node.parent is None:
+        """Enter `node` among the candidates of its tier if it is an unlocked leaf there; otherwise it is none. The host
+        gives explicit nodes up to nothing."""
+        if node.parent is None or (node.is_explicit and not node.on_device):
             return
         candidates = self.candidates if node.on_device else self.host_candidates
         if node.locks or (node.device_children if node.on_device else node.children):
@@ -170,7 +181,12 @@ class TieredPages:
     @property
     def num_available(self) -> int:
         """Device pages that `allocate` could hand out, fences aside."""
-        return self.device.num_free + self.num_evictable
+        return self.device.num_free + self.num_evictable + min(self.num_movable, self.host_room)
+
+    @property
+    def host_room(self) -> int:
+        """Host pages that explicit nodes can get."""
+        return self.host.num_pages - self.num_kept
 
     def allocate(self, count: int, now: float) -> list[int] | None:
         """`count` device pages with one reference each, given up by others as needed; None when there are not so
@@ -229,7 +245,8 @@ class TieredPages:
             self.node_of[page] = node
         node.pages = pages
         node.on_device = True
-        self._spare_copies[node.node_id] = node
+        if not node.is_explicit:
+            self._spare_copies[node.node_id] = node
         if node.parent is not None:
             node.parent.device_children += 1
             self.offer(node.parent)
@@ -240,7 +257,8 @@ class TieredPages:
         if node.fence > self.copies.launched or self.host.num_free < node.num_pages:
             return False
         self._copy_out(node)
-        self._spare_copies[node.node_id] = node
+        if not node.is_explicit:
+            self._spare_copies[node.node_id] = node
         self.offer(node)
         return True
 
@@ -272,6 +290,22 @@ class TieredPages:
         if node.retains:
             self.retained_pages[node.owner] -= node.num_pages
         self._detach(node)
+        self._drop_device(node, 0)
+        self._drop_copies(node, 0)
+
+    def take_back(self, node: Node) -> list[int]:
+        """The pages of a locked explicit node on the device are its holder's again, with one reference each. Its host
+        copies end, since the pages may be written."""
+        for page in node.pages:
+            self.node_of[page] = None
+            self.device.unindex_held(page)
+        self.indexed_pages[node.owner] -= len(node.pages)
+        pages, node.pages = node.pages, []
+        self._drop_copies(node, 0)
+        return pages
+
+    def drop(self, node: Node) -> None:
+        """Give up both tiers' pages of an explicit node, which is locked where it is on the device."""
         self._drop_device(node, 0)
         self._drop_copies(node, 0)
 
@@ -308,13 +342,17 @@ class TieredPages:
             value, moves = self.candidates.first_value, self.candidates.moves_first
             wanted = min(count - self.device.num_free, node.num_pages)
             num_moved = 0
-            if moves:
-                num_moved = wanted if node.copies else min(wanted, self.copy_budget)
+            if node.copies and (moves or node.is_explicit):
+                num_moved = wanted
+            elif moves or node.is_explicit:
+                num_moved = min(wanted, self.copy_budget, self.host_room)
             rest: Node | None = None
             if num_moved > 0 and (node.copies or self._room_on_host(num_moved, now)):
                 if num_moved < node.num_pages:
                     rest = self._split(node, node.num_pages - num_moved)
                 self._demote(node)
+            elif node.is_explicit:
+                self.candidates.skip(node)
             else:
                 self.moved_pages[_label(node), "nowhere"] += wanted
                 rest = node if wanted < node.num_pages else None
@@ -323,7 +361,12 @@ class TieredPages:
                 self.candidates.keep_place(rest, value, moves)
 
     def _copy_out(self, node: Node) -> None:
+        """Copy an unlocked node to free host pages."""
         node.copies = self.host.allocate(node.num_pages)
+        if node.is_explicit:
+            self.num_movable -= node.num_pages
+            self.num_evictable += node.num_pages
+            self.num_kept += node.num_pages
         for page, host_page in zip(node.pages, node.copies, strict=True):
             self.copies.copy_out(page, host_page)
             self.host.index(host_page)
@@ -395,6 +438,7 @@ class TieredPages:
     def _drop_copies(self, node: Node, keep: int) -> None:
         for page in node.copies[keep:]:
             self.host.unindex(page, self.copies.fence("host", page, 0))
+        self.num_kept -= len(node.copies) - keep if node.is_explicit and node.copies else 0
         del node.copies[keep:]
         if not keep:
             self._spare_copies.pop(node.node_id, None)
@@ -403,6 +447,8 @@ class TieredPages:
         """Whether the host has, or gets by forgetting, `count` free pages: first what is not worth a copy any more,
         then second copies of what is on the device, then the rest of what only the host has. By last use alone, where
         the policy goes by that."""
+        if count > self.host_room:
+            return False
         while self.host.num_free < count:
             wanted = count - self.host.num_free
             node = self.host_candidates.first(now)
@@ -419,10 +465,11 @@ class TieredPages:
             if self._is_moving(node):
                 self.host_candidates.skip(node)
                 continue
-            if wanted < node.num_pages:
-                self._split(node, node.num_pages - wanted)
+            keep = max(node.num_pages - wanted, 0)
+            if keep:
+                self._split(node, keep)
             parent = node.parent
-            self._gave_up(node, 0)
+            self._gave_up(node, keep)
             self._lose(node)
             if parent is not None:
                 self.offer(parent)

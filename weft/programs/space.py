@@ -12,7 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.abi.errors import EngineDead, UnknownHandle, WeftError
-from weft.core.wire import AnsweredCommand, CloseSpace, OpenSpace, OperationUsage, QueueCommand, Sync
+from weft.core.waits import WaitKind
+from weft.core.wire import (
+    AnsweredCommand,
+    CloseSpace,
+    ExpectSpace,
+    OpenSpace,
+    OperationUsage,
+    QueueCommand,
+    Sync,
+)
 from weft.programs.engine_link import EngineLink
 from weft.programs.operations import EngineOperation, Report
 from weft.programs.types import Caller
@@ -56,6 +65,8 @@ class SpaceHandle:
         self._answered: dict[int, QueueReport] = {}
         self._silent: dict[int, deque[_Silent]] = {}
         """By queue."""
+        self._expected: WaitKind | None = None
+        """What the engine was told that the program waits for, since the last command."""
         self._opening = op = self._number()
         link.add_handle(self)
         link.add_operation(_Silent(op, space, 0, lambda call, error: self.lose(error)))
@@ -75,7 +86,7 @@ class SpaceHandle:
     def post(self, command: type[QueueCommand], queue: int, *values: Any, call: int = 0) -> None:
         """Put a silent command on a queue, with the values of its fields in their order. `on_failure` gets
         `call` and the error where it fails."""
-        op = self._number()
+        op = self._begin()
         posted = command(self._id, queue, op, *values)
         silent = self._silent.setdefault(queue, deque())
         operation = _Silent(op, self._id, call, self._failed)
@@ -87,13 +98,22 @@ class SpaceHandle:
 
     def ask(self, command: type[AnsweredCommand], queue: int, *values: Any) -> QueueReport:
         """Put a command that answers on a queue, with the values of its fields in their order."""
-        op = self._number()
+        op = self._begin()
         posted = command(self._id, queue, op, *values)
         report = QueueReport(op, self._id, queue)
         self._answered[op] = report
         self._link.add_operation(report)
         self._link.post(posted)
         return report
+
+    def begin_wait(self, kind: WaitKind, expected_in_s: float | None) -> None:
+        """Tell the engine what the program waits for, unless that is the answer to a command. Does nothing where the
+        engine knows."""
+        if not self._open or self._error is not None or self._answered:
+            return
+        if kind is not self._expected or expected_in_s is not None:
+            self._expected = kind
+            self._link.post(ExpectSpace(space=self._id, kind=kind, expected_in_s=expected_in_s))
 
     @property
     def id(self) -> int:
@@ -154,6 +174,11 @@ class SpaceHandle:
     def _number(self) -> int:
         self._check()
         return self._link.number()
+
+    def _begin(self) -> int:
+        """The number of a new command, which ends what the engine was told of a wait."""
+        self._expected = None
+        return self._number()
 
     def _failed(self, call: int, error: WeftError) -> None:
         self.on_failure(call, error)

@@ -243,12 +243,20 @@ class CommandHandler:
         if not 0 <= command.num_tokens <= len(sequence.tokens):
             message = f"cannot cut a sequence of {len(sequence.tokens)} tokens to {command.num_tokens}"
             raise ContextTooLong(message, "num_tokens")
-        cancel_all(self._state, sequence, now)
+        state, wait = self._state, sequence.wait
+        cancel_all(state, sequence, now)
+        end = sequence.table.node if wait is None or wait.end is None else wait.end
+        is_masked, first_masked = bool(sequence.branches), sequence.num_plain
         del sequence.tokens[command.num_tokens :]
         sequence.masks = cut_masks(sequence.masks, command.num_tokens)
+        if is_masked:
+            sequence.begin_branch(state.sequences.new_branch())
         sequence.high_water = min(sequence.high_water, command.num_tokens)
         sequence.failure = None
-        leave_slot(self._state, sequence, now)
+        leave_slot(state, sequence, now)
+        if is_masked:  # nothing finds what is cut off of a branch
+            num_pages = -(-max(command.num_tokens, first_masked) // state.cache.page_size)
+            state.cache.forget_after(end, num_pages, wait)
 
     def _release(self, key: tuple[int, int], now: float, how: Release, *, hold: Hold | None = None) -> None:
         sequence = self._state.sequences.open.pop(key, None)

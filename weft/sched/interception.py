@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from weft.core.waits import WaitKind, check_wait, label_of
 from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
 from weft.sched.finished_turns import FinishedTurns
-from weft.sched.policies.runs import InterceptPolicy, Load
+from weft.sched.policies.runs import START, InterceptPolicy, Load
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 from weft.sched.wait_log import Found, WaitLog
@@ -47,6 +48,21 @@ MIN_PRUNED = 256
 last time left."""
 MAX_CONSIDERED = 64
 """Runs that are considered for a copy in one step."""
+
+
+class ExplicitPages(Protocol):
+    """The explicit pages of programs that wait: `weft.sched.spaces.waits`."""
+
+    def begin_step(self, now: float) -> None:
+        """Act at the moment of interception."""
+
+    def lend(self, now: float) -> bool:
+        """Give pages to the tiers. Whether there were any."""
+        ...
+
+    def held(self) -> Mapping[str, int]:
+        """Pages by tenant that were not given."""
+        ...
 
 
 class Interception:
@@ -78,6 +94,8 @@ class Interception:
         self._load: Load | None = None
         """Of the step being built; None: not asked for yet."""
         self.waits = WaitLog()
+        self.explicit: ExplicitPages | None = None
+        """Those of programs that wait; None: no program has any."""
         self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", WaitKind.CHAT))
         cache.tiers.rank_by(self._rank, self._private_pages, self._note_ended, by_use=policy.by_use)
 
@@ -93,6 +111,8 @@ class Interception:
             idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
             for sequence in idle:
                 self._start(sequence, now)
+            if self.explicit is not None:
+                self.explicit.begin_step(now)
 
     def end_step(self, now: float) -> None:
         """The step being built has all its work: use what is left of its budget for copies made ahead."""
@@ -133,7 +153,7 @@ class Interception:
         return UNMEASURED_COPIES if pages is None else max(pages, 1)
 
     def _private_pages(self) -> Counter[str]:
-        pages: Counter[str] = Counter()
+        pages: Counter[str] = Counter(None if self.explicit is None else self.explicit.held())
         for sequences in (self._sequences.running, self._sequences.without_slot):
             for sequence in sequences.values():
                 table = sequence.table
@@ -187,10 +207,36 @@ class Interception:
             self._discard(sequence, sequence.wait_kind, now, sequence.last_step)
             sequence.cut_kv(0)
             self._sequences.without_slot.pop(sequence.seq, None)
-        elif action == "swap":
+        elif action in ("swap", "swap_in_budget"):
             self.park(sequence, now)
-            if sequence.wait is not None and sequence.wait.end is not None:
-                self._cache.move_out(sequence.wait.end, now)
+            if sequence.wait is not None:
+                self._move_out(sequence.wait, action, now)
+
+    def _move_out(self, wait: Wait, action: START, now: float) -> None:
+        """Move the KV that a wait has just begun for to the host, whole or as far as the step's budget goes. Then the
+        rest is discarded: first pages are kept, since a later one is of no use without them."""
+        end = wait.end
+        if end is None:
+            return
+        if action == "swap_in_budget":
+            whole = end.depth_pages
+            end = self._cache.forget_after(end, self._movable(end), wait)
+            self._cache.tiers.moved_pages[label_of(wait.kind), "nowhere"] += whole - end.depth_pages
+        self._cache.move_out(end, now)
+
+    def _movable(self, end: Node) -> int:
+        """How many of the pages up to `end`, from the first, have a copy on the host or get one within the budget."""
+        path = [end]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        num_pages, budget = 0, max(0, self._cache.tiers.copy_budget)
+        for node in reversed(path):
+            taken = node.num_pages if node.copies else min(node.num_pages, budget)
+            num_pages += taken
+            if taken < node.num_pages:
+                break
+            budget -= 0 if node.copies else taken
+        return num_pages
 
     # Giving pages to the index
 
@@ -211,7 +257,7 @@ class Interception:
             expected_s=sequence.expected_s if is_idle else None,
         )
         self._cache.free(
-            sequence.table, sequence.tokens, plain_tokens(sequence), now, wait=wait, fence=sequence.last_step
+            sequence.table, sequence.index_keys, _num_written(sequence), now, wait=wait, fence=sequence.last_step
         )
         sequence.wait = wait
         if sequence.retained is not None:
@@ -224,14 +270,16 @@ class Interception:
         self._sequences.without_slot.pop(sequence.seq, None)
 
     def park_idle(self, now: float) -> bool:
-        """Park all sequences that have pages and nothing to do. Whether there was one.
+        """Park all sequences that have pages and nothing to do, and have programs that wait lend their explicit pages.
+        Whether there was one.
 
         All of them, however few pages are missing: then the order covers every sequence that does not run.
         """
         idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
         for sequence in idle:
             self.park(sequence, now)
-        return bool(idle)
+        has_lent = self.explicit is not None and self.explicit.lend(now)
+        return bool(idle) or has_lent
 
     def expect(self, sequence: Sequence, command: Expect, now: float) -> None:
         """Note what a sequence waits for, or will wait for once it has done its work. Raises `InvalidRequest`."""
@@ -247,11 +295,18 @@ class Interception:
     def close(self, sequence: Sequence, how: Release, hold: RetainedRun | None, now: float) -> None:
         """Give up the pages of a sequence that is being closed. With a kind, another sequence may continue it: then
         its last page stays findable too. `hold` keeps them until another sequence continues it, what the sequence
-        retained until that ends."""
+        retained until that ends. From the page with the first mask on, nothing is found again."""
         kind = how.kind
         end = None if sequence.wait is None else sequence.wait.end
         self.unpark(sequence, now)
-        table, tokens, num_written = sequence.table, sequence.tokens, plain_tokens(sequence)
+        table, tokens, num_written = sequence.table, sequence.tokens, _num_written(sequence)
+        if sequence.branches:
+            num_pages = sequence.num_plain // self._cache.page_size
+            last = end or table.node
+            self._cache.truncate(table, num_pages * self._cache.page_size, now)
+            last = self._cache.forget_after(last, num_pages)
+            end = None if end is None else last
+            num_written = min(num_written, num_pages * self._cache.page_size)
         retained = None if sequence.retained is None or sequence.retained.ended else sequence.retained
         action = self.policy.at_start(kind) if kind and hold is None else "keep"
         if action == "discard" and retained is None:
@@ -283,8 +338,8 @@ class Interception:
                 self._cache.retention.attach(retained, mark)
             if not kind:
                 self._cache.tiers.end_wait(wait)
-            if action == "swap" and wait.end is not None:
-                self._cache.move_out(wait.end, now)
+            if action in ("swap", "swap_in_budget"):
+                self._move_out(wait, action, now)
             self._remember(wait)
         if kind and hold is None and sequence.num_prompt and self._config.prefix_cache:
             self._note_turn(sequence, kind)
@@ -361,7 +416,7 @@ class Interception:
             return
         numbers = self._cache.prefix_numbers(sequence.table, tokens)
         if given_up:
-            sequence.high_water = given_up.extent(numbers[: sequence.num_plain + 1], num_found)
+            sequence.high_water = given_up.extent(numbers, num_found)
         turn = self._turns.find(tokens, numbers)
         if turn is not None:
             sequence.first_different = turn.first_different
@@ -378,7 +433,7 @@ class Interception:
 
     def inherit(self, sequence: Sequence, now: float) -> None:
         """Give a new sequence the age of the one that it continues, if it does."""
-        tokens = sequence.tokens.tobytes()
+        tokens = sequence.index_keys.tobytes()
         match = self._cache.lookup(sequence.table, tokens, len(sequence.tokens))
         waits = self._continued(sequence, match, tokens)
         if waits:
@@ -409,6 +464,6 @@ class Interception:
         return found
 
 
-def plain_tokens(sequence: Sequence) -> int:
-    """Tokens whose KV may stay behind for others."""
-    return min(sequence.num_written, len(sequence.tokens), sequence.num_plain)
+def _num_written(sequence: Sequence) -> int:
+    """Known tokens whose KV is written."""
+    return min(sequence.num_written, len(sequence.tokens))

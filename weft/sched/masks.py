@@ -2,12 +2,18 @@
 
 A mask holds from a position on: what stands there and later does not see the hidden tokens. So every token of a
 sequence has one meaning, independent of the chunks in which it is computed, and a sequence with masks may be discarded
-and recomputed like any other. What was computed under a mask never enters the prefix index.
+and recomputed like any other.
+
+KV that was computed under a mask depends on more than its tokens, so the prefix index knows it by other keys: from the
+first mask on, a token's key is the number of the *branch* that it belongs to. A branch is a stretch of one sequence
+that only grows at its end. A mask, a fork and a cut begin a new one, so a branch and a position stand for one token
+under certain masks. Only the sequence and its forks know the numbers: nothing else finds this KV.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -24,6 +30,25 @@ class Mask(NamedTuple):
 
     start: int
     hidden: Ranges
+
+
+class Branch(NamedTuple):
+    """The tokens from `start` to the next branch, under keys of their own."""
+
+    start: int
+    number: int
+    """Negative, as no token is; no other branch of an open sequence has it."""
+
+
+def index_keys(tokens: array[int], branches: Items[Branch]) -> array[int]:
+    """[tokens] by what the prefix index knows the tokens of a sequence: themselves, and of branches their numbers."""
+    if not branches:
+        return tokens
+    keys = tokens[: branches[0].start]
+    ends = [branch.start for branch in branches[1:]] + [len(tokens)]
+    for branch, end in zip(branches, ends, strict=True):
+        keys.extend(array("i", [branch.number]) * (end - branch.start))
+    return keys
 
 
 def unpack_ranges(packed: bytes, num_tokens: int) -> Ranges:

@@ -121,6 +121,7 @@ def _set_mask(state: SchedulerState, sequence: Sequence, op: SetMask) -> None:
         fail_sequence(state, sequence, op.op, error.kind, error.message)
         return
     sequence.masks = add_mask(sequence.masks, mask)
+    sequence.begin_branch(state.sequences.new_branch())
 
 
 def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) -> None:
@@ -133,6 +134,9 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
     child.tokens = parent.tokens[:]
     child.total = len(child.tokens)
     child.masks = list(parent.masks)
+    if child.masks:
+        child.branches = list(parent.branches)
+        child.begin_branch(state.sequences.new_branch())
     leader = parent
     if (
         parent.state is SequenceState.PENDING_FORK

@@ -55,16 +55,16 @@ def _take_writes(state: SchedulerState, flight: InFlight, now: float) -> None:
         sequence.finish_kv(end)
         _index(state, sequence, end, now)
         has_ended = not sequence.decoding and _end_if_filled(state, sequence, now)
-        if not has_ended and end % page_size and end <= sequence.num_plain:
-            state.cache.publish_tail(sequence.table, sequence.tokens, end)
+        if not has_ended and end % page_size:
+            state.cache.publish_tail(sequence.table, sequence.index_keys, end)
 
 
 def _index(state: SchedulerState, sequence: Sequence, end: int, now: float) -> None:
     """Let others find the pages that are full with the first `end` tokens."""
     table = sequence.table
-    plain = min(end, len(sequence.tokens), sequence.num_plain)
-    if plain // state.cache.page_size > table.num_indexed and table.indexable:
-        state.cache.commit(table, sequence.tokens, plain, now)
+    known = min(end, len(sequence.tokens))
+    if known // state.cache.page_size > table.num_indexed and table.indexable:
+        state.cache.commit(table, sequence.index_keys, known, now)
         if table.announced:
             state.sequences.queue.progressed(sequence.seq, table.num_indexed)
         else:

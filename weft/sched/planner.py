@@ -43,7 +43,8 @@ class StepPlanner:
         self._prompt_budget = state.config.max_step_tokens
         """Tokens of the step being built from which on prompts get none."""
         self._num_promised = 0
-        """Pages that sequences still need which have a part of their pages and wait for the rest from the host."""
+        """Pages that sequences and a space still need which have a part of their pages and wait for the rest from the
+        host."""
 
     # The step
 
@@ -53,9 +54,9 @@ class StepPlanner:
         step_id = self._state.last_step_id + 1
         self._sequences.queue.end_deferrals(step_id)
         self._interception.begin_step(now)
-        self._num_promised = 0
         builder = StepBuilder(step_id, self._sequences.slots, self._cache.page_size)
         self._reclaimer.begin_step(step_id, now)
+        self._num_promised = self._spaces.bring(now)
         try:
             self._add_decodes(builder, now)
             self._add_spaces(builder, now)
@@ -272,7 +273,7 @@ class StepPlanner:
         may_look = self._config.prefix_cache or sequence.wait is not None
         if sequence.returning or (is_fresh and may_look):
             limit = self._reuse_limit(sequence)
-            tokens = sequence.tokens.tobytes()
+            tokens = sequence.index_keys.tobytes()
             match = self._cache.lookup(sequence.table, tokens, limit)
             num_reshaped = self._cache.tiers.num_reshaped
             if is_fresh and self._defer(sequence, match, tokens, limit):
@@ -300,7 +301,7 @@ class StepPlanner:
             acquired = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=is_own)
             self._reuse(sequence, acquired, tokens, now)
             if sequence.reuse_limit is None:
-                self._cache.announce(sequence.table, tokens, sequence.num_plain)
+                self._cache.announce(sequence.table, tokens, len(sequence.tokens))
         if sequence.returned_kind:
             self._interception.count_return(sequence)
         return "admitted"
@@ -337,7 +338,7 @@ class StepPlanner:
 
     def _reuse_limit(self, sequence: Sequence) -> int:
         """How many tokens may come from the prefix index: one at least is left to compute."""
-        limit = min(len(sequence.tokens) - 1, sequence.num_plain)
+        limit = len(sequence.tokens) - 1
         limit = limit if sequence.reuse_limit is None else min(limit, sequence.reuse_limit)
         return max(limit, 0)
 

@@ -111,6 +111,13 @@ class Reclaimer:
                 return False
         return True
 
+    def make_back(self, count: int, now: float) -> bool:
+        """As `make_free`, for explicit pages that come back from the host: where nothing runs, pins give way."""
+        while not self.make_free(count, now):
+            if self._sequences.running or not self._cache.retention.break_pin(now):
+                return False
+        return True
+
     def _reclaim(self, purpose: Purpose, missing: int, needy: Sequence | None, now: float) -> bool:
         """Have one holder give up its pages. False: the one in need has to wait."""
         holder = self._policy.choose(ReclaimView(purpose, missing, self._cache, self._sequences, needy))

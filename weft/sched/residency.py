@@ -168,8 +168,6 @@ class Residency:
     def _check_demotable(self, sequence: Sequence) -> None:
         if sequence.state is not SequenceState.IDLE:
             raise InvalidRequest(f"sequence {sequence.handle} has work, so its KV stays on the device", "seq")
-        if sequence.num_plain < sequence.num_computed:
-            raise Unsupported(f"sequence {sequence.handle} has masked tokens, whose KV cannot be moved", "seq")
 
     def _check_policy(self, what: str) -> None:
         policy = self._interception.policy

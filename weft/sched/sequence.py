@@ -24,7 +24,7 @@ from weft.cache.retention import RetainedRun
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.waits import WaitKind
 from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
-from weft.sched.masks import Mask
+from weft.sched.masks import Branch, Mask, index_keys
 from weft.sched.token_sources import TokenSources
 
 
@@ -269,6 +269,8 @@ class Sequence:
     """(kind, message) of an append that could not be carried out: nothing may be generated on half a prompt."""
     masks: list[Mask] = field(default_factory=list)
     """By where they begin to hold."""
+    branches: list[Branch] = field(default_factory=list)
+    """From the first mask on, by start."""
     # Where it comes from: forks.
     parent: Sequence | None = None
     unborn: bool = False
@@ -321,10 +323,21 @@ class Sequence:
         """The operation under way; None: there is nothing to do."""
         return self.ops[0] if self.ops else None
 
+    def begin_branch(self, number: int) -> None:
+        """Give the tokens to come keys of their own, if there are masks."""
+        length = len(self.tokens)
+        kept = [branch for branch in self.branches if branch.start < length]
+        self.branches = [*kept, Branch(length, number)] if self.masks else []
+
+    @property
+    def index_keys(self) -> array[int]:
+        """[tokens] by what the prefix index knows them. Not to be changed."""
+        return index_keys(self.tokens, self.branches)
+
     @property
     def num_plain(self) -> int:
-        """Tokens that saw everything before them: no more may enter the prefix index, or come from it."""
-        return self.masks[0].start if self.masks else len(self.tokens)
+        """Tokens that saw everything before them: other sequences may find the KV of these alone."""
+        return self.branches[0].start if self.branches else len(self.tokens)
 
     @property
     def target(self) -> int:

@@ -18,6 +18,9 @@ from weft.sched.queue import WaitingQueue
 from weft.sched.sequence import GenerateOp, Rank, Sequence, SequenceState
 from weft.sched.slots import DecodeTable
 
+LEAST_BRANCH = -(1 << 31)
+"""The least number of a branch; keys are of 32 bits. Then numbers begin anew."""
+
 
 class Decoding(NamedTuple):
     """The sequences that compute one token in every step, in order of rank, and their slots."""
@@ -43,6 +46,9 @@ class SequenceTable:
         """Running sequences that compute one token in every step."""
         self._decoding: Decoding | None = None
         """None: has changed since it was last made."""
+        self._last_branch = 0
+        self._branches_before: set[int] = set()
+        """Numbers in use since before they began anew."""
 
     def __len__(self) -> int:
         """Open sequences of all clients."""
@@ -55,6 +61,16 @@ class SequenceTable:
     def rank(self, sequence: Sequence) -> Rank:
         """The place in the total order by which steps are filled and pages reclaimed; smaller is earlier."""
         return self.queue.order.rank(sequence)
+
+    def new_branch(self) -> int:
+        """A number for a branch (`weft.sched.masks`) that no open sequence has."""
+        while True:
+            if self._last_branch == LEAST_BRANCH:
+                self._last_branch = 0
+                self._branches_before = {branch.number for sequence in self for branch in sequence.branches}
+            self._last_branch -= 1
+            if self._last_branch not in self._branches_before:
+                return self._last_branch
 
     @property
     def num_prefilling(self) -> int:

@@ -21,6 +21,7 @@ from weft.sched.sequence_table import SequenceTable
 from weft.sched.spaces.place import Placer, PlacerSizes
 from weft.sched.spaces.pool import SpacePool
 from weft.sched.spaces.spaces import Spaces
+from weft.sched.spaces.waits import SpaceWaits
 
 
 class SchedulerState:
@@ -37,7 +38,8 @@ class SchedulerState:
         self.residency = Residency(cache, self.sequences, self.interception, self.log)
         most_prompts = prompt_budget(config, config.max_running, cache.page_size)
         self.reclaimer = Reclaimer(cache, self.sequences, self.interception, self.log, ByRank(), most_prompts)
-        self.spaces = _spaces(config, cache, self.log, self.reclaimer)
+        self.spaces = _spaces(config, cache, self.log, self.reclaimer, self.interception)
+        self.interception.explicit = self.spaces.waits
         self.reclaimer.last_resort = self.spaces.end_youngest
         self.places = PlaceForecast()
         """When a generation that finds the queue full can expect a place: each end of a generation frees one."""
@@ -45,7 +47,9 @@ class SchedulerState:
         """The last step that was launched."""
 
 
-def _spaces(config: SchedulerConfig, cache: KVCache, log: EventLog, reclaimer: Reclaimer) -> Spaces:
+def _spaces(
+    config: SchedulerConfig, cache: KVCache, log: EventLog, reclaimer: Reclaimer, interception: Interception
+) -> Spaces:
     num_slots = config.max_running if config.num_device_slots is None else config.num_device_slots
     pool = SpacePool(
         cache, int(cache.tiers.device.num_pages * config.space_fraction), config.num_embeds, reclaimer.make_free
@@ -58,4 +62,5 @@ def _spaces(config: SchedulerConfig, cache: KVCache, log: EventLog, reclaimer: R
     )
     refusal = "explicit pages are not supported for models with sliding windows; use sequences" * config.has_windows
     placer = Placer(pool, sizes=sizes, slots=range(config.max_running, num_slots))
-    return Spaces(pool, placer, log, aging_s=config.aging_s, alloc_wait_s=config.alloc_wait_s, refusal=refusal)
+    waits = SpaceWaits(cache, pool, interception, reclaimer.make_back)
+    return Spaces(pool, placer, waits, log, aging_s=config.aging_s, alloc_wait_s=config.alloc_wait_s, refusal=refusal)

@@ -79,21 +79,24 @@ class WaitLog:
 
 def _at_start(waits: list[EndedWait]) -> PageRuns:
     """The waits as runs at the moment when they began, which is 0."""
-    kinds = tuple(dict.fromkeys((PREFIX, *(wait.kind for wait in waits))))
-    tenants = tuple(dict.fromkeys(wait.tenant for wait in waits))
+    kinds, tenants = {PREFIX: 0}, dict[str, int]()
+    for wait in waits:
+        kinds.setdefault(wait.kind, len(kinds))
+        tenants.setdefault(wait.tenant, len(tenants))
     zeros, ones = np.zeros(len(waits)), np.ones(len(waits), np.int64)
     announced: F64 = np.array([wait.announced_s for wait in waits])
     return PageRuns(
         since_s=zeros,
         expected_s=announced,
-        kind=np.array([kinds.index(wait.kind) for wait in waits], np.int64),
+        kind=np.array([kinds[wait.kind] for wait in waits], np.int64),
         num_tokens=ones,
         num_pages=ones,
         has_copy=np.zeros(len(waits), np.bool_),
         over_share=np.zeros(len(waits), np.bool_),
         weight=zeros,
         order=np.arange(len(waits)),
-        tenant=np.array([tenants.index(wait.tenant) for wait in waits], np.int64),
-        kinds=kinds,
-        tenants=tenants,
+        tenant=np.array([tenants[wait.tenant] for wait in waits], np.int64),
+        explicit=np.zeros(len(waits), np.bool_),
+        kinds=tuple(kinds),
+        tenants=tuple(tenants),
     )

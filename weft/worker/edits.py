@@ -34,7 +34,7 @@ LATE_MASKED = -1e30
 """Tokens that the late mask excludes."""
 
 
-class Rows(NamedTuple):
+class LogitRows(NamedTuple):
     """The samplers that rows of logits belong to."""
 
     slots: I32
@@ -62,7 +62,7 @@ class Masks:
         return bits.flatten(1)[:, : self._vocab_size].bool()
 
 
-def needs_edit(slots: SlotTable, rows: Rows) -> Bool:
+def needs_edit(slots: SlotTable, rows: LogitRows) -> Bool:
     """[n] whether `edit` would change a row."""
     ids = rows.slots
     stopped = rows.suppress_stop & slots.stoppable[ids]
@@ -70,7 +70,7 @@ def needs_edit(slots: SlotTable, rows: Rows) -> Bool:
     return needed
 
 
-def edit(logits: Tensor, slots: SlotTable, rows: Rows, masks: Masks | None) -> None:
+def edit(logits: Tensor, slots: SlotTable, rows: LogitRows, masks: Masks | None) -> None:
     """Apply everything up to temperature to logits [n, V], in place."""
     _add_bias(logits, slots, rows)
     _penalize(logits, slots, rows)
@@ -78,7 +78,7 @@ def edit(logits: Tensor, slots: SlotTable, rows: Rows, masks: Masks | None) -> N
     _mask(logits, slots, rows, masks)
 
 
-def _add_bias(logits: Tensor, slots: SlotTable, rows: Rows) -> None:
+def _add_bias(logits: Tensor, slots: SlotTable, rows: LogitRows) -> None:
     found = [(index, slots.bias[slot]) for index, slot in enumerate(rows.slots.tolist()) if slot in slots.bias]
     if not found:
         return
@@ -88,7 +88,7 @@ def _add_bias(logits: Tensor, slots: SlotTable, rows: Rows) -> None:
     logits.view(-1).index_add_(0, index, added.to(logits.dtype))
 
 
-def _penalize(logits: Tensor, slots: SlotTable, rows: Rows) -> None:
+def _penalize(logits: Tensor, slots: SlotTable, rows: LogitRows) -> None:
     chosen = np.flatnonzero(slots.penalized[rows.slots])
     if not len(chosen):
         return
@@ -119,7 +119,7 @@ def _penalize_row(row: npt.NDArray[np.floating], slots: SlotTable, slot: int) ->
     row[seen] = x - (slots.frequency[slot] * num_output + slots.presence[slot] * (num_output > 0)).astype(x.dtype)
 
 
-def _mask(logits: Tensor, slots: SlotTable, rows: Rows, masks: Masks | None) -> None:
+def _mask(logits: Tensor, slots: SlotTable, rows: LogitRows, masks: Masks | None) -> None:
     bans = _bans(logits, slots, rows)
     allowed = [(index, slots.allowed[slot]) for index, slot in enumerate(rows.slots.tolist()) if slot in slots.allowed]
     late = np.flatnonzero(rows.mask_rows >= 0)
@@ -139,7 +139,7 @@ def _mask(logits: Tensor, slots: SlotTable, rows: Rows, masks: Masks | None) -> 
         logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(~mask, LATE_MASKED))
 
 
-def _bans(logits: Tensor, slots: SlotTable, rows: Rows) -> tuple[Tensor, Tensor] | None:
+def _bans(logits: Tensor, slots: SlotTable, rows: LogitRows) -> tuple[Tensor, Tensor] | None:
     """Cells of the flat logits, and the level that each is lowered to: +inf for words whose prefix does not match."""
     stops: list[I64] = []
     lasts: list[I64] = []

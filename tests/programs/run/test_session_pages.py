@@ -13,6 +13,7 @@ from weft.abi.frames import EventKind
 from weft.abi.operations import Op
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams
+from weft.core.waits import WaitKind
 from weft.core.wire import (
     AllocEmbeds,
     AllocPages,
@@ -53,6 +54,7 @@ class FakeSpace:
         self.told: list[tuple[Any, ...]] = []
         self.calls: list[int] = []
         self.reports: list[Report] = []
+        self.waits: list[tuple[WaitKind, float | None]] = []
         self.released = 0
         self.error: WeftError | None = None
         self.on_failure = lambda call, error: None
@@ -68,6 +70,9 @@ class FakeSpace:
         self.post(command, queue, *values)
         self.reports.append(Report(len(self.reports), 0))
         return self.reports[-1]
+
+    def begin_wait(self, kind: WaitKind, expected_in_s: float | None) -> None:
+        self.waits.append((kind, expected_in_s))
 
     def end(self, index: int = -1, error: WeftError | None = None, **finished: Any) -> None:
         report = self.reports[index]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from tests.programs.help import settle
@@ -14,9 +15,9 @@ from tests.python_calls import count_calls
 from weft.abi.frames import pack
 from weft.abi.operations import Op
 from weft.core.waits import WaitKind
-from weft.core.wire import Expect
+from weft.core.wire import Expect, ExpectSpace
 from weft.programs.run.calls.sequence import MAX_EXPECTED
-from weft.testing.fake_engine import FakeEngine
+from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 
 
 def told(host: Host) -> list[tuple[int, str, float | None]]:
@@ -212,3 +213,33 @@ def test_the_engine_knows_until_when_a_program_sleeps() -> None:
         assert 0 < sequence.expected_s - sequence.last_active_s <= 13.0
 
     on_engine(test)
+
+
+def test_the_space_of_a_program_waits_as_its_sequences_do() -> None:
+    info = msgspec.structs.replace(DEFAULT_INFO, explicit_pages=True, num_embeds=100, max_space_pages=50)
+
+    def told_of_pages(host: Host) -> list[tuple[str, float | None]]:
+        found = [(e.kind, e.expected_in_s) for e in host.engine.sent if isinstance(e, ExpectSpace)]
+        host.engine.sent.clear()
+        return found
+
+    async def test(host: Host) -> None:
+        program = host.program()
+        program.ask(Op.RECEIVE)
+        await settle()
+        assert told_of_pages(host) == [], "it has no space"
+        program.say(Op.QUEUE_OPEN, 1, 0)
+        for _ in range(2):
+            program.ask(Op.RECEIVE)
+        await settle()
+        assert told_of_pages(host) == [(WaitKind.MESSAGE, None)], "what the engine knows is said once"
+        program.say(Op.QUEUE_PRIORITY, 1, 3)
+        program.ask(Op.SLEEP, 12.5)
+        await settle()
+        assert told_of_pages(host) == [(WaitKind.SLEEP, 12.5)], "a command has ended the wait"
+        program.ask(Op.QUEUE_SYNC, 1)
+        program.ask(Op.RECEIVE)
+        await settle()
+        assert told_of_pages(host) == [], "it waits for the device, too"
+
+    run(test, engine=FakeEngine(info, auto=False))

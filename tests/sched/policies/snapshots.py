@@ -19,6 +19,7 @@ COLUMNS: dict[str, tuple[type, Any]] = {
     "over_share": (np.bool_, False),
     "weight": (np.float64, 0.0),
     "tenant": (np.int64, 0),
+    "explicit": (np.bool_, False),
 }
 
 

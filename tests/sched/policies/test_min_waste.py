@@ -14,6 +14,7 @@ from tests.sched.policies.snapshots import line, make_runs
 from weft.cache.runs import NEVER_S, PageRuns
 from weft.sched.policies import NEVER, InterceptPolicy, Load, first_to_give_up, make_policy
 from weft.sched.policies.min_waste import BOOKKEEPING_S, SOONEST_S
+from weft.sched.policies.waste import RunSizes, swap_waste
 
 NOW = 1000.0
 LOAD = Load(NOW, running_tokens=5000, running_rows=24, saturation_tokens=64, costs=line(page_s=0.002))
@@ -40,6 +41,18 @@ def test_the_ratio_by_hand() -> None:
 def test_a_ratio_below_one_is_the_papers_decision_to_discard(wait_s: float, discards: bool) -> None:
     # Equation 5: preserving 160 tokens for w seconds wastes 160 w, recomputing them 812.8: equal at w = 5.08.
     assert (ranks(context(expected_s=NOW + wait_s))[0] < 1) == discards
+
+
+def test_explicit_pages_weigh_what_a_swap_wastes() -> None:
+    policy = make_policy("min_waste", "oracle")
+    runs = context(2, expected_s=NOW + 10, explicit=[False, True])
+    slow_link = LOAD._replace(costs=line(page_s=1.0), host_pages=100)
+    plain, explicit = policy.rank(runs, slow_link).tolist()
+    assert plain == pytest.approx(WHOLE_WASTE / 1600, rel=1e-5)
+    assert explicit == pytest.approx(swap_waste(runs, RunSizes.of(runs, slow_link), slow_link)[1] / 1600, rel=1e-5)
+    assert explicit > plain
+    assert policy.moves(runs, slow_link).tolist() == [False, True]
+    assert policy.rank(runs, LOAD)[1] == NEVER, "there is no host"
 
 
 def test_a_price_and_not_a_size_decides() -> None:

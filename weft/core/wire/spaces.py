@@ -37,6 +37,14 @@ class CloseSpace(SpaceCommand, frozen=True):
     """Give everything in the space up. Commands under way end with `Cancelled`; exports stay."""
 
 
+class ExpectSpace(SpaceCommand, frozen=True, kw_only=True):
+    """As `Expect`, for the pages of a space: what its program waits for once its commands are done. Holds until the
+    next command on a queue."""
+
+    kind: str
+    expected_in_s: float | None = None
+
+
 class QueueCommand(SpaceCommand, frozen=True):
     """Base of the commands on a queue; silent unless they fail."""
 

@@ -150,6 +150,7 @@ class RunContext:
                 is_all = True
             if calls.new_wait is not None:
                 self._sequences.begin_wait(*calls.new_wait)
+                self._pages.begin_wait(*calls.new_wait)
                 calls.new_wait = None
             self._budget.spend("host_calls", count)
         except LimitExceeded as error:

@@ -38,3 +38,13 @@ class HeuristicPolicy(LruPolicy):
     def _is_short(self, runs: PageRuns) -> Bool:
         short = np.array([kind not in self._long_kinds and kind not in (PREFIX, UNUSED) for kind in runs.kinds])
         return short[runs.kind]
+
+
+class BudgetedHeuristicPolicy(HeuristicPolicy):
+    """Of long kinds, as many pages move to the host as the step's budget of copies allows (APIServe, section 5.2)."""
+
+    name = "budgeted_heuristic"
+
+    def at_start(self, kind: str) -> START:
+        """Moved to the host in part where the kind is a long one."""
+        return "swap_in_budget" if kind in self._long_kinds else "keep"

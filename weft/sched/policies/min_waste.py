@@ -17,6 +17,9 @@ The paper's sequences all return. Here some runs are of no use any more: what a 
 closed, and the turn of a client that says no more. W_i is only wasted if the run is used again, so it counts times the
 chance of that, which the estimator knows from runs of the same kind; and a copy on the host is only made of a run that
 is worth one by the same measure.
+
+The explicit pages of a program cannot be computed again: to discard them wastes infinitely much, so W_i is that of the
+swap.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from weft.cache.runs import PageRuns
 from weft.core.step import F64, Bool
 from weft.core.waits import WaitKind
 from weft.sched.policies.estimators import WaitEstimator, elapsed_s
-from weft.sched.policies.runs import START, Load, keep_pins
+from weft.sched.policies.runs import NEVER, START, Load, keep_pins
 from weft.sched.policies.waste import RunSizes, least_waste, recompute_waste, swap_waste, waste_preserve
 
 SOONEST_S = 1e-6
@@ -101,7 +104,7 @@ class MinWastePolicy:
             sizes = RunSizes.of(runs, load)
             remaining_s = self._remaining_s(runs, load.now)
             chance = np.maximum(self.estimator.return_chance(runs, load.now), LEAST_CHANCE)
-            recompute = recompute_waste(sizes, load) * chance
+            recompute = np.where(runs.explicit, NEVER, recompute_waste(sizes, load) * chance)
             swap = swap_waste(runs, sizes, load)
             movable = runs.has_copy | (runs.num_pages <= load.host_pages)
             give_up = np.where(movable, np.minimum(recompute, swap), recompute)

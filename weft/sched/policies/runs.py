@@ -16,7 +16,7 @@ from weft.core.step import F64, I64, Bool
 
 NEVER = np.inf
 """Rank of a run that must not be given up."""
-START = Literal["keep", "discard", "swap"]
+START = Literal["keep", "discard", "swap", "swap_in_budget"]
 FIRST_PART = 64
 
 
@@ -64,7 +64,8 @@ class InterceptPolicy(Protocol):
         ...
 
     def at_start(self, kind: str) -> START:
-        """What happens at the moment of interception. "keep" is lazy: pages are taken when others need them."""
+        """What happens at the moment of interception. "keep" is lazy: pages are taken when others need them.
+        "swap_in_budget" moves as many pages to the host as the step may, and discards the rest."""
         ...
 
     def rank(self, runs: PageRuns, load: Load) -> F64:

@@ -1,4 +1,4 @@
-"""`swap`: an intercepted sequence moves to the host at once, as a whole (APIServe, section 3.2)."""
+"""`swap`: an intercepted sequence moves to the host at once, as a whole (APIServe, section 3.2), or within a budget."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ class SwapPolicy(LruPolicy):
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] zeros: waits have moved already, and prefixes are not copied ahead."""
         return np.zeros(len(runs.since_s))
+
+
+class BudgetedSwapPolicy(SwapPolicy):
+    """As far as the step's budget of copies goes; the rest is discarded (APIServe, section 5.2)."""
+
+    name = "budgeted_swap"
+
+    def at_start(self, kind: str) -> START:
+        """Moved to the host in part."""
+        return "swap_in_budget"

@@ -6,7 +6,7 @@ command raises has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from weft.abi.errors import InvalidRequest, OutOfPages
 from weft.core.wire import (
@@ -101,6 +101,18 @@ class ImmediateCommands:
     def _release_export(self, space: Space, command: ReleaseExport, now: float) -> Count:
         self._pool.release_export(space.namespace, command.name, now)
         return 0
+
+
+def makes_export(command: QueueCommand) -> bool:
+    """Whether what it leaves outlives the space."""
+    return isinstance(command, ExportPages)
+
+
+def waits_for_export(command: QueueCommand, delayed: Iterable[QueueCommand]) -> bool:
+    """Whether a command names an export that one of the `delayed` makes, which came before it."""
+    return isinstance(command, ExportPages | ImportPages | ReleaseExport) and any(
+        isinstance(other, ExportPages) and other.name == command.name for other in delayed
+    )
 
 
 _CARRIED_OUT_BY: dict[type[QueueCommand], Callable[..., Count]] = {

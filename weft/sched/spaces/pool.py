@@ -39,7 +39,7 @@ class SpacePool:
         self._returning: list[tuple[Space, int]] = []
         """Pages of reservations that the step being built may name: theirs again when it is."""
         self.num_pages = 0
-        """References on device pages that are held here."""
+        """References on pages that are held here; what spaces have lent counts, so that it can always come back."""
         self.held: Counter[str] = Counter()
         """Of them, those of each tenant: of its spaces, their reservations, and its exports."""
 
@@ -107,6 +107,16 @@ class SpacePool:
         for page in pages:
             self._cache.tiers.drop_ref(page, now)
         self._count(tenant, -len(pages))
+
+    def forget(self, tenant: str, count: int) -> None:
+        """Pages of a tenant that were lent are gone."""
+        self._count(tenant, -count)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that may name pages of spaces."""
+        copies = self._cache.tiers.copies
+        return copies.building if self._is_named else copies.launched
 
     def share(self, space: Space, pages: list[int], now: float) -> bool:
         """One more reference on each, which counts like a page. False: not now. Raises `OutOfPages` beyond the

@@ -10,11 +10,18 @@ import struct
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from weft.abi.errors import InvalidRequest, UnknownHandle, WeftError
+from weft.cache.explicit import ExplicitRun
+from weft.cache.nodes import Wait
 from weft.core.wire import QueueCommand
 
 MAX_HANDLE = 2**32
+
+
+LENT = -1
+"""The device page of a handle while its space has lent it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +29,7 @@ class PageHandle:
     """A handle on a device page."""
 
     page: int
+    """`LENT` while the program waits and others may use the memory (`weft.sched.spaces.waits`)."""
     filled: int = 0
     """Bit s: place s holds a token, or will when the steps launched so far are done."""
     hidden: int = 0
@@ -96,6 +104,14 @@ class SpaceQueue:
     closing: bool = False
 
 
+class Lent(NamedTuple):
+    """Pages of a space whose program waits."""
+
+    run: ExplicitRun
+    pages: list[PageHandle]
+    """In the order of the run."""
+
+
 @dataclass(slots=True, eq=False)
 class Space:
     """The pages, embeddings and queues of one program, by the numbers it gave them."""
@@ -117,10 +133,21 @@ class Space:
     reservation: int = 0
     num_pending: int = 0
     """Commands on its queues that have not run yet."""
+    wait: Wait | None = None
+    """What its program waits for, until the next command."""
+    lent: Lent | None = None
+    """Commands wait until these pages are back."""
+    is_ending: bool = False
+    """It was closed, and is gone once its pages are back and exported."""
     failure: WeftError | None = None
     """Why it was taken away."""
     _listed: tuple[bytes, list[PageHandle]] = (b"", [])
     """The pages listed last: a program lists the same ones from token to token."""
+
+    @property
+    def has_device_pages(self) -> bool:
+        """Whether there are any that it has not lent."""
+        return bool(self.reserved) or any(page.page != LENT for page in self.pages.values())
 
     def queue(self, number: int) -> SpaceQueue:
         """The queue of a number. Raises `UnknownHandle`."""

@@ -12,6 +12,7 @@ and no device.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -34,6 +35,7 @@ from weft.core.wire import (
     CloseQueue,
     CloseSpace,
     Dists,
+    ExpectSpace,
     Failed,
     Finished,
     OpenQueue,
@@ -47,10 +49,11 @@ from weft.sched.batch import StepBuilder
 from weft.sched.event_log import EventLog
 from weft.sched.in_flight import InFlight
 from weft.sched.spaces.conflicts import Conflicts
-from weft.sched.spaces.immediate import ImmediateCommands
+from weft.sched.spaces.immediate import ImmediateCommands, makes_export, waits_for_export
 from weft.sched.spaces.place import NEEDS_STEP, Placement, Placer, outputs_of
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import PendingCommand, Space, SpaceQueue, known_handles
+from weft.sched.spaces.resources import LENT, PendingCommand, Space, SpaceQueue, known_handles
+from weft.sched.spaces.waits import SpaceWaits
 
 MAX_QUEUES = 1024
 MAX_PENDING = 65536
@@ -64,6 +67,7 @@ class Spaces:
         self,
         pool: SpacePool,
         placer: Placer,
+        waits: SpaceWaits,
         log: EventLog,
         *,
         aging_s: float,
@@ -72,6 +76,7 @@ class Spaces:
     ):
         """`refusal` says why this model has no explicit pages; empty where it has."""
         self._pool = pool
+        self.waits = waits
         self._placer = placer
         self._immediate = ImmediateCommands(pool, placer.page_size)
         self._log = log
@@ -93,14 +98,15 @@ class Spaces:
 
     @property
     def num_pages(self) -> int:
-        """Device pages in spaces, reservations and exports."""
+        """Pages in spaces, reservations and exports, lent ones too."""
         return self._pool.num_pages
 
     @property
     def has_work(self) -> bool:
         """Whether a step could carry a command now."""
         return any(
-            not queue.is_blocked and type(queue.commands[0].command) in NEEDS_STEP for _, queue in self._ready.values()
+            not queue.is_blocked and (space.lent is not None or type(queue.commands[0].command) in NEEDS_STEP)
+            for space, queue in self._ready.values()
         )
 
     @property
@@ -118,7 +124,7 @@ class Spaces:
         found = Counter(self._pool.exported_pages())
         for space in self._spaces.values():
             found.update(space.reserved)
-            found.update(page.page for page in space.pages.values())
+            found.update(page.page for page in space.pages.values() if page.page != LENT)
         return found
 
     # Commands
@@ -129,13 +135,16 @@ class Spaces:
             self._open(client, command, now)
         elif isinstance(command, CloseSpace):
             self._close(client, command.space, now)
+        elif isinstance(command, ExpectSpace):
+            self.waits.expect(self.get(client, command.space), command, now)
         elif isinstance(command, QueueCommand):
-            self._apply(self._get(client, command.space), command, now)
+            self._apply(self.get(client, command.space), command, now)
 
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: give up all its spaces."""
-        for key in [key for key in self._spaces if key[0] == client]:
-            self._close(*key, now)
+        for space in [space for space in self._spaces.values() if space.client == client]:
+            space.is_ending = False  # it ends here, whatever it would have exported
+            self._end_space(space, now)
 
     def expire(self, now: float) -> None:
         """Fail what has waited for room as long as it may, and try the others again."""
@@ -157,14 +166,18 @@ class Spaces:
         self._pool.drop_exports(now)
 
     def end_youngest(self, now: float) -> bool:
-        """Requests cannot go on otherwise: take everything from the youngest space of the lowest priority, else all
-        exports. Whether there was anything to take."""
-        holders = [s for s in self._spaces.values() if s.pages or s.reserved]
+        """Requests cannot go on otherwise: take everything from the youngest space of the lowest priority whose end
+        frees pages, else all exports. Whether there was anything to take."""
+        if self.waits.release(now):
+            return True
+        holders = [s for s in self._spaces.values() if s.has_device_pages or self.waits.is_stuck(s)]
         if not holders:
             return self._pool.drop_exports(now)
         space = max(holders, key=lambda s: (s.priority, s.arrival_s, s.number))
         space.failure = OutOfPages("the engine ran out of pages and took this program's, the youngest; try again later")
         self._empty(space, lambda command: self._fail(space, command, space.failure or OutOfPages("")), now)
+        if space.is_ending:
+            del self._spaces[space.client, space.number]
         return True
 
     # Steps
@@ -172,6 +185,16 @@ class Spaces:
     def end_step(self) -> None:
         """The step being built is complete: what was given up meanwhile, it may name; later ones do not."""
         self._pool.end_step()
+
+    def bring(self, now: float) -> int:
+        """Bring pages back that programs have lent and need again, before anything of the step being built is decided.
+        Returns how many the first of them lacks: newcomers do not get them."""
+        ready = sorted((item for item in self._ready.values() if item[0].lent is not None), key=self._rank)
+        if not ready:
+            return 0
+        if self.waits.bring(dict.fromkeys(space for space, _ in ready), now):
+            self._retry(now)
+        return self.waits.num_missing
 
     def fill(
         self, builder: StepBuilder, num_tokens: int, others_wait: bool, now: float, max_rows: int | None = None
@@ -230,7 +253,8 @@ class Spaces:
             self._pool.reserve(space, command.reserve_pages, now)
         self._spaces[client, command.space] = space
 
-    def _get(self, client: int, number: int) -> Space:
+    def get(self, client: int, number: int) -> Space:
+        """An open space. Raises `UnknownHandle`, or why it was taken away."""
         space = self._spaces.get((client, number))
         if space is None:
             raise UnknownHandle(f"space {number} is not open: it was never opened, was closed, or its lease ended")
@@ -239,23 +263,46 @@ class Spaces:
         return space
 
     def _close(self, client: int, number: int, now: float) -> None:
-        space = self._spaces.pop((client, number), None)
+        space = self._spaces.get((client, number))
         if space is None:
             return  # closed before: the caller's wish is fulfilled
-        self._empty(space, lambda command: self._end(client, Cancelled(op=command.op)), now)
+        space.is_ending = True
+        if space.lent is not None:
+            for queue in space.queues.values():
+                self._drop_commands(space, queue, self._cancel(space), keep=_num_exporting(queue))
+        if not space.num_pending or space.lent is None:
+            self._end_space(space, now)
+
+    def _end_space(self, space: Space, now: float) -> None:
+        del self._spaces[space.client, space.number]
+        self._empty(space, self._cancel(space), now)
         self._retry(now)
+
+    def _cancel(self, space: Space) -> Callable[[QueueCommand], None]:
+        return lambda command: self._end(space.client, Cancelled(op=command.op))
+
+    def _drop_commands(
+        self, space: Space, queue: SpaceQueue, end: Callable[[QueueCommand], None], *, keep: int = 0
+    ) -> None:
+        """End the commands of a queue past the first `keep`."""
+        dropped = list(queue.commands)[keep:]
+        for pending in dropped:
+            if isinstance(pending.command, AnsweredCommand):
+                end(pending.command)
+            queue.commands.pop()
+        space.num_pending -= len(dropped)
+        if not queue.commands:
+            self._ready.pop((space.client, space.number, queue.number), None)
 
     def _empty(self, space: Space, end: Callable[[QueueCommand], None], now: float) -> None:
         for queue in space.queues.values():
-            self._ready.pop((space.client, space.number, queue.number), None)
-            for pending in queue.commands:
-                if isinstance(pending.command, AnsweredCommand):
-                    end(pending.command)
-            queue.commands.clear()
-        self._pool.drop(space.tenant, [page.page for page in space.pages.values()] + self._pool.reserved(space), now)
+            self._drop_commands(space, queue, end)
+        self.waits.close(space, now)
+        pages = [page.page for page in space.pages.values() if page.page != LENT]
+        self._pool.drop(space.tenant, pages + self._pool.reserved(space), now)
         self._pool.give_back_embeds([embed.slot for embed in space.embeds.values()])
         space.forget(list(space.pages))
-        space.embeds, space.reserved, space.reservation, space.num_pending = {}, [], 0, 0
+        space.embeds, space.reserved, space.reservation = {}, [], 0
 
     # Inside: queues
 
@@ -273,6 +320,7 @@ class Spaces:
             return
         if space.num_pending >= MAX_PENDING:
             raise Overloaded(f"{MAX_PENDING} commands of this program wait already; wait for some of them")
+        self.waits.returned(space, now)
         queue.commands.append(PendingCommand(command, now))
         space.num_pending += 1
         if len(queue.commands) == 1 or queue.is_blocked:
@@ -292,6 +340,8 @@ class Spaces:
     def _pump(self, space: Space, queue: SpaceQueue, now: float) -> None:
         """Carry out the commands at the head of a queue that need no step; try again what found no room."""
         queue.is_blocked = False
+        if space.lent is not None:
+            return
         while queue.commands and type(queue.commands[0].command) not in NEEDS_STEP:
             pending = queue.commands[0]
             try:
@@ -307,10 +357,12 @@ class Spaces:
         if not queue.commands:
             self._ready.pop((space.client, space.number, queue.number), None)
             if queue.closing:
-                del space.queues[queue.number]
+                space.queues.pop(queue.number, None)
+            if space.is_ending and not space.num_pending:
+                self._close(space.client, space.number, now)
 
     def _fill_from(self, builder: StepBuilder, space: Space, queue: SpaceQueue, now: float) -> None:
-        while queue.commands and not queue.is_blocked:
+        while queue.commands and not queue.is_blocked and space.lent is None:
             pending = queue.commands[0]
             try:
                 verdict = self._placer.place(builder, space, pending, now)
@@ -336,6 +388,8 @@ class Spaces:
             if queue.last_step > self._placer.completed:
                 self._syncs.setdefault(queue.last_step, []).append((space.client, command.op))
                 return True
+        elif waits_for_export(command, self._delayed(space, queue)):
+            count = None
         else:
             count = self._immediate.carry_out(space, command, now)
         if count is None:
@@ -343,6 +397,13 @@ class Spaces:
         if isinstance(command, AnsweredCommand):
             self._end(space.client, Finished(op=command.op, count=count))
         return True
+
+    def _delayed(self, space: Space, queue: SpaceQueue) -> Iterator[QueueCommand]:
+        """Commands of the namespace that came before the first of a queue, and wait for pages that are lent."""
+        arrival_s = queue.commands[0].arrival_s
+        for other, delayed in self._ready.values():
+            if other.lent is not None and other.namespace == space.namespace:
+                yield from (pending.command for pending in delayed.commands if pending.arrival_s <= arrival_s)
 
     # Inside: endings
 
@@ -367,6 +428,12 @@ class Spaces:
 def _pop(space: Space, queue: SpaceQueue) -> PendingCommand:
     space.num_pending -= 1
     return queue.commands.popleft()
+
+
+def _num_exporting(queue: SpaceQueue) -> int:
+    """Commands up to the last export that would have been made when it came, had the space lent nothing."""
+    immediate = list(itertools.takewhile(lambda pending: type(pending.command) not in NEEDS_STEP, queue.commands))
+    return max((at for at, pending in enumerate(immediate, 1) if makes_export(pending.command)), default=0)
 
 
 def _block(queue: SpaceQueue, now: float) -> None:

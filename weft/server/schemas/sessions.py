@@ -26,7 +26,7 @@ class SessionCard(msgspec.Struct, frozen=True, kw_only=True):
     ]
     waits_for: Annotated[
         str,
-        Meta(description="The kind of wait, such as `chat`, `tools`, `http`, `sleep`, `message`; `queue` if queued."),
+        Meta(description="The kind of wait, such as `chat`, `tools:NAME`, `http`, `sleep`; `queue` if queued."),
     ]
     tokens: Annotated[int, Meta(description="All tokens of the sequence.")]
     device_tokens: Annotated[int, Meta(description="Tokens whose KV is on the device.")]

@@ -17,6 +17,7 @@ import msgspec
 
 from weft.abi.errors import EngineDead, InvalidRequest, OutOfPages, UnknownHandle, Unsupported, WeftError
 from weft.core.sampling import SamplingParams
+from weft.core.waits import WaitKind
 from weft.core.wire import AnsweredCommand, Finished, QueueCommand
 from weft.programs.operations import Report
 from weft.programs.run.calls.call_kinds import OperationCall, answer_by_operation
@@ -210,6 +211,11 @@ class PageCalls:
         self._spend(check_tokens(tokens), 1)
         report = self._opened().ask(form.answered, queue, read, tokens, *values, *sampling)
         self._listen(call, report, form.pack)
+
+    def begin_wait(self, kind: WaitKind, expected_in_s: float | None) -> None:
+        """The program waits for something else than the device: others may use the memory of its pages."""
+        if self._space is not None:
+            self._space.begin_wait(kind, expected_in_s)
 
     def close(self) -> None:
         """Release the space and everything in it, exports excepted."""
