@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from weft.sim.agents import AGENT_WAITS, AgentParameters, agent_day
@@ -50,3 +51,20 @@ def test_plain_prefix_caching_recomputes_what_the_replay_says(seed: int) -> None
     said = replay(turns, pool(0.6) // 16, 16, least_recently_used).recomputed_tokens
     assert simulated(0.6) == pytest.approx(said, rel=0.06)
     assert said > 1.5 * replay(turns, pool(0.6) // 16, 16, farthest_next_use).recomputed_tokens
+
+
+def test_the_oracle_knows_returns_and_ends() -> None:
+    # Half of the waits are for people, and an answer that nobody replies to is a wait for a person too.
+    waits = {"tests": AGENT_WAITS["tests"], "person": AGENT_WAITS["tests"]._replace(share=0.1)}
+    scripts = agent_day(msgspec.structs.replace(SMALL, sessions=24, waits=waits, subagent_share=0.0), 0)
+    turns = timed_turns(scripts, SERVICE)
+    pool = int(working_set(turns).peak * 0.6)
+    least = replay(turns, pool // 16, 16, farthest_next_use).recomputed_tokens
+    found = {
+        estimator: simulate_given_service(
+            scripts, pool, SERVICE, policy="min_waste", estimator=estimator
+        ).summary.recomputed_tokens
+        for estimator in ("oracle", "elapsed")
+    }
+    assert found["oracle"] < 1.25 * least
+    assert found["elapsed"] > 1.5 * least

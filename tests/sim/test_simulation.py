@@ -116,13 +116,15 @@ class Integrity:
         check_integrity(self.cache, [sequence.table for sequence in self.scheduler.sequences])
 
 
-@pytest.mark.parametrize("host_tokens", [0, 1_600])
-def test_the_cache_is_intact_after_every_step(host_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "host_tokens"), [("lru", 0), ("lru", 1_600), ("budgeted_swap", 1_600), ("budgeted_heuristic", 1_600)]
+)
+def test_the_cache_is_intact_after_every_step(policy: str, host_tokens: int) -> None:
     device, settings, clock = small_device(60), small_settings(host_tokens=host_tokens), VirtualClock()
     spec = worker_spec(device, settings, 512)
     cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
     config = SchedulerConfig(max_context=512, max_running=8, max_step_tokens=96, vocab_size=spec.vocab_size)
-    scheduler = make_scheduler("lru", config, cache)
+    scheduler = make_scheduler(policy, config, cache)
     integrity = Integrity(scheduler, cache)
     simulation = Simulation(scheduler, CostModelWorker(spec, device.costs(), clock), clock, [integrity])
     player = SessionPlayer(simulation, TokenSource(0, spec.vocab_size), KnownTokens(), driving="programs")

@@ -43,6 +43,8 @@ class TimedTurn(NamedTuple):
     """Tokens that are the same in all sessions of the kind."""
     next_s: float
     """When the session's next turn begins; infinity: never."""
+    wait_kind: str = ""
+    """What it waits for until then, as an engine sees it."""
 
     @property
     def kept_tokens(self) -> int:
@@ -81,6 +83,7 @@ def _time(script: SessionScript, begin_s: float, service: ServiceTime, found: li
                 known,
                 script.shared_tokens,
                 next_s,
+                script.last_kind if is_last else turn.wait_kind,
             )
         )
         length += turn.output_tokens
@@ -135,16 +138,19 @@ def replay(turns: Sequence[TimedTurn], num_pages: int, page_size: int, first_to_
     is kept once. Where running turns alone need more pages than there are (`peak_used_pages`), nothing idle is kept and
     the turns go on: an engine would make one of them wait, so the result stays a lower bound.
     """
-    return _Replay(turns, num_pages, page_size, first_to_go).run()
+    return CacheReplay(turns, num_pages, page_size, first_to_go).run()
 
 
-class _Replay:
+class CacheReplay:
+    """A replay. A subclass may give up pages in an order that changes with time (`first_key`)."""
+
     def __init__(self, turns: Sequence[TimedTurn], num_pages: int, page_size: int, first_to_go: FirstToGo):
-        self._turns = turns
+        self.turns = turns
+        self.now_s = 0.0
         self._num_pages = num_pages
         self._page_size = page_size
         self._first_to_go = first_to_go
-        self._idle: dict[int | str, IdlePages] = {}
+        self.idle: dict[int | str, IdlePages] = {}
         """By session, or kind of a shared prompt."""
         self._order: list[tuple[tuple[float, ...], int, int | str]] = []
         """A heap of (rank, `order`, key); void where `_idle` has another `order`."""
@@ -162,11 +168,12 @@ class _Replay:
         self._again = self._found = 0
 
     def run(self) -> Replayed:
+        """Play all turns."""
         # What ends makes room for what begins at the same time.
-        events = [(turn.begin_s, 1, index) for index, turn in enumerate(self._turns)]
-        events += [(turn.end_s, 0, index) for index, turn in enumerate(self._turns)]
-        for _, is_begin, index in sorted(events):
-            turn = self._turns[index]
+        events = [(turn.begin_s, 1, index) for index, turn in enumerate(self.turns)]
+        events += [(turn.end_s, 0, index) for index, turn in enumerate(self.turns)]
+        for self.now_s, is_begin, index in sorted(events):
+            turn = self.turns[index]
             if is_begin:
                 self._begin(turn)
             else:
@@ -218,12 +225,12 @@ class _Replay:
 
     def _put(self, key: int | str, idle: IdlePages) -> None:
         if idle.num_pages:
-            self._idle[key] = idle
+            self.idle[key] = idle
             self._num_idle += idle.num_pages
             heapq.heappush(self._order, (self._first_to_go(idle), idle.order, key))
 
     def _take(self, key: int | str) -> int:
-        idle = self._idle.pop(key, None)
+        idle = self.idle.pop(key, None)
         if idle is None:
             return 0
         self._num_idle -= idle.num_pages
@@ -231,18 +238,24 @@ class _Replay:
 
     def _make_room(self) -> None:
         self._peak = max(self._peak, self._used)
-        while self._idle and self._used + self._num_idle > self._num_pages:
-            _, order, key = self._order[0]
-            idle = self._idle.get(key)
-            if idle is None or idle.order != order:
-                heapq.heappop(self._order)  # used meanwhile
-                continue
+        while self.idle and self._used + self._num_idle > self._num_pages:
+            key = self.first_key()
+            idle = self.idle[key]
             gone = min(idle.num_pages, self._used + self._num_idle - self._num_pages)
             self._num_idle -= gone
             if gone == idle.num_pages:
-                del self._idle[key]
+                del self.idle[key]
             else:
-                self._idle[key] = idle._replace(num_pages=idle.num_pages - gone)
+                self.idle[key] = idle._replace(num_pages=idle.num_pages - gone)
+
+    def first_key(self) -> int | str:
+        """Of `idle`, which is not empty, what is given up first now."""
+        while True:
+            _, order, key = self._order[0]
+            idle = self.idle.get(key)
+            if idle is not None and idle.order == order:
+                return key
+            heapq.heappop(self._order)  # used meanwhile
 
 
 class WorkingSet(NamedTuple):

@@ -17,6 +17,7 @@ from weft.cache.manager import KVCache
 from weft.core.cost.model import Costs
 from weft.core.step import Step
 from weft.sched.in_flight import InFlight
+from weft.sched.policies.runs import Load
 from weft.sched.scheduler import Scheduler
 from weft.sched.sequence import GenerateOp, SequenceState
 from weft.sched.waste_meter import StepKV, Waste
@@ -54,6 +55,12 @@ class WasteLedger:
         """Time for which steps held the device."""
         self.pressed_s = 0.0
         """Of that, in steps in which some sequence waits for pages."""
+        self.pressed: list[tuple[float, float]] = []
+        """When these steps held the device, (begin, end); steps that follow each other are one."""
+        self.pressed_rows = 0.0
+        """Rows of these steps, times their seconds."""
+        self.pressed_kv = 0.0
+        """KV tokens of the sequences that they compute something for, times their seconds."""
         self.swapped_pages = 0
         self._scheduler = scheduler
         self._costs = costs
@@ -79,7 +86,13 @@ class WasteLedger:
         self._all = self._all.plus(waste)
         if len(self._scheduler.sequences.queue) > 0 and self._waits_for_pages():
             self.pressed_s += timing.device_s
+            self.pressed_rows += timing.shape.num_rows * timing.device_s
+            self.pressed_kv += computing * timing.device_s
             self._pressed = self._pressed.plus(waste)
+            if self.pressed and self.pressed[-1][1] >= timing.begin_s:
+                self.pressed[-1] = self.pressed[-1][0], timing.end_s
+            else:
+                self.pressed.append((timing.begin_s, timing.end_s))
 
     @property
     def over_all_steps(self) -> WasteTotals:
@@ -90,6 +103,21 @@ class WasteLedger:
     def under_pressure(self) -> WasteTotals:
         """Waste in steps in which some sequence waits for pages."""
         return WasteTotals(self.pressed_s * self._pool_tokens, self._pressed._asdict())
+
+    def pressed_load(self, saturation_tokens: int | None) -> Load:
+        """What ran, on average, in steps in which some sequence waits for pages. Transfers count as hidden behind
+        forwards."""
+        seconds = self.pressed_s or 1.0
+        return Load(
+            now=0.0,
+            running_tokens=round(self.pressed_kv / seconds),
+            running_rows=round(self.pressed_rows / seconds),
+            saturation_tokens=saturation_tokens,
+            page_size=self._page_size,
+            host_pages=self._cache.tiers.host.num_pages,
+            costs=self._costs,
+            swap_hidden=1.0,
+        )
 
     def _recomputed(self, step: Step, flight: InFlight) -> tuple[int, int]:
         """Tokens of the step that are computed again, and the KV tokens of the rows that they are in."""
@@ -152,12 +180,23 @@ class Summary(NamedTuple):
     pressed_waste_share: float
     """Counted in steps in which some sequence waits for pages."""
     pressed_waste_shares: dict[str, float]
+    busy_s: float
+    """For which steps held the device."""
+    pressed_cheapest_share: float
+    """What `cheapest_waste` charges, as a part of KV memory x time of the same steps as `pressed_waste_share`."""
 
 
 def summarise(
-    records: Iterable[SessionRecord], ledger: WasteLedger, *, arrivals_s: float, steps: int, simulated_s: float
+    records: Iterable[SessionRecord],
+    ledger: WasteLedger,
+    *,
+    arrivals_s: float,
+    steps: int,
+    simulated_s: float,
+    cheapest_waste: float,
 ) -> Summary:
-    """Figures of a simulation whose sessions arrived within `arrivals_s` seconds."""
+    """Figures of a simulation whose sessions arrived within `arrivals_s` seconds. `cheapest_waste` is in
+    token-seconds."""
     records = list(records)
     ended = [record for record in records if record.end_s is not None]
     latencies = [record.latency_per_token_s for record in ended if record.latency_per_token_s is not None]
@@ -186,6 +225,8 @@ def summarise(
         waste_shares=whole.shares(),
         pressed_waste_share=pressed.share,
         pressed_waste_shares=pressed.shares(),
+        busy_s=ledger.busy_s,
+        pressed_cheapest_share=cheapest_waste / pressed.capacity if pressed.capacity else 0.0,
     )
 
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from weft.abi.errors import ConfigError, InvalidRequest
 from weft.cache.manager import KVCache
 from weft.core.cost.model import Costs
-from weft.sched.policies import DEFAULT_ESTIMATOR, make_policy
+from weft.sched.policies import DEFAULT_ESTIMATOR, InterceptPolicy, make_policy
+from weft.sched.policies.heuristic import BudgetedHeuristicPolicy
+from weft.sched.policies.swap import BudgetedSwapPolicy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
+
+TECHNIQUES: Mapping[str, Callable[[], InterceptPolicy]] = {
+    "budgeted_swap": BudgetedSwapPolicy,
+    "budgeted_heuristic": BudgetedHeuristicPolicy,
+}
+"""Policies for simulations alone: steps on the way from `improved_discard` to `min_waste` (APIServe, section 5.2)."""
 
 
 def check_policy(policy: str, estimator: str = DEFAULT_ESTIMATOR) -> None:
     """Raise `ConfigError` for a policy or an estimator that does not exist."""
+    _make(policy, estimator)
+
+
+def _make(policy: str, estimator: str) -> InterceptPolicy:
+    if policy in TECHNIQUES:
+        return TECHNIQUES[policy]()
     try:
-        make_policy(policy, estimator)
+        return make_policy(policy, estimator)
     except InvalidRequest as error:
         raise ConfigError(error.message) from error
 
@@ -25,5 +41,4 @@ def make_scheduler(
     estimator: str = DEFAULT_ESTIMATOR,
 ) -> Scheduler:
     """A scheduler that follows a policy. Raises `ConfigError` for one that does not exist."""
-    check_policy(policy, estimator)
-    return Scheduler(config, cache, policy=make_policy(policy, estimator), costs=costs)
+    return Scheduler(config, cache, policy=_make(policy, estimator), costs=costs)

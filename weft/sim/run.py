@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -11,6 +12,8 @@ from weft.cache.manager import KVCache
 from weft.core.protocols import WorkerSpec
 from weft.core.wire import EngineStats
 from weft.sched.scheduler import SchedulerConfig
+from weft.sched.sequence import ReturnOrder
+from weft.sim.cheapest import cheapest_waste
 from weft.sim.clock import VirtualClock
 from weft.sim.devices import Device
 from weft.sim.loop import Simulation, StepDigest
@@ -41,6 +44,9 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float = 0.0
     """From when a turn is due until the engine has it."""
     overlap: bool = True
+    return_order: ReturnOrder = "fair"
+    to_end: bool = True
+    """False: it stops when no more sessions arrive, and knows only those that have ended."""
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +70,7 @@ def simulate(
     with_digest: bool = False,
     on_done: Callable[[SessionRecord], None] = lambda record: None,
 ) -> SimulationResult:
-    """Play sessions until all have ended. `on_done` is called with each record.
+    """Play sessions until all have ended, or as the settings say. `on_done` is called with each record.
 
     `arrivals_s` is how long sessions arrive; None: until the last one does. Raises `ConfigError` for an unknown policy
     and for a session that is longer than the pool.
@@ -82,6 +88,7 @@ def simulate(
         max_waiting=1 << 30,
         vocab_size=VOCAB_SIZE,
         seed=seed,
+        return_order=settings.return_order,
     )
     spec = worker_spec(device, settings, config.max_context)
     cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
@@ -106,15 +113,17 @@ def simulate(
         on_done=on_done,
     )
     player.add(scripts)
-    simulation.run()
-    last_s = max((script.arrive_s for script in scripts), default=0.0)
+    arrivals_s = arrivals_s or max((script.arrive_s for script in scripts), default=0.0) or 1.0
+    simulation.run(math.inf if settings.to_end else arrivals_s)
+    load = ledger.pressed_load(config.saturation_tokens)
     return SimulationResult(
         summary=summarise(
             player.records,
             ledger,
-            arrivals_s=arrivals_s or last_s or 1.0,
+            arrivals_s=arrivals_s,
             steps=simulation.num_steps,
             simulated_s=clock.now(),
+            cheapest_waste=cheapest_waste(scripts, player.records, ledger.pressed, load),
         ),
         records=player.records,
         scheduler_stats=scheduler.stats(),

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Literal
 
+from weft.cache.runs import NEVER_S
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
 from weft.core.wire import Append, Expect, Finished, Generate, Open, Release
@@ -100,9 +101,12 @@ class _Session:
         return self.script.turns[index].wait_kind or self.script.kind
 
     def expected_in_s(self, index: int) -> float | None:
-        """How long the wait after a turn takes, if the engine is told. Subagents make it longer than is known."""
+        """How long the wait after a turn takes, if the engine is told: that after the last one does not end. Subagents
+        make it longer than is known."""
         turn = self.script.turns[index]
-        return turn.wait_s if self.player.announces and not turn.subagents else None
+        if not self.player.announces or turn.subagents:
+            return None
+        return NEVER_S if index + 1 == len(self.script.turns) else turn.wait_s
 
     def begin_turn(self, index: int, due_s: float) -> None:
         """The tokens of a turn are there."""
@@ -202,5 +206,5 @@ class _Client(_Session):
     def release(self, index: int, *, is_last: bool) -> None:
         self.player.known.forget(self.handle)
         kind = self.script.last_kind if is_last else self.wait_kind(index)
-        expected = None if is_last else self.expected_in_s(index)
+        expected = self.expected_in_s(index)
         self.player.simulation.submit([Release(seq=self.handle, kind=kind, expected_in_s=expected)])
