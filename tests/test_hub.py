@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
+from pathlib import Path
+
 import pytest
 
 from weft.abi.errors import ModelLoadError
@@ -87,12 +90,58 @@ def test_offline_is_named(download):
         find_model("org/name", files=MODEL_FILES, offline=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("model.gguf", "GGUF files are not supported yet"), ("model.safetensors", "is a file; give")]
-)
-def test_a_file_is_named_as_what_it_is(download, tmp_path, name, words):
-    (tmp_path / name).touch()
+def test_a_file_is_named_as_what_it_is(download, tmp_path):
+    (tmp_path / "model.safetensors").touch()
     for load in (load_tokenizer, lambda model: load_model(model, device="cpu")):
-        with pytest.raises(ModelLoadError, match=words):
-            load(str(tmp_path / name))
+        with pytest.raises(ModelLoadError, match="is a file; give a GGUF file"):
+            load(str(tmp_path / "model.safetensors"))
     assert not download.calls
+
+
+def test_a_gguf_file_wins_over_one_of_an_id(download, tmp_path, monkeypatch):
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "org/name/model.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    assert find_model("org/name/model.gguf", files=MODEL_FILES) == Path("org/name/model.gguf")
+    assert not download.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "other"),
+    [
+        ("model.gguf", "model.gguf", "model2.gguf"),
+        ("Q4_K_M/big-00001-of-00003.gguf", "Q4_K_M/big-*-of-00003.gguf", "Q4_K_M/big-00001-of-00004.gguf"),
+        ("odd[1].gguf", "odd[[]1].gguf", "odd1.gguf"),
+    ],
+)
+def test_a_gguf_file_of_an_id_is_downloaded_with_its_parts(download, tmp_path, name, pattern, other):
+    download.answer = tmp_path
+    with pytest.raises(ModelLoadError, match="org/name has no file"):
+        find_model(f"org/name/{name}", "v1", files=MODEL_FILES, offline=True)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert find_model(f"org/name/{name}", "v1", files=MODEL_FILES, offline=True) == tmp_path / name
+    (repository, options) = download.calls[-1]
+    assert (repository, options["revision"], options["local_files_only"]) == ("org/name", "v1", True)
+    assert options["allow_patterns"] == [pattern]
+    assert fnmatch.fnmatch(name, pattern)
+    assert not fnmatch.fnmatch(other, pattern)
+
+
+@pytest.mark.parametrize(
+    "name", ["./org/name/m.gguf", "/org/name/m.gguf", "org/name/../m.gguf", "org//m.gguf", "m.gguf"]
+)
+def test_what_can_only_be_a_path_of_a_file_is_not_looked_up(download, name):
+    with pytest.raises(ModelLoadError, match="no directory or GGUF file"):
+        find_model(name, files=MODEL_FILES)
+    assert not download.calls
+
+
+def test_a_directory_of_gguf_files_names_them(tmp_path):
+    (tmp_path / "b.gguf").touch()
+    (tmp_path / "a.gguf").touch()
+    for load in (load_tokenizer, load_model):
+        with pytest.raises(ModelLoadError, match=r"give one of them by name: a\.gguf, b\.gguf"):
+            load(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    assert find_model(str(tmp_path), files=MODEL_FILES) == tmp_path

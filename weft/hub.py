@@ -1,4 +1,5 @@
-"""From the name of a model to a local directory: the model in the package, a path, or an id on the Hugging Face hub.
+"""From the name of a model to a local directory or file: the model in the package, a path, or one of the Hugging Face
+hub.
 
 The only importer of huggingface_hub for downloads, and only when a hub id is asked for. Loaders of weights and of
 tokenizers call it, each for its own files.
@@ -6,12 +7,14 @@ tokenizers call it, each for its own files.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from weft.abi.errors import ModelLoadError
-from weft.config import EMBEDDED_MODEL, is_hub_id
+from weft.config import EMBEDDED_MODEL, hub_file, is_hub_id
+from weft.gguf.file import SUFFIX, split_pattern
 
 OFFLINE_IS_SET = "offline is set"
 WEIGHT_FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx")
@@ -26,9 +29,10 @@ def find_model(
     offline: bool = False,
     offline_because: str = OFFLINE_IS_SET,
 ) -> Path:
-    """The directory that holds `model`. Of a hub id that is not in the cache, `files` (patterns) are downloaded first.
+    """The directory that holds `model`, or the GGUF file that it is. Of a hub id that is not in the cache, `files`
+    (patterns) are downloaded first; of a file of a hub id, the file with those that it is split into.
 
-    A directory takes precedence over a hub id of the same name. `offline` uses only what the hub cache has, and
+    A path takes precedence over a hub id of the same name. `offline` uses only what the hub cache has, and
     `offline_because` is the reason that the error gives. Raises `ModelLoadError`.
     """
     if model == EMBEDDED_MODEL:
@@ -36,21 +40,40 @@ def find_model(
     path = Path(model).expanduser()
     # An empty name would mean the current directory.
     if model and path.is_dir():
+        files = sorted(file.name for file in path.glob(f"*{SUFFIX}"))
+        if files and not (path / "config.json").exists():
+            raise ModelLoadError(f"{path} has GGUF files; give one of them by name: {', '.join(files)}")
         return path
     if model and path.exists():
-        raise ModelLoadError(_refusal_of_file(model))
-    if not is_hub_id(model):
-        raise ModelLoadError(f"there is no directory {model!r}; give a directory, a hub id (org/name), or weft-tiny")
-    return _download(model, revision, files, offline_because if offline else None)
-
-
-def _refusal_of_file(model: str) -> str:
-    if model.lower().endswith(".gguf"):
-        return (
-            f"{model} is a GGUF file, and GGUF files are not supported yet; give the directory or the hub id of the "
-            "checkpoint in safetensors"
+        if path.name.lower().endswith(SUFFIX):
+            return path
+        raise ModelLoadError(
+            f"{model} is a file; give a GGUF file, or the directory that holds config.json, safetensors and "
+            "tokenizer.json"
         )
-    return f"{model} is a file; give the directory that holds it, with config.json, safetensors and tokenizer.json"
+    because = offline_because if offline else None
+    named = hub_file(model)
+    if named is not None:
+        repository, name = named
+        file = _download(repository, revision, [split_pattern(name)], because) / name
+        if not file.exists():
+            raise ModelLoadError(f"{repository} has no file {name}; check the spelling on the hub")
+        return file
+    if not is_hub_id(model):
+        raise ModelLoadError(
+            f"there is no directory or GGUF file {model!r}; give one, a hub id (org/name or org/name/file.gguf), or "
+            "weft-tiny"
+        )
+    return _download(model, revision, files, because)
+
+
+def file_stamp(path: Path) -> str:
+    """Changes when a file of a model does: 16 hexadecimal digits of the names, sizes and times of the files in a
+    directory, or of one file. Reads no content."""
+    files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
+    stats = [(each.name, each.stat()) for each in files]
+    text = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _embedded() -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +12,13 @@ from torch import Tensor
 
 from weft.core.step import ForwardBatch
 from weft.models.base import LanguageModel, lower
+from weft.models.footprint import weight_bytes
+from weft.models.loader import open_checkpoint
+
+
+def bytes_of_weights(path: Path, dtype: torch.dtype, quantization: str | None = None) -> int:
+    checkpoint = open_checkpoint(path)
+    return weight_bytes(checkpoint.family, replace(checkpoint.spec, dtype=dtype, quantization=quantization))
 
 
 def ragged(rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], page_size: int, **options: object) -> ForwardBatch:

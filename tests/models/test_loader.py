@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from weft.abi.errors import ConfigError, ModelLoadError, Unsupported
 from weft.hub import find_model
-from weft.models.loader import choose_dtype, load_model, read_spec
+from weft.models.loader import choose_dtype, load_model, open_checkpoint
 from weft.models.random_checkpoints import write_tiny
 from weft.models.safetensors_files import INDEX_FILE, SINGLE_FILE, read_header
 
@@ -356,11 +356,11 @@ def test_harmless_options_are_ignored(llama):
 )
 def test_scaling_extends_what_the_positions_allow(llama, rope, positions):
     edit_config(llama, rope_scaling=rope)
-    assert read_spec(llama).max_position == positions
+    assert open_checkpoint(llama).spec.max_position == positions
 
 
 def test_mistral_without_a_word_on_windows_has_the_formats_default(tmp_path):
     directory = write_tiny(tmp_path, "mistral")
-    assert read_spec(directory).sliding_windows == (None,) * 3
+    assert open_checkpoint(directory).spec.sliding_windows == (None,) * 3
     edit_config(directory, sliding_window="ABSENT")
-    assert read_spec(directory).sliding_windows == (4096,) * 3
+    assert open_checkpoint(directory).spec.sliding_windows == (4096,) * 3

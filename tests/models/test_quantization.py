@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models.runner import Runner
+from tests.models.runner import Runner, bytes_of_weights
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
 from weft.kernels.quantize import dequantize, quantize
 from weft.models import loader
-from weft.models.loader import load_model, read_weight_bytes
+from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
 from weft.models.safetensors_files import SINGLE_FILE
 
@@ -70,8 +70,8 @@ def test_projections_are_int8_and_nothing_else_is(tmp_path, dtype):
         assert weights["qkv_bias"].dtype == weights["mlp_norm"].dtype == wanted
     shared = loaded.model.provider.shared
     assert {weight.dtype for weight in shared.values()} == {wanted}
-    assert loaded.num_bytes == read_weight_bytes(directory, wanted, "int8")
-    assert loaded.num_bytes < read_weight_bytes(directory, wanted)
+    assert loaded.num_bytes == bytes_of_weights(directory, wanted, "int8")
+    assert loaded.num_bytes < bytes_of_weights(directory, wanted)
 
 
 def test_weight_bytes_are_those_of_the_loaded_model(tmp_path):
@@ -79,7 +79,7 @@ def test_weight_bytes_are_those_of_the_loaded_model(tmp_path):
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         loaded = load_model(str(directory), dtype=name)  # type: ignore[arg-type]
-        assert loaded.num_bytes == read_weight_bytes(directory, dtype)
+        assert loaded.num_bytes == bytes_of_weights(directory, dtype)
 
 
 def test_quantized_some_rows_at_a_time_is_the_same(tmp_path, monkeypatch):

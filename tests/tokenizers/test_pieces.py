@@ -21,11 +21,11 @@ from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.threads import FairThreads
 from weft.tokenizers import pieces, tokenizer
 from weft.tokenizers.load import load_tokenizer
-from weft.tokenizers.pieces import _LLAMA3, _O200K, PIECE_CHARS, cutter_of
+from weft.tokenizers.pieces import _O200K, LLAMA3, PIECE_CHARS, cutter_of
 from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer
 
-QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-O200K = f"{_O200K}|{_LLAMA3.split('|', 8)[-1]}"
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+O200K = f"{_O200K}|{LLAMA3.split('|', 8)[-1]}"
 DIGITS = [pre_tokenizers.Split(tokenizers.Regex(r"\p{N}{1,3}"), "isolated")]
 SPECIAL = ["<|begin|>", "<|eot|>"]
 
@@ -91,7 +91,7 @@ SOURCE = Path(__file__).read_text(encoding="utf-8")
 FAMILIES = {
     "gpt2": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "gpt2 with prefix": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
-    "llama3": lambda: split(_LLAMA3),
+    "llama3": lambda: split(LLAMA3),
     "qwen2": lambda: split(QWEN2),
     "o200k": lambda: split(O200K),
     "digits first": lambda: trained(*DIGITS, pre_tokenizers.ByteLevel(add_prefix_space=False)),
@@ -175,7 +175,7 @@ def unigram() -> tokenizers.Tokenizer:
         sentencepiece_backend,  # has no token for some letters
         spanning,
         unigram,
-        lambda: split(_LLAMA3 + r"|\p{L}+ \p{L}+"),
+        lambda: split(LLAMA3 + r"|\p{L}+ \p{L}+"),
         lambda: split(r"\p{N}"),
         lambda: trained(pre_tokenizers.BertPreTokenizer()),
         lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer=normalizers.NFKC()),

@@ -1,16 +1,29 @@
-"""`weft models`: lists models that can be served without a download."""
+"""`weft models`: lists models that can be served without a download, with what they need in memory."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.abi.errors import ModelLoadError, WeftError
 from weft.config import EMBEDDED_MODEL
 
+if TYPE_CHECKING:
+    from weft.gguf.file import GgufTensor
+    from weft.models.checkpoint import TensorInfo
+
 GIB = 1024**3
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+NOTE = (
+    "memory: of the weights, in the checkpoint's dtype (bfloat16 for quantized blocks); twice as much where the device "
+    "has no fast kernels for it. `weft doctor MODEL` says what this machine would use, with KV."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -19,17 +32,21 @@ def register(app: typer.Typer) -> None:
 
 
 def models(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PATH]...", help="Directories and GGUF files to list instead.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     architectures: Annotated[
         bool, typer.Option("--architectures", help="Also list supported architectures (loads torch).")
     ] = False,
 ) -> None:
-    """List the model in the package and the models in the local hub cache.
+    """List the model in the package and the models in the local hub cache: format, bits per weight, memory of weights.
 
-    A cached model can be served if its architecture is supported; --architectures shows this.
+    A model can be served if its architecture is supported; --architectures shows this.
     """
     known = supported() if architectures else None
-    found = [embedded(), *cached()]
+    found = [one for path in paths for one in local(path)] if paths else [embedded(), *cached()]
     if known is not None:
         for one in found:
             one["supported"] = one["architecture"] in known
@@ -40,16 +57,15 @@ def models(
 
 
 def embedded() -> dict[str, Any]:
-    """Describe the model in the package by its config.json."""
+    """Describe the model in the package."""
     import weft
 
     folder = Path(weft.__file__).parent / "assets" / EMBEDDED_MODEL
-    size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file()) if folder.is_dir() else 0
-    return {"name": EMBEDDED_MODEL, "where": "package", "bytes": size, **_from_config(folder)}
+    return {"name": EMBEDDED_MODEL, "where": "package", "bytes": _folder_bytes(folder), **_of_folder(folder)}
 
 
 def cached() -> list[dict[str, Any]]:
-    """Describe the models in the hub cache that have a config.json, each revision separately."""
+    """Describe the models in the hub cache that have a config.json or GGUF files, each revision separately."""
     # Slow to import, and only this command needs it.
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -63,10 +79,19 @@ def cached() -> list[dict[str, Any]]:
         if repo.repo_type != "model":
             continue
         for revision in sorted(repo.revisions, key=lambda revision: revision.commit_hash):
-            if (revision.snapshot_path / "config.json").is_file():
-                names = ", ".join(sorted(revision.refs)) or revision.commit_hash[:12]
-                where = {"name": repo.repo_id, "where": f"hub cache, {names}", "bytes": revision.size_on_disk}
-                found.append({**where, **_from_config(revision.snapshot_path)})
+            names = ", ".join(sorted(revision.refs)) or revision.commit_hash[:12]
+            for one in _of_models(repo.repo_id, revision.snapshot_path):
+                found.append({**one, "where": f"hub cache, {names}"})
+    return found
+
+
+def local(path: Path) -> list[dict[str, Any]]:
+    """Describe the models in a directory, or a GGUF file. Raises `ModelLoadError` if there is none."""
+    if path.is_file():
+        return [{"name": str(path), "where": "file", **_of_file(path)}]
+    found = [{**one, "where": "directory"} for one in _of_models(str(path), path)]
+    if not found:
+        raise ModelLoadError(f"{path} has neither a config.json nor GGUF files")
     return found
 
 
@@ -77,8 +102,25 @@ def supported() -> list[str]:
     return sorted(FAMILIES)
 
 
-def _from_config(folder: Path) -> dict[str, Any]:
-    """The content of config.json; None if it is empty or cannot be read."""
+def _of_models(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """The checkpoint in safetensors, then the GGUF files in the folder and below; of split ones the first."""
+    from weft.gguf.file import SUFFIX, is_later_part
+
+    if (folder / "config.json").is_file():
+        yield {"name": name, "bytes": _folder_bytes(folder), **_of_folder(folder)}
+    for file in sorted(folder.rglob(f"*{SUFFIX}")):
+        if not is_later_part(file.name):
+            yield {"name": f"{name}/{file.relative_to(folder)}", **_of_file(file)}
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*") if file.is_file() and file.suffix != ".gguf")
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """What config.json and the headers of safetensors say; None for what they do not, or where they cannot be read."""
+    from weft.models.safetensors_files import list_tensors
+
     try:
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -86,10 +128,53 @@ def _from_config(folder: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raw = {}
     names = raw.get("architectures")
-    return {
+    dtype = raw.get("dtype") or raw.get("torch_dtype")
+    found = {
         "architecture": names[0] if isinstance(names, list) and names else None,
-        "dtype": raw.get("dtype") or raw.get("torch_dtype"),
+        "dtype": dtype,
         "max_context": raw.get("max_position_embeddings"),
+    }
+    try:
+        tensors = list_tensors(folder).values()
+    except WeftError:
+        return {**found, "format": None, "bits": None, "memory_bytes": None}
+    return {**found, **_of_tensors("safetensors", [(info.dtype, info) for info in tensors], dtype or "float32")}
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """What the header of a GGUF file says; `error` if it cannot be served."""
+    from weft.gguf.file import read_gguf
+    from weft.models.gguf_config import config_of
+
+    size = path.stat().st_size
+    empty = dict.fromkeys(("architecture", "dtype", "max_context", "format", "bits", "memory_bytes"))
+    try:
+        file = read_gguf(path)
+        raw = config_of(file)
+    except WeftError as error:
+        return {**empty, "bytes": size, "format": "GGUF", "error": error.message}
+    tensors = [(tensor.type.name, tensor) for tensor in file.tensors.values()]
+    return {
+        "bytes": sum(part.stat().st_size for part in {tensor.file for _, tensor in tensors}),
+        "architecture": raw["architectures"][0],
+        "dtype": raw["dtype"],
+        "max_context": raw["max_position_embeddings"],
+        **_of_tensors("GGUF", tensors, raw["dtype"]),
+    }
+
+
+def _of_tensors(kind: str, tensors: Iterable[tuple[str, TensorInfo | GgufTensor]], dtype: Any) -> dict[str, Any]:
+    """Format, bits per weight, and bytes in memory, of tensors with the names of their types."""
+    stored: Counter[str] = Counter()
+    numbers = 0
+    for name, tensor in tensors:
+        stored[name] += tensor.num_bytes
+        numbers += math.prod(tensor.shape)
+    item_bytes = ITEM_BYTES.get(str(dtype).removeprefix("torch."))
+    return {
+        "format": " ".join([kind, *(name for name, _ in stored.most_common(1))]),
+        "bits": round(8 * stored.total() / numbers, 1) if numbers else None,
+        "memory_bytes": None if item_bytes is None else numbers * item_bytes,
     }
 
 
@@ -98,19 +183,28 @@ def _print_table(found: list[dict[str, Any]], known: list[str] | None) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name in ("model", "where", "size", "architecture", "dtype", "context"):
-        table.add_column(name, justify="right" if name in ("size", "context") else "left")
+    for name in ("model", "where", "size", "format", "bits", "memory", "architecture", "context"):
+        right = name in ("size", "bits", "memory", "context")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
     if known is not None:
         table.add_column("supported")
     for one in found:
-        cells = [one["name"], one["where"], _size(one["bytes"])]
-        cells += [str(one[key] or "?") for key in ("architecture", "dtype", "max_context")]
+        shown = one | {"size": _size(one["bytes"]), "memory": _size(one["memory_bytes"])}
+        shown["architecture"] = (one["architecture"] or "?").removesuffix("ForCausalLM")
+        keys = ("name", "where", "size", "format", "bits", "memory", "architecture", "max_context")
+        cells = [str(shown[key] or "?") for key in keys]
         table.add_row(*cells, *([] if known is None else ["yes" if one["supported"] else "no"]))
     console = Console()
     console.print(table)
+    console.print(f"\n{NOTE}")
+    for one in found:
+        if "error" in one:
+            console.print(f"{one['name']} cannot be served: {one['error']}")
     if known is not None:
         console.print(f"\nSupported architectures: {', '.join(known)}")
 
 
-def _size(num_bytes: int) -> str:
+def _size(num_bytes: int | None) -> str | None:
+    if num_bytes is None:
+        return None
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 1024**2:.1f} MiB"

@@ -141,6 +141,12 @@ def int8_note(device: torch.device | str, dtype: torch.dtype) -> str:
     return "int8: torch with widened weights"
 
 
+def block_types(device: torch.device | str, dtype: torch.dtype) -> frozenset[str]:
+    """Types of `kernels.quantized_blocks` that `linear` reads as they are, with activations of `dtype`. No variant has
+    such a kernel; weights of all other types are expanded when they are loaded."""
+    return frozenset()
+
+
 def _note(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cuda":
         return triton_support.note(device, dtype)

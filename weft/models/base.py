@@ -40,7 +40,7 @@ class RopeSpec(NamedTuple):
     """Rotary position embedding (Su et al., 2021) and how its frequencies are scaled."""
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "factors"] = "default"
     factor: float = 1.0
     original_max_position: int = 0
     low_freq_factor: float = 1.0
@@ -55,6 +55,8 @@ class RopeSpec(NamedTuple):
     """yarn"""
     truncate: bool = True
     """yarn: round the corrected range to whole dimensions."""
+    factors: tuple[float, ...] = ()
+    """factors: divisor of each frequency, [head_dim / 2]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,15 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from weft.abi.errors import ModelLoadError
+from weft.models.checkpoint import TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -29,16 +32,6 @@ ITEM_BYTES = {
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes that weights may be stored in."""
-
-
-class TensorInfo(NamedTuple):
-    """One tensor of a checkpoint."""
-
-    file: Path
-    dtype: str
-    """As safetensors writes it: F32, BF16, ..."""
-    shape: tuple[int, ...]
-    num_bytes: int
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -100,7 +93,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     if not isinstance(header, dict):
         raise ModelLoadError(f"{file} has a malformed safetensors header: not a JSON object")
     header.pop("__metadata__", None)
-    return {name: _tensor_info(file, name, entry, size - 8 - length) for name, entry in header.items()}
+    return {name: _tensor_info(file, name, entry, 8 + length, size) for name, entry in header.items()}
 
 
 @contextmanager
@@ -113,7 +106,7 @@ def open_tensors(file: Path) -> Iterator[Mapping[str, Tensor]]:
         raise ModelLoadError(f"{file} cannot be read: {error}. Download it again") from error
 
 
-class _LazyTensors(Mapping[str, Tensor]):
+class _LazyTensors(Mapping[str, "Tensor"]):
     def __init__(self, handle: Any):
         self._handle = handle
 
@@ -128,7 +121,8 @@ class _LazyTensors(Mapping[str, Tensor]):
         return len(self._handle.keys())
 
 
-def _tensor_info(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
+def _tensor_info(file: Path, name: str, entry: Any, data_begin: int, file_bytes: int) -> TensorInfo:
+    data_bytes = file_bytes - data_begin
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         well_formed = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and dtype in ITEM_BYTES
@@ -145,7 +139,7 @@ def _tensor_info(file: Path, name: str, entry: Any, data_bytes: int) -> TensorIn
         raise ModelLoadError(
             f"{file}: tensor {name!r} of {dtype} {list(shape)} cannot occupy {end - begin} bytes; the file is damaged"
         )
-    return TensorInfo(file, dtype, shape, end - begin)
+    return TensorInfo(file, dtype, shape, end - begin, data_begin + begin)
 
 
 def _is_file_name(value: Any) -> bool:

@@ -1,7 +1,8 @@
-"""From a model's name to its `Tokenizer`: the embedded model, a directory, or a hub id.
+"""From a model's name to its `Tokenizer`: the embedded model, a directory, a GGUF file, or a hub id.
 
 Owns the file formats (tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json,
-chat_template.jinja), interpreted as in transformers. Never runs code that comes with a model.
+chat_template.jinja), interpreted as in transformers. GGUF files are the matter of `gguf.py`. Never runs code that comes
+with a model.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tokenizers
 from weft.abi.errors import ModelLoadError
 from weft.hub import find_model
 from weft.tokenizers.generation_config import sampling_defaults
+from weft.tokenizers.gguf import load_gguf
 from weft.tokenizers.tokenizer import Tokenizer
 
 _FILES = [
@@ -31,14 +33,15 @@ _FILES = [
 def load_tokenizer(
     model: str, revision: str | None = None, offline: bool = False, *, generation_config: bool = False
 ) -> Tokenizer:
-    """The tokenizer of `weft-tiny`, of a local directory, or of a hub id (at `revision`).
+    """The tokenizer of `weft-tiny`, of a local directory or GGUF file, or of a hub id (at `revision`).
 
     `generation_config`: with the sampling defaults of the checkpoint (`sampling_defaults`). `offline` uses only what
     the hub's cache already has. Raises `ModelLoadError`, saying which file and why. May download; call it before
     serving, not on an event loop.
     """
     path = find_model(model, revision, files=_FILES, offline=offline)
-    return load_directory(path, name=model, generation_config=generation_config)
+    load = load_gguf if path.is_file() else load_directory
+    return load(path, name=model, generation_config=generation_config)
 
 
 def load_directory(path: Path, name: str = "", *, generation_config: bool = False) -> Tokenizer:
@@ -47,7 +50,8 @@ def load_directory(path: Path, name: str = "", *, generation_config: bool = Fals
     if not file.is_file():
         raise ModelLoadError(
             f"{path} has no tokenizer.json; save the model's tokenizer there with "
-            "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...). A model of GGUF files is given by "
+            "one of them: org/name/file.gguf"
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))

@@ -32,8 +32,8 @@ _WINDOW = 64 * 1024
 
 _SPACE_CUT = r"(?<=[A-Za-z])(?= [A-Za-z])"
 _LINE_CUT = r"(?<=\S\n)(?=[A-Za-zА-Яа-яぁ-ゖァ-ヺ一-龥가-힣])"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
@@ -158,7 +158,7 @@ def _alternatives(regex: str) -> list[str]:
     return [*found, part]
 
 
-_ALTERNATIVES = frozenset(part for regex in (_GPT2, _LLAMA3, _O200K, _WEFT_TINY) for part in _alternatives(regex))
+_ALTERNATIVES = frozenset(part for regex in (GPT2, LLAMA3, _O200K, _WEFT_TINY) for part in _alternatives(regex))
 _ANY_LETTER = ({r" ?\p{L}+"}, {r"[^\r\n\p{L}\p{N}]?\p{L}+"}, {r"\p{L}+"}, set(_alternatives(_O200K)[:2]))
 """Alternatives of which each of these groups takes every letter, so that no cut is in a part that nothing matches."""
 

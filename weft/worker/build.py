@@ -58,7 +58,7 @@ def load(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
     """The configured model, on the configured device. Raises `ConfigError` and what `load_model` raises."""
     device = choose_device(config)
     torch.set_num_threads(kernel_threads(config.threads, usable_cores()))
-    return load_model(
+    loaded = load_model(
         config.model,
         revision=config.revision,
         offline=config.offline,
@@ -67,7 +67,11 @@ def load(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
         device=device,
         max_context=config.max_context,
         progress=progress,
+        memory_bytes=free_memory(device).device,
     )
+    if loaded.notice is not None:
+        _log.info("%s: %s", config.model, loaded.notice)
+    return loaded
 
 
 def step_tokens(config: EngineConfig) -> int:

@@ -18,7 +18,7 @@ from weft.worker import edits
 from weft.worker.draw_device import DEVICE
 from weft.worker.draw_host import host_drawing
 from weft.worker.drawing import I64, Drawing, Draws
-from weft.worker.edits import Masks, Rows
+from weft.worker.edits import LogitRows, Masks
 from weft.worker.errors import StepError
 from weft.worker.slots import SlotTable
 from weft.worker.transfer import upload
@@ -58,7 +58,7 @@ class StepSampler:
             x = logits.index_select(0, upload(batch.rows[chosen], logits.device))
             # Edits hide what is not a number behind finite levels.
             _place(finite, chosen, x.amax(-1).isfinite())
-            block = Rows(rows.slots[chosen], rows.suppress_stop[chosen], rows.mask_rows[chosen])
+            block = LogitRows(rows.slots[chosen], rows.suppress_stop[chosen], rows.mask_rows[chosen])
             edits.edit(x, self._slots, block, masks)
             row_of = np.zeros(len(rows.slots), np.int64)
             row_of[chosen] = np.arange(len(chosen))
@@ -79,7 +79,7 @@ class StepSampler:
             draws = Draws(*how, batch.uniforms[random])
             _place(tokens, random, self._drawing.draw(logits, row_of[random].astype(np.int64), draws))
 
-    def _resolve(self, batch: SamplingBatch, late: LateInputs) -> tuple[Rows, Masks | None]:
+    def _resolve(self, batch: SamplingBatch, late: LateInputs) -> tuple[LogitRows, Masks | None]:
         if not self._slots.is_set[batch.slots].all():
             raise StepError("a sampler names a slot that no SlotSet has set")
         if len(np.unique(batch.slots)) != len(batch.slots):
@@ -90,7 +90,7 @@ class StepSampler:
             given = [*late.samplers.tolist(), *late.free.tolist()]
             raise StepError(f"samplers {expected.tolist()} wait for a late mask; masks came for {given}")
         mask_rows: I64 = np.full(len(batch.slots), -1, np.int64)
-        rows = Rows(batch.slots, batch.suppress_stop, mask_rows)
+        rows = LogitRows(batch.slots, batch.suppress_stop, mask_rows)
         if not masked:
             return rows, None
         words = -(-self._slots.vocab_size // 32)

@@ -38,6 +38,8 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
     frequencies = 1.0 / spec.theta**exponents
     if spec.kind == "linear":
         return frequencies / spec.factor
+    if spec.kind == "factors":
+        return frequencies / torch.tensor(spec.factors, dtype=torch.float32)
     if spec.kind == "llama3":
         return _llama3(frequencies, spec)
     if spec.kind == "yarn":

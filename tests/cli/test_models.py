@@ -1,0 +1,89 @@
+"""`weft models`: formats, bits and memory of checkpoints, read from their headers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gguf.writing import all_of, write_gguf
+from tests.models.runner import bytes_of_weights
+from weft.models.random_checkpoints import write_tiny
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint in safetensors, with GGUF files beside and below it."""
+    folder = write_tiny(tmp_path / "models", "qwen2", dtype=torch.bfloat16, **SHAPE)
+    (folder / "q8").mkdir()
+    write_gguf(folder / "q8" / "m.gguf", folder, all_of("Q8_0"))
+    write_gguf(folder / "split.gguf", folder, split=15)
+    (folder / "bad.gguf").write_bytes(b"GGUF")
+    return folder
+
+
+def listed(weft, *arguments: str) -> dict[str, dict]:
+    result = weft("models", "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    return {one["name"]: one for one in json.loads(result.output)["models"]}
+
+
+def test_a_directory(weft, folder: Path) -> None:
+    found = listed(weft, str(folder))
+    split = f"{folder}/split-00001-of-00003.gguf"
+    assert list(found) == [str(folder), f"{folder}/bad.gguf", f"{folder}/q8/m.gguf", split]
+    plain, q8, whole = found[str(folder)], found[f"{folder}/q8/m.gguf"], found[split]
+    assert (plain["format"], plain["bits"], plain["where"]) == ("safetensors BF16", 16.0, "directory")
+    assert (q8["format"], whole["format"], whole["bits"]) == ("GGUF Q8_0", "GGUF F32", 32.0)
+    assert 8.5 <= q8["bits"] < 8.8
+    assert plain["memory_bytes"] == q8["memory_bytes"] == bytes_of_weights(folder, torch.bfloat16)
+    assert whole["memory_bytes"] == bytes_of_weights(Path(split), torch.float32)
+    assert whole["bytes"] == sum(file.stat().st_size for file in folder.glob("split-*"))
+    assert plain["bytes"] == sum((folder / name).stat().st_size for name in ("config.json", "model.safetensors"))
+    assert (q8["architecture"], q8["max_context"], q8["dtype"]) == ("Qwen2ForCausalLM", 512, "bfloat16")
+
+
+def test_files_and_what_cannot_be_served(weft, folder: Path) -> None:
+    path = f"{folder}/q8/m.gguf"
+    found = listed(weft, path, f"{folder}/bad.gguf")
+    assert found[path]["where"] == "file"
+    assert "bad.gguf is truncated" in found[f"{folder}/bad.gguf"]["error"]
+    table = weft("models", path, f"{folder}/bad.gguf").output
+    assert "GGUF Q8_0" in table
+    assert "cannot be served" in table
+    nothing = weft("models", str(folder / "nowhere"))
+    assert (nothing.exit_code, "neither a config.json nor GGUF files" in nothing.stderr) == (1, True)
+
+
+def test_the_hub_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    repository = tmp_path / "cache" / "models--org--gguf"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    (folder / "config.json").unlink()
+    folder.rename(repository / "snapshots" / commit)
+    # The hub's client reads where its cache is when it is imported. Headers are read without torch.
+    program = (
+        "import sys\nfrom weft.cli.main import app\ntry:\n    app(['models', '--json'])\n"
+        "except SystemExit:\n    assert 'torch' not in sys.modules\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    found = {one["name"]: one for one in json.loads(ran.stdout)["models"]}
+    assert list(found) == ["weft-tiny", "org/gguf/bad.gguf", "org/gguf/q8/m.gguf", "org/gguf/split-00001-of-00003.gguf"]
+    assert found["org/gguf/q8/m.gguf"]["where"] == "hub cache, main"
+
+
+def test_doctor_says_what_a_file_will_need(weft, folder: Path) -> None:
+    path = folder / "q8" / "m.gguf"
+    result = weft("doctor", str(path), "--json", "--num-pages", "64", "--device", "cpu", "--dtype", "float32")
+    found = json.loads(result.output)["will_use"]
+    assert (found["architecture"], found["dtype"]) == ("Qwen2ForCausalLM", "float32")
+    assert found["weights_note"].startswith("Q8_0 expanded to float32, as no kernel")

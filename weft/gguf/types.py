@@ -1,0 +1,40 @@
+"""The types that tensors of a GGUF file may have: number, name, and the size of a block.
+
+The layouts of the blocks are the matter of `weft.kernels.quantized_blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class TensorType(NamedTuple):
+    """A type whose tensors consist of blocks of consecutive numbers of a row; plain floats are blocks of one."""
+
+    name: str
+    numbers: int
+    """Numbers of a block."""
+    num_bytes: int
+    """Bytes of a block."""
+
+
+TYPES: Mapping[int, TensorType] = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    8: TensorType("Q8_0", 32, 34),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    30: TensorType("BF16", 1, 2),
+}
+"""By number; those that are supported."""
+TYPE_NAMES = tuple(kind.name for kind in TYPES.values())
+
+REFUSED: Mapping[int, str] = {
+    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
+    27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+"""Names of the format's other types."""

@@ -1,0 +1,112 @@
+"""Quantized blocks of GGUF files, expanded to float32.
+
+A block holds consecutive numbers of a row: small integers, and scales for all or for groups of them. Layouts and
+arithmetic are those that ggml defines (`ggml-common.h`, `dequantize_row_*` of `ggml-quants.c`). Products of a scale and
+an integer are exact in float32 for all but Q6_K, so the order of operations matters only there, and follows ggml.
+
+No kernel computes on blocks yet (`dispatch.block_types`): the loader expands them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types whose blocks are one number."""
+
+
+def expand(kind: str, blocks: Tensor) -> Tensor:
+    """blocks [n, bytes of a block] uint8, contiguous -> numbers [n, numbers of a block].
+
+    float32, or the dtype of the type if its blocks are plain numbers. Raises `BadScale` where a block has a scale that
+    is NaN or infinite.
+    """
+    return blocks.view(PLAIN[kind]) if kind in PLAIN else _EXPANDERS[kind](blocks)
+
+
+class BadScale(ValueError):
+    """A block's scale is NaN or infinite."""
+
+    def __init__(self, block: int):
+        super().__init__(f"block {block} has a scale that is NaN or infinite")
+        self.block = block
+        """Its index."""
+
+
+def _scales(blocks: Tensor, first: int, count: int = 1) -> Tensor:
+    """float16 scales from byte `first` of each block on, [n, count] float32, checked."""
+    scales = blocks[:, first : first + 2 * count].contiguous().view(torch.float16).float()
+    finite = scales.isfinite().all(1)
+    if not bool(finite.all()):
+        raise BadScale(int(finite.logical_not().nonzero()[0]))
+    return scales
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """packed [..., k] uint8 -> the low halves of all, then the high halves, [..., 2, k]."""
+    return torch.stack([packed & 15, packed >> 4], -2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    """32 int8 and one scale."""
+    return blocks[:, 2:].view(torch.int8) * _scales(blocks, 0)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    """32 numbers of 4 bits, less 8, and one scale."""
+    return (_nibbles(blocks[:, 2:]).flatten(1).view(torch.int8) - 8) * _scales(blocks, 0)
+
+
+def _groups(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima of the 8 groups of a block of Q4_K or Q5_K, each [n, 8, 1] float32.
+
+    6 bits each, in 12 bytes: those of the groups 0 to 3 in one byte each, whose upper two bits belong to the groups 4
+    to 7.
+    """
+    scales = _scales(blocks, 0, 2)
+    low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    factors = torch.cat([low & 63, (high & 15) | (low >> 6 << 4)], 1)
+    minima = torch.cat([middle & 63, (high >> 4) | (middle >> 6 << 4)], 1)
+    return (factors * scales[:, :1])[..., None], (minima * scales[:, 1:])[..., None]
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    """8 groups of 32 numbers of 4 bits."""
+    factors, minima = _groups(blocks)
+    values = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32)
+    return (values * factors - minima).flatten(1)
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    """As Q4_K, with a fifth bit of each number in 32 bytes: bit g of byte i for number i of group g."""
+    factors, minima = _groups(blocks)
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
+    fifth = (blocks[:, 16:48, None].transpose(1, 2) >> shifts & 1) << 4
+    values = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | fifth
+    return (values * factors - minima).flatten(1)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """16 groups of 16 numbers of 6 bits, less 32, with an int8 scale each; in two halves of 128 numbers.
+
+    A half has 64 bytes of lower and 32 bytes of upper bits: byte i of the latter has those of the numbers i, i + 32,
+    i + 64 and i + 96.
+    """
+    lower = _nibbles(blocks[:, :128].view(-1, 2, 64)).view(-1, 2, 4, 32)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
+    upper = (blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts & 3) << 4
+    values = ((lower | upper).view(torch.int8) - 32).view(-1, 16, 16)
+    factors = blocks[:, 192:208].view(torch.int8) * _scales(blocks, 208)
+    return (values * factors[..., None]).flatten(1)
+
+
+_EXPANDERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

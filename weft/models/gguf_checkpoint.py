@@ -1,0 +1,138 @@
+"""A checkpoint in a GGUF file: what its header says of the model, and its tensors, expanded a few rows at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.abi.errors import ModelLoadError, Unsupported
+from weft.gguf.file import GgufTensor, read_gguf
+from weft.gguf.tokens import TOKENS, end_ids, read_tokens
+from weft.kernels.quantized_blocks import BadScale, expand
+from weft.models import gguf_config
+from weft.models.base import ModelSpec, RopeSpec
+from weft.models.checkpoint import Piece, TensorInfo
+from weft.models.registry import family_of
+
+PIECE_NUMBERS = 1 << 20
+"""Numbers that are expanded at a time: no tensor is complete in float32, and intermediate results stay in caches and in
+memory that the allocator has already."""
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+_ROTATED = re.compile(r"blk\.[0-9]+\.attn_([qk])\.(?:weight|bias)")
+
+
+class GgufCheckpoint:
+    """See `checkpoint.Checkpoint`. Raises `ModelLoadError` or `Unsupported` for what the header says."""
+
+    stated_in = "the metadata"
+
+    def __init__(self, path: Path):
+        self._file = read_gguf(path)
+        self.path = self._file.path
+        if TOKENS in self._file.metadata:
+            read_tokens(self._file)
+        raw = gguf_config.config_of(self._file)
+        self.family = family_of(raw)
+        try:
+            spec = self.family.spec(raw)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self.path}, its metadata read as config.json: {error}") from error
+        self.spec = self._completed(spec)
+
+    def _completed(self, spec: ModelSpec) -> ModelSpec:
+        """The spec, with what a GGUF file says by the presence of a tensor."""
+        tensors = self._file.tensors
+        return replace(
+            spec,
+            rope=self._rope(spec),
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            output_bias="blk.0.attn_output.bias" in tensors,
+            mlp_bias="blk.0.ffn_up.bias" in tensors,
+        )
+
+    def _rope(self, spec: ModelSpec) -> RopeSpec:
+        tensor = self._file.tensors.get(gguf_config.ROPE_FACTORS)
+        if tensor is None:
+            return spec.rope
+        where = f"{tensor.file}: tensor {tensor.name!r} at byte {tensor.offset}"
+        if spec.rope.kind != "default":
+            raise Unsupported(f"{where} and rope scaling {spec.rope.kind!r} together are not supported")
+        if tensor.type.name != "F32" or tensor.shape != (spec.head_dim // 2,):
+            raise ModelLoadError(f"{where} must be F32 of {spec.head_dim // 2} numbers")
+        factors = np.fromfile(tensor.file, "<f4", spec.head_dim // 2, offset=tensor.offset)
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise ModelLoadError(f"{where} has factors that are not positive numbers")
+        return spec.rope._replace(kind="factors", factors=tuple(factors.tolist()))
+
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that the metadata name."""
+        return end_ids(self._file, self.spec.vocab_size)
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """All tensors but the rotary factors, which are part of the spec."""
+        return {
+            name: TensorInfo(tensor.file, tensor.type.name, tensor.shape, tensor.num_bytes, tensor.offset)
+            for name, tensor in self._file.tensors.items()
+            if name != gguf_config.ROPE_FACTORS
+        }
+
+    def stored_name(self, source: str) -> str:
+        """As `gguf_config.stored_name`."""
+        return gguf_config.stored_name(source)
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        """At most about `PIECE_NUMBERS` numbers at a time."""
+        maps: dict[Path, Bytes] = {}
+        tensors = [self._file.tensors[name] for name in names]
+        for tensor in sorted(tensors, key=lambda tensor: (tensor.file, tensor.offset)):
+            if tensor.file not in maps:
+                maps[tensor.file] = np.memmap(tensor.file, np.uint8, "r")
+            yield from self._expanded(tensor, maps[tensor.file])
+
+    def _expanded(self, tensor: GgufTensor, data: Bytes) -> Iterator[Piece]:
+        """A matrix in pieces of rows; a vector as a whole."""
+        columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
+        rows = tensor.shape[0]
+        order = self._order(tensor)
+        if len(tensor.shape) == 1:
+            values = self._values(tensor, data, np.zeros(1, np.int64), tensor.num_bytes).flatten()
+            yield Piece(tensor.name, 0, values[torch.from_numpy(order)])
+            return
+        step = max(1, PIECE_NUMBERS // columns)
+        for first in range(0, rows, step):
+            taken = order[first : first + step]
+            values = self._values(tensor, data, taken, tensor.num_bytes // rows)
+            yield Piece(tensor.name, first, values.view(len(taken), columns))
+
+    def _values(self, tensor: GgufTensor, data: Bytes, rows: Rows, row_bytes: int) -> torch.Tensor:
+        """Rows of a tensor, in this order, expanded: [blocks, numbers of a block]."""
+        stored = data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(-1, row_bytes)
+        blocks = torch.from_numpy(stored[rows].reshape(-1, tensor.type.num_bytes))
+        try:
+            return expand(tensor.type.name, blocks)
+        except BadScale as error:
+            row, block = divmod(error.block, row_bytes // tensor.type.num_bytes)
+            at = tensor.offset + int(rows[row]) * row_bytes + block * tensor.type.num_bytes
+            raise ModelLoadError(
+                f"{tensor.file}: tensor {tensor.name!r} at byte {tensor.offset}: its block at byte {at} has a scale "
+                "that is NaN or infinite; the file is damaged"
+            ) from error
+
+    def _order(self, tensor: GgufTensor) -> Rows:
+        """For each row as the families take it, the number of the row in the file.
+
+        The `llama` architecture rotates neighbouring components of a head, where the families rotate the first half
+        with the second; its rows of queries and keys are stored so that both give the same.
+        """
+        found = _ROTATED.fullmatch(tensor.name)
+        if found is None or self._file.metadata["general.architecture"] != "llama":
+            return np.arange(tensor.shape[0])
+        heads = self.spec.num_heads if found[1] == "q" else self.spec.num_kv_heads
+        return np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
