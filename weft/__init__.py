@@ -11,11 +11,31 @@ from weft.version import __version__
 _EXPORTS = {
     "LLM": "weft.llm",
     "Grammar": "weft.core.grammar",
+    "Input": "weft.workflow.frontend.prompt_text",
+    "Output": "weft.workflow.frontend.prompt_text",
     "SamplingParams": "weft.core.sampling",
     "StopParams": "weft.core.sampling",
+    "Workflow": "weft.workflow.frontend.workflow",
+    "flow": "weft.workflow.frontend.flow",
+    "native_function": "weft.workflow.frontend.semantic",
+    "ops": "weft.workflow.frontend",
+    "semantic_function": "weft.workflow.frontend.semantic",
 }
 
-__all__ = ["LLM", "Grammar", "SamplingParams", "StopParams", "__version__"]
+__all__ = [
+    "LLM",
+    "Grammar",
+    "Input",
+    "Output",
+    "SamplingParams",
+    "StopParams",
+    "Workflow",
+    "__version__",
+    "flow",
+    "native_function",
+    "ops",
+    "semantic_function",
+]
 
 
 def __getattr__(name: str) -> Any:

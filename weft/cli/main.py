@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from weft.abi.errors import WeftError
-from weft.cli import chat, doctor, generate, models, profile, programs, run, serve, sessions, sim, version
+from weft.cli import chat, doctor, generate, models, profile, programs, run, serve, sessions, sim, version, workflow
 from weft.cli.bench import group as bench
 from weft.version import __version__
 
@@ -110,6 +110,7 @@ sessions.register(app)
 bench.register(app)
 profile.register(app)
 sim.register(app)
+workflow.register(app)
 models.register(app)
 doctor.register(app)
 version.register(app)

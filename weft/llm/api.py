@@ -17,13 +17,15 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from weft.abi.errors import WeftError
-from weft.config import EMBEDDED_MODEL, ReasoningParserName, ToolCallParserName
+from weft.config import EMBEDDED_MODEL, ReasoningParserName, ServerConfig, ToolCallParserName
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import EngineInfo, EngineStats
 from weft.endpoints.dialect import Dialect, dialect_of
+from weft.endpoints.models import ActiveModel, Models, ServedModel
 from weft.engine.client import EngineClient
 from weft.engine.inline import InlineEngine
+from weft.hub import file_stamp, find_model
 from weft.llm.bar import bar, no_bar
 from weft.llm.chats import ChatOptions, ChatPlan, TemplateOptions, chat_plan
 from weft.llm.options import (
@@ -39,13 +41,15 @@ from weft.llm.options import (
     packed_tokens,
 )
 from weft.llm.results import AnswerChunk, Result, answer, answer_chunks, complete, of_prompt, search
-from weft.llm.threads import LoopThread, streamed, windowed
+from weft.loop_thread import LoopThread, streamed, windowed
+from weft.metrics import ModelMetrics
 from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
-from weft.programs.runtime import Runtime
 from weft.programs.types import Caller, Chunk, CompletionArgs
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
+from weft.workflow.api import WorkflowHost
+from weft.workflow.backend.endpoint import EndpointBackend
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -73,7 +77,7 @@ class LLM:
         reasoning_parser: ReasoningParserName = "auto",
         **options: Any,
     ):
-        """Load `model` (`weft-tiny`, a directory, or a hub id). Returns when it is ready.
+        """Load `model` (`weft-tiny`, a directory, a GGUF file, or a hub id). Returns when it is ready.
 
         `tool_call_parser` and `reasoning_parser` name the formats of tool calls and reasoning; auto: detected from the
         chat template. Raises `ModelLoadError` or `ConfigError`.
@@ -84,6 +88,8 @@ class LLM:
         )
         dialect = dialect_of(tokenizer, tool_call_parser, reasoning_parser)
         self._start(lambda: InlineEngine.from_config(config, load_progress), tokenizer, dialect, config.max_waiting)
+        path = find_model(config.model, config.revision, files=(), offline=True)
+        self._weights = f"{path.name} {file_stamp(path)} {self.info.dtype} {config.quantization}"
 
     @classmethod
     def over(
@@ -98,6 +104,7 @@ class LLM:
         """An LLM on another kind of engine, which it then owns. `connect` is called on the event loop that uses it."""
         llm = cls.__new__(cls)
         llm._start(connect, tokenizer, dialect_of(tokenizer, tool_call_parser, reasoning_parser), max_waiting)
+        llm._weights = f"{llm.info.model} {llm.info.dtype}"
         return llm
 
     def _start(
@@ -108,19 +115,27 @@ class LLM:
         self._thread = LoopThread()
         self._engine = engine = list[EngineClient]()
 
-        async def begin() -> tuple[Runtime, EngineInfo]:
+        async def begin() -> tuple[ActiveModel, EngineInfo]:
             engine.append(connect())
-            runtime = Runtime(engine[0], tokenizer)
-            return runtime, await engine[0].wait_ready()
+            served = ServedModel(["model"], engine[0], tokenizer)
+            config = ServerConfig(engine_wait_s=0.0)
+            model = ActiveModel(served, config, dialect, ModelMetrics(), on_event=lambda event: None)
+            return model, await engine[0].wait_ready()
 
         # Not a method: a reference to the object would keep it alive.
         self._finalizer = weakref.finalize(self, _close_unused, self._thread, engine)
         try:
-            self._runtime, self.info = self._thread.run(begin())
+            model, self.info = self._thread.run(begin())
         except BaseException:
             self.close()
             raise
+        self._models = Models([model])
+        self._runtime = model.runtime
         self._max_waiting = max_waiting
+
+    def workflow_host(self) -> WorkflowHost:
+        """Where the workflows that are given this object as `on` run: on its model and its event loop."""
+        return WorkflowHost(self._thread, EndpointBackend(self._models), self._weights)
 
     # ---- many prompts
 

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Column,
     Connection,
     Float,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -88,7 +89,53 @@ def _first(connection: Connection) -> None:
     _METADATA.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first,)
+_WORKFLOWS = MetaData()
+
+workflow_runs = Table(
+    "workflow_runs",
+    _WORKFLOWS,
+    Column("run", Text, primary_key=True),
+    Column("description", LargeBinary, nullable=False),
+)
+"""Runs of workflows that can be resumed, with what they run."""
+
+workflow_rows = Table(
+    "workflow_rows",
+    _WORKFLOWS,
+    Column("run", Text, primary_key=True),
+    Column("row", Integer, primary_key=True),
+    Column("result", LargeBinary, nullable=False),
+)
+"""Rows that have ended."""
+
+workflow_tasks = Table(
+    "workflow_tasks",
+    _WORKFLOWS,
+    Column("run", Text, primary_key=True),
+    Column("row", Integer, primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+"""Values of nodes of rows that have not ended."""
+
+model_answers = Table(
+    "model_answers",
+    _WORKFLOWS,
+    Column("tenant", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("used", Integer, nullable=False),
+    Column("size_bytes", Integer, nullable=False),
+    Column("answer", LargeBinary, nullable=False),
+    Index("model_answers_by_use", "tenant", "used"),
+)
+"""The prompt cache: answers that equal requests have again. `used` grows with each use of a tenant's answers."""
+
+
+def _second(connection: Connection) -> None:
+    _WORKFLOWS.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second)
 """From each version to the next, beginning with an empty database (version 0)."""
 
 

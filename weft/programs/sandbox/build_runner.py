@@ -3,9 +3,8 @@
     python -m weft.programs.sandbox.build_runner --tool /path/to/componentize-py      build (about a minute)
     python -m weft.programs.sandbox.build_runner --check                              exit status 1: it is stale
 
-It bakes in the guest (`runner/*.py`), `weft/__init__.py`, `weft/version.py` and the whole of `weft/abi`, `weft/text`
-and `weft/sdk`: build again whenever one of them changes. componentize-py is needed here alone, in an environment of its
-own:
+It bakes in the guest (`runner/*.py`), `weft/version.py` and the whole of `weft/abi`, `weft/text` and `weft/sdk`: build
+again whenever one of them changes. componentize-py is needed here alone, in an environment of its own:
 
     python -m venv ../componentize && ../componentize/bin/pip install componentize-py==0.25.1
 
@@ -32,18 +31,20 @@ METADATA = HERE / "runner" / "runner.json"
 TOOL_VERSION = "0.25.1"
 ROOMS = ("abi", "text", "sdk")
 """Packages of Weft that programs may import."""
+PACKAGE_INIT = "from weft.version import __version__\n"
+"""`weft/__init__.py` of the guest, which has nothing of what the package's own exports."""
 
 
 def sources() -> list[Path]:
     """The files that are baked in."""
     guest = [*sorted((HERE / "runner").glob("*.py")), HERE / "runner" / "runner.wit"]
     library = [path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
-    return [*guest, PACKAGE / "__init__.py", PACKAGE / "version.py", *library]
+    return [*guest, PACKAGE / "version.py", *library]
 
 
 def source_hash() -> str:
     """Identifies the contents of all sources."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(PACKAGE_INIT.encode())
     for path in sources():
         name = path.relative_to(PACKAGE).as_posix().encode()
         content = path.read_bytes()
@@ -64,8 +65,8 @@ def build(tool: str) -> None:
         code = Path(scratch, "code")
         for room in ROOMS:
             shutil.copytree(PACKAGE / room, code / "weft" / room, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("__init__.py", "version.py"):
-            shutil.copy(PACKAGE / name, code / "weft" / name)
+        shutil.copy(PACKAGE / "version.py", code / "weft")
+        Path(code, "weft", "__init__.py").write_text(PACKAGE_INIT)
         guest = code / HERE.relative_to(PACKAGE.parent) / "runner"
         guest.mkdir(parents=True)
         for path in (HERE / "runner").glob("*.py"):

@@ -20,7 +20,7 @@ import warnings
 # The C modules ask the system for the time; those in Python ask `time`, which is replaced below.
 sys.modules["_datetime"] = sys.modules["_zoneinfo"] = None
 
-from weft.programs.sandbox.runner.stdlib_stubs import ENTROPY, Output, install_stubs, install_clocks
+from weft.programs.sandbox.runner.stdlib_stubs import ENTROPY, LogOutput, install_stubs, install_clocks
 from weft.programs.sandbox.runner.link import LINK
 from weft.programs.sandbox.runner.loop import HostLoop
 
@@ -141,7 +141,7 @@ class WitWorld(wit_world.WitWorld):
         install(LINK.channel)
         ENTROPY.seed(seed.encode("latin-1"))
         random.seed(ENTROPY(32))
-        sys.stdout, sys.stderr = Output(1), Output(3)
+        sys.stdout, sys.stderr = LogOutput(1), LogOutput(3)
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
         loop = HostLoop()
         asyncio.set_event_loop(loop)

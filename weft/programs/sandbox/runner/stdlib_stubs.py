@@ -99,7 +99,7 @@ LOG = 1
 """`weft.abi.operations.Op.LOG`; the library is loaded when the clocks are in place."""
 
 
-class Output(io.TextIOBase):
+class LogOutput(io.TextIOBase):
     """print: each line becomes a LOG command."""
 
     def __init__(self, level):

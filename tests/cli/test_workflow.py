@@ -1,0 +1,113 @@
+"""`weft workflow` on the embedded model and on a server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.server.conftest import running
+
+SMALL = ("--num-pages", "256", "--max-running", "8")
+FLOW = """
+import weft
+from weft import ops
+from beside import shout
+
+@weft.flow
+def tell(topic):
+    first = ops.llm(f"Tell me about {topic}.", max_tokens=4, temperature=0)
+    return {"text": first, "loud": ops.function(shout, topic)}
+"""
+BESIDE = "def shout(text):\n    return text.upper()\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "beside.py").write_text(BESIDE)
+    path = tmp_path / "flow.py"
+    path.write_text(FLOW)
+    return path
+
+
+def lines(text):
+    return sorted((json.loads(line) for line in text.splitlines()), key=lambda line: line["row"])
+
+
+def test_a_table_from_a_file(weft, file, tmp_path):
+    rows = tmp_path / "rows.csv"
+    rows.write_text("topic,unused\nthe sea,1\nthe moon,2\n")
+    out = tmp_path / "out.jsonl"
+    result = weft("workflow", "run", str(file), "--rows", str(rows), "-o", str(out), *SMALL)
+    assert result.exit_code == 0, result.stderr
+    found = lines(out.read_text())
+    assert [line["outputs"]["loud"] for line in found] == ["THE SEA", "THE MOON"]
+    assert "2 rows in" in result.stderr
+    assert "2 calls; " in result.stderr
+
+
+def test_one_row_and_a_flow_by_its_name(weft, file):
+    result = weft("workflow", "run", f"{file}:tell", "--row", "topic=the sea", "--quiet", *SMALL)
+    assert result.exit_code == 0, result.stderr
+    assert lines(result.stdout)[0]["outputs"]["loud"] == "THE SEA"
+    assert result.stderr == ""
+
+
+def test_json_is_a_workflow_too_and_runs_on_a_server(weft, file, tmp_path):
+    shown = weft("workflow", "show", str(file), "--json")
+    graph = json.loads(shown.stdout)
+    graph["nodes"] = [node for node in graph["nodes"] if node["op"] == "llm"]
+    graph["outputs"] = {"text": "llm_1"}
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph))
+    with running() as server:
+        result = weft("workflow", "run", str(path), "--row", "topic=the sea", "--on", server.url)
+        assert result.exit_code == 0, result.stderr
+        assert lines(result.stdout)[0]["outputs"]["text"]
+
+
+def test_rows_that_fail_are_told_and_counted(weft, file):
+    result = weft("workflow", "run", str(file), "--row", "topic=3", *SMALL)
+    assert result.exit_code == 1
+    assert "row 0 failed at function_1: 'int' object has no attribute 'upper'" in result.stderr
+    assert lines(result.stdout)[0]["error"]["kind"] == "AttributeError"
+
+
+def test_a_limit_is_kept(weft, file):
+    result = weft("workflow", "run", str(file), "--row", "topic=x", "--max-calls", "0", *SMALL)
+    assert result.exit_code == 1
+    assert "the run has made the 0 calls that it may make" in result.stderr
+
+
+def test_show_is_an_outline(weft, file):
+    shown = weft("workflow", "show", str(file))
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines()[0] == "inputs: topic"
+    assert "llm_1" in shown.stdout
+    assert "outputs: text = llm_1, loud = function_1" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "FILE"), "give either --rows FILE or --row"),
+        (("run", "FILE", "--row", "topic=x", "--rows", "y"), "give either --rows FILE or --row"),
+        (("run", "FILE", "--row", "topic"), "write NAME=VALUE"),
+        (("run", "FILE", "--row", "subject=x"), "topic"),
+        (("run", "FILE", "--row", "topic=x", "--on", "http://h", "--num-pages", "9"), "configures an engine"),
+        (("run", "FILE:other", "--row", "topic=x"), "has no flow 'other'; it has tell"),
+        (("show", "missing.py"), "missing.py cannot be read"),
+        (("show", "missing.json"), "missing.json cannot be read"),
+        (("show", "BESIDE"), "has no flow"),
+        (("show", "BROKEN"), "cannot be executed: ZeroDivisionError"),
+        (("show", "NOTJSON"), "not JSON"),
+    ],
+)
+def test_mistakes_are_one_line(weft, file, tmp_path, arguments, message):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "not.json").write_text("{")
+    names = {"FILE": file, "FILE:other": f"{file}:other", "BESIDE": tmp_path / "beside.py"}
+    names |= {"BROKEN": tmp_path / "broken.py", "NOTJSON": tmp_path / "not.json"}
+    result = weft("workflow", *(str(names.get(word, word)) for word in arguments))
+    assert result.exit_code in (1, 2)
+    assert message in " ".join(result.stderr.replace("│", " ").split())

@@ -1,0 +1,77 @@
+"""Runs of workflows and the prompt cache: what is kept, and how much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.store.answers import AnswerTable
+from weft.store.database import Database
+from weft.store.workflow_runs import SavedRun, WorkflowRunTable
+
+
+@pytest.fixture(params=["file", "memory"])
+def database(request: pytest.FixtureRequest, tmp_path: Path):
+    made = Database(tmp_path / "data" if request.param == "file" else None)
+    yield made
+    made.close()
+
+
+def test_a_run_is_found_again_with_what_it_has(tmp_path: Path) -> None:
+    first = Database(tmp_path)
+    table = WorkflowRunTable(first)
+    assert table.begin("r", b"this") == b"this"
+    table.keep_task("r", 0, "a", b"1")
+    table.keep_task("r", 1, "a", b"2")
+    table.keep_task("r", 1, "m[0].b", b"3")
+    table.keep_task("r", 1, "a", b"4")
+    table.end_row("r", 0, b"result")
+    table.begin("other", b"")
+    table.keep_task("other", 0, "a", b"5").result()
+    first.close()
+
+    table = WorkflowRunTable(again := Database(tmp_path))
+    assert table.begin("r", b"another") == b"this"
+    assert table.load("r") == SavedRun({0: b"result"}, {(1, "a"): b"4", (1, "m[0].b"): b"3"})
+    table.forget("r")
+    assert table.load("r") == SavedRun({}, {})
+    assert table.load("other").tasks == {(0, "a"): b"5"}
+    again.close()
+
+
+def test_answers_are_kept_by_tenant_and_key(database: Database) -> None:
+    table = AnswerTable(database)
+    table.put("a", "k", b"1").result()
+    table.put("a", "k", b"2").result()
+    table.put("b", "k", b"3").result()
+    assert table.get("a", "k") == b"2"
+    assert table.get("b", "k") == b"3"
+    assert table.get("c", "k") is None
+    assert table.get("a", "l") is None
+
+
+def test_the_least_recently_used_answers_go_first_and_only_those_of_their_tenant(database: Database) -> None:
+    table = AnswerTable(database, max_bytes=40)
+    table.put("other", "0", b"x" * 9).result()
+    for key in "1234":
+        table.put("a", key, b"x" * 9).result()
+    assert table.get("a", "1") is not None
+    table.put("a", "5", b"x" * 9).result()
+    database.write(lambda connection: None).result()
+    assert [key for key in "12345" if table.get("a", key)] == ["1", "3", "4", "5"]
+    assert table.get("other", "0") is not None
+    table.put("a", "large", b"x" * 100).result()
+    assert table.get("a", "large") is None
+    assert table.get("a", "5") is not None
+
+
+def test_another_process_s_answers_count_too(tmp_path: Path) -> None:
+    one, two = Database(tmp_path), Database(tmp_path)
+    first, second = AnswerTable(one, 40), AnswerTable(two, 40)
+    for key in "1234":
+        (first if key in "12" else second).put("", key, b"x" * 9).result()
+    second.put("", "5", b"x" * 9).result()
+    assert [key for key in "12345" if second.get("", key)] == ["2", "3", "4", "5"]
+    one.close()
+    two.close()

@@ -1,0 +1,234 @@
+"""The same workflow on a model of this process, on a server of ours over HTTP, and call by call by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import weft
+from tests.server.conftest import RunningServer, running
+from tests.workflow.naive import evaluate
+from weft import ops
+from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported, WeftError
+from weft.config import EngineConfig
+from weft.engine.inline import InlineEngine
+from weft.llm import LLM
+from weft.tokenizers.load import load_tokenizer
+from weft.workflow import api
+from weft.workflow.backend.openai import OpenAIBackend
+from weft.workflow.run.calls import CHAT, CallUsage, ModelAnswer, ModelRequest
+
+OPTIONS: dict[str, Any] = {"num_pages": 96, "threads": 1, "dtype": "float64", "max_context": 512}
+ROWS = [{"topic": f"a lighthouse on island {number}", "tone": "kind"} for number in range(6)]
+GOOD = {"good": {"type": "boolean"}}
+VERDICT = {"type": "object", "properties": GOOD, "required": ["good"], "additionalProperties": False}
+
+
+@weft.flow
+def everything(topic: Any, tone: Any) -> Any:
+    """Chats that go on, a prompt, a map, a loop and a switch."""
+    first = ops.llm([ops.system(f"You are {tone}."), ops.user(f"Tell me about {topic}.")], max_tokens=12, temperature=0)
+    second = ops.llm([first.chat, ops.user("Go on.")], max_tokens=8, seed=5, temperature=1)
+    parts = topic.split(" ")
+    notes = ops.map(lambda part: ops.llm(f"Say {part} {first}", max_tokens=4, temperature=0), parts)
+    raw = ops.llm(prompt=f"Once upon {topic}", max_tokens=6, temperature=0)
+    draft = ops.loop(lambda text: ops.llm(f"Revise: {text}", max_tokens=5, temperature=0), second, max_rounds=3)
+    verdict = ops.llm(f"Is it good? {draft}", schema=VERDICT, max_tokens=30, temperature=0)
+    choice = ops.switch(verdict.good, {True: lambda: raw, False: lambda: ops.text(f"no {first}")})
+    return {"notes": notes, "second": second, "draft": draft, "verdict": verdict, "choice": choice}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("weft-tiny", **OPTIONS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    engine = InlineEngine.from_config(EngineConfig(**OPTIONS))
+    with running(engine=engine, tokenizer=load_tokenizer("weft-tiny"), names=["weft-tiny"]) as made:
+        made.wait_until(lambda: made.service.ready)
+        yield made
+        made.wait_until(lambda: not made.runtime.num_sequences)
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> list[dict[str, Any]]:
+    """Each call alone, one after the other, on an engine that keeps no KV."""
+    with LLM("weft-tiny", **OPTIONS | {"prefix_cache": False, "num_pages": 512}) as alone:
+
+        def model(node: Any, request: Any) -> str:
+            fields = {"temperature": request.get("temperature", 1.0), "max_tokens": request["max_tokens"]}
+            fields |= {"seed": request["seed"]} if "seed" in request else {}
+            if "prompt" in request:
+                return alone.generate(request["prompt"], **fields)[0].text
+            form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": request["schema"]}}
+            fields |= {"response_format": form} if request["schema"] else {}
+            return alone.chat(list(request["messages"]), **fields)[0].text
+
+        return [evaluate(everything.graph, row, model=model) for row in ROWS]
+
+
+def outputs(results: api.RunResults) -> list[Any]:
+    assert results.errors == []
+    return [result.outputs for result in results]
+
+
+@pytest.mark.slow
+def test_on_a_model_of_this_process(llm: LLM, by_hand: list[dict[str, Any]]) -> None:
+    results = everything.run(ROWS, llm)
+    assert outputs(results) == by_hand
+    stats = llm.stats()
+    assert stats.num_sequences == 0
+    assert results.counts.calls.cached_tokens > 0
+    assert results.counts.rows == len(ROWS)
+
+
+@pytest.mark.slow
+def test_on_a_server(server: RunningServer, by_hand: list[dict[str, Any]]) -> None:
+    for url in (server.url, f"{server.url}/v1/"):
+        results = everything.run(ROWS, on=url)
+        assert outputs(results) == by_hand
+    assert results.counts.calls.cached_tokens > 0
+
+
+@weft.flow
+def tokens(text: Any) -> Any:
+    return ops.split(text, max_tokens=4), ops.split(text, max_tokens=5, overlap_tokens=2)
+
+
+def test_parts_of_a_text_have_so_many_tokens_and_are_the_text(llm: LLM, server: RunningServer) -> None:
+    texts = ["Once upon a time a weaver went to the sea.", "naïve 雪だるま ☃ says “hi” 👩‍👩‍👧", ""]
+    rows = [{"text": text} for text in texts]
+    here, there = (outputs(api.run(tokens.graph, rows, on)) for on in (llm, server.url))
+    for text, both in zip(texts, here, strict=True):
+        assert "".join(both["value_1"]) == text
+        assert len(both["value_2"]) >= len(both["value_1"])
+        assert all(part for part in both["value_1"])
+    assert there[0]["value_1"] == here[0]["value_1"]
+
+
+def answered(backend: OpenAIBackend, request: ModelRequest) -> ModelAnswer | WeftError:
+    async def main() -> ModelAnswer | WeftError:
+        try:
+            return await backend.complete(request, lambda: None)
+        except WeftError as error:
+            return error
+        finally:
+            await backend.close()
+
+    return asyncio.run(main())
+
+
+def replying(status: int, body: bytes, **headers: str) -> OpenAIBackend:
+    def reply(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, content=body, headers={"retry-after": "", **headers})
+
+    return OpenAIBackend("http://server/v1", "m", transport=httpx.MockTransport(reply))
+
+
+SAY = ModelRequest(CHAT, {"messages": [{"role": "user", "content": "hi"}]})
+EVENT = b'data: {"choices": [{"delta": {"content": "h"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "message"),
+    [
+        (replying(429, b'{"error": {"message": "full"}}', **{"retry-after": "9"}), Overloaded, "full"),
+        (replying(503, b""), Overloaded, "status 503"),
+        (replying(500, b"<html>"), EngineDead, "<html>"),
+        (replying(400, b'{"error": {"message": "no such field"}}'), InvalidRequest, "no such field (status 400)"),
+        (replying(200, EVENT), EngineDead, "ended before it was complete"),
+        (replying(200, EVENT + b'data: {"error": {"message": "engine died"}}\n\n'), EngineDead, "engine died"),
+        (OpenAIBackend("http://127.0.0.1:9", "m"), EngineDead, "no answer from http://127.0.0.1:9"),
+    ],
+)
+def test_errors_of_servers(backend: OpenAIBackend, kind: type[WeftError], message: str) -> None:
+    error = answered(backend, SAY)
+    assert type(error) is kind
+    assert message in str(error)
+    if "full" in message:
+        assert error.retry_after_s == 9
+
+
+def test_calls_of_tools_come_in_pieces() -> None:
+    pieces = [
+        {"index": 0, "id": "c1", "type": "function", "function": {"name": "find", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"x":'}},
+        {"index": 1, "id": "c2", "function": {"name": "look", "arguments": "{}"}},
+        {"index": 0, "function": {"arguments": " 1}"}},
+    ]
+    events = [{"choices": [{"delta": {"tool_calls": [piece]}}]} for piece in pieces]
+    events += [{"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}]
+    events += [{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}}]
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+    answer = answered(replying(200, body), SAY)
+    assert isinstance(answer, ModelAnswer)
+    named = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in answer.tool_calls]
+    assert named == [("c1", "find", '{"x": 1}'), ("c2", "look", "{}")]
+    assert (answer.finish_reason, answer.usage) == ("tool_calls", CallUsage(7, 0, 5))
+
+
+def test_a_server_with_several_models_needs_a_name() -> None:
+    def reply(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/models"
+        return httpx.Response(200, json={"data": [{"id": "a"}, {"id": "b"}]})
+
+    error = answered(OpenAIBackend("http://server", transport=httpx.MockTransport(reply)), SAY)
+    assert "serves a, b: name one" in str(error)
+
+
+def test_a_server_without_tokenize_cannot_split() -> None:
+    backend = replying(404, b"")
+    with pytest.raises(Unsupported, match="split at a separator"):
+        asyncio.run(backend.split("text", lambda count: []))
+
+
+def test_results_are_a_table_with_the_errors_of_rows(llm: LLM, tmp_path: Path) -> None:
+    def strict(topic: str) -> str:
+        if topic == "bad":
+            raise ValueError("a bad topic")
+        return topic.upper()
+
+    flow = weft.flow(lambda topic: {"loud": ops.function(strict, topic), "same": topic})
+    out = tmp_path / "out.jsonl"
+    results = flow.run([{"topic": "good"}, {"topic": "bad"}, {"topic": "fine"}], llm, out=out, progress=False)
+    assert results.column("loud") == ["GOOD", None, "FINE"]
+    assert results[0]["same"] == "good"
+    (mistake,) = results.errors
+    assert (mistake.row, mistake.node, mistake.message, mistake.kind) == (1, "function_1", "a bad topic", "ValueError")
+    with pytest.raises(KeyError, match="row 1 failed at function_1: a bad topic"):
+        results[1]["loud"]
+    lines = sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda line: line["row"])
+    assert lines[0] == {"row": 0, "outputs": {"loud": "GOOD", "same": "good"}}
+    assert lines[1] == {"row": 1, "outputs": {"same": "bad"}, "error": mistake._asdict()}
+
+
+def test_json_runs_as_it_is(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "flow.json"
+    path.write_text(json.dumps(everything.to_dict()))
+    loaded = weft.Workflow.load(path)
+    assert loaded.digest == everything.digest
+    assert outputs(loaded.run(ROWS[:1], llm)) == outputs(everything.run(ROWS[:1], llm))
+
+
+def test_bars_show_rows_and_nodes(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    everything.run(ROWS[:2], llm, progress=True)
+    shown = capsys.readouterr().err
+    assert "rows" in shown
+    assert "map_1.llm_3" in shown
+
+
+def test_closing_a_stream_cancels_the_run(llm: LLM) -> None:
+    with closing(everything.stream(ROWS, llm)) as results:
+        next(results)
+    assert all(result.error is None for result in everything.stream(ROWS[:1], llm))
+    assert llm.stats().num_sequences == 0

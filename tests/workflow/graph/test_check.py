@@ -1,0 +1,160 @@
+"""Each mistake is found, at its place, and each is reported once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workflow.shapes import Json, body, function, graph, llm, loop, mapped, pick, switch, text
+from weft.workflow.graph import InvalidGraph, graph_from_dict, graph_from_json
+from weft.workflow.graph.check import MAX_DEPTH
+from weft.workflow.graph.nodes import MAX_NODES
+
+
+def mistakes(raw: Any) -> list[str]:
+    with pytest.raises(InvalidGraph) as caught:
+        graph_from_dict(raw)
+    return [str(mistake) for mistake in caught.value.mistakes]
+
+
+LIST = {"id": "items", "op": "list", "of": ["a", "{{q}}"]}
+WINNER = {"type": "object", "properties": {"winner": {"type": "string"}}}
+VERDICT = llm("verdict", schema=WINNER)
+CHAT = {"chat": "a"}
+USER = {"role": "user", "content": ""}
+
+
+def chat(*messages: Json) -> Json:
+    return {"id": "b", "op": "llm", "messages": list(messages)}
+
+
+WITHOUT_ID = graph({"op": "text", "template": ""}, outputs={"o": "q"})
+MISSPELT = graph({**text("a"), "tempalte": ""})
+NO_ROLE = graph({"id": "b", "op": "llm", "messages": [{"role": "user"}]})
+OTHER_ROLE = chat({"role": "person", "content": ""})
+TWO_OUTPUTS = graph(switch("a", "q", x=body(v="q"), y=body(w="q")), outputs={"o": "q"})
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ([], "a workflow is a JSON object"),
+        ({"version": 2}, "version: is 1; this is 2"),
+        (graph(), "outputs: a workflow has at least one output"),
+        (graph(text("a"), extra=1), "extra: there is no such field"),
+        (graph(text("a"), inputs=["q", "q"]), "inputs: 'q' stands 2 times"),
+        (graph(text("a"), inputs=["1"]), "inputs: '1' is not a name"),
+        (graph(text("a"), inputs=["a"]), "inputs: 'a' is the id of a node too"),
+        (graph(text("a"), inputs=[3]), "inputs[0]: Expected 'str'"),
+        (graph(text("a"), text("a")), "nodes: 'a' stands 2 times"),
+        (graph(text("a b"), outputs={"o": "q"}), "a b: an id is"),
+        (WITHOUT_ID, "nodes[0].id: is required"),
+        (graph(3, outputs={"o": "q"}), "nodes[0]: a node is an object"),
+        (graph({"id": "a", "op": "lmm"}), "a.op: there is no operator 'lmm'. Did you mean llm?"),
+        (graph({"id": "a"}), "a.op: there is no operator 'None'"),
+        (MISSPELT, "a.tempalte: text has no such field. Did you mean template?"),
+        (graph(text("a", "{{b}}"), text("b", "{{c}}"), text("c", "{{a}}")), "a: a cycle: a needs b needs c needs a"),
+        (graph(text("a", "{{qq}}")), "a.template: nothing is called 'qq'. Did you mean q?"),
+        (graph(text("a"), outputs={"o": "b"}), "outputs.o: nothing is called 'b'"),
+        (graph(text("a"), outputs={"o": "{{a}}"}), "outputs.o: '{{a}}' is not the name of a value"),
+        (graph(text("a"), outputs={"o p": "a"}), "outputs.o p: 'o p' is not a name"),
+        (graph({"id": "a", "op": "llm"}), "a: a call has either messages or a prompt"),
+        (graph(llm("a", prompt="x")), "a: a call has either messages or a prompt"),
+        (graph(llm("a", max_tokens=0)), "a.max_tokens: Expected int >= 1"),
+        (graph(llm("a", temprature=0)), "a.temprature: Unknown field 'temprature'. Did you mean temperature"),
+        (graph(llm("a", n=2)), "a.n: not in a workflow; make several calls"),
+        (graph(llm("a", stream=True)), "a.stream: not in a workflow"),
+        (graph(llm("a", schema={}, response_format={"type": "text"})), "a.response_format: beside schema"),
+        (NO_ROLE, "b.messages[0]: a message has a role"),
+        (graph(OTHER_ROLE), "b.messages[0].role: Invalid enum value"),
+        (graph(llm("a"), chat(CHAT)), "b.messages: there is no message"),
+        (graph(llm("a"), chat(USER, CHAT)), "b.messages[1]: a conversation to go on with is the first"),
+        (graph(llm("a"), chat({**CHAT, "role": "user"}, USER)), "b.messages[0]: beside 'chat' there is no other"),
+        (graph({"id": "a", "op": "llm", "prompt": "x"}, chat(CHAT, USER)), "b.messages[0].chat: a is not the answer"),
+        (graph(text("a"), chat(CHAT, USER)), "b.messages[0].chat: a is not the answer of a model"),
+        (graph(LIST, text("a", "All: {{items}}")), "a.template: items is a list and cannot stand in a text"),
+        (graph(VERDICT, text("a", "{{verdict.winer}}")), "a.template: verdict.winer: there is no field 'winer'"),
+        (graph(text("b"), text("a", "{{b.c}}")), "a.template: b.c: a text has no field 'c'"),
+        (graph(pick("a", "q")), "a: give one of field, regex"),
+        (graph(pick("a", "q", strip=True, split=",")), "here is strip and split"),
+        (graph(pick("a", "q", strip=False)), "a.strip: is true where it is given"),
+        (graph(pick("a", "q", regex="(")), "a.regex: missing ): ("),
+        (graph(pick("a", "q", regex="a" * 1001)), "1,000 characters at most"),
+        (graph(LIST, pick("a", "items", strip=True)), "a.strip: takes a text, and items is a list"),
+        (graph(LIST, pick("a", "items", field="x")), "items is a list, whose items have numbers"),
+        (graph(VERDICT, pick("a", "verdict", field="x")), "verdict has no field 'x'"),
+        (graph(function("a", "join", of="{{q}} {{q}}")), "join takes a list here"),
+        (graph(function("a", "join")), "a.args: join needs 'of'"),
+        (graph(function("a", "split", text="", max_tokens=3, x=1)), "has no argument 'x'"),
+        (graph({"id": "a", "op": "function"}), "a: a function has either a name or source"),
+        (graph({"id": "a", "op": "external", "timeout_s": 0}), "a.timeout_s: Expected 'float' > 0.0"),
+        (graph(text("b"), mapped("a", "b", body(v="i"))), "a.over: a map goes over a list, and b is"),
+        (graph(LIST, mapped("a", "items", body()), outputs={"o": "q"}), "a.body.outputs: a body has at least one"),
+        (
+            graph(LIST, mapped("a", "items", body(text("x", "{{j}}"), v="x"))),
+            "a.body.x.template: nothing is called 'j'",
+        ),
+        (graph(mapped("a", "q", [])), "a.body: is an object with a list of nodes"),
+        (graph(loop("a", {"d": "q"}, body(e="d"))), "a.body.outputs: a loop's body has the outputs that init has: d"),
+        (graph(loop("a", {"d": "q"}, body(text("x"), d="x"), until="x")), "a.until: a loop ends at true or false"),
+        (graph(loop("a", {"d": "q"}, body(d="d"), until="x")), "a.until: nothing is called 'x'"),
+        (graph(loop("a", {}, body()), outputs={"o": "q"}), "a.init: a loop has at least one value"),
+        (graph(switch("a", "q"), outputs={"o": "q"}), "a.cases: there is no case"),
+        (graph(LIST, switch("a", "items", x=body(v="q"))), "a.on: a switch goes by a text"),
+        (graph(pick("b", "q", matches="x"), switch("a", "b", yes=body(v="q"))), "a.cases[yes]: b is true or false"),
+        (TWO_OUTPUTS, "a: all cases have the same outputs"),
+    ],
+)
+def test_a_mistake_is_found_at_its_place(raw: Any, expected: str) -> None:
+    found = [mistake.replace("`", "'") for mistake in mistakes(raw)]
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_all_mistakes_are_in_one_error() -> None:
+    raw = graph(llm("a", max_tokens=-1, seed="x"), text("b", "{{zz}} {{yy}}"), pick("c", "q"))
+    assert [mistake.partition(":")[0] for mistake in mistakes(raw)] == [
+        "a.max_tokens",
+        "a.seed",
+        "b.template",
+        "b.template",
+        "c",
+    ]
+
+
+def test_what_depends_on_a_mistake_is_not_one() -> None:
+    raw = graph(
+        {"id": "a", "op": "tekst"}, text("b", "{{a.x}} {{a}}"), {"id": "c", "op": "pick", "of": "b", "strip": True}
+    )
+    assert len(mistakes(raw)) == 1
+
+
+def test_two_cycles_are_two_mistakes() -> None:
+    raw = graph(text("a", "{{a}}"), text("b", "{{c}}"), text("c", "{{b}}"), text("d", "{{b}}"))
+    assert [mistake.split(": ", 2)[2] for mistake in mistakes(raw)] == ["a needs a", "b needs c needs b"]
+
+
+def test_a_loop_keeps_a_conversation_only_if_every_round_returns_an_answer() -> None:
+    more = {"id": "more", "op": "llm", "messages": [{"chat": "draft"}, USER]}
+    kept = graph(llm("first"), loop("a", {"draft": "first"}, body(more, draft="more")))
+    lost = graph(llm("first"), loop("a", {"draft": "first"}, body(more, text("plain", "{{more}}"), draft="plain")))
+    assert graph_from_dict(kept)
+    assert [mistake.partition(": ")[0] for mistake in mistakes(lost)] == ["a.body.more.messages[0].chat"]
+
+
+def test_graphs_are_bounded() -> None:
+    many = graph(*[text(f"t{number}") for number in range(MAX_NODES + 1)])
+    assert "10,000" in mistakes(many)[0]
+    inner: Json = body(text("x"), v="x")
+    for number in range(MAX_DEPTH + 1):
+        inner = {
+            "nodes": [{"id": f"s{number}", "op": "switch", "on": "q", "cases": {"a": inner}}],
+            "outputs": {"v": f"s{number}"},
+        }
+    deep = {"version": 1, "inputs": ["q"], **inner}
+    assert any("8 deep at most" in mistake for mistake in mistakes(deep))
+    with pytest.raises(InvalidGraph, match="not JSON"):
+        graph_from_json(b"[" * 100_000)
+    chain = [text("t0"), *[text(f"t{number}", f"{{{{t{number - 1}}}}}") for number in range(1, MAX_NODES)]]
+    assert len(graph_from_dict(graph(*chain)).nodes) == MAX_NODES

@@ -1,0 +1,235 @@
+"""The loop around a run: how much is in progress at once, and what happens to it in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.workflow.run.player import fake_answer
+from tests.workflow.shapes import Json, function, graph, llm
+from weft.abi.errors import Overloaded, Unsupported
+from weft.workflow.graph import graph_from_dict
+from weft.workflow.run.calls import ModelAnswer, ModelRequest
+from weft.workflow.run.driver import MAX_VALUE_BYTES, Concurrency, Driver, RunServices
+from weft.workflow.run.instructions import RowDone
+from weft.workflow.run.state import RunState
+
+
+class ManualBackend:
+    """Answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.started: dict[str, Callable[[], None]] = {}
+        self.answers: dict[str, asyncio.Future[ModelAnswer]] = {}
+        self.num_cancelled = 0
+
+    async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
+        name = request.body["messages"][-1]["content"]
+        self.asked.append(name)
+        self.started[name] = started
+        self.answers[name] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.answers[name]
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
+        return [text[start:end] for start, end in ranges(len(text))]
+
+    def answer(self, name: str) -> None:
+        self.answers[name].set_result(fake_answer(ModelRequest("/v1/chat/completions", {"messages": [name]})))
+
+
+class InstantBackend(ManualBackend):
+    """Answers at once."""
+
+    async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
+        self.asked.append(request.body["messages"][-1]["content"])
+        return fake_answer(request)
+
+
+def driver(raw: Json, given: Iterator[Json] | list[Json], services: RunServices, **at_once: int) -> Driver:
+    return Driver(RunState(graph_from_dict(raw)), enumerate(given), services, Concurrency(**at_once))
+
+
+async def collected(made: Driver) -> dict[int, RowDone]:
+    return {done.row: done async for done in made.results()}
+
+
+def run(raw: Json, rows: list[Json], services: RunServices | None = None, **at_once: int) -> dict[int, RowDone]:
+    return asyncio.run(collected(driver(raw, rows, services or RunServices(InstantBackend()), **at_once)))
+
+
+async def settled() -> None:
+    """Let everything happen that needs no further event."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+ASK = graph(llm("a", "{{q}}"))
+ROWS = [{"q": str(row)} for row in range(9)]
+
+
+def test_few_calls_wait_and_they_are_the_first_ones() -> None:
+    async def main() -> None:
+        backend = ManualBackend()
+        running = asyncio.create_task(collected(driver(ASK, ROWS, RunServices(backend), calls=4, waiting_calls=2)))
+        await settled()
+        assert backend.asked == ["0", "1"]
+        backend.started["1"]()
+        await settled()
+        assert backend.asked == ["0", "1", "2"]
+        backend.started["0"]()
+        backend.started["2"]()
+        await settled()
+        assert backend.asked == ["0", "1", "2", "3"], "four calls at once"
+        backend.answer("2")
+        await settled()
+        assert backend.asked == ["0", "1", "2", "3", "4"]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert backend.num_cancelled == 4
+
+    asyncio.run(main())
+
+
+def test_rows_are_read_as_they_are_needed() -> None:
+    async def main() -> None:
+        read = []
+
+        def each() -> Iterator[Json]:
+            for row in ROWS:
+                read.append(row)
+                yield row
+
+        backend = ManualBackend()
+        running = asyncio.create_task(collected(driver(ASK, each(), RunServices(backend), rows=3)))
+        await settled()
+        assert len(read) == 3
+        backend.answer("1")
+        await settled()
+        assert len(read) == 4
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_leaving_early_cancels_what_is_in_progress() -> None:
+    async def main() -> None:
+        backend = ManualBackend()
+        results = driver(ASK, ROWS, RunServices(backend)).results()
+        first = asyncio.ensure_future(anext(results))
+        await settled()
+        backend.answer("4")
+        assert (await first).row == 4
+        await results.aclose()
+        assert backend.num_cancelled == 8
+
+    asyncio.run(main())
+
+
+def test_an_overload_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workflow.run.state.FIRST_PAUSE_S", 0.0)
+
+    class FullOnce(InstantBackend):
+        async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
+            if len(self.asked) == 0:
+                self.asked.append("")
+                raise Overloaded("full", retry_after_s=0.001)
+            return await super().complete(request, started)
+
+    backend = FullOnce()
+    done = run(ASK, ROWS, RunServices(backend))
+    assert [row.failure for row in done.values()] == [None] * 9
+    assert len(backend.asked) == 10
+
+
+def calling(name: str, called: Callable[..., Any], **services: Any) -> RowDone:
+    made = RunServices(InstantBackend(), {name: called}, **services)
+    return run(graph(function("f", name, x="{{q}}")), [{"q": "it"}], made)[0]
+
+
+def test_functions_run_beside_the_loop_and_coroutines_on_it() -> None:
+    threads = []
+
+    def plain(x: str) -> list[str]:
+        threads.append(threading.current_thread())
+        return [x]
+
+    async def coroutine(x: str) -> list[str]:
+        threads.append(threading.current_thread())
+        return [x]
+
+    assert calling("f", plain).outputs == calling("f", coroutine).outputs == {"out": ["it"]}
+    assert threads[0] is not threading.main_thread()
+    assert threads[1] is threading.main_thread()
+
+
+@pytest.mark.parametrize(
+    ("called", "message"),
+    [
+        (lambda x: {}[x], "'it'"),
+        (lambda x: object(), "a object is no JSON value"),
+        (lambda x: {1j}, "a set is no JSON value"),
+        (lambda x: "." * MAX_VALUE_BYTES, "16 MiB"),
+        (lambda: 1, "unexpected keyword argument"),
+    ],
+)
+def test_a_function_that_fails_fails_its_row(called: Callable[..., Any], message: str) -> None:
+    failure = calling("f", called).failure
+    assert failure is not None
+    assert failure.node == "f"
+    assert message in str(failure.error)
+
+
+def test_a_function_that_never_returns_is_given_up() -> None:
+    async def endless(x: str) -> None:
+        await asyncio.Event().wait()
+
+    failure = calling("f", endless, function_timeout_s=0.01).failure
+    assert failure is not None
+    assert str(failure.error) == "f did not return within 0.01 s"
+
+
+@pytest.mark.parametrize(
+    ("node", "names"),
+    [
+        (function("f", "other", x="1"), "other"),
+        ({"id": "f", "op": "function", "source": "async def main(args): pass"}, "sandbox"),
+        ({"id": "f", "op": "program", "program": "agent"}, "agent"),
+        ({"id": "f", "op": "external"}, "f"),
+    ],
+)
+def test_what_is_not_here_is_an_error_that_names_it(node: Json, names: str) -> None:
+    failure = run(graph(node), [{"q": ""}])[0].failure
+    assert failure is not None
+    assert isinstance(failure.error, Unsupported)
+    assert names in str(failure.error)
+
+
+def test_values_from_outside() -> None:
+    async def external(instruction: Any) -> Any:
+        if instruction.task.row == 1:
+            await asyncio.Event().wait()
+        return {"row": instruction.task.row}
+
+    raw = graph({"id": "person", "op": "external", "timeout_s": 0.01})
+    done = run(raw, ROWS[:2], RunServices(InstantBackend(), external=external))
+    assert done[0].outputs == {"out": {"row": 0}}
+    assert done[1].failure is not None
+    assert str(done[1].failure.error) == "no value came within 0.01 s"
+
+
+def test_texts_are_split_by_the_model_s_tokens() -> None:
+    parts = function("s", "split", text="{{q}}", max_tokens=3, overlap_tokens=1)
+    assert run(graph(parts), [{"q": "abcdefg"}])[0].outputs == {"out": ["abc", "cde", "efg"]}
+    failure = run(graph({**parts, "args": {"text": "{{q}}", "max_tokens": "{{q}}"}}), [{"q": "x"}])[0].failure
+    assert failure is not None
+    assert "not an integer" in str(failure.error)

@@ -1,0 +1,146 @@
+"""A run that was interrupted goes on: equal results, and at most what was in flight is done again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft import ops
+from weft.abi.errors import ConfigError
+from weft.llm import LLM
+from weft.testing.byte_tokenizer import byte_tokenizer
+from weft.testing.fake_engine import FakeEngine
+
+ROWS = [{"topic": f"topic {number}"} for number in range(4)]
+CALLS: list[str] = []
+
+
+class Interrupted(BaseException):
+    """What ends a run from within."""
+
+
+def slow(text: str) -> str:
+    CALLS.append(text)
+    # Calls run on threads: one may see more than its own.
+    if stop_at and len(CALLS) >= stop_at[0]:
+        raise Interrupted
+    return text.upper()
+
+
+stop_at: list[int] = []
+
+
+@weft.flow
+def steps(topic: Any) -> Any:
+    first = ops.function(slow, f"one {topic}")
+    second = ops.function(slow, f"two {first}")
+    return {"out": ops.function(slow, f"three {second}")}
+
+
+@pytest.fixture
+def llm() -> Any:
+    made = LLM.over(FakeEngine, byte_tokenizer())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("at", [1, 2, 5, 9, 12])
+def test_what_was_done_is_not_done_again(at: int, llm: LLM, tmp_path: Path) -> None:
+    expected = [{"out": f"THREE TWO ONE {row['topic'].upper()}"} for row in ROWS]
+    out = tmp_path / "out.jsonl"
+    CALLS.clear()
+    stop_at[:] = [at]
+    with pytest.raises(Interrupted):
+        steps.run(ROWS, llm, out=out)
+    stop_at.clear()
+    done_before = len(CALLS)
+    results = steps.run(ROWS, llm, out=out)
+    assert [result.outputs for result in results] == expected
+    assert results.errors == []
+    # What a thread was doing when the run was interrupted may be done again.
+    assert len(CALLS) - 12 <= 4
+    assert len(CALLS) <= done_before + 12
+    assert sorted(json.loads(line)["row"] for line in out.read_text().splitlines()) == [0, 1, 2, 3]
+    assert not Path(f"{out}.run").exists()
+
+
+def test_another_run_is_not_mixed_up_with_it(llm: LLM, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    stop_at[:] = [len(CALLS) + 3]
+    with pytest.raises(Interrupted):
+        steps.run(ROWS, llm, out=out)
+    stop_at.clear()
+    with pytest.raises(ConfigError, match=r"another rows: finish that run, remove .*out\.jsonl\.run"):
+        steps.run(ROWS[:2], llm, out=out)
+    other = weft.flow(lambda topic: ops.text(f"{topic}"))
+    with pytest.raises(ConfigError, match="another graph"):
+        other.run(ROWS, llm, out=out)
+    assert len(steps.run(ROWS, llm, out=out)) == 4
+    assert len(other.run(ROWS, llm, out=out)) == 4
+
+
+def test_a_folder_of_the_user_s_is_left_alone(llm: LLM, tmp_path: Path) -> None:
+    folder = tmp_path / "out.jsonl.run"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not of a run of a workflow"):
+        steps.run(ROWS, llm, out=tmp_path / "out.jsonl")
+    assert (folder / "mine.txt").read_text() == "mine"
+
+
+SCRIPT = """
+import os, sys, weft
+from weft import ops
+
+def work(text):
+    with open(sys.argv[2], "a") as file:
+        file.write("x")
+    # Calls run on threads: one may see more than its own.
+    if os.path.getsize(sys.argv[2]) >= float(os.environ["KILL_AT"]):
+        os.kill(os.getpid(), 9)
+    return text + "."
+
+@weft.flow
+def chain(q):
+    first = ops.llm(f"Say {q}", max_tokens=3, temperature=0)
+    value = ops.function(work, f"{q}{first}")
+    for _ in range(3):
+        value = ops.function(work, value)
+    again = ops.llm([first.chat, ops.user(value)], max_tokens=3, temperature=0)
+    return {"out": again, "value": value}
+
+with weft.LLM("weft-tiny", threads=1, num_pages=128, max_context=256) as llm:
+    results = chain.run([{"q": str(n)} for n in range(5)], llm, out=sys.argv[1], progress=False)
+    assert not results.errors, results.errors
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_where_it_was(tmp_path: Path) -> None:
+    def run(out: str, kill_at: float = math.inf) -> int:
+        environment = {**os.environ, "KILL_AT": str(kill_at)}
+        arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / out), str(tmp_path / f"{out}.count")]
+        return subprocess.run(arguments, env=environment, check=False, timeout=120).returncode
+
+    def read(out: str) -> list[Any]:
+        return sorted(
+            (json.loads(line) for line in (tmp_path / out).read_text().splitlines()), key=lambda line: line["row"]
+        )
+
+    assert run("whole") == 0
+    assert run("killed", 9) == -signal.SIGKILL
+    assert (tmp_path / "killed.run").exists()
+    assert run("killed") == 0
+    assert read("killed") == read("whole")
+    done = len((tmp_path / "killed.count").read_text())
+    assert 20 <= done <= 20 + 9
+    assert not (tmp_path / "killed.run").exists()

@@ -1,0 +1,200 @@
+"""`weft workflow`: workflows over tables, on a model in this process or on a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.abi.errors import WeftError
+from weft.cli.local import local_llm
+from weft.cli.options import ENGINE_KEYS, takes_settings
+from weft.cli.run import refuse_flags_of_engines
+from weft.cli.run_values import EXIT_FAILED, ApiKey, pair
+from weft.cli.settings import Settings, with_setting
+
+if TYPE_CHECKING:
+    from weft.workflow.api import Target
+    from weft.workflow.frontend.workflow import Workflow
+    from weft.workflow.run.results import RunResults
+
+EXAMPLES = """A workflow is a JSON file, or a Python file with a flow:
+
+  import weft
+
+  from weft import ops
+
+  @weft.flow
+
+  def summary(text):
+
+  \u00a0\u00a0\u00a0\u00a0draft = ops.llm(f"Summarise: {text}", max_tokens=80)
+
+  \u00a0\u00a0\u00a0\u00a0return ops.llm([draft.chat, ops.user("Shorter.")], max_tokens=40)
+
+Examples:
+
+  weft workflow run summary.py --rows articles.jsonl -o summaries.jsonl
+
+  weft workflow run summary.py --row text='A long story.'
+
+  weft workflow run flows.py:summary --rows articles.csv --on http://127.0.0.1:8000
+
+  weft workflow show summary.py
+"""
+
+WorkflowFile = Annotated[
+    str,
+    typer.Argument(metavar="FILE[:NAME]", help="JSON, or Python; NAME: which flow, if the file has several."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `workflow` to the application."""
+    group = typer.Typer(no_args_is_help=True, help="Run workflows: many calls of models that are known in advance.")
+    group.command("run", epilog=EXAMPLES, no_args_is_help=True)(run)
+    group.command("show", no_args_is_help=True)(show)
+    app.add_typer(group, name="workflow")
+
+
+@takes_settings(*ENGINE_KEYS)
+def run(
+    settings: Settings,
+    file: WorkflowFile,
+    rows: Annotated[
+        Path | None, typer.Option("--rows", "-r", help="The table: .jsonl or .csv.", show_default=False)
+    ] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", metavar="NAME=VALUE", help="A column of the only row, instead of --rows; repeatable."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write a line of JSON per row here. (standard output)")
+    ] = None,
+    named_model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="weft-tiny, a directory, a GGUF file, or a hub id.", show_default=False),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", envvar="WEFT_URL", help="Run it on this server with OpenAI's API.", show_default=False),
+    ] = None,
+    api_key: ApiKey = None,
+    max_calls: Annotated[int | None, typer.Option(min=0, help="Calls of models that the run may make.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens, prompts included, that it may use.")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Keep answers of greedy and seeded calls here, for later runs.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no summary.")] = False,
+) -> None:
+    """Run a workflow over rows; writes `{"row", "outputs", "error"}` for each as soon as it is there.
+
+    Without --on the model is loaded into this process. Flows in a Python file, and the functions they call, have all
+    your permissions. Standard error gets bars and a summary. The exit status is 1 if a row fails.
+    """
+    from weft.workflow.frontend.rows import Rows
+    from weft.workflow.run.instructions import RunLimits
+
+    if (rows is None) == (not row):
+        raise typer.BadParameter("give either --rows FILE or --row NAME=VALUE")
+    workflow = load_workflow(file)
+    table = Rows(rows if rows is not None else [dict(pair(field, "--row") for field in row or [])])
+    options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
+    with ExitStack() as scope:
+        target: Target
+        if on is not None:
+            refuse_flags_of_engines(settings)
+            target = on
+            options |= {"model": named_model} if named_model else {}
+            options |= {"api_key": api_key} if api_key else {}
+        else:
+            if named_model is not None:
+                settings = with_setting(settings, "engine.model", named_model, "flag --model")
+            target = scope.enter_context(local_llm(settings.config.engine))
+        started_s = time.monotonic()
+        out = sys.stdout if output is None else output
+        results = workflow.run(table, target, out=out, progress=False if quiet else None, **options)
+        if not quiet:
+            _summarise(results, time.monotonic() - started_s)
+    if results.errors:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def show(
+    file: WorkflowFile,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the graph as JSON.")] = False,
+) -> None:
+    """Check a workflow and show its graph: inputs, nodes with what they need, outputs, digest."""
+    from weft.workflow.graph.outline import outline
+
+    workflow = load_workflow(file)
+    typer.echo(json.dumps(workflow.to_dict(), indent=2, ensure_ascii=False) if as_json else outline(workflow.graph))
+
+
+def load_workflow(text: str) -> Workflow:
+    """The workflow of a file. Raises `WeftError` for a file that has none, or that cannot be read or executed."""
+    from weft.workflow.frontend.workflow import Workflow
+
+    name, flow = (text, "") if Path(text).exists() else _split(text)
+    path = Path(name)
+    if path.suffix != ".py":
+        try:
+            return Workflow.load(path)
+        except OSError as error:
+            raise WeftError(f"{path} cannot be read: {error.strerror}") from error
+    found = {key: value for key, value in _executed(path).items() if isinstance(value, Workflow)}
+    if flow:
+        if flow not in found:
+            raise WeftError(f"{path} has no flow {flow!r}; it has {', '.join(found) or 'none'}")
+        return found[flow]
+    if len(found) != 1:
+        raise WeftError(
+            f"{path} has the flows {', '.join(found)}: write {path}:NAME" if found else f"{path} has no flow"
+        )
+    return next(iter(found.values()))
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, _, flow = text.rpartition(":")
+    return (name, flow) if name.endswith(".py") else (text, "")
+
+
+def _executed(path: Path) -> Mapping[str, Any]:
+    """The names that a Python file defines. What it imports from its own directory is found."""
+    import runpy
+
+    if not path.is_file():
+        raise WeftError(f"{path} cannot be read: there is no such file")
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        return runpy.run_path(str(path), run_name="__weft__")
+    except WeftError:
+        raise
+    except Exception as error:
+        raise WeftError(f"{path} cannot be executed: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+
+
+def _summarise(results: RunResults, seconds: float) -> None:
+    calls = results.counts.calls
+    cached = f" ({calls.cached_tokens / calls.prompt_tokens:.0%} cached)" if calls.prompt_tokens else ""
+    again = f", {calls.cached_calls:,} answers from the cache" if calls.cached_calls else ""
+    merged = f", {calls.merged_calls:,} more merged with equal ones" if calls.merged_calls else ""
+    rows = f"{len(results):,} rows" if len(results) != 1 else "1 row"
+    typer.echo(
+        f"{rows} in {seconds:.1f} s, {len(results.errors):,} failed; {calls.calls:,} calls{merged}{again}; "
+        f"{calls.prompt_tokens:,} prompt tokens{cached}, {calls.output_tokens:,} output tokens",
+        err=True,
+    )
+    for error in results.errors[:3]:
+        typer.echo(f"row {error.row} failed at {error.node}: {error.message}", err=True)
+    if len(results.errors) > 3:
+        typer.echo(f"and {len(results.errors) - 3:,} more rows", err=True)

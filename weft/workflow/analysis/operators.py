@@ -1,0 +1,345 @@
+"""The model calls of one row as a flat list: bodies entered, loops unrolled, and prompts with marks for values.
+
+An **operator** is an LLM node, once for each expected round of the loops around it. Texts, lists and joins of known
+items are written into the prompts that use them; any other value is a placeholder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.workflow.analysis.prompts import MAX_MARKS, PromptTokens, Template, mark, marks_of, template_of, without_marks
+from weft.workflow.analysis.statistics import Statistics
+from weft.workflow.graph.nodes import (
+    AnyNode,
+    Body,
+    DataNode,
+    FunctionNode,
+    GraphNode,
+    ListNode,
+    LlmNode,
+    LoopNode,
+    MapNode,
+    PickNode,
+    SwitchNode,
+    TextNode,
+    WorkflowGraph,
+    reference_of,
+    uses,
+)
+from weft.workflow.graph.templates import Reference, parse_template
+
+MAX_UNROLLED = 8
+"""Rounds of a loop that are planned one by one; the last stands for those after it."""
+
+
+class Placeholder(NamedTuple):
+    """A value to come, within prompts."""
+
+    name: str
+    """The input, or the path of the node, that makes it."""
+    tokens: int | None
+    """Expected; None: an input's, which rows have."""
+    operator: int | None = None
+    """The operator whose answer it is, unchanged."""
+
+
+class Operator(NamedTuple):
+    """An LLM node, in one round of the loops around it."""
+
+    node: str
+    """The ids from the outermost node to it, joined by `/`; of a switch's case also its place."""
+    round: int
+    """From 0 on."""
+    template: Template
+    output_tokens: int
+    needs: tuple[int, ...]
+    """The operators whose answers it depends on, other nodes between."""
+    calls: float
+    """Expected, per row."""
+    items: int
+    """Calls of a row that are planned as one, next to each other: those for the items of the maps around it."""
+    shared_by_items: int
+    """Elements of the template that are the same for all items."""
+    model: str
+    continues: int | None
+    """The operator whose conversation it goes on with."""
+
+
+class Unrolled(NamedTuple):
+    """The operators of a workflow, each after those that it needs, and the placeholders of their templates."""
+
+    operators: tuple[Operator, ...]
+    placeholders: tuple[Placeholder, ...]
+    goals: tuple[tuple[str, frozenset[int]], ...]
+    """(output, the operators that it is made from directly), by name."""
+
+
+class _Value(NamedTuple):
+    """What a name stands for."""
+
+    text: str
+    """With marks."""
+    needs: frozenset[int] = frozenset()
+    items: tuple[_Value, ...] | None = None
+    """Of a list whose items are known."""
+    length: float | None = None
+    """Expected items of another list."""
+    outputs: Mapping[str, _Value] | None = None
+    """Of a node with bodies."""
+    operator: int | None = None
+
+
+class _Around(NamedTuple):
+    """Where a body stands."""
+
+    path: str
+    scope: Mapping[str, _Value]
+    calls: float
+    items: int
+    first_of_item: int
+    """The first placeholder that is made for each item of a map around; all after it are too."""
+    round: int
+
+
+def unroll(graph: WorkflowGraph, tokens: PromptTokens, statistics: Statistics, model: str) -> Unrolled:
+    """The operators of a canonical graph. `model` is that of nodes that name none. Raises the errors of `tokens`."""
+    return _Unroll(tokens, statistics, model).graph(graph)
+
+
+class _Unroll:
+    def __init__(self, tokens: PromptTokens, statistics: Statistics, model: str):
+        self._tokens = tokens
+        self._statistics = statistics
+        self._model = model
+        self._operators: list[Operator] = []
+        self._placeholders: list[Placeholder] = []
+        self._fields: dict[tuple[str, tuple[str, ...]], str] = {}
+        """By text of an object and path in it: the text of the field."""
+        self._chats: list[tuple[dict[str, Any], ...]] = []
+        """By operator: its messages with marks, and the answer."""
+
+    def graph(self, graph: WorkflowGraph) -> Unrolled:
+        scope = {name: _Value(self._new(Placeholder(name, None))) for name in graph.inputs}
+        around = _Around("", scope, 1.0, 1, MAX_MARKS, 0)
+        values = self._body(Body(nodes=graph.nodes, outputs=graph.outputs), around)
+        outputs = tuple(
+            (name, self._follow(values, reference_of(graph.outputs[name])).needs) for name in sorted(graph.outputs)
+        )
+        return Unrolled(tuple(self._operators), tuple(self._placeholders), outputs)
+
+    def _new(self, placeholder: Placeholder) -> str:
+        self._placeholders.append(placeholder)
+        return mark(len(self._placeholders) - 1)
+
+    def _body(self, body: Body, around: _Around) -> dict[str, _Value]:
+        scope = dict(around.scope)
+        for node in body.nodes:
+            scope[node.id] = self._node(node, around._replace(scope=scope))
+        return scope
+
+    def _node(self, node: AnyNode, around: _Around) -> _Value:
+        scope = around.scope
+        path = around.path + node.id
+        match node:
+            case LlmNode():
+                return self._call(node, path, around)
+            case TextNode():
+                return _Value(*self._fill(node.template, scope))
+            case DataNode(value=str(text)):
+                return _Value(without_marks(text))
+            case DataNode(value=list(items)):
+                return _list(tuple(_Value(_as_text(item)) for item in items))
+            case ListNode():
+                return _list(tuple(self._value(item, scope) for item in node.of))
+            case FunctionNode(name="join"):
+                return self._join(node, path, scope)
+            case PickNode():
+                source = self._follow(scope, reference_of(node.of))
+                return self._opaque(node, path, around, self._expected(source.text), source)
+            case MapNode():
+                return self._map(node, path, around)
+            case SwitchNode():
+                return self._switch(node, path, around)
+            case LoopNode():
+                return self._loop(node, path, around)
+            case _:
+                return self._opaque(node, path, around)
+
+    def _opaque(
+        self, node: GraphNode, path: str, around: _Around, tokens: int | None = None, source: _Value | None = None
+    ) -> _Value:
+        """A value of which only the length is guessed."""
+        needs = frozenset[int]().union(*(self._follow(around.scope, use.reference).needs for use in uses(node)))
+        text = self._new(Placeholder(path, self._tokens_of(path, tokens)))
+        return _Value(text, needs, length=None if source is None else source.length)
+
+    def _expected(self, text: str) -> int | None:
+        """Tokens of the values in a text, if none is an input."""
+        lengths = [self._placeholders[number].tokens for number in marks_of(text)]
+        return None if None in lengths or not lengths else sum(length for length in lengths if length is not None)
+
+    def _tokens_of(self, path: str, derived: int | None) -> int:
+        """Of a value: as known, else as derived from what it is made of, else by default."""
+        return self._statistics.value_tokens(path) if derived is None else self._statistics.value_tokens(path, derived)
+
+    def _join(self, node: FunctionNode, path: str, scope: Mapping[str, _Value]) -> _Value:
+        source = self._value(node.args.get("of"), scope)
+        separator = self._value(node.args.get("separator", "\n\n"), scope)
+        needs = source.needs | separator.needs
+        if source.items is not None:
+            return _Value(separator.text.join(item.text for item in source.items), needs)
+        return _Value(self._new(Placeholder(path, self._tokens_of(path, self._expected(source.text)))), needs)
+
+    def _call(self, node: LlmNode, path: str, around: _Around) -> _Value:
+        needs: frozenset[int] = frozenset()
+        continues = None
+        messages: list[dict[str, Any]] = []
+        if node.continued is not None:
+            source = self._follow(around.scope, node.continued)
+            needs, continues = source.needs, source.operator
+            messages += [] if continues is None else self._chats[continues]
+        for message in node.messages or ():
+            if message.role is not None:
+                text, more = self._fill(message.content or "", around.scope)
+                needs |= more
+                named = {"name": message.name, "tool_call_id": message.tool_call_id}
+                kept = {field: value for field, value in named.items() if value is not None}
+                messages.append({"role": message.role, "content": text, **kept})
+        if node.prompt is not None:
+            text, needs = self._fill(node.prompt, around.scope)
+        else:
+            text = self._tokens.chat(messages, node.request)
+        number = len(self._operators)
+        template = template_of(text, self._tokens)
+        output_tokens = self._statistics.output_tokens(path, node.request)
+        self._operators.append(
+            Operator(
+                node=path,
+                round=around.round,
+                template=template,
+                output_tokens=output_tokens,
+                needs=tuple(sorted(needs)),
+                calls=around.calls,
+                items=around.items,
+                shared_by_items=_shared_elements(template, around.first_of_item),
+                model=str(node.request.get("model") or self._model),
+                continues=continues,
+            )
+        )
+        answer = self._new(Placeholder(path, output_tokens, number))
+        self._chats.append((*messages, {"role": "assistant", "content": answer}))
+        return _Value(answer, frozenset({number}), operator=number)
+
+    def _map(self, node: MapNode, path: str, around: _Around) -> _Value:
+        over = self._follow(around.scope, reference_of(node.over))
+        known = float(len(over.items)) if over.items is not None else over.length
+        items = self._statistics.items(path, known)
+        items = min(items, node.max_items)
+        count = max(1, round(items))
+        first = len(self._placeholders)
+        whole = self._expected(over.text)
+        each = self._tokens_of(f"{path}/{node.item}", None if whole is None else whole // count)
+        item = _Value(self._new(Placeholder(f"{path}/{node.item}", each)), over.needs)
+        inside = around._replace(
+            path=f"{path}/",
+            scope={**around.scope, node.item: item},
+            calls=around.calls * items,
+            items=around.items * count,
+            first_of_item=min(around.first_of_item, first),
+        )
+        values = self._body(node.body, inside)
+        outputs = {}
+        for name, text in node.body.outputs.items():
+            value = self._follow(values, reference_of(text))
+            joined = self._new(Placeholder(f"{path}.{name}", count * (self._expected(value.text) or each)))
+            outputs[name] = _Value(joined, value.needs, length=items)
+        return _Value("", over.needs, outputs=outputs)
+
+    def _switch(self, node: SwitchNode, path: str, around: _Around) -> _Value:
+        on = self._follow(around.scope, reference_of(node.on))
+        cases = []
+        for place, body in node.bodies.items():
+            share = self._statistics.share(path, place, len(node.bodies))
+            inside = around._replace(path=f"{path}/{place}/", calls=around.calls * share)
+            cases.append((body, self._body(body, inside)))
+        outputs = {}
+        for name in cases[0][0].outputs:
+            ends = [self._follow(scope, reference_of(body.outputs[name])) for body, scope in cases]
+            longest = max((self._expected(value.text) or 0 for value in ends), default=0)
+            text = self._new(Placeholder(f"{path}.{name}", self._statistics.value_tokens(f"{path}.{name}", longest)))
+            outputs[name] = _Value(text, on.needs.union(*(value.needs for value in ends)))
+        return _Value("", on.needs, outputs=outputs)
+
+    def _loop(self, node: LoopNode, path: str, around: _Around) -> _Value:
+        rounds = self._statistics.rounds(path, node.max_rounds, node.until is not None)
+        values = {name: self._follow(around.scope, reference_of(text)) for name, text in node.init.items()}
+        planned = min(MAX_UNROLLED, math.ceil(rounds))
+        ends: frozenset[int] = frozenset()
+        for number in range(planned):
+            share = 1.0 if number < planned - 1 else rounds - number
+            inside = around._replace(
+                path=f"{path}/",
+                scope={**around.scope, **values},
+                calls=around.calls * share,
+                round=around.round * planned + number,
+            )
+            scope = self._body(node.body, inside)
+            values = {name: self._follow(scope, reference_of(text)) for name, text in node.body.outputs.items()}
+            if node.until is not None:
+                ends = self._follow(scope, reference_of(node.until)).needs
+            values = {name: value._replace(needs=value.needs | ends) for name, value in values.items()}
+        return _Value("", ends.union(*(value.needs for value in values.values())), outputs=values)
+
+    def _follow(self, scope: Mapping[str, _Value], reference: Reference) -> _Value:
+        """What a reference means. A field has a placeholder of its own."""
+        value, path = scope[reference.name], reference.path
+        outputs = value.outputs
+        if outputs is not None:
+            name, path = (path[0], path[1:]) if path else (next(iter(outputs)), ())
+            value = outputs[name]
+        if not path:
+            return value
+        if (value.text, path) not in self._fields:
+            placeholder = Placeholder(str(reference), self._tokens_of(str(reference), self._expected(value.text)))
+            self._fields[value.text, path] = self._new(placeholder)
+        return _Value(self._fields[value.text, path], value.needs)
+
+    def _fill(self, text: str, scope: Mapping[str, _Value]) -> tuple[str, frozenset[int]]:
+        """A template with the texts of its values, and what they need."""
+        needs: set[int] = set()
+        filled = ""
+        for part in parse_template(text).parts:
+            if isinstance(part, str):
+                filled += without_marks(part)
+            else:
+                value = self._follow(scope, part)
+                filled += value.text
+                needs |= value.needs
+        return filled, frozenset(needs)
+
+    def _value(self, item: Any, scope: Mapping[str, _Value]) -> _Value:
+        """An argument: a reference alone passes the value on, other text is filled, anything else is JSON."""
+        if isinstance(item, str):
+            alone = parse_template(item).alone
+            return _Value(*self._fill(item, scope)) if alone is None else self._follow(scope, alone)
+        text, needs = self._fill(_as_text(item), scope)
+        return _Value(text, needs)
+
+
+def _list(items: tuple[_Value, ...]) -> _Value:
+    return _Value("", frozenset[int]().union(*(item.needs for item in items)), items=items)
+
+
+def _as_text(value: Any) -> str:
+    return without_marks(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+
+def _shared_elements(template: Template, first_of_item: int) -> int:
+    """Elements before the first that is of a map's item."""
+    own = (at for at, element in enumerate(template) if element <= -1 - first_of_item)
+    return next(own, len(template))

@@ -1,0 +1,91 @@
+"""The prompts of all rows, as lengths: how long each piece is in each row, and which rows share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.workflow.analysis.operators import Unrolled
+from weft.workflow.analysis.prefix_tree import PrefixTree
+from weft.workflow.analysis.statistics import DEFAULT_VALUE_TOKENS, RowValue
+
+I64 = npt.NDArray[np.int64]
+
+
+class RowPrompts:
+    """Lengths of prompts and of what they share, by operator and row. Two calls share the nodes of the prefix tree that
+    both paths have, up to the first whose value differs between their rows."""
+
+    def __init__(self, unrolled: Unrolled, tree: PrefixTree, values: Mapping[str, RowValue], num_rows: int):
+        """`values`: the inputs by name; one that is missing has the default length and differs in each row."""
+        self.num_rows = num_rows
+        self.paths = tree.paths
+        self.parents = tuple(node.parent for node in tree.nodes)
+        self.elements = tuple(len(node.elements) for node in tree.nodes)
+        """[nodes] tokens and placeholders of templates."""
+        self._own = np.arange(num_rows)
+        self.tokens: list[I64] = []
+        """[nodes][rows] length of the piece."""
+        self.classes: list[I64] = []
+        """[nodes][rows] equal where the prompts up to the end of the piece are."""
+        for node in tree.nodes:
+            before = np.zeros(num_rows, np.int64) if node.parent is None else self.classes[node.parent]
+            if node.placeholder is None:
+                self.tokens.append(np.full(num_rows, len(node.elements)))
+                self.classes.append(before)
+            else:
+                placeholder = unrolled.placeholders[node.placeholder]
+                value = values.get(placeholder.name) if placeholder.tokens is None else None
+                if value is None:
+                    expected = DEFAULT_VALUE_TOKENS if placeholder.tokens is None else placeholder.tokens
+                    self.tokens.append(np.full(num_rows, expected))
+                    self.classes.append(self._own)
+                else:
+                    self.tokens.append(np.array(value.tokens, np.int64))
+                    self.classes.append(_both(before, np.array(value.classes, np.int64)))
+        self.depths = self._depths()
+        """[nodes][rows] tokens from the beginning of the prompt to the end of the piece."""
+
+    def _depths(self) -> list[I64]:
+        depths: list[I64] = []
+        for parent, tokens in zip(self.parents, self.tokens, strict=True):
+            depths.append(tokens if parent is None else depths[parent] + tokens)
+        return depths
+
+    def prompt_tokens(self, operator: int) -> I64:
+        """[rows]"""
+        path = self.paths[operator]
+        return self.depths[path[-1]] if path else np.zeros(self.num_rows, np.int64)
+
+    def common(self, one: int, other: int) -> tuple[int, ...]:
+        """The nodes that two operators' prompts begin with."""
+        length = 0
+        for a, b in zip(self.paths[one], self.paths[other], strict=False):
+            if a != b:
+                break
+            length += 1
+        return self.paths[one][:length]
+
+    def shared(self, nodes: Sequence[int], rows: I64, others: I64) -> I64:
+        """[n] tokens that prompts of `rows` [n] share with those of `others` [n], which have these nodes in common."""
+        total = np.zeros(len(rows), np.int64)
+        for node in nodes:
+            total += self.tokens[node][rows] * (self.classes[node][rows] == self.classes[node][others])
+        return total
+
+    def shared_matrices(self, rows: I64) -> list[I64]:
+        """[nodes][n, n] tokens that prompts of two of `rows` [n] share up to the end of a node that both have."""
+        matrices: list[I64] = []
+        for parent, tokens, classes in zip(self.parents, self.tokens, self.classes, strict=True):
+            own = tokens[rows] * (classes[rows][:, None] == classes[rows][None, :])
+            matrices.append(own if parent is None else matrices[parent] + own)
+        return matrices
+
+
+def _both(one: I64, other: I64) -> I64:
+    """Classes of pairs."""
+    width = int(other.max(initial=0)) + 1
+    classes: I64 = np.unique(one * width + other, return_inverse=True)[1].astype(np.int64)
+    return classes

@@ -1,0 +1,111 @@
+"""How long values are, how often bodies run: from what was measured, from rows, or else from defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+DEFAULT_OUTPUT_TOKENS = 256
+"""Of an answer without `max_tokens`; with it, half of that where it is less."""
+DEFAULT_VALUE_TOKENS = 64
+"""Of an input, or of what a function, a program or somebody outside returns."""
+DEFAULT_ITEMS = 8
+"""Of a list that a map goes through."""
+SAMPLED_PART = 0.1
+MAX_SAMPLED_ROWS = 30
+
+
+class NodeStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is known of a node, or of an input, by measurement. Means over rows; absent: not known."""
+
+    output_tokens: float | None = None
+    """Of its value: of an answer, or of any other text."""
+    items: float | None = None
+    """Of the list that a map goes through."""
+    rounds: float | None = None
+    """Of a loop."""
+    shares: dict[str, float] | None = None
+    """Of a switch: the part of the rows that takes each case, by its place."""
+
+
+class RowValue(NamedTuple):
+    """An input in each row."""
+
+    tokens: tuple[int, ...]
+    """[rows]"""
+    classes: tuple[int, ...]
+    """[rows] equal where the values are equal; counted up from 0."""
+
+
+class Statistics:
+    """Known figures first, stored by path of the node or name of the input; then defaults."""
+
+    def __init__(self, known: Mapping[str, Any] | None = None):
+        """Raises `msgspec.ValidationError` for a field that is no statistic."""
+        self._known = {name: msgspec.convert(fields, NodeStatistics) for name, fields in (known or {}).items()}
+
+    def output_tokens(self, path: str, request: Mapping[str, Any]) -> int:
+        """Expected tokens of an answer, at least 1; `request` may bound them."""
+        limit = request.get("max_completion_tokens") or request.get("max_tokens")
+        known = self._of(path).output_tokens
+        if known is not None:
+            return max(1, round(known) if limit is None else min(round(known), limit))
+        return DEFAULT_OUTPUT_TOKENS if limit is None else max(1, min(DEFAULT_OUTPUT_TOKENS, limit // 2))
+
+    def value_tokens(self, path: str, default: int = DEFAULT_VALUE_TOKENS) -> int:
+        """Expected tokens of another value."""
+        known = self._of(path).output_tokens
+        return default if known is None else max(0, round(known))
+
+    def input_value(self, name: str, num_rows: int) -> RowValue:
+        """An input of rows that are not there yet: as long as known, and another one in each row."""
+        return RowValue((self.value_tokens(name),) * num_rows, tuple(range(num_rows)))
+
+    def items(self, path: str, default: float | None = None) -> float:
+        """Expected items of the list that a map goes through; `default` is what the graph says of it."""
+        known = self._of(path).items
+        if known is not None:
+            return known
+        return DEFAULT_ITEMS if default is None else default
+
+    def rounds(self, path: str, max_rounds: int, ends_early: bool) -> float:
+        """Expected rounds of a loop: without an end of its own all, else half of them where nothing is known."""
+        known = self._of(path).rounds
+        if known is not None:
+            return max(1.0, min(known, max_rounds))
+        return (max_rounds + 1) / 2 if ends_early else max_rounds
+
+    def share(self, path: str, case: str, num_cases: int) -> float:
+        """The part of the rows that takes a case of a switch; equal parts where nothing is known."""
+        known = self._of(path).shares
+        return 1.0 / num_cases if known is None else known.get(case, 0.0)
+
+    def _of(self, path: str) -> NodeStatistics:
+        return self._known.get(path, _NOTHING)
+
+
+_NOTHING = NodeStatistics()
+
+
+def sampled_rows(num_rows: int) -> tuple[int, ...]:
+    """The rows to run first where nothing is known of a workflow (Helium, section 5): a tenth, 1 to 30, evenly spread.
+    Their results are results of the run."""
+    count = min(num_rows, max(1, min(MAX_SAMPLED_ROWS, round(num_rows * SAMPLED_PART))))
+    return tuple(index * num_rows // count for index in range(count))
+
+
+def row_value(values: Sequence[Any], count: Callable[[str], int]) -> RowValue:
+    """Lengths and classes of one input over the rows. `count` gives the tokens of a text; a value that is no text
+    stands in prompts as JSON. Equal values are counted once."""
+    classes: dict[str, int] = {}
+    tokens: list[int] = []
+    numbers = []
+    for value in values:
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        number = classes.setdefault(text, len(classes))
+        if number == len(tokens):
+            tokens.append(count(text))
+        numbers.append(number)
+    return RowValue(tuple(tokens[number] for number in numbers), tuple(numbers))

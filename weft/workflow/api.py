@@ -1,0 +1,231 @@
+"""Running graphs from Python: on a model of this process, or on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TextIO, TypedDict, Unpack
+
+import msgspec
+
+from weft.abi.errors import ConfigError
+from weft.loop_thread import LoopThread, streamed
+from weft.store.answers import AnswerTable
+from weft.store.database import FILE, Database
+from weft.workflow.backend.openai import OpenAIBackend
+from weft.workflow.bars import bars, no_bars
+from weft.workflow.frontend.rows import Rows
+from weft.workflow.graph.digest import digest
+from weft.workflow.graph.nodes import WorkflowGraph
+from weft.workflow.passes import optimise
+from weft.workflow.run.backend import ModelBackend
+from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, Driver, RunServices
+from weft.workflow.run.instructions import AwaitExternal, RunLimits
+from weft.workflow.run.journal import RunDescription, RunJournal
+from weft.workflow.run.prompt_cache import PromptCache
+from weft.workflow.run.results import RowResult, RunResults, result_of
+from weft.workflow.run.state import RunState
+
+
+class WorkflowHost(NamedTuple):
+    """An event loop, and what answers calls of models on it."""
+
+    thread: LoopThread
+    backend: ModelBackend
+    model: str
+    """What answers depend on besides the calls: the model and how it computes."""
+
+
+class HasWorkflowHost(Protocol):
+    """What `on` may be besides an address: `weft.LLM` for example."""
+
+    def workflow_host(self) -> WorkflowHost:
+        """Where workflows run."""
+        ...
+
+
+Target = HasWorkflowHost | str
+"""`weft.LLM`, or the address of any server with OpenAI's API, such as `http://127.0.0.1:8000/v1`."""
+
+
+class RunOptions(TypedDict, total=False):
+    """How a graph is run."""
+
+    functions: Mapping[str, Callable[..., Any]]
+    """Functions that nodes call, by name, beside those of the flow."""
+    external: Callable[[AwaitExternal], Awaitable[Any]]
+    """Gives the values of `external` nodes."""
+    limits: RunLimits
+    concurrency: Concurrency
+    function_timeout_s: float
+    optimise: bool
+    """Whether the optimiser may rewrite the graph first (it may); errors and counts name the nodes of what runs."""
+    cache: str | Path
+    """A folder for answers of calls that can only be answered so (`temperature` 0 or a `seed`): later runs have them
+    again. It holds 1 GiB; the least recently used ones go first."""
+    model: str
+    """On a server with several models: the one for calls that name none."""
+    api_key: str
+
+
+class Run:
+    """One run of a graph over rows, from Python code that is not asynchronous."""
+
+    def __init__(self, graph: WorkflowGraph, rows: Any, on: Target, options: RunOptions):
+        """Reads and checks the rows. Raises `InvalidRows` and `InvalidGraph`."""
+        table = Rows(rows)
+        self.graph = graph
+        self.optimised = optimise(graph) if options.get("optimise", True) else None
+        """The graph that runs, and what the passes did to it; None: the graph runs as it is."""
+        self.rows = table.check(graph)
+        self.num_rows = table.count()
+        """None where the rows can be read once only."""
+        self._runs = graph if self.optimised is None else self.optimised.graph
+        self.state = RunState(self._runs, limits=options.get("limits"))
+        self.journal: RunJournal | None = None
+        self._on = on
+        self._options = options
+
+    def results(self) -> Generator[RowResult, None, None]:
+        """Rows as they end; first those of the journal. Closing the generator cancels what is in progress."""
+        known = {} if self.journal is None else self.journal.rows
+        yield from known.values()
+        rows = ((number, row) for number, row in enumerate(self.rows) if number not in known)
+        if not isinstance(self._on, str):
+            host = self._on.workflow_host()
+            yield from streamed(host.thread, lambda: self.on_loop(rows, host.backend))
+            return
+        thread = LoopThread()
+        try:
+            yield from streamed(thread, lambda: self._over_http(rows))
+        finally:
+            thread.stop()
+
+    async def _over_http(self, rows: Iterator[tuple[int, Mapping[str, Any]]]) -> AsyncGenerator[RowResult, None]:
+        assert isinstance(self._on, str)
+        backend = OpenAIBackend(self._on, self._options.get("model"), self._options.get("api_key"))
+        try:
+            async with aclosing(self.on_loop(rows, backend)) as results:
+                async for result in results:
+                    yield result
+        finally:
+            await backend.close()
+
+    async def on_loop(
+        self, rows: Iterator[tuple[int, Mapping[str, Any]]], backend: ModelBackend
+    ) -> AsyncGenerator[RowResult, None]:
+        """Rows as they end, on the event loop that runs."""
+        options = self._options
+        folder = options.get("cache")
+        database = None if folder is None else Database(Path(folder))
+        services = RunServices(
+            backend,
+            options.get("functions", {}),
+            external=options.get("external"),
+            function_timeout_s=options.get("function_timeout_s", FUNCTION_TIMEOUT_S),
+            cache=None if database is None else PromptCache(AnswerTable(database), self._model()),
+        )
+        driver = Driver(self.state, rows, services, options.get("concurrency"), self.journal)
+        try:
+            async with aclosing(driver.results()) as results:
+                async for done in results:
+                    result = result_of(done)
+                    if self.journal is not None:
+                        self.journal.end(result)
+                    yield result
+        finally:
+            if database is not None:
+                await asyncio.to_thread(database.close)
+
+    def _model(self) -> str:
+        """What answers depend on besides the calls."""
+        model = self._on if isinstance(self._on, str) else self._on.workflow_host().model
+        named = self._options.get("model")
+        return f"{model} {named}" if named else model
+
+    def description(self) -> RunDescription:
+        """What the run computes. Reads the rows."""
+        hashed = hashlib.sha256()
+        for row in self.rows:
+            hashed.update(msgspec.json.encode(row, order="deterministic"))
+        return RunDescription(digest(self._runs), hashed.hexdigest(), self._model())
+
+
+def stream(
+    graph: WorkflowGraph, rows: Any, on: Target, **options: Unpack[RunOptions]
+) -> Generator[RowResult, None, None]:
+    """Run a graph over rows; yields results as they are there, in no order. Closing the generator cancels what is in
+    progress. Raises what concerns the whole run; what concerns a row is its `error`."""
+    return Run(graph, rows, on, options).results()
+
+
+def run(
+    graph: WorkflowGraph,
+    rows: Any,
+    on: Target,
+    *,
+    out: str | Path | TextIO | None = None,
+    progress: bool | None = None,
+    **options: Unpack[RunOptions],
+) -> RunResults:
+    """Run a graph over rows. Returns the results in the order of the rows. With `out`, each one is also a line of that
+    file as soon as it is there: `{"row", "outputs", "error"}`, in no order. `progress` shows bars on standard error
+    (None: only on a terminal).
+
+    A run that writes to a named file can be interrupted: until it has ended, a folder beside the file, `OUT.run`, has
+    what was computed, and the same call goes on from there. Rows of an iterator cannot be read again, so their run
+    begins anew."""
+    one = Run(graph, rows, on, options)
+    shows = sys.stderr.isatty() if progress is None else progress
+    results = []
+    with ExitStack() as stack:
+        journal = None
+        if isinstance(out, (str, Path)):
+            if one.num_rows is not None:
+                journal = stack.enter_context(_journal(Path(f"{out}.run"), one))
+            out = stack.enter_context(Path(out).open("w", encoding="utf-8"))
+        show = stack.enter_context(bars(one.num_rows) if shows else no_bars())
+        for result in stack.enter_context(closing(one.results())):
+            results.append(result)
+            show(one.state.counts)
+            if out is not None:
+                out.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
+                out.flush()
+        if journal is not None:
+            journal.forget()
+    return RunResults(results, one.state.counts)
+
+
+@contextmanager
+def _journal(folder: Path, one: Run) -> Iterator[RunJournal]:
+    """The journal of a run, in a folder that is removed when the journal has been forgotten. Raises `ConfigError` where
+    the folder has that of another run."""
+    description = one.description()
+    if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
+        # It would be removed at the end.
+        raise ConfigError(f"{folder} is not of a run of a workflow: move it, or choose another file")
+    database = Database(folder)
+    try:
+        try:
+            one.journal = RunJournal(database, "run", description)
+        except ConfigError as error:
+            raise ConfigError(f"{error.message}: finish that run, remove {folder}, or choose another file") from None
+        yield one.journal
+    finally:
+        database.close()
+    shutil.rmtree(folder)
+
+
+async def stream_async(
+    graph: WorkflowGraph, rows: Any, backend: ModelBackend, **options: Unpack[RunOptions]
+) -> AsyncGenerator[RowResult, None]:
+    """As `stream`, on the event loop that runs and a backend of it."""
+    one = Run(graph, rows, "", options)
+    async with aclosing(one.on_loop(iter(enumerate(one.rows)), backend)) as results:
+        async for result in results:
+            yield result

@@ -1,0 +1,86 @@
+"""Models of this process: calls go to the functions that answer the server's endpoints, without HTTP."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from weft.core.ids import unpack_tokens
+from weft.endpoints.models import Models
+from weft.endpoints.record import Record
+from weft.endpoints.schemas.chat import ChatResponse
+from weft.endpoints.schemas.common import UsageInfo
+from weft.endpoints.schemas.completion import CompletionResponse
+from weft.endpoints.table import ENDPOINTS
+from weft.workflow.run.calls import CallUsage, ModelAnswer, ModelRequest
+
+
+@dataclass(slots=True)
+class _CallRecord(Record):
+    """The record of a call, which tells when its first token came."""
+
+    on_start: Callable[[], None] = lambda: None
+
+    def mark(self, what: str) -> None:
+        """As `Record.mark`."""
+        if what == "first_token":
+            self.on_start()
+        Record.mark(self, what)
+
+
+class EndpointBackend:
+    """Calls of one tenant at the models of this process."""
+
+    def __init__(self, models: Models, tenant: str = "", name: str = "workflow"):
+        self._models = models
+        self._tenant = tenant
+        self._name = name
+        self._numbers = itertools.count()
+
+    async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
+        """As `ModelBackend.complete`."""
+        endpoint = ENDPOINTS[request.endpoint]
+        record = _CallRecord(
+            request_id=f"{self._name}-{next(self._numbers)}",
+            started_s=time.monotonic(),
+            tenant=self._tenant,
+            route=request.endpoint,
+            on_start=started,
+        )
+        reply = await endpoint.create(endpoint.decode(request.body, self._models), record, self._models)
+        assert isinstance(reply, (ChatResponse, CompletionResponse))
+        return _completed(reply) if isinstance(reply, CompletionResponse) else _chatted(reply)
+
+    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
+        """As `ModelBackend.split`, by the first model's tokens. A character in several tokens is in
+        the part in which it begins."""
+        tokenizer = self._models[0].tokenizer
+        packed = await tokenizer.encode_async(text, add_special_tokens=False, tenant=self._tenant)
+        pieces = [tokenizer.bytes_of(token) for token in unpack_tokens(packed)]
+        whole = b"".join(pieces)
+        ends = [0, *itertools.accumulate(map(len, pieces))]
+        cuts = [next((at for at in range(end, len(whole)) if whole[at] & 0xC0 != 0x80), len(whole)) for end in ends]
+        return [whole[cuts[start] : cuts[end]].decode(errors="replace") for start, end in ranges(len(pieces))]
+
+
+def _chatted(reply: ChatResponse) -> ModelAnswer:
+    (choice,) = reply.choices
+    message = choice.message
+    calls = () if isinstance(message.tool_calls, msgspec.UnsetType) else tuple(msgspec.to_builtins(message.tool_calls))
+    return ModelAnswer(message.content or "", choice.finish_reason, calls, _usage(reply.usage))
+
+
+def _completed(reply: CompletionResponse) -> ModelAnswer:
+    (choice,) = reply.choices
+    return ModelAnswer(choice.text, choice.finish_reason or "stop", (), _usage(reply.usage))
+
+
+def _usage(used: UsageInfo | msgspec.UnsetType | None) -> CallUsage:
+    if not isinstance(used, UsageInfo):
+        return CallUsage()
+    details = used.prompt_tokens_details
+    return CallUsage(used.prompt_tokens, details.cached_tokens if details else 0, used.completion_tokens)

@@ -1,0 +1,161 @@
+"""Any server with OpenAI's API. It has none of the features of our engines, and everything else works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import httpx
+import msgspec
+
+from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported, WeftError
+from weft.workflow.run.calls import CHAT, CallUsage, ModelAnswer, ModelRequest
+
+CONNECT_S = 10.0
+SILENCE_S = 600.0
+"""Longest time without a byte of an answer."""
+
+
+class OpenAIBackend:
+    """Calls over HTTP. The model is the server's only one unless a call names another."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ):
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx.Limits(max_connections=None)
+        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
+        self._base = url.rstrip("/").removesuffix("/v1")
+        self._http = httpx.AsyncClient(
+            base_url=self._base, headers=headers, limits=limits, timeout=timeout, transport=transport
+        )
+        self._model = model
+        self._finding = asyncio.Lock()
+
+    async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
+        """As `ModelBackend.complete`; the answer is streamed, because its first piece tells that it has begun."""
+        model = request.body.get("model") or await self._only_model()
+        body = {**request.body, "model": model, "stream": True, "stream_options": {"include_usage": True}}
+        gathered = _Gathered(is_chat=request.endpoint == CHAT)
+        async for chunk in self._events(request.endpoint, body):
+            started()
+            gathered.add(chunk)
+        return gathered.answer()
+
+    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
+        """As `ModelBackend.split`; the server needs `/tokenize` and `/detokenize`, as ours and vLLM's have."""
+        model = await self._only_model()
+        asked = {"model": model, "prompt": text, "add_special_tokens": False}
+        tokens: list[int] = (await self._json("POST", "/tokenize", asked))["tokens"]
+        parts = []
+        for start, end in ranges(len(tokens)):
+            answer = await self._json("POST", "/detokenize", {"model": model, "tokens": tokens[start:end]})
+            parts.append(answer["text"] if "text" in answer else answer["prompt"])
+        return parts
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _only_model(self) -> str:
+        async with self._finding:
+            if self._model is None:
+                names = [model["id"] for model in (await self._json("GET", "/v1/models"))["data"]]
+                if len(names) != 1:
+                    raise InvalidRequest(
+                        f"{self._base} serves {', '.join(names[:20]) or 'no model'}: name one", "model"
+                    )
+                self._model = names[0]
+        return self._model
+
+    async def _json(self, method: str, path: str, body: Any = None) -> Any:
+        try:
+            response = await self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise _lost(self._base, error) from error
+        if response.status_code == httpx.codes.NOT_FOUND and path == "/tokenize":
+            raise Unsupported(
+                f"{self._base} has no /tokenize, so texts cannot be split by tokens: split at a separator"
+            )
+        if response.is_error:
+            raise _refused(response.status_code, response.headers, response.content)
+        return response.json()
+
+    async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async with self._http.stream("POST", path, json=body) as response:
+                if response.is_error:
+                    raise _refused(response.status_code, response.headers, await response.aread())
+                async for line in response.aiter_lines():
+                    if not line.startswith("data:") or line == "data: [DONE]":
+                        continue
+                    event = msgspec.json.decode(line.removeprefix("data:"))
+                    if "error" in event:
+                        raise EngineDead(str(event["error"].get("message", event["error"])))
+                    yield event
+        except httpx.HTTPError as error:
+            raise _lost(self._base, error) from error
+
+
+class _Gathered:
+    """The pieces of a streamed answer."""
+
+    def __init__(self, *, is_chat: bool):
+        self._is_chat = is_chat
+        self._text: list[str] = []
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._finish_reason = ""
+        self._usage = CallUsage()
+
+    def add(self, chunk: Mapping[str, Any]) -> None:
+        """One event of the stream."""
+        used = chunk.get("usage")
+        if used:
+            details = used.get("prompt_tokens_details") or {}
+            cached = details.get("cached_tokens") or 0
+            self._usage = CallUsage(used["prompt_tokens"], cached, used.get("completion_tokens") or 0)
+        for choice in chunk.get("choices") or ():
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            delta = choice.get("delta") or {}
+            self._text.append((delta.get("content") if self._is_chat else choice.get("text")) or "")
+            for call in delta.get("tool_calls") or ():
+                self._add_call(call)
+
+    def _add_call(self, piece: Mapping[str, Any]) -> None:
+        function = piece.get("function") or {}
+        call = self._calls.setdefault(
+            piece["index"], {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = piece.get("id") or call["id"]
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+    def answer(self) -> ModelAnswer:
+        """The whole. Raises `EngineDead` for a stream that was cut."""
+        if not self._finish_reason:
+            raise EngineDead("the answer ended before it was complete")
+        calls = tuple(self._calls[index] for index in sorted(self._calls))
+        return ModelAnswer("".join(self._text), self._finish_reason, calls, self._usage)
+
+
+def _lost(base: str, error: httpx.HTTPError) -> EngineDead:
+    return EngineDead(f"no answer from {base}: {error or type(error).__name__}")
+
+
+def _refused(status: int, headers: httpx.Headers, content: bytes) -> WeftError:
+    """The error of a response that is none of success."""
+    try:
+        message = str(msgspec.json.decode(content)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        message = content[:200].decode(errors="replace") or f"status {status}"
+    after = headers.get("retry-after", "")
+    if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        return Overloaded(message, retry_after_s=float(after) if after.isdecimal() else None)
+    if status >= httpx.codes.INTERNAL_SERVER_ERROR:
+        return EngineDead(message)
+    return InvalidRequest(f"{message} (status {status})")

@@ -1,0 +1,52 @@
+"""Progress bars of a run on standard error: rows, and each node that calls a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from weft.workflow.run.instructions import RunCounts
+
+Show = Callable[[RunCounts], None]
+MAX_BARS = 12
+"""Nodes that have a bar of their own; the first ones to make a call."""
+
+
+@contextmanager
+def no_bars() -> Iterator[Show]:
+    """A context manager whose callback does nothing."""
+    yield lambda counts: None
+
+
+@contextmanager
+def bars(num_rows: int | None) -> Iterator[Show]:
+    """Bars that show the counts that they are given. `num_rows`: None where it is not known."""
+    # Imported here, so that runs without bars do not load it.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[more]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        rows = progress.add_task("rows", total=num_rows, more="")
+        nodes: dict[str, TaskID] = {}
+
+        def show(counts: RunCounts) -> None:
+            elapsed_s = progress.tasks[rows].elapsed or 0.0
+            rate = f"{counts.calls.output_tokens / elapsed_s:.0f} tokens/s" if elapsed_s else ""
+            failed = f" {counts.failed_rows} failed" if counts.failed_rows else ""
+            progress.update(rows, completed=counts.rows, more=rate + failed)
+            for name, calls in counts.by_node.items():
+                if name not in nodes and len(nodes) < MAX_BARS:
+                    # How often a body is evaluated is not known in advance.
+                    nodes[name] = progress.add_task(f"  {name}", total=None if "." in name else num_rows, more="")
+                if name in nodes:
+                    cached = f"{calls.cached_tokens / calls.prompt_tokens:.0%} cached" if calls.prompt_tokens else ""
+                    progress.update(nodes[name], completed=calls.calls + calls.merged_calls, more=cached)
+
+        yield show

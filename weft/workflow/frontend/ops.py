@@ -1,0 +1,326 @@
+"""The operators of flows: each makes a node of the graph and returns variables for its values.
+
+Texts are templates: f-strings with variables, or `{{name}}` of an input; `weft.workflow.escape` makes a text of the
+user's safe that has such braces. `name=` gives a node an id, by which explanations and statistics call it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weft.workflow.frontend.schemas import schema_of
+from weft.workflow.frontend.trace import FlowError, FlowTrace, current_trace, tracing
+from weft.workflow.frontend.variable import ChatSoFar, Variable, reference_in, type_in
+from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
+from weft.workflow.graph.nodes import (
+    MAX_ITEMS,
+    MAX_ROUNDS,
+    Body,
+    DataNode,
+    ExternalNode,
+    FunctionNode,
+    ListNode,
+    LlmNode,
+    LoopNode,
+    MapNode,
+    ProgramNode,
+    PromptMessage,
+    SwitchNode,
+    TextNode,
+)
+from weft.workflow.graph.templates import is_name
+from weft.workflow.graph.value_types import ANY, ValueType, common
+
+Result = Variable | tuple[Variable, ...]
+"""The one value of a node, or its values in order."""
+
+
+# ---- calls of models
+
+
+def system(content: object) -> PromptMessage:
+    """An instruction, the first message of a chat."""
+    return PromptMessage(role="system", content=_text(content))
+
+
+def user(content: object) -> PromptMessage:
+    """A turn of the user."""
+    return PromptMessage(role="user", content=_text(content))
+
+
+def assistant(content: object) -> PromptMessage:
+    """An earlier answer that is shown to the model. `answer.chat` shows the whole conversation that led to one."""
+    return PromptMessage(role="assistant", content=_text(content))
+
+
+def tool(content: object, tool_call_id: str | None = None) -> PromptMessage:
+    """What a call of a tool gave."""
+    return PromptMessage(role="tool", content=_text(content), tool_call_id=tool_call_id)
+
+
+def llm(
+    messages: Sequence[PromptMessage | ChatSoFar | Mapping[str, Any]] | object = None,
+    *,
+    prompt: object = None,
+    schema: Any = None,
+    name: str | None = None,
+    **fields: Any,
+) -> Variable:
+    """A call of a model. `messages` is a chat, or a text as the user's turn; `prompt` a text to continue. `schema` is
+    the form of the answer: a JSON schema, a dataclass or a pydantic model, whose fields the variable then has. Beside
+    `model`, `cache` and `retries`, every field of a chat completion may be given, such as `max_tokens`."""
+    trace = current_trace()
+    own = call_fields({**fields, "schema": schema})
+    if messages is not None:
+        whole = [user(messages)] if isinstance(messages, (str, Variable)) else messages
+        if not isinstance(whole, Sequence):
+            raise FlowError(f"messages are a list of ops.user(...) and others, not a {type(messages).__name__}")
+        own["messages"] = tuple(_message(each, trace) for each in whole)
+    if prompt is not None:
+        own["prompt"] = _text(prompt)
+    return trace.add(LlmNode, "llm", own, name=name)
+
+
+def call_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an `LlmNode` beside its prompt. Those that are None count as absent. Raises `FlowError` for a
+    schema that is none."""
+    request = {key: value for key, value in fields.items() if value is not None}
+    own: dict[str, Any] = {key: request.pop(key) for key in ("cache", "retries", "schema") if key in request}
+    if "schema" in own:
+        own["schema"] = schema_of(own["schema"])
+    return {**own, "request": request}
+
+
+def _message(given: PromptMessage | ChatSoFar | Mapping[str, Any], trace: FlowTrace) -> PromptMessage:
+    if isinstance(given, PromptMessage):
+        return given
+    if isinstance(given, ChatSoFar):
+        return PromptMessage(chat=str(trace.see(given.answer)))
+    if isinstance(given, Mapping) and set(given) <= {"role", "content", "name", "tool_call_id"}:
+        fields: dict[str, Any] = {key: value if key == "role" else _text(value) for key, value in given.items()}
+        return PromptMessage(**fields)
+    raise FlowError(f"{given!r} is not a message: use ops.system, ops.user, ops.assistant, ops.tool or answer.chat")
+
+
+# ---- values
+
+
+def text(template: object, *, name: str | None = None) -> Variable:
+    """Text made of values: `ops.text(f"{first} and {second}")`."""
+    return current_trace().add(TextNode, "text", {"template": _text(template)}, name=name)
+
+
+def data(value: Any, *, name: str | None = None) -> Variable:
+    """A constant: any JSON. Braces in its texts mean nothing."""
+    return current_trace().add(DataNode, "data", {"value": value}, name=name)
+
+
+def list(*values: Any, name: str | None = None) -> Variable:
+    """A list of values."""
+    return current_trace().add(ListNode, "list", {"of": tuple(_values(value) for value in values)}, name=name)
+
+
+def join(values: Variable | Sequence[Any], separator: str = "\n\n", *, name: str | None = None) -> Variable:
+    """The texts of a list, one after the other."""
+    whole = values if isinstance(values, Variable) else list(*values)
+    return current_trace().add(
+        FunctionNode, "join", {"name": "join", "args": {"of": str_alone(whole), "separator": separator}}, name=name
+    )
+
+
+def split(value: object, *, max_tokens: int, overlap_tokens: int = 0, name: str | None = None) -> Variable:
+    """Parts of a text of at most `max_tokens` tokens of the model, of which `overlap_tokens` end the part before.
+    `value.split(separator)` splits at a text."""
+    args: dict[str, Any] = {"text": _text(value), "max_tokens": max_tokens}
+    if overlap_tokens:
+        args["overlap_tokens"] = overlap_tokens
+    return current_trace().add(FunctionNode, "split", {"name": "split", "args": args}, name=name)
+
+
+def matches(value: Variable, pattern: str) -> Variable:
+    """Whether a regular expression is found in a text."""
+    return value.matches(pattern)
+
+
+# ---- work outside the model
+
+
+def function(
+    called: Callable[..., Any] | str, *args: Any, pure: bool = False, retries: int = 0, **named: Any
+) -> Variable:
+    """A call of a Python function, which runs where the workflow is started from, or of one that the server has by
+    this name. `pure` says that equal arguments give equal results and that nothing else happens."""
+    return call_function(called, args, named, pure=pure, retries=retries)
+
+
+def call_function(
+    called: Callable[..., Any] | str, args: Sequence[Any], named: Mapping[str, Any], *, pure: bool, retries: int
+) -> Variable:
+    """As `function`, for functions whose parameters may have the names of its own."""
+    trace = current_trace()
+    if isinstance(called, str):
+        if args:
+            raise FlowError(f"arguments of {called!r} are given by name: its parameters are not known here")
+        name, given = called, named
+    else:
+        try:
+            given = dict(inspect.signature(called).bind(*args, **named).arguments)
+        except ValueError:  # some functions of C have no signature
+            given = {f"argument_{number}": value for number, value in enumerate(args)} | dict(named)
+        except TypeError as error:
+            raise FlowError(f"{called.__name__}: {error}") from None
+        name = called.__name__
+        if not is_name(name):
+            raise FlowError(f"a function of a workflow has a name, and {name} is none: define it with def")
+        if name in BUILTIN_FUNCTIONS:
+            raise FlowError(f"workflows have a built-in function {name!r}: rename this one")
+        if trace.names.functions.setdefault(name, called) is not called:
+            raise FlowError(f"two functions are called {name!r}: rename one of them")
+    fields = {"name": name, "args": {key: _values(value) for key, value in given.items()}, "pure": pure}
+    return trace.add(FunctionNode, "function", {**fields, "retries": retries})
+
+
+def program(program: str, args: Any = None, *, name: str | None = None) -> Variable:
+    """A run of an uploaded program, by its name or hash; the value is what it returns."""
+    return current_trace().add(ProgramNode, "program", {"program": program, "args": _values(args)}, name=name)
+
+
+def external(schema: Any = None, *, timeout_s: float | None = None, name: str | None = None) -> Variable:
+    """A value that is set from outside while the workflow runs, such as a person's decision."""
+    fields = {"schema": None if schema is None else schema_of(schema), "timeout_s": timeout_s}
+    return current_trace().add(ExternalNode, "external", fields, name=name)
+
+
+# ---- control
+
+
+def map(
+    body: Callable[[Variable], Any], over: Variable, *, max_items: int = MAX_ITEMS, name: str | None = None
+) -> Result:
+    """Call `body` for each item of a list that is known only at run time. Returns the list of what it returns; of
+    several values, a list each. A list with more than `max_items` items is an error of its row."""
+    trace = current_trace()
+    items = type_in(over).items or ANY
+    inside = FlowTrace(trace)
+    item = inside.bind(_parameters(body, 1)[0], items)
+    traced, outputs = _traced(inside, body, (item,))
+    fields = {"over": trace.named(over), "item": reference_in(item).name, "body": traced, "max_items": max_items}
+    return _results(trace.add(MapNode, "map", fields, name=name, bodies={"body": _types(outputs)}), outputs)
+
+
+def switch(
+    on: Variable,
+    cases: Mapping[Any, Callable[[], Any]],
+    default: Callable[[], Any] | None = None,
+    *,
+    name: str | None = None,
+) -> Result:
+    """Do one of several things, by a value. The keys of `cases` are values of `on`; the functions take nothing and
+    return as many values as each other. A value without a case is an error of its row unless there is `default`."""
+    trace = current_trace()
+    bodies: dict[str, Body] = {}
+    types: dict[str, dict[str, ValueType]] = {}
+    outputs: dict[str, Variable] = {}
+    every = {_case(value): body for value, body in cases.items()}
+    places = {f"cases[{case}]": body for case, body in every.items()}
+    for place, body in (places if default is None else {**places, "default": default}).items():
+        bodies[place], outputs = _traced(FlowTrace(trace), body, ())
+        types[place] = _types(outputs)
+    fields = {
+        "on": trace.named(on),
+        "cases": {case: bodies[f"cases[{case}]"] for case in every},
+        "default": bodies.get("default"),
+    }
+    return _results(trace.add(SwitchNode, "switch", fields, name=name, bodies=types), outputs)
+
+
+def _case(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def loop(
+    body: Callable[..., Any],
+    init: Any,
+    *,
+    until: Callable[..., Any] | None = None,
+    max_rounds: int = MAX_ROUNDS,
+    at_limit: str = "fail",
+    name: str | None = None,
+) -> Result:
+    """Call `body` again and again, first with the values of `init`, then with what it returned, until the variable
+    that `until` returns for those values is true. Without `until` there are `max_rounds` rounds; with it, the row fails
+    after so many, or goes on with the last values if `at_limit` is "stop"."""
+    trace = current_trace()
+    first = init if isinstance(init, tuple) else (init,)
+    first = tuple(trace.lift(value) for value in first)
+    inside = FlowTrace(trace)
+    wanted = _parameters(body, len(first))
+    states = tuple(inside.bind(each, type_in(value)) for each, value in zip(wanted, first, strict=True))
+    names = tuple(reference_in(state).name for state in states)
+    with tracing(inside):
+        outputs = inside.outputs(body(*states), names)
+        if tuple(outputs) != names:
+            raise FlowError(
+                f"the body of a loop returns {', '.join(names)}, in this order; it returned {', '.join(outputs)}"
+            )
+        end = None if until is None else str(reference_in(inside.lift(until(*outputs.values()))))
+    fields = {
+        "init": {each: str(reference_in(value)) for each, value in zip(names, first, strict=True)},
+        "body": inside.body(outputs),
+        "until": end,
+        "max_rounds": max_rounds,
+        "at_limit": at_limit,
+    }
+    types = {each: common([type_in(value), type_in(outputs[each])]) for each, value in zip(names, first, strict=True)}
+    return _results(trace.add(LoopNode, "loop", fields, name=name, bodies={"body": types}), outputs)
+
+
+def _parameters(body: Callable[..., Any], count: int) -> tuple[str, ...]:
+    names = tuple(inspect.signature(body).parameters)
+    if len(names) != count:
+        raise FlowError(f"{body.__name__} takes {len(names)} values and is given {count}")
+    return names
+
+
+def _traced(
+    inside: FlowTrace, body: Callable[..., Any], args: tuple[Variable, ...]
+) -> tuple[Body, dict[str, Variable]]:
+    with tracing(inside):
+        outputs = inside.outputs(body(*args))
+    return inside.body(outputs), outputs
+
+
+def _types(outputs: Mapping[str, Variable]) -> dict[str, ValueType]:
+    return {name: type_in(value) for name, value in outputs.items()}
+
+
+def _results(made: Variable, outputs: Mapping[str, Variable]) -> Result:
+    values = tuple(getattr(made, name) for name in outputs)
+    return values[0] if len(values) == 1 else values
+
+
+# ---- values of the user's
+
+
+def _text(value: object) -> str:
+    """A template of what the user wrote."""
+    return value if isinstance(value, str) else str(value)
+
+
+def str_alone(variable: Variable) -> str:
+    """The template that passes a value on as it is, a list too."""
+    return f"{{{{{reference_in(variable)}}}}}"
+
+
+def _values(value: Any) -> Any:
+    """JSON with templates for variables, at any depth."""
+    if isinstance(value, Variable):
+        return str_alone(value)
+    if isinstance(value, Mapping):
+        return {str(key): _values(inner) for key, inner in value.items()}
+    if isinstance(value, (builtins.list, tuple)):
+        return [_values(inner) for inner in value]
+    return value

@@ -1,0 +1,185 @@
+"""Rows: the table that a workflow runs over, one run for each row. A column is an input of the graph.
+
+Owns the checks of a table against a graph, before anything runs. Sources are read from the start each time and are
+never kept in memory; an iterator can be read once, so its rows are checked when they come.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from weft.workflow.frontend.json_values import NotJson, as_json
+from weft.workflow.frontend.row_files import MAX_ROW_BYTES, file_source
+from weft.workflow.frontend.row_source import MAX_MISTAKES, InvalidRows, RowSource, SourceRow, invalid
+from weft.workflow.frontend.row_tables import table_source
+from weft.workflow.graph.check import check
+from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
+from weft.workflow.graph.nodes import WorkflowGraph
+from weft.workflow.graph.value_types import ANY, TEXT, ValueType, common, of_value
+
+MAX_TYPES = 256
+"""Types of values, such as objects with other fields, that are checked. Rows with further ones fail when they run."""
+MAX_UNUSED = 100
+"""Columns without an input that are listed."""
+
+
+class Rows:
+    """A table: a list of mappings, a mapping of columns, an iterable of mappings, the path of a .jsonl or .csv file, a
+    DataFrame of pandas, or an Arrow table. Fields of CSV are texts. `max_row_bytes` limits a row of a file."""
+
+    def __init__(self, source: Any, *, max_row_bytes: int = MAX_ROW_BYTES):
+        """Raises `InvalidRows` for what is no table. No row is read yet."""
+        if isinstance(source, Rows):
+            self._source: RowSource = source._source
+        elif isinstance(source, (str, os.PathLike)):
+            self._source = file_source(source, max_row_bytes)
+        else:
+            self._source = table_source(source)
+        self._count = self._source.num_rows
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of every row; None where each row has its own."""
+        return self._source.columns
+
+    def count(self) -> int | None:
+        """How many rows there are, unreadable ones too. A file is read for it, once. None for an iterator."""
+        if self._count is None and not self._source.is_once:
+            self._count = sum(1 for _ in self._source.read())
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The rows with all their columns. Raises `InvalidRows` at a row that is none, and can go on after it."""
+        return map(_all_columns, self._source.read())
+
+    def check(self, graph: WorkflowGraph) -> CheckedRows:
+        """Read all rows and check them against a graph; those of an iterator are checked when they are read. Raises
+        `InvalidRows` with the first mistakes, and `InvalidGraph`."""
+        checked = CheckedRows(self._source, graph)
+        if not self._source.is_once:
+            self._count = checked.read_all()
+        return checked
+
+
+class CheckedRows:
+    """The rows of a graph: of each row, the columns that are inputs."""
+
+    def __init__(self, source: RowSource, graph: WorkflowGraph):
+        mistakes = check(graph)
+        if mistakes:
+            raise InvalidGraph(mistakes)
+        self._source = source
+        self._graph = graph
+        self._unused: dict[str, None] = {}
+        self._types: dict[str, dict[str, ValueType]] = {name: {} for name in graph.inputs}
+        self._wrong: dict[tuple[str, str], list[str]] = {}
+        """(column, its type as text) -> why the graph cannot take it."""
+        columns = source.columns
+        if columns is not None:
+            missing = [Mistake("", _no_column(name, columns)) for name in graph.inputs if name not in columns]
+            if missing:
+                raise InvalidRows(missing)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Columns that are no inputs, of the rows that have been read; at most `MAX_UNUSED`."""
+        return tuple(self._unused)
+
+    @property
+    def types(self) -> Mapping[str, ValueType]:
+        """The type of each input, from the rows that have been read."""
+        return {name: common(found.values()) if found else ANY for name, found in self._types.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The rows. Raises `InvalidRows` at a row with mistakes, and can go on after it; and for an empty table."""
+        return map(self._inputs, _not_empty(self._source.read()))
+
+    def read_all(self) -> int:
+        """Check every row. Returns how many there are. Raises `InvalidRows` with the first `MAX_MISTAKES`."""
+        mistakes: list[Mistake] = []
+        count = 0
+        for row in _not_empty(self._source.read()):
+            count += 1
+            try:
+                self._inputs(row)
+            except InvalidRows as error:
+                mistakes += error.mistakes
+                if len(mistakes) >= MAX_MISTAKES:
+                    raise InvalidRows(_grouped(mistakes), f"The first {count:,} rows have") from None
+        if mistakes:
+            raise InvalidRows(_grouped(mistakes))
+        return count
+
+    def _inputs(self, row: SourceRow) -> dict[str, Any]:
+        values = _values(row)
+        for name in values:
+            if name not in self._types and len(self._unused) < MAX_UNUSED:
+                self._unused.setdefault(name)
+        found: dict[str, Any] = {}
+        mistakes = []
+        for name in self._graph.inputs:
+            if name not in values:
+                mistakes.append(Mistake(row.place, _no_column(name, values)))
+                continue
+            try:
+                found[name] = as_json(values[name])
+            except NotJson as error:
+                mistakes.append(Mistake(row.place, f"{name}: {error}"))
+                continue
+            mistakes += (Mistake(row.place, f"{name}: {wrong}") for wrong in self._type_mistakes(name, found[name]))
+        if mistakes:
+            raise InvalidRows(mistakes)
+        return found
+
+    def _type_mistakes(self, name: str, value: Any) -> list[str]:
+        kind = TEXT if isinstance(value, str) else of_value(value)
+        key = (name, kind.kind if kind.fields is None and kind.items is None else str(kind))
+        if key in self._wrong:
+            return self._wrong[key]
+        if len(self._wrong) >= MAX_TYPES:
+            self._types[name]["any"] = ANY
+            return []
+        self._types[name][key[1]] = kind
+        self._wrong[key] = [str(mistake) for mistake in check(self._graph, inputs={name: kind})]
+        return self._wrong[key]
+
+
+def _all_columns(row: SourceRow) -> dict[str, Any]:
+    try:
+        converted: dict[str, Any] = as_json(_values(row))
+    except NotJson as error:
+        raise invalid(str(error), row.place) from None
+    return converted
+
+
+def _values(row: SourceRow) -> Mapping[str, Any]:
+    if row.values is None:
+        raise invalid(row.problem, row.place)
+    return row.values
+
+
+def _not_empty(rows: Iterator[SourceRow]) -> Iterator[SourceRow]:
+    first = next(rows, None)
+    if first is None:
+        raise invalid("there are no rows")
+    yield first
+    yield from rows
+
+
+def _no_column(name: str, columns: Iterable[str]) -> str:
+    names = [str(column) for column in columns]
+    shown = ", ".join(names[:MAX_MISTAKES]) + (", ..." if len(names) > MAX_MISTAKES else "")
+    return f"there is no column {name!r}.{nearest(name, names) or f' There are {shown}.' if names else ''}"
+
+
+def _grouped(mistakes: list[Mistake]) -> list[Mistake]:
+    """Equal messages of several rows as one."""
+    places: dict[str, list[str]] = {}
+    for mistake in mistakes:
+        places.setdefault(mistake.message, []).append(mistake.place)
+    return [
+        Mistake(rows[0] if len(rows) == 1 else f"{rows[0]} and {len(rows) - 1} more", message)
+        for message, rows in places.items()
+    ]

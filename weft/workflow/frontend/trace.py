@@ -1,0 +1,177 @@
+"""Traces: the graph, or the body of a node, that is being made while a function of the user's runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from weft.workflow.frontend.variable import Variable, reference_in, trace_in
+from weft.workflow.graph.names import NameTable
+from weft.workflow.graph.node_types import of_node
+from weft.workflow.graph.nodes import DEFAULT_OUTPUT, AnyNode, Body, DataNode, GraphNode, TextNode
+from weft.workflow.graph.templates import Reference, is_name, parse_template
+from weft.workflow.graph.value_types import ANY, ValueType, follow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FRONTEND = str(Path(__file__).parent)
+_current: ContextVar[FlowTrace | None] = ContextVar("trace", default=None)
+
+
+class FlowError(ValueError):
+    """A flow that cannot be traced; the message says what to write instead."""
+
+
+class _Names(NameTable):
+    """What all traces of one flow share: names in use, lines, and functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, str] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
+
+    def number(self, op: str) -> str:
+        """A name for a node without one."""
+        self.counts[op] = self.counts.get(op, 0) + 1
+        return self.take(f"{op}_{self.counts[op]}")
+
+
+class FlowTrace:
+    """The nodes made so far. Names are unique in all traces of a flow, so that none hides another."""
+
+    def __init__(self, outer: FlowTrace | None = None):
+        self.outer = outer
+        self.names: _Names = outer.names if outer is not None else _Names()
+        self.nodes: list[AnyNode] = []
+        self._types: dict[str, ValueType] = {}
+
+    def bind(self, name: str, kind: ValueType = ANY) -> Variable:
+        """A variable for an input, an item, or what goes round a loop."""
+        name = self.names.take(name)
+        self._types[name] = kind
+        return Variable(self, Reference(name), kind)
+
+    def add(
+        self,
+        kind: type[GraphNode],
+        op: str,
+        fields: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        bodies: Mapping[str, Mapping[str, ValueType]] | None = None,
+    ) -> Variable:
+        """Append a node. `bodies` has the types of the outputs of its bodies, by their places. Raises `FlowError` for
+        a name that is taken."""
+        if name is not None and (not is_name(name) or name in self.names.used):
+            why = "is used already" if is_name(name) else "is not a name: letters, digits and _"
+            raise FlowError(f"{name!r} {why}")
+        node_id = self.names.take(name) if name is not None else self.names.number(op)
+        node = cast(AnyNode, _converted(kind(id=node_id, **fields)))
+        self.nodes.append(node)
+        self.names.lines[node_id] = caller_line()
+        self._types[node_id] = found = of_node(node, self.type_of, bodies or {})
+        return Variable(self, Reference(node_id), found)
+
+    def type_of(self, reference: Reference) -> ValueType:
+        """What is known of a value; `any` where a reference is wrong, which the check reports."""
+        trace: FlowTrace | None = self
+        while trace is not None and reference.name not in trace._types:
+            trace = trace.outer
+        found = ANY if trace is None else follow(trace._types[reference.name], reference.path)
+        return ANY if isinstance(found, str) else found
+
+    def current(self) -> FlowTrace:
+        """The innermost trace of the same flow. Raises `FlowError` outside the flow's function."""
+        current = current_trace()
+        if current.names is not self.names:
+            raise FlowError("a variable belongs to the flow in whose function it was made")
+        return current
+
+    def see(self, variable: Variable) -> Reference:
+        """What a variable refers to. Raises `FlowError` for one that was made in a body which has ended."""
+        trace: FlowTrace | None = self
+        while trace is not None and trace is not trace_in(variable):
+            trace = trace.outer
+        if trace is None:
+            raise FlowError(f"{reference_in(variable)} was made in a body that has ended: return it from the body")
+        return reference_in(variable)
+
+    def lift(self, value: Any) -> Variable:
+        """A variable for a value of the user's: itself, a text with marks, or a constant."""
+        if isinstance(value, Variable):
+            self.see(value)
+            return value
+        if isinstance(value, str) and parse_template(value).references:
+            return self.add(TextNode, "text", {"template": value})
+        return self.add(DataNode, "data", {"value": value})
+
+    def named(self, value: Any) -> str:
+        """The reference to a value of the user's, as fields of nodes have it."""
+        return str(reference_in(self.lift(value)))
+
+    def outputs(self, result: Any, names: tuple[str, ...] = ()) -> dict[str, Variable]:
+        """The variables that a function returned, by name: one is `value` unless `names` says otherwise, a named tuple
+        and a mapping have names of their own, and those of a tuple are numbered."""
+        if isinstance(result, Mapping):
+            return {str(name): self.lift(value) for name, value in result.items()}
+        if isinstance(result, tuple):
+            numbered = tuple(f"{DEFAULT_OUTPUT}_{number + 1}" for number in range(len(result)))
+            given = names or getattr(result, "_fields", numbered)
+            if len(given) != len(result):
+                raise FlowError(f"{len(result)} values are returned for {', '.join(given)}")
+            return dict(zip(given, map(self.lift, result), strict=True))
+        if result is None:
+            raise FlowError("the function returns nothing: return a variable, a tuple of them, or a mapping")
+        return {(names or (DEFAULT_OUTPUT,))[0]: self.lift(result)}
+
+    def body(self, outputs: Mapping[str, Variable]) -> Body:
+        """What was traced, as the body of a node."""
+        return Body(nodes=tuple(self.nodes), outputs={name: str(self.see(value)) for name, value in outputs.items()})
+
+
+def _converted(node: GraphNode) -> GraphNode:
+    """The node with its fields checked as those of JSON are. Raises `FlowError`."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(node), type(node))
+    except msgspec.ValidationError as error:
+        raise FlowError(f"{node.op}: {error}".replace("`", "'")) from None
+    except TypeError as error:
+        raise FlowError(f"{node.op}: a value is no JSON: {error}") from None
+
+
+def current_trace() -> FlowTrace:
+    """The trace that operators add to. Raises `FlowError` outside the function of a flow."""
+    trace = _current.get()
+    if trace is None:
+        raise FlowError("operators make nodes of a flow: call them in a function with @weft.flow, or in weft.session()")
+    return trace
+
+
+def is_tracing() -> bool:
+    """Whether the function of a flow is running."""
+    return _current.get() is not None
+
+
+@contextmanager
+def tracing(trace: FlowTrace) -> Iterator[FlowTrace]:
+    """Let operators add to a trace."""
+    token = _current.set(trace)
+    try:
+        yield trace
+    finally:
+        _current.reset(token)
+
+
+def caller_line() -> str:
+    """File and line of the user's code that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FRONTEND):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,0 +1,165 @@
+"""A variable: a value to come. It can stand in f-strings, messages and arguments; it has no value while the function of
+a flow runs, and whatever would need one raises at its line and names the operator to use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, Protocol
+
+from weft.workflow.graph.mistakes import nearest
+from weft.workflow.graph.nodes import GraphNode, PickNode
+from weft.workflow.graph.templates import Reference
+from weft.workflow.graph.value_types import ANY, ValueType, follow
+
+
+class NodeMaker(Protocol):
+    """What makes the nodes of a graph while a function runs."""
+
+    def current(self) -> NodeMaker:
+        """The one that makes nodes now: this one, or that of a body within."""
+        ...
+
+    def add(self, kind: type[GraphNode], op: str, fields: Mapping[str, Any]) -> Variable:
+        """Make a node; its value."""
+        ...
+
+
+class NeedsValueError(TypeError):
+    """Python asked for the value of a variable while a flow is traced. The message names the operator to use."""
+
+
+class ChatSoFar:
+    """The conversation that ended in an answer, as the first of the messages of a later call."""
+
+    def __init__(self, answer: Variable):
+        self.answer = answer
+
+
+class Variable:
+    """A value to come. `str(variable)` and f-strings give a mark that `ops` replace by the value at run time."""
+
+    def __init__(self, trace: NodeMaker, reference: Reference, kind: ValueType = ANY):
+        self._trace = trace
+        self._reference = reference
+        self._kind = kind
+
+    # ---- parts and forms
+
+    @property
+    def chat(self) -> ChatSoFar:
+        """The conversation so far, this answer included: `ops.llm([answer.chat, ops.user("Go on.")])`."""
+        if not self._kind.is_answer and self._kind.kind != "any":
+            raise TypeError(
+                f"{self._reference} is not the answer of a model, so there is no conversation to go on with"
+            )
+        return ChatSoFar(self)
+
+    def field(self, name: str | int) -> Variable:
+        """A field of an object, or an item of a list by its number. A text is parsed as JSON."""
+        return self._pick(field=str(name))
+
+    def regex(self, pattern: str) -> Variable:
+        """The first match of a regular expression, or its first group. No match is an error of the row."""
+        return self._pick(regex=pattern)
+
+    def strip(self) -> Variable:
+        """The text without white space at both ends."""
+        return self._pick(strip=True)
+
+    def split(self, separator: str) -> Variable:
+        """The parts of the text between the separators, as a list."""
+        return self._pick(split=separator)
+
+    def matches(self, pattern: str) -> Variable:
+        """Whether a regular expression is found in the text."""
+        return self._pick(matches=pattern)
+
+    def _pick(self, **way: Any) -> Variable:
+        return self._trace.current().add(PickNode, "pick", {"of": str(self._reference), **way})
+
+    def __getitem__(self, key: slice | int | str) -> Variable:
+        """A slice of a text or list, an item of a list, or a field of an object."""
+        if not isinstance(key, slice):
+            return self.field(key)
+        if key.step not in (None, 1):
+            raise ValueError("slices of values have no step")
+        return self._pick(slice=(key.start, key.stop))
+
+    def __getattr__(self, name: str) -> Variable:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fields = self._kind.fields or {}
+        if name not in fields:
+            known = f" It has {', '.join(fields)}.{nearest(name, fields)}" if fields else " Use .field(name) if it has."
+            raise AttributeError(f"{self._reference} has no field {name!r} that is known before it runs.{known}")
+        kind = follow(self._kind, (name,))
+        assert not isinstance(kind, str)
+        return Variable(self._trace, self._reference._replace(path=(*self._reference.path, name)), kind)
+
+    # ---- text
+
+    def __str__(self) -> str:
+        if self._kind.kind == "list":
+            raise NeedsValueError(f"{self._reference} is a list and cannot stand in a text: use ops.join")
+        return f"{{{{{self._reference}}}}}"
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise NeedsValueError(f"a value to come cannot be formatted with {spec!r}: use ops.function")
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"<variable {self._reference}: {self._kind.kind}>"
+
+    def __add__(self, other: object) -> str:
+        return f"{self}{other}"
+
+    def __radd__(self, other: object) -> str:
+        return f"{other}{self}"
+
+    # ---- what needs a value now
+
+    def __bool__(self) -> NoReturn:
+        _needs("true or false", "ops.switch, or ops.loop with until")
+
+    def __len__(self) -> NoReturn:
+        _needs("a length", "ops.function(len, value)")
+
+    def __iter__(self) -> Iterator[Any]:
+        _needs("its items", "ops.map")
+
+    def __contains__(self, item: object) -> bool:
+        _needs("a search", "value.matches(regular expression)")
+
+    def __eq__(self, other: object) -> bool:
+        _needs("a comparison", "ops.switch, value.matches or ops.function")
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+
+    def __int__(self) -> NoReturn:
+        _needs("a number", "ops.function(int, value)")
+
+    def __float__(self) -> NoReturn:
+        _needs("a number", "ops.function(float, value)")
+
+    __index__ = __int__
+    __hash__ = object.__hash__
+
+
+def _needs(what: str, instead: str) -> NoReturn:
+    raise NeedsValueError(f"this needs {what} of a value that is there only when the workflow runs: use {instead}")
+
+
+def reference_in(variable: Variable) -> Reference:
+    """What a variable refers to."""
+    return variable._reference
+
+
+def type_in(variable: Variable) -> ValueType:
+    """What is known of a variable's value."""
+    return variable._kind
+
+
+def trace_in(variable: Variable) -> NodeMaker:
+    """Where a variable was made."""
+    return variable._trace

@@ -1,0 +1,89 @@
+"""A workflow that can be run: a graph, and the Python functions that its nodes call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from weft.workflow.graph.digest import digest
+from weft.workflow.graph.json import graph_from_dict, graph_from_json, graph_to_dict
+from weft.workflow.graph.nodes import WorkflowGraph
+
+if TYPE_CHECKING:
+    from weft.workflow import api
+    from weft.workflow.run.backend import ModelBackend
+    from weft.workflow.run.results import RowResult, RunResults
+
+
+class Workflow:
+    """A graph with methods to run it.
+
+    `on` is a `weft.LLM`, or the address of a server with OpenAI's API. `options` are those of
+    `weft.workflow.api.RunOptions`.
+    """
+
+    def __init__(self, graph: WorkflowGraph, functions: Mapping[str, Callable[..., Any]] | None = None):
+        self._graph = graph
+        self._functions = functions or {}
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any]) -> Self:
+        """A workflow from a JSON file, or from decoded JSON. Raises `InvalidGraph` with every mistake and its place,
+        and `OSError`."""
+        if isinstance(source, Mapping):
+            return cls(graph_from_dict(dict(source)))
+        return cls(graph_from_json(Path(source).read_bytes()))
+
+    @property
+    def graph(self) -> WorkflowGraph:
+        """The graph, checked and canonical."""
+        return self._graph
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """The Python functions that nodes of the graph call, by name."""
+        return self._functions
+
+    @property
+    def digest(self) -> str:
+        """The digest of the graph, the same in whatever way the graph was written."""
+        return digest(self.graph)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The graph as JSON."""
+        return graph_to_dict(self.graph)
+
+    def run(
+        self,
+        rows: Any,
+        on: api.Target,
+        *,
+        out: str | Path | TextIO | None = None,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> RunResults:
+        """Run the workflow over rows: a list of mappings, a mapping of columns, an iterable, the path of a .jsonl or
+        .csv file, a DataFrame, an Arrow table. Returns the results in the order of the rows. With `out`, each one is
+        also a line of that file as soon as it is there, and a run that was interrupted goes on when it is called
+        again. `progress` shows bars on standard error (None: only on a terminal). Raises `InvalidRows` and
+        `InvalidGraph` before anything runs."""
+        # Imported when something runs: what writes workflows pays for no HTTP client.
+        from weft.workflow.api import run
+
+        return run(self.graph, rows, on, out=out, progress=progress, **self._with_functions(options))
+
+    def stream(self, rows: Any, on: api.Target, **options: Any) -> Generator[RowResult, None, None]:
+        """Run the workflow over rows; yields results as they are there. Closing the generator cancels the run."""
+        from weft.workflow.api import stream
+
+        return stream(self.graph, rows, on, **self._with_functions(options))
+
+    def stream_async(self, rows: Any, backend: ModelBackend, **options: Any) -> AsyncGenerator[RowResult, None]:
+        """As `stream`, on the event loop that runs and a backend of it."""
+        from weft.workflow.api import stream_async
+
+        return stream_async(self.graph, rows, backend, **self._with_functions(options))
+
+    def _with_functions(self, options: dict[str, Any]) -> Any:
+        return {**options, "functions": {**self.functions, **options.get("functions", {})}}

@@ -1,0 +1,224 @@
+"""Everything that can be refused before a graph runs: names, cycles, types, fields.
+
+A graph from JSON and one from a flow go through the same checks; only the places of mistakes differ. All mistakes are
+found in one pass: what depends on a mistake counts as `any`, so that one mistake is reported once.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from weft.workflow.graph.digest import dependencies
+from weft.workflow.graph.mistakes import Mistake, nearest
+from weft.workflow.graph.node_checks import own_mistakes
+from weft.workflow.graph.node_types import of_node
+from weft.workflow.graph.nodes import (
+    MAX_NODES,
+    AnyNode,
+    Body,
+    GraphNode,
+    LoopNode,
+    SwitchNode,
+    Use,
+    WorkflowGraph,
+    count_nodes,
+    uses,
+)
+from weft.workflow.graph.templates import Reference, is_name, parse_reference
+from weft.workflow.graph.value_types import ANY, ValueType, common, follow
+
+MAX_DEPTH = 8
+"""Bodies within bodies."""
+Types = Mapping[str, ValueType]
+
+
+class _Place(NamedTuple):
+    """Where a graph or a body stands."""
+
+    prefix: str
+    lines: Mapping[str, str]
+    """Id of a node -> file and line; of a graph that Python code made."""
+
+    def of(self, node_id: str) -> str:
+        line = self.lines.get(node_id)
+        return f"{self.prefix}{node_id[:100]}" if line is None else f"{line}: {node_id}"
+
+    def inside(self, place: str) -> _Place:
+        return self._replace(prefix=f"{place}.")
+
+
+def check(
+    graph: WorkflowGraph, lines: Mapping[str, str] | None = None, known: Iterable[str] = (), inputs: Types | None = None
+) -> list[Mistake]:
+    """The mistakes of a graph, in the order of its nodes. `lines` says where in a source file nodes were written;
+    `known` are ids of nodes that could not be read and are reported already; `inputs` has what is known of the types
+    of inputs, from the rows."""
+    place = _Place("", lines or {})
+    mistakes = [Mistake("inputs", f"{name!r} is not a name") for name in graph.inputs if not is_name(name)]
+    mistakes += _repeated("inputs", graph.inputs)
+    count = count_nodes(graph.nodes)
+    if count > MAX_NODES:
+        return [
+            *mistakes,
+            Mistake("nodes", f"there are {count:,} nodes, bodies included; at most {MAX_NODES:,} can be"),
+        ]
+    if not graph.outputs:
+        mistakes.append(Mistake("outputs", "a workflow has at least one output"))
+    scope = {name: (inputs or {}).get(name, ANY) for name in graph.inputs} | dict.fromkeys(known, ANY)
+    for name in graph.inputs:
+        if any(node.id == name for node in graph.nodes):
+            mistakes.append(Mistake("inputs", f"{name!r} is the id of a node too"))
+    checker = _Checker(mistakes)
+    checker.body(Body(nodes=graph.nodes, outputs=graph.outputs), scope, place, 0)
+    return mistakes
+
+
+class _Checker:
+    """Walks graph and bodies, and collects mistakes."""
+
+    def __init__(self, mistakes: list[Mistake]):
+        self.mistakes = mistakes
+
+    def body(self, body: Body, outer: Types, place: _Place, depth: int) -> dict[str, ValueType]:
+        """Check a graph or a body. Returns the types of all names in it."""
+        if depth > MAX_DEPTH:
+            self.mistakes.append(Mistake(place.prefix.rstrip("."), f"bodies stand in bodies {MAX_DEPTH} deep at most"))
+            return dict(outer)
+        places = {node.id: place.of(node.id) for node in body.nodes}
+        for node_id, at in places.items():
+            if not is_name(node_id):
+                self.mistakes.append(Mistake(at, "an id is a letter or _, then letters, digits and _; 64 at most"))
+        self.mistakes += _repeated(f"{place.prefix}nodes", [node.id for node in body.nodes])
+        types: dict[str, ValueType] = {**outer, **{node.id: ANY for node in body.nodes}}
+        found: dict[str, list[Mistake]] = {}
+        for node in self._ordered(body.nodes, places):
+            ours, self.mistakes = self.mistakes, []
+            types[node.id] = self._node(node, types, places[node.id], place, depth)
+            found[node.id], self.mistakes = self.mistakes, ours
+        for node_id in places:
+            self.mistakes += found[node_id]
+        for name, text in body.outputs.items():
+            at = f"{place.prefix}outputs.{name}"
+            if not is_name(name):
+                self.mistakes.append(Mistake(at, f"{name!r} is not a name"))
+            self._type(text, types, at)
+        return types
+
+    def _node(self, node: AnyNode, types: Types, at: str, place: _Place, depth: int) -> ValueType:
+        for use in uses(node):
+            found = self._resolve(use.reference, types, f"{at}.{use.place}")
+            self._check_use(node, use, found, at)
+
+        def type_of(reference: Reference) -> ValueType:
+            found = _resolved(reference, types)
+            return ANY if isinstance(found, str) else found
+
+        self.mistakes += (
+            Mistake(f"{at}.{where}" if where else at, what) for where, what in own_mistakes(node, type_of)
+        )
+        outputs = {}
+        for where, body in node.bodies.items():
+            inside = place.inside(f"{at}.{where}")
+            outputs[where] = self._inner(node, body, types, inside, depth)
+        if isinstance(node, SwitchNode):
+            names = {where: sorted(body.outputs) for where, body in node.bodies.items()}
+            if len({tuple(each) for each in names.values()}) > 1:
+                given = "; ".join(f"{where}: {', '.join(each) or 'none'}" for where, each in names.items())
+                self.mistakes.append(Mistake(at, f"all cases have the same outputs, here they have {given}"))
+        return of_node(node, type_of, outputs)
+
+    def _inner(self, node: GraphNode, body: Body, types: Types, place: _Place, depth: int) -> dict[str, ValueType]:
+        """Check a body of a node. Returns the types of its outputs."""
+        if not body.outputs and not isinstance(node, LoopNode):
+            self.mistakes.append(Mistake(f"{place.prefix}outputs", "a body has at least one output"))
+        bound = self._bound(node, types)
+        if isinstance(node, LoopNode):
+            if set(body.outputs) != set(node.init):
+                what = f"a loop's body has the outputs that init has: {', '.join(node.init) or 'none'}"
+                self.mistakes.append(Mistake(f"{place.prefix}outputs", what))
+            # Later rounds begin with what the body returns, so a name has the common type of both.
+            ours, self.mistakes = self.mistakes, []
+            first = self._outputs(body, self.body(body, {**types, **bound}, place, depth + 1))
+            self.mistakes = ours
+            bound = {name: common([kind, first.get(name, ANY)]) for name, kind in bound.items()}
+        inside = self.body(body, {**types, **bound}, place, depth + 1)
+        if isinstance(node, LoopNode) and node.until is not None:
+            at = f"{place.prefix.removesuffix('body.')}until"
+            kind = self._type(node.until, inside, at)
+            if kind.kind not in ("boolean", "any"):
+                self.mistakes.append(
+                    Mistake(at, f"a loop ends at true or false, and this is a {kind.kind}: use `matches`")
+                )
+        return self._outputs(body, inside)
+
+    def _bound(self, node: GraphNode, types: Types) -> dict[str, ValueType]:
+        if isinstance(node, LoopNode):
+            return {name: self._quiet(text, types) for name, text in node.init.items()}
+        over = self._quiet(getattr(node, "over", ""), types)
+        return dict.fromkeys(node.bound, over.items or ANY)
+
+    def _outputs(self, body: Body, types: Types) -> dict[str, ValueType]:
+        return {name: self._quiet(text, types) for name, text in body.outputs.items()}
+
+    def _quiet(self, text: str, types: Types) -> ValueType:
+        reference = parse_reference(text)
+        found = "" if reference is None else _resolved(reference, types)
+        return ANY if isinstance(found, str) else found
+
+    def _type(self, text: str, types: Types, at: str) -> ValueType:
+        reference = parse_reference(text)
+        if reference is None:
+            self.mistakes.append(Mistake(at, f"{text[:100]!r} is not the name of a value"))
+            return ANY
+        return self._resolve(reference, types, at)
+
+    def _resolve(self, reference: Reference, types: Types, at: str) -> ValueType:
+        found = _resolved(reference, types)
+        if isinstance(found, str):
+            self.mistakes.append(Mistake(at, found))
+            return ANY
+        return found
+
+    def _check_use(self, node: GraphNode, use: Use, found: ValueType, at: str) -> None:
+        if use.place.endswith(".chat") and not found.is_answer:
+            what = f"{use.reference} is not the answer of a model, so there is no conversation to go on with"
+            self.mistakes.append(Mistake(f"{at}.{use.place}", what))
+        elif found.kind == "list" and not use.is_alone:
+            what = f"{use.reference} is a list and cannot stand in a text: join it with the function `join`"
+            self.mistakes.append(Mistake(f"{at}.{use.place}", what))
+
+    def _ordered(self, nodes: Iterable[AnyNode], places: Mapping[str, str]) -> Iterator[AnyNode]:
+        """Nodes after what they need. Reports cycles; their nodes come last."""
+        by_id = {node.id: node for node in nodes}
+        needs = {name: set(each) for name, each in dependencies(by_id.values()).items()}
+        cyclic: list[str] = []
+        while True:
+            try:
+                order = list(graphlib.TopologicalSorter(needs).static_order())
+                break
+            except graphlib.CycleError as error:
+                cycle = list(reversed(error.args[1]))
+                first = min(cycle[:-1])
+                turned = cycle[cycle.index(first) : -1] + cycle[: cycle.index(first)] + [first]
+                self.mistakes.append(Mistake(places[first], f"a cycle: {' needs '.join(turned)}"))
+                cyclic += turned[:-1]
+                for name in turned:
+                    needs.pop(name, None)
+                for each in needs.values():
+                    each.difference_update(turned)
+        yield from (by_id[name] for name in [*order, *cyclic])
+
+
+def _resolved(reference: Reference, types: Types) -> ValueType | str:
+    """The type of what a reference means, or what is wrong with it."""
+    if reference.name not in types:
+        return f"nothing is called {reference.name!r}.{nearest(reference.name, types)}"
+    found = follow(types[reference.name], reference.path)
+    return f"{reference}: {found}" if isinstance(found, str) else found
+
+
+def _repeated(place: str, names: Iterable[str]) -> list[Mistake]:
+    return [Mistake(place, f"{name!r} stands {count} times") for name, count in Counter(names).items() if count > 1]

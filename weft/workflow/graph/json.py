@@ -1,0 +1,183 @@
+"""Graphs as JSON: `{"version": 1, "inputs": [...], "nodes": [...], "outputs": {...}}`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, cast, get_type_hints
+
+import msgspec
+
+from weft.workflow.graph.check import MAX_DEPTH, check
+from weft.workflow.graph.digest import canonical
+from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
+from weft.workflow.graph.nodes import (
+    MAX_NODES,
+    NODES,
+    VERSION,
+    AnyNode,
+    Body,
+    DataNode,
+    GraphNode,
+    LlmNode,
+    WorkflowGraph,
+)
+
+
+def graph_from_json(text: str | bytes) -> WorkflowGraph:
+    """Read a graph. Raises `InvalidGraph` with every mistake and its place."""
+    try:
+        raw = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidGraph([Mistake("", f"not JSON: {error}")]) from None
+    return graph_from_dict(raw)
+
+
+def graph_from_dict(raw: Any) -> WorkflowGraph:
+    """Convert and check decoded JSON; the result is canonical. Raises `InvalidGraph` with every mistake and its
+    place."""
+    reader = _Reader()
+    graph = reader.graph(raw)
+    mistakes = reader.mistakes + (check(graph, known=reader.unread) if graph is not None else [])
+    if mistakes or graph is None:
+        raise InvalidGraph(mistakes)
+    return canonical(graph)
+
+
+def graph_to_dict(graph: WorkflowGraph) -> dict[str, Any]:
+    """The JSON form. `graph_from_dict` makes an equal graph of it."""
+    outer = {"version": graph.version, "inputs": list(graph.inputs)}
+    return {**outer, **_body_to_dict(Body(nodes=graph.nodes, outputs=graph.outputs))}
+
+
+def _body_to_dict(body: Body) -> dict[str, Any]:
+    return {"nodes": [node_to_dict(node) for node in body.nodes], "outputs": dict(body.outputs)}
+
+
+def node_to_dict(node: GraphNode) -> dict[str, Any]:
+    """A node as it stands in JSON; defaults are left out."""
+    own: dict[str, Any] = msgspec.to_builtins(node)
+    request = own.pop("request", {})
+    own = {"id": own.pop("id"), **own, **request}
+    if not node.bodies:
+        return own
+    bodies = {place: _body_to_dict(body) for place, body in node.bodies.items()}
+    if "cases" in own:
+        own["cases"] = {name: bodies[f"cases[{name}]"] for name in own["cases"]}
+    return own | {place: body for place, body in bodies.items() if not place.startswith("cases[")}
+
+
+class _Reader:
+    """Converts JSON to nodes and collects what cannot be converted."""
+
+    def __init__(self) -> None:
+        self.mistakes: list[Mistake] = []
+        self.unread: set[str] = set()
+        """Ids of nodes that could not be converted."""
+        self._count = 0
+
+    def graph(self, raw: Any) -> WorkflowGraph | None:
+        """The graph, without the nodes that could not be converted; None where there is nothing to check."""
+        if not isinstance(raw, dict):
+            self._add("", "a workflow is a JSON object with version, inputs, nodes and outputs")
+            return None
+        if raw.get("version") != VERSION:
+            self._add("version", f"is {VERSION}; this is {str(raw.get('version'))[:50]}")
+            return None
+        self._unknown(raw, ("version", "inputs", "nodes", "outputs"), "")
+        inputs = self._convert(raw.get("inputs", []), tuple[str, ...], "inputs")
+        body = self._body({name: raw[name] for name in ("nodes", "outputs") if name in raw}, "", 0)
+        if body is None:
+            return None
+        return WorkflowGraph(inputs=inputs or (), nodes=body.nodes, outputs=body.outputs)
+
+    def _body(self, raw: Any, prefix: str, depth: int) -> Body | None:
+        if not isinstance(raw, dict) or not isinstance(raw.get("nodes"), list):
+            self._add(prefix.rstrip("."), "is an object with a list of nodes, and outputs")
+            return None
+        if depth > MAX_DEPTH:
+            self._add(prefix.rstrip("."), f"bodies stand in bodies {MAX_DEPTH} deep at most")
+            return None
+        self._unknown(raw, ("nodes", "outputs"), prefix)
+        self._count += len(raw["nodes"])
+        if self._count > MAX_NODES:
+            self._add(f"{prefix}nodes", f"there are more than {MAX_NODES:,} nodes, bodies included")
+            return None
+        nodes = [self._node(each, number, prefix, depth) for number, each in enumerate(raw["nodes"])]
+        outputs = self._convert(raw.get("outputs", {}), dict[str, str], f"{prefix}outputs")
+        return Body(nodes=tuple(node for node in nodes if node is not None), outputs=outputs or {})
+
+    def _node(self, raw: Any, number: int, prefix: str, depth: int) -> AnyNode | None:
+        place = f"{prefix}nodes[{number}]"
+        if not isinstance(raw, dict):
+            self._add(place, "a node is an object with an id and an op")
+            return None
+        node_id, op = raw.get("id"), raw.get("op")
+        if isinstance(node_id, str):
+            place = f"{prefix}{node_id[:100]}"
+        before = len(self.mistakes)
+        kind = NODES.get(op) if isinstance(op, str) else None
+        if kind is None:
+            near = nearest(str(op), NODES) or f" There are {', '.join(NODES)}."
+            self._add(f"{place}.op", f"there is no operator {str(op)[:50]!r}.{near}")
+        else:
+            fields = self._fields(raw, kind, place, depth)
+            if len(self.mistakes) == before:
+                return cast(AnyNode, kind(**fields))
+        if isinstance(node_id, str):
+            self.unread.add(node_id)
+        return None
+
+    def _fields(self, raw: dict[str, Any], kind: type[GraphNode], place: str, depth: int) -> dict[str, Any]:
+        """The fields of a node's class, each converted by itself, so that every mistake is found."""
+        hints = _hints(kind)
+        fields: dict[str, Any] = {}
+        request: dict[str, Any] = {}
+        for name, value in raw.items():
+            at = f"{place}.{name[:100]}"
+            if name == "op" or (value is None and kind is not DataNode):
+                continue
+            if name in hints and name != "request":
+                fields[name] = self._field(name, value, hints[name], at, depth)
+            elif kind is LlmNode and name not in ("request", "messages"):
+                request[name] = value
+            else:
+                self._add(at, f"{raw['op']} has no such field.{nearest(name, hints)}")
+        if kind is LlmNode:
+            fields["request"] = request
+        for field in msgspec.structs.fields(kind):
+            if field.required and field.name not in fields:
+                self._add(f"{place}.{field.name}", "is required")
+        return fields
+
+    def _field(self, name: str, value: Any, hint: Any, at: str, depth: int) -> Any:
+        if name in ("body", "default"):
+            return self._body(value, f"{at}.", depth + 1)
+        if name != "cases":
+            return self._convert(value, hint, at)
+        if not isinstance(value, dict):
+            self._add(at, "is an object: a value -> a graph")
+            return {}
+        return {case: self._body(body, f"{at}[{case[:64]}].", depth + 1) for case, body in value.items()}
+
+    def _convert(self, value: Any, hint: Any, at: str) -> Any:
+        try:
+            return msgspec.convert(value, hint)
+        except (msgspec.ValidationError, RecursionError) as error:
+            what, _, where = str(error).partition(" - at ")
+            inner = where.strip("`").removeprefix("$")
+            self._add(f"{at}{inner}", what.replace("`", "'"))
+            return None
+
+    def _unknown(self, raw: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
+        for name in raw:
+            if name not in known:
+                self._add(f"{prefix}{name[:100]}", f"there is no such field.{nearest(name, known)}")
+
+    def _add(self, place: str, message: str) -> None:
+        self.mistakes.append(Mistake(place, message))
+
+
+@functools.cache
+def _hints(kind: type[GraphNode]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)

@@ -1,0 +1,165 @@
+"""What each kind of node requires of its own fields and of the types of what it refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import singledispatch
+from typing import Any
+
+from weft.abi.errors import InvalidRequest, Unsupported
+from weft.endpoints.fields import request_from
+from weft.endpoints.schemas.chat import ChatRequest
+from weft.endpoints.schemas.completion import CompletionRequest
+from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
+from weft.workflow.graph.mistakes import nearest
+from weft.workflow.graph.node_types import alone_type
+from weft.workflow.graph.nodes import (
+    FunctionNode,
+    GraphNode,
+    LlmNode,
+    LoopNode,
+    MapNode,
+    PickNode,
+    SwitchNode,
+    reference_of,
+)
+from weft.workflow.graph.regexes import RegexError, compile_regex
+from weft.workflow.graph.templates import Reference, is_name, parse_reference
+from weft.workflow.graph.value_types import ANY, ValueType
+
+Found = Iterator[tuple[str, str]]
+TypeOf = Callable[[Reference], ValueType]
+
+NOT_IN_WORKFLOWS = {
+    "n": "make several calls, or a map",
+    "stream": "ask the run for its events",
+    "stream_options": "ask the run for its events",
+    "logprobs": "a value is a text",
+    "top_logprobs": "a value is a text",
+    "prompt_logprobs": "a value is a text",
+    "return_token_ids": "a value is a text",
+    "echo": "a value is the answer alone",
+    "use_beam_search": "send it to /v1/completions",
+}
+"""Fields of a completion that a call in a workflow cannot have -> what to do instead."""
+
+
+@singledispatch
+def own_mistakes(node: GraphNode, type_of: TypeOf) -> Found:
+    """(place in the node, message) of each mistake. `type_of` gives the types of what the node refers to."""
+    return iter(())
+
+
+@own_mistakes.register
+def _llm(node: LlmNode, type_of: TypeOf) -> Found:
+    if (node.messages is None) == (node.prompt is None):
+        yield "", "a call has either messages or a prompt"
+    for number, message in enumerate(node.messages or ()):
+        place = f"messages[{number}]"
+        if message.chat is not None:
+            if number:
+                yield place, "a conversation to go on with is the first of the messages"
+            if any(value is not None for value in (message.role, message.content, message.name, message.tool_call_id)):
+                yield place, "beside `chat` there is no other field"
+        elif message.role is None or message.content is None:
+            yield place, "a message has a role and a content"
+    if node.messages is not None and not any(message.chat is None for message in node.messages):
+        yield "messages", "there is no message for the model to answer"
+    if node.schema is not None:
+        for name in ("response_format", "structured_outputs"):
+            if name in node.request:
+                yield name, "beside schema there can be no other form of the answer"
+    kind, base = (CompletionRequest, {"prompt": ""}) if node.messages is None else (ChatRequest, _ONE_MESSAGE)
+    for name, value in node.request.items():
+        if name in NOT_IN_WORKFLOWS and value is not None:
+            yield name, f"not in a workflow; {NOT_IN_WORKFLOWS[name]}"
+            continue
+        try:
+            request_from(kind, {**base, name: value})
+        except (InvalidRequest, Unsupported) as error:
+            yield name, error.message.removeprefix(f"{name}: ")
+
+
+_ONE_MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
+
+
+@own_mistakes.register
+def _function(node: FunctionNode, type_of: TypeOf) -> Found:
+    if (node.name is None) == (node.source is None):
+        yield "", "a function has either a name or source"
+    for name in node.args:
+        if not is_name(name):
+            yield f"args.{name[:100]}", "is not a name"
+    builtin = BUILTIN_FUNCTIONS.get(node.name or "")
+    if builtin is None:
+        return
+    known = (*builtin.required, *builtin.optional)
+    for name in builtin.required:
+        if name not in node.args:
+            yield "args", f"{node.name} needs {name!r}"
+    for name, value in node.args.items():
+        if name not in known:
+            yield f"args.{name}", f"{node.name} has no argument {name!r}: it has {', '.join(known)}"
+            continue
+        kind, wanted = alone_type(value, type_of).kind, builtin.takes.get(name, "any")
+        if wanted != "any" and kind not in (wanted, "any"):
+            yield f"args.{name}", f"{node.name} takes a {wanted} here, and this is a {kind}"
+
+
+@own_mistakes.register
+def _pick(node: PickNode, type_of: TypeOf) -> Found:
+    given = [name for name in node.WAYS if getattr(node, name) is not None]
+    if len(given) != 1:
+        yield "", f"give one of {', '.join(node.WAYS)}; here is {' and '.join(given) or 'none'}"
+        return
+    way = given[0]
+    kind = type_of(reference_of(node.of)) if parse_reference(node.of) is not None else ANY
+    wanted = {"field": ("object", "list", "text"), "slice": ("list", "text")}.get(way, ("text",))
+    if kind.kind not in (*wanted, "any"):
+        yield way, f"takes a {' or a '.join(wanted)}, and {node.of} is a {kind.kind}"
+    if way == "field" and kind.kind == "list" and not (node.field or "").removeprefix("-").isdecimal():
+        yield way, f"{node.of} is a list, whose items have numbers; {node.field!r} is none"
+    if way == "field" and kind.kind == "object" and kind.fields is not None and node.field not in kind.fields:
+        yield way, f"{node.of} has no field {node.field!r}.{nearest(node.field or '', kind.fields)}"
+    if way == "strip" and node.strip is False:
+        yield way, "is true where it is given"
+    if way in ("regex", "matches"):
+        try:
+            compile_regex(getattr(node, way))
+        except RegexError as error:
+            yield way, str(error)
+
+
+@own_mistakes.register
+def _map(node: MapNode, type_of: TypeOf) -> Found:
+    if not is_name(node.item):
+        yield "item", f"{node.item[:100]!r} is not a name"
+    if parse_reference(node.over) is None:
+        return
+    kind = type_of(reference_of(node.over))
+    if not kind.is_list:
+        yield "over", f"a map goes over a list, and {node.over} is a {kind.kind}: use split, or a list"
+
+
+@own_mistakes.register
+def _switch(node: SwitchNode, type_of: TypeOf) -> Found:
+    if not node.bodies:
+        yield "cases", "there is no case"
+    if parse_reference(node.on) is None:
+        return
+    kind = type_of(reference_of(node.on)).kind
+    if kind in ("list", "object"):
+        yield "on", f"a switch goes by a text, a number or true and false, and {node.on} is a {kind}"
+    if kind == "boolean":
+        for case in node.cases:
+            if case not in ("true", "false"):
+                yield f"cases[{case}]", f"{node.on} is true or false"
+
+
+@own_mistakes.register
+def _loop(node: LoopNode, type_of: TypeOf) -> Found:
+    if not node.init:
+        yield "init", "a loop has at least one value that goes from round to round"
+    for name in node.init:
+        if not is_name(name):
+            yield f"init.{name[:100]}", "is not a name"

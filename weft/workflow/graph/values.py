@@ -1,0 +1,256 @@
+"""What nodes make of values: how a value becomes text, its parts and forms, and the ways of maps, switches and loops.
+
+A value is JSON, or the answer of a model. These functions define the meaning of a graph for everything that evaluates
+one; they call nothing and wait for nothing. Values are never changed in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from weft.workflow.graph.nodes import (
+    GraphNode,
+    LlmNode,
+    LoopNode,
+    MapNode,
+    PickNode,
+    SwitchNode,
+    map_strings,
+)
+from weft.workflow.graph.regexes import compile_regex
+from weft.workflow.graph.templates import Reference, parse_template
+
+ValueOf = Callable[[Reference], Any]
+"""The value that a reference means."""
+_ITEM = re.compile(r"-?[0-9]{1,9}")
+MAX_SHOWN_CHARS = 60
+"""Characters of a value that a message shows."""
+
+
+class RowError(ValueError):
+    """What a row's values make impossible. It ends the row, and no other. `node` is the id of the node that met the
+    value, empty where that is not known."""
+
+    def __init__(self, message: str, node: str = ""):
+        super().__init__(f"{node}: {message}" if node else message)
+        self.message = message
+        self.node = node
+
+
+class AnswerValue(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a model as a value: `value` everywhere but where a conversation goes on with it."""
+
+    value: Any
+    """The text; of a call with a schema the JSON that it is."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The conversation that led to it and the answer, as messages of a chat completion."""
+    tool_calls: tuple[Any, ...] | None = None
+    """Of a call that offers tools."""
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON, without conversations: what leaves the workflow, and what functions and programs get."""
+    if isinstance(value, AnswerValue):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def text_of(value: Any) -> str:
+    """A value as text: a text as it is, others as compact JSON. Raises `RowError` for what is no JSON."""
+    value = plain(value)
+    if isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowError(f"{_shown(value)} cannot be written as text: {error}") from None
+
+
+def value_at(value: Any, reference: Reference) -> Any:
+    """What a reference means, from the value of its name on; the value of a node with outputs has them by name. Raises
+    `RowError` for a field that is not there."""
+    for name in reference.path:
+        value = _opened(value, name)
+        if not isinstance(value, Mapping) or name not in value:
+            raise RowError(f"{reference}: {_shown(value)} has no field {name!r}")
+        value = value[name]
+    return value
+
+
+def fill(template: str, value_of: ValueOf) -> str:
+    """A template's text, with each reference replaced by the text of its value."""
+    return parse_template(template).fill(lambda reference: text_of(value_of(reference)))
+
+
+def fill_values(values: Any, value_of: ValueOf) -> Any:
+    """JSON whose strings are templates, filled. One that is a single reference becomes the value as it is."""
+
+    def filled(template: str) -> Any:
+        alone = parse_template(template).alone
+        return fill(template, value_of) if alone is None else value_of(alone)
+
+    return map_strings(values, filled)
+
+
+def chat_messages(node: LlmNode, value_of: ValueOf) -> tuple[Mapping[str, Any], ...]:
+    """The messages of a call, a conversation that it goes on with first; empty for a call with a prompt. Raises
+    `RowError` where there is no conversation to go on with."""
+    found: list[Mapping[str, Any]] = []
+    for message in node.messages or ():
+        if message.chat is not None:
+            assert node.continued is not None
+            before = value_of(node.continued)
+            if not isinstance(before, AnswerValue):
+                raise RowError(f"{message.chat} is {_shown(before)}, not the answer of a model", node.id)
+            found += before.messages
+        else:
+            filled = msgspec.to_builtins(message)
+            found.append({**filled, "content": fill(message.content or "", value_of)})
+    return tuple(found)
+
+
+def answer_content(node: LlmNode, text: str) -> Any:
+    """The value of an answer with this text. Raises `RowError` where the call has a schema and the text is no JSON."""
+    return text if node.schema is None else _parsed(node, text)
+
+
+def pick(node: PickNode, value: Any) -> Any:
+    """The part or form of a value that a node takes. Raises `RowError` for a value that has none."""
+    if node.field is not None:
+        return _field(node, node.field, value)
+    value = _content(value)  # items of a list keep their conversations
+    if node.slice is not None:
+        if not isinstance(value, (str, list, tuple)):
+            raise _refused(node, "a slice of a text or a list", value)
+        return value[slice(*node.slice)]
+    if not isinstance(value, str):
+        raise _refused(node, "a text", value)
+    if node.split is not None:
+        return value.split(node.split)
+    if node.matches is not None:
+        return compile_regex(node.matches).search(value) is not None
+    return value.strip() if node.regex is None else _first_match(node, node.regex, value)
+
+
+def join(values: Any, separator: Any, node: GraphNode) -> str:
+    """The built-in function `join`. Raises `RowError` for what is no list."""
+    values = _content(values)
+    if not isinstance(values, (list, tuple)):
+        raise _refused(node, "a list", values)
+    return text_of(separator).join(text_of(value) for value in values)
+
+
+def split_ranges(args: Mapping[str, Any], num_tokens: int, node: GraphNode) -> list[tuple[int, int]]:
+    """The built-in function `split`: which tokens of a text of so many make each part, from and to (exclusive). A text
+    without tokens has no parts. Raises `RowError` for sizes that are none."""
+    size, overlap = args["max_tokens"], args.get("overlap_tokens", 0)
+    for name, number, least in (("max_tokens", size, 1), ("overlap_tokens", overlap, 0)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise RowError(f"{name} is {_shown(number)}, not an integer of {least} or more", node.id)
+    if overlap >= size:
+        raise RowError(f"overlap_tokens is {overlap:,}, which leaves nothing of max_tokens, {size:,}", node.id)
+    step = size - overlap
+    count = -(-max(num_tokens - overlap, 1) // step) if num_tokens else 0
+    return [(part * step, min(part * step + size, num_tokens)) for part in range(count)]
+
+
+def items_of(node: MapNode, value: Any) -> list[Any]:
+    """What a map goes over. Raises `RowError` for what is no list, or a list that is too long."""
+    value = _content(value)
+    if not isinstance(value, (list, tuple)):
+        raise _refused(node, "a list", value)
+    if len(value) > node.max_items:
+        raise RowError(f"the list has {len(value):,} items, and max_items is {node.max_items:,}", node.id)
+    return list(value)
+
+
+def case_of(node: SwitchNode, value: Any) -> str:
+    """The place of the body that a switch takes, as `GraphNode.bodies` names it. Raises `RowError` for a value that
+    has no case where there is no default."""
+    value = _content(value)
+    if isinstance(value, (Mapping, list, tuple)):
+        raise _refused(node, "a text, a number or true and false", value)
+    case = text_of(value)
+    if case in node.cases:
+        return f"cases[{case}]"
+    if node.default is None:
+        raise RowError(f"there is no case for {_shown(value)} and no default", node.id)
+    return "default"
+
+
+def is_last_round(node: LoopNode, number: int, until: Any) -> bool:
+    """Whether round `number` (1: the first) was the last one, given the value of `until`, which is not looked at where
+    the loop has none. Raises `RowError` at the limit of a loop that fails there, and for what is not true or false."""
+    until = _content(until)
+    if node.until is not None and not isinstance(until, bool):
+        raise RowError(f"{node.until} is {_shown(until)}: a loop ends at true or false", node.id)
+    if number < node.max_rounds:
+        return node.until is not None and until is True
+    if node.until is not None and until is False and node.at_limit == "fail":
+        raise RowError(f"{node.until} was not true after {number} rounds, and max_rounds is {node.max_rounds}", node.id)
+    return True
+
+
+def _field(node: PickNode, name: str, value: Any) -> Any:
+    value = _opened(value, name)
+    if isinstance(value, str):
+        value = _parsed(node, value)
+    if isinstance(value, Mapping) and name in value:
+        return value[name]
+    if isinstance(value, (list, tuple)) and _ITEM.fullmatch(name) and -len(value) <= int(name) < len(value):
+        return value[int(name)]
+    raise RowError(f"{_shown(value)} has no field {name!r}", node.id)
+
+
+def _content(value: Any) -> Any:
+    return value.value if isinstance(value, AnswerValue) else value
+
+
+def _opened(value: Any, name: str) -> Any:
+    """What has the field: calls of tools stand beside the value of an answer."""
+    if isinstance(value, AnswerValue) and value.tool_calls is not None and name == "tool_calls":
+        return {name: list(value.tool_calls)}
+    return _content(value)
+
+
+def _parsed(node: GraphNode, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"{_shown(text)} is not JSON: {error}", node.id) from None
+
+
+def _first_match(node: PickNode, pattern: str, text: str) -> str:
+    compiled = compile_regex(pattern)
+    found = compiled.search(text)
+    part = None if found is None else found[1 if compiled.groups else 0]
+    if part is None:
+        raise RowError(f"{pattern!r} is not found in {_shown(text)}", node.id)
+    assert isinstance(part, str)
+    return part
+
+
+def _refused(node: GraphNode, takes: str, value: Any) -> RowError:
+    return RowError(f"takes {takes}, and this is {_shown(value)}", node.id)
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, with what it is."""
+    kinds: list[tuple[Any, str]] = [
+        (str, "the text"),
+        (bool, "the value"),
+        ((int, float), "the number"),
+        (Mapping, "the object"),
+        ((list, tuple), "the list"),
+    ]
+    kind = next((name for types, name in kinds if isinstance(value, types)), "the value")
+    text = repr(value[: MAX_SHOWN_CHARS + 1] if isinstance(value, str) else plain(value))
+    return f"{kind} {text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + '…'}"

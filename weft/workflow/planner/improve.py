@@ -1,0 +1,190 @@
+"""Better orders by a fixed number of deterministic moves: no clock decides when to stop."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from weft.workflow.planner.cost import ScheduleProblem
+
+MAX_STEPS = 40_000
+"""Groups timed in all, which bounds the time whatever the machine."""
+LONGEST_RUN = 3
+"""Groups that move together."""
+SMALLEST_DISTURBED = 4
+STRIDE = 7919
+"""A prime, so that disturbances that follow each other are in different places."""
+_Score = tuple[int, int]
+"""Makespan, and the sum of all ends, which tells apart orders of the same makespan."""
+_Move = Callable[[tuple[int, ...]], tuple[int, ...]]
+
+
+def improve(
+    problem: ScheduleProblem,
+    orders: Sequence[Sequence[int]],
+    exchanges: Sequence[Mapping[int, int]] = (),
+    max_steps: int = MAX_STEPS,
+) -> tuple[int, ...]:
+    """The best order that descents find within `max_steps`: from these orders, from lists by priority, and from the
+    best order after it was disturbed; never worse than the best of them. `exchanges` are further moves: groups that
+    take each other's places, such as those of two rows.
+
+    Raises `ValueError` where an order precedes what a group needs.
+    """
+    search = _Search(problem, exchanges, max_steps)
+    distinct = dict.fromkeys(tuple(order) for order in (*orders, *_lists(problem)))
+    starts = sorted((search.score(order), number, order) for number, order in enumerate(distinct))
+    best, _, order = starts[0]
+    for score, _, start in starts:
+        found, changed = search.descend(start, score, max_steps // (2 * len(starts)))
+        if found < best:
+            best, order = found, changed
+    for number in range(max_steps if len(order) >= SMALLEST_DISTURBED else 0):
+        if search.left <= 0:
+            break
+        disturbed = _disturbed(order, number)
+        possible = search.score_within(disturbed)
+        if possible is not None:
+            found, changed = search.descend(disturbed, possible, search.left)
+            if found < best:
+                best, order = found, changed
+    return order
+
+
+class _Search:
+    def __init__(self, problem: ScheduleProblem, exchanges: Sequence[Mapping[int, int]], max_steps: int):
+        self._problem = problem
+        self._exchanges: list[_Move] = [functools.partial(_exchange, other) for other in exchanges]
+        self.left = max_steps
+
+    def score(self, order: tuple[int, ...]) -> _Score:
+        timing = self._problem.timing(order)
+        return timing.makespan, sum(timing.ends)
+
+    def descend(self, order: tuple[int, ...], score: _Score, steps: int) -> tuple[_Score, tuple[int, ...]]:
+        """Take every move that helps, in a fixed succession, until none does or the steps are used up."""
+        end = self.left - steps
+        unhelpful = False
+        while not unhelpful:
+            unhelpful = True
+            for move in itertools.chain(self._exchanges, _moves(len(order))):
+                if self.left <= end:
+                    return score, order
+                changed = move(order)
+                found = self._score(changed, score[0])
+                if found is not None and found < score:
+                    score, order, unhelpful = found, changed, False
+        return score, order
+
+    def score_within(self, order: tuple[int, ...]) -> _Score | None:
+        """As `score`; None if the order is impossible."""
+        return self._score(order, None)
+
+    def _score(self, order: Sequence[int], most: int | None) -> _Score | None:
+        """As `score`; None if the order is impossible or its makespan above `most`."""
+        self.left -= len(order)
+        groups, savings = self._problem.groups, self._problem.savings
+        clocks = [0] * self._problem.num_engines
+        before = [-1] * self._problem.num_engines
+        firsts = [-1] * len(order)
+        ends = [-1] * len(order)
+        for group in order:
+            usage, needs, engine, first, last = groups[group]
+            previous = before[engine]
+            start = clocks[engine]
+            end = 0
+            for need, delay in needs:
+                ready = firsts[need]
+                if ready < 0:
+                    return None
+                ready += delay
+                if ready > start:
+                    start = ready
+                if first is not None and ends[need] + delay + last > end:
+                    end = ends[need] + delay + last
+            busy = start + (usage if previous < 0 else usage - savings[previous][group])
+            if busy > end:
+                end = busy
+            if most is not None and end > most:
+                return None
+            ends[group] = clocks[engine] = end
+            firsts[group] = end if first is None or start + first > end else start + first
+            before[engine] = group
+        return max(clocks), sum(ends)
+
+
+def _moves(size: int) -> Iterator[_Move]:
+    """A run of groups to another place, near ones first; two groups that change places."""
+    for distance in range(1, size):
+        for length in range(1, LONGEST_RUN + 1):
+            for at in range(size - length + 1 - distance):
+                yield functools.partial(_shift, at, length, at + distance)
+                yield functools.partial(_shift, at + distance, length, at)
+        for at in range(size - distance):
+            yield functools.partial(_swap, at, at + distance)
+
+
+def _shift(at: int, length: int, to: int, order: tuple[int, ...]) -> tuple[int, ...]:
+    rest = order[:at] + order[at + length :]
+    return rest[:to] + order[at : at + length] + rest[to:]
+
+
+def _swap(at: int, to: int, order: tuple[int, ...]) -> tuple[int, ...]:
+    return (*order[:at], order[to], *order[at + 1 : to], order[at], *order[to + 1 :])
+
+
+def _exchange(other: Mapping[int, int], order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(other.get(group, group) for group in order)
+
+
+def _disturbed(order: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """The order with two neighbouring runs exchanged: which, and how long, goes by `number` through all of them."""
+    size = len(order)
+    number, start = divmod(number * STRIDE, size - 2)
+    first = 1 + number % (size - start - 1)
+    second = 1 + number // 3 % (size - start - first)
+    middle, end = start + first, start + first + second
+    return order[:start] + order[middle:end] + order[start:middle] + order[end:]
+
+
+def _lists(problem: ScheduleProblem) -> list[tuple[int, ...]]:
+    """Orders made group by group from those that could start earliest: the longest chain of work first, or the largest
+    saving."""
+    usages = problem.least_usages()
+    tails = problem.tails(usages)
+    savings = problem.savings
+
+    def by_chain(group: int, last: int | None) -> tuple[int, int]:
+        return -tails[group], 0 if last is None else -savings[last][group]
+
+    def by_saving(group: int, last: int | None) -> tuple[int, int]:
+        return 0 if last is None else -savings[last][group], -tails[group]
+
+    def by_end(group: int, last: int | None) -> tuple[int, int]:
+        return usages[group] - tails[group], 0
+
+    return [_list(problem, key) for key in (by_chain, by_saving, by_end)]
+
+
+def _list(problem: ScheduleProblem, key: Callable[[int, int | None], tuple[int, int]]) -> tuple[int, ...]:
+    order: list[int] = []
+    ends: dict[int, int] = {}
+    clocks = [0] * problem.num_engines
+    before: list[int | None] = [None] * problem.num_engines
+    while len(order) < len(problem.groups):
+        best: tuple[int, tuple[int, int], int] | None = None
+        for number, group in enumerate(problem.groups):
+            if number not in ends and all(need in ends for need, _ in group.needs):
+                start = max([clocks[group.engine], *(ends[need] + delay for need, delay in group.needs)])
+                rank = start, key(number, before[group.engine]), number
+                if best is None or rank < best:
+                    best = rank
+        assert best is not None
+        start, _, number = best
+        group = problem.groups[number]
+        last = before[group.engine]
+        ends[number] = start + group.usage - (0 if last is None else problem.savings[last][number])
+        clocks[group.engine], before[group.engine] = ends[number], number
+        order.append(number)
+    return tuple(order)

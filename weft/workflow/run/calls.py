@@ -1,0 +1,81 @@
+"""Calls of models: the request that a node makes of its values, and the value that an answer becomes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from weft.workflow.graph.nodes import LlmNode
+from weft.workflow.graph.values import AnswerValue, RowError, ValueOf, answer_content, chat_messages, fill
+
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+COMPLETION: Literal["/v1/completions"] = "/v1/completions"
+
+
+class CallUsage(NamedTuple):
+    """Tokens of one call, as the model's server counts them."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, those whose KV was there."""
+    output_tokens: int = 0
+
+
+class ModelAnswer(NamedTuple):
+    """What a model answered."""
+
+    text: str
+    finish_reason: str = "stop"
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    usage: CallUsage = CallUsage()
+    is_cached: bool = False
+    """Whether it is that of an equal earlier request."""
+
+
+class ModelRequest(NamedTuple):
+    """A body, and the endpoint of OpenAI's API that takes it."""
+
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    body: dict[str, Any]
+
+    @property
+    def key(self) -> str | None:
+        """Equal for requests that have the same answer; None for one that is drawn anew each time: only greedy
+        sampling that the request itself asks for, or a seed, gives an answer twice."""
+        if self.body.get("temperature") != 0 and self.body.get("seed") is None:
+            return None
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+
+def request_of(node: LlmNode, value_of: ValueOf) -> ModelRequest:
+    """The request of a node, its references replaced. Raises `RowError`."""
+    body = dict(node.request)
+    if node.schema is not None:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": node.schema}}
+    if node.prompt is not None:
+        return ModelRequest(COMPLETION, {"prompt": fill(node.prompt, value_of), **body})
+    return ModelRequest(CHAT, {"messages": list(chat_messages(node, value_of)), **body})
+
+
+def value_of_answer(node: LlmNode, request: ModelRequest, answer: ModelAnswer) -> AnswerValue:
+    """The value of a node whose call ended. Raises `RowError` where the text has not the form of its schema."""
+    try:
+        value = answer_content(node, answer.text)
+    except RowError as error:
+        if answer.finish_reason != "length":
+            raise
+        raise RowError(f"{error.message}; it was cut at max_tokens", node.id) from None
+    offered = bool(node.request.get("tools"))
+    if request.endpoint == COMPLETION:
+        return AnswerValue(value=value)
+    said: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.tool_calls:
+        said["tool_calls"] = list(answer.tool_calls)
+    return AnswerValue(
+        value=value,
+        messages=(*request.body["messages"], said),
+        tool_calls=answer.tool_calls if offered else None,
+    )

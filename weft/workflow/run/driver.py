@@ -1,0 +1,258 @@
+"""Carries out what a run asks for, on an event loop: calls of models and functions, with bounded concurrency.
+
+Owns the tasks in progress and the clock. All decisions are `RunState`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.abi.errors import Unsupported
+from weft.workflow.graph.values import RowError, split_ranges, text_of
+from weft.workflow.run.backend import ModelBackend
+from weft.workflow.run.calls import ModelAnswer
+from weft.workflow.run.instructions import (
+    AwaitExternal,
+    CallFunction,
+    CallModel,
+    Instruction,
+    RowDone,
+    RunProgram,
+    TaskName,
+)
+from weft.workflow.run.journal import RunJournal
+from weft.workflow.run.prompt_cache import PromptCache
+from weft.workflow.run.state import RunState
+
+FUNCTION_TIMEOUT_S = 300.0
+MAX_VALUE_BYTES = 16 << 20
+"""Of a value from a function, a program or outside, as JSON."""
+
+
+class Concurrency(NamedTuple):
+    """How much of a run is in progress at once."""
+
+    rows: int = 1000
+    """Rows whose values are kept. Rows of one plan group should fit."""
+    calls: int = 256
+    """Calls at the model's server."""
+    waiting_calls: int = 10
+    """Of those, calls that the model has not begun: few, so that the order of the plan is the server's order."""
+    functions: int = 16
+
+
+class RunServices(NamedTuple):
+    """What a run may use."""
+
+    backend: ModelBackend
+    functions: Mapping[str, Callable[..., Any]] = {}
+    """Plain functions run in threads, coroutine functions on the loop."""
+    program: Callable[[str, Any], Awaitable[Any]] | None = None
+    """(name, args) -> result of an uploaded program."""
+    external: Callable[[AwaitExternal], Awaitable[Any]] | None = None
+    function_timeout_s: float = FUNCTION_TIMEOUT_S
+    cache: PromptCache | None = None
+    """For calls whose nodes may have an earlier answer."""
+
+
+Asked = CallModel | CallFunction | RunProgram | AwaitExternal
+Report = Callable[[], None]
+"""Tells the state how a task ended."""
+
+
+class Driver:
+    """One run. Iterate over `results`; closing the iterator cancels what is in progress."""
+
+    def __init__(
+        self,
+        state: RunState,
+        rows: Iterator[tuple[int, Mapping[str, Any]]],
+        services: RunServices,
+        concurrency: Concurrency | None = None,
+        journal: RunJournal | None = None,
+    ):
+        """`rows` are numbered. What the `journal` has of them is not done again."""
+        self._state = state
+        self._rows = rows
+        self._journal = journal
+        self._services = services
+        self._at_once = concurrency or Concurrency()
+        self._reports: asyncio.Queue[Report] = asyncio.Queue()
+        self._running: set[asyncio.Task[None]] = set()
+        self._functions = asyncio.Semaphore(self._at_once.functions)
+        self._num_calls = 0
+        self._num_waiting = 0
+        self._is_open = True
+
+    async def results(self) -> AsyncGenerator[RowDone, None]:
+        """Rows as they end, in no order."""
+        try:
+            while True:
+                self._open_rows()
+                next_try_s = self._state.wake(self._now())
+                for instruction in self._state.take(self._room()):
+                    if isinstance(instruction, RowDone):
+                        yield instruction
+                    else:
+                        self._start(instruction)
+                if not self._is_open and not self._state.num_rows:
+                    return
+                await self._next_reports(next_try_s)
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _open_rows(self) -> None:
+        while self._is_open and self._state.num_rows < self._at_once.rows:
+            found = next(self._rows, None)
+            if found is None:
+                self._is_open = False
+            else:
+                self._state.open_row(*found)
+
+    def _room(self) -> int:
+        return max(min(self._at_once.calls - self._num_calls, self._at_once.waiting_calls - self._num_waiting), 0)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _next_reports(self, next_try_s: float | None) -> None:
+        """Wait for something to report, and report all there is. Returns at once while rows have ended."""
+        if self._state.has_instructions or (self._is_open and self._state.num_rows < self._at_once.rows):
+            return
+        if self._state.num_ready and self._room():
+            return
+        pause = None if next_try_s is None else max(next_try_s - self._now(), 0.0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                (await self._reports.get())()
+        while not self._reports.empty():
+            self._reports.get_nowait()()
+
+    def _start(self, instruction: Instruction) -> None:
+        assert not isinstance(instruction, RowDone)
+        known = msgspec.UNSET if self._journal is None else self._journal.take(instruction.task)
+        if known is not msgspec.UNSET:
+            self._reports.put_nowait(lambda: self._report(instruction.task, known))
+            return
+        if isinstance(instruction, CallModel):
+            self._num_calls += 1
+            self._num_waiting += 1
+            work = self._call(instruction)
+        else:
+            work = self._finish(instruction, self._value(instruction))
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Errors of values are reported; what else ends a task, such as an interrupt, ends the run."""
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._reports.put_nowait(task.result)
+
+    async def _call(self, call: CallModel) -> None:
+        has_started = False
+
+        def started() -> None:
+            nonlocal has_started
+            if not has_started:
+                has_started = True
+                self._num_waiting -= 1
+                self._reports.put_nowait(lambda: None)
+
+        try:
+            await self._finish(call, self._complete(call, started))
+        finally:
+            started()
+            self._num_calls -= 1
+
+    async def _complete(self, call: CallModel, started: Callable[[], None]) -> ModelAnswer:
+        cache, key = self._services.cache, call.request.key
+        if cache is None or key is None or not call.may_be_cached:
+            return await self._services.backend.complete(call.request, started)
+        found = await cache.get(key)
+        if found is None:
+            found = await self._services.backend.complete(call.request, started)
+            cache.put(key, found)
+        return found
+
+    async def _finish(self, instruction: Asked, work: Awaitable[Any]) -> None:
+        """Wait for what a task gives, and report it."""
+        try:
+            value = await work
+        except Exception as raised:
+            error = raised
+            self._reports.put_nowait(lambda: self._state.failed(instruction.task, error, self._now()))
+            return
+        if self._journal is not None:
+            self._journal.keep(instruction.task, value)
+        self._reports.put_nowait(lambda: self._report(instruction.task, value))
+
+    def _report(self, task: TaskName, value: Any) -> None:
+        if isinstance(value, ModelAnswer):
+            self._state.answered(task, value)
+        else:
+            self._state.returned(task, value)
+
+    async def _value(self, instruction: CallFunction | RunProgram | AwaitExternal) -> Any:
+        return _checked(await self._unchecked(instruction))
+
+    async def _unchecked(self, instruction: CallFunction | RunProgram | AwaitExternal) -> Any:
+        services = self._services
+        match instruction:
+            case CallFunction(node=node, args=args) if node.name == "split":
+                text = text_of(args["text"])
+                return await services.backend.split(text, lambda count: split_ranges(args, count, node))
+            case CallFunction(node=node, args=args):
+                if node.source is not None:
+                    raise Unsupported("source of a function runs in the sandbox of a server, which is not here")
+                async with self._functions:
+                    return await self._function(node.name, args)
+            case RunProgram(node=node, args=args):
+                if services.program is None:
+                    raise Unsupported(f"programs run on a server of Weft: there {node.program!r} could run")
+                return await services.program(node.program, args)
+            case AwaitExternal(node=node):
+                if services.external is None:
+                    raise Unsupported(f"nothing can set {node.id!r} here: pass external=, or run it on a server")
+                with _named_timeout(f"no value came within {node.timeout_s or 0:g} s"):
+                    async with asyncio.timeout(node.timeout_s):
+                        return await services.external(instruction)
+
+    async def _function(self, name: str | None, args: Mapping[str, Any]) -> Any:
+        called = self._services.functions.get(name or "")
+        if called is None:
+            raise Unsupported(f"there is no function {name!r} here: pass functions={{{name!r}: ...}}")
+        seconds = self._services.function_timeout_s
+        with _named_timeout(f"{name} did not return within {seconds:g} s"):
+            async with asyncio.timeout(seconds):
+                if inspect.iscoroutinefunction(called):
+                    return await called(**args)
+                return await asyncio.to_thread(called, **args)
+
+
+@contextmanager
+def _named_timeout(message: str) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise RowError(message) from None
+
+
+def _checked(value: Any) -> Any:
+    """A value as plain JSON. Raises `RowError` for what is none, or is too large."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowError(f"a {type(value).__name__} is no JSON value: {error}") from None
+    if len(encoded) > MAX_VALUE_BYTES:
+        raise RowError(f"a value may have {MAX_VALUE_BYTES >> 20} MiB as JSON; this one has {len(encoded) >> 20}")
+    return msgspec.json.decode(encoded)

@@ -1,0 +1,163 @@
+"""Frames: one evaluation of a graph or a body, with the values that its nodes have by now.
+
+Owns which node waits for which. A frame knows nothing of what nodes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from weft.workflow.graph.digest import free_references, goals
+from weft.workflow.graph.nodes import AnyNode, Body, GraphNode, LoopNode, MapNode, uses
+from weft.workflow.graph.templates import Reference
+
+OUTPUTS = ""
+"""Stands for the outputs of a frame among the names of its nodes."""
+
+
+class RowFailure(NamedTuple):
+    """Why a value will never be there. What depends on it fails with the same."""
+
+    node: str
+    """The path of the node where it began."""
+    error: Exception
+
+
+class BodyPlan:
+    """What all frames of a body have in common."""
+
+    def __init__(self, body: Body, owner: GraphNode | None):
+        self.body = body
+        self.nodes: Mapping[str, AnyNode] = {node.id: node for node in body.nodes}
+        self.wanted = goals(body.outputs, owner)
+        self.needs = {node.id: tuple(dict.fromkeys(use.reference.name for use in uses(node))) for node in body.nodes}
+        self.needs[OUTPUTS] = tuple(dict.fromkeys(reference.name for reference in self.wanted))
+        # Cases of a switch are left out: only the one that is taken asks for values around it.
+        self.ahead = {
+            node.id: tuple(dict.fromkeys(reference.name for reference in free_references(node)))
+            for node in body.nodes
+            if isinstance(node, (MapNode, LoopNode))
+        }
+        self.plans = {
+            (node.id, place): BodyPlan(inner, node) for node in body.nodes for place, inner in node.bodies.items()
+        }
+
+
+class Within(NamedTuple):
+    """Where the frame of a body stands."""
+
+    frame: Frame
+    node: str
+    step: str
+    """The item, round or case, such as `[3]`."""
+    number: int
+    """Of the item, from 0, or of the round, from 1."""
+
+
+class OpenMap:
+    """A map in progress."""
+
+    __slots__ = ("done", "left")
+
+    def __init__(self, count: int):
+        self.done: list[Any] = [None] * count
+        """The outputs of each item, or its failure."""
+        self.left = count
+        """Items in progress."""
+
+
+class Frame:
+    """One evaluation of a body."""
+
+    __slots__ = (
+        "_asked",
+        "_subscribers",
+        "_waiting",
+        "bound",
+        "node_ids",
+        "number",
+        "opened",
+        "outer",
+        "owner",
+        "path",
+        "plan",
+        "row",
+        "values",
+    )
+
+    def __init__(self, plan: BodyPlan, bound: Mapping[str, Any], row: int, within: Within | None = None):
+        self.plan = plan
+        self.bound = bound
+        """Inputs of a row, the item of a map, the values that a round of a loop begins with."""
+        self.row = row
+        self.outer = within.frame if within else None
+        self.owner = within.node if within else ""
+        self.number = within.number if within else 0
+        self.path: str = f"{within.frame.path}{within.node}{within.step}." if within else ""
+        """Names of owners with item, round or case, such as `notes[3].`; empty for the graph."""
+        self.node_ids: tuple[str, ...] = (*within.frame.node_ids, within.node) if within else ()
+        """Names of owners."""
+        self.values: dict[str, Any] = {}
+        self.opened: dict[str, OpenMap] = {}
+        """Maps in progress."""
+        self._asked: set[str] = set()
+        self._waiting: dict[str, int] = {}
+        self._subscribers: dict[str, list[tuple[Frame, str]]] = {}
+
+    def find(self, name: str) -> tuple[Frame, bool]:
+        """The frame that a name belongs to, and whether it is a node there. Names resolve outwards."""
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.plan.nodes:
+                return frame, True
+            if name in frame.bound:
+                return frame, False
+            frame = frame.outer
+        raise AssertionError(f"{name} is nowhere")  # refused by the check
+
+    def value(self, reference: Reference) -> Any:
+        """The value of what a reference's name means; its path is not followed."""
+        frame, is_node = self.find(reference.name)
+        return frame.values[reference.name] if is_node else frame.bound[reference.name]
+
+    def ask(self, name: str) -> list[tuple[Frame, str]]:
+        """Ask for a node, or for `OUTPUTS`, and for all that it needs. Returns what can be evaluated now."""
+        ready: list[tuple[Frame, str]] = []
+        pending: list[tuple[Frame, str]] = [(self, name)]
+        while pending:
+            frame, current = pending.pop()
+            if current in frame._asked:
+                continue
+            frame._asked.add(current)
+            count = 0
+            for need in frame.plan.needs[current]:
+                holder, is_node = frame.find(need)
+                if not is_node:
+                    continue
+                pending.append((holder, need))
+                if need not in holder.values:
+                    holder._subscribers.setdefault(need, []).append((frame, current))
+                    count += 1
+            pending += _nodes(frame, frame.plan.ahead.get(current, ()))
+            if count:
+                frame._waiting[current] = count
+            else:
+                ready.append((frame, current))
+        return ready
+
+    def settle(self, name: str, value: Any) -> list[tuple[Frame, str]]:
+        """Give a node its value. Returns what can be evaluated now."""
+        self.values[name] = value
+        ready = []
+        for frame, waiting in self._subscribers.pop(name, ()):
+            frame._waiting[waiting] -= 1
+            if not frame._waiting[waiting]:
+                del frame._waiting[waiting]
+                ready.append((frame, waiting))
+        return ready
+
+
+def _nodes(frame: Frame, names: Iterable[str]) -> list[tuple[Frame, str]]:
+    found = ((frame.find(name), name) for name in names)
+    return [(holder, name) for (holder, is_node), name in found if is_node]

@@ -1,0 +1,67 @@
+"""The journal of a run: what is known already when the run goes on after an interruption.
+
+Each value from outside (an answer, a function's result) is kept under the name of its task, which is the same in every
+run of the graph over the same rows; all else follows from these again. Writing does not hold the run up: what was in
+flight, or not yet committed, is repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from weft.abi.errors import ConfigError
+from weft.store.database import Database
+from weft.store.workflow_runs import WorkflowRunTable
+from weft.workflow.run.calls import ModelAnswer
+from weft.workflow.run.instructions import TaskName
+from weft.workflow.run.results import RowResult
+
+
+class RunDescription(msgspec.Struct, frozen=True):
+    """What a run computes: another graph, other rows or another model is another run."""
+
+    graph: str
+    """The digest."""
+    rows: str
+    model: str
+
+
+class RunJournal:
+    """One run in a database."""
+
+    def __init__(self, database: Database, run: str, description: RunDescription):
+        """Raises `ConfigError` where a run of this name computes something else, and `StorageFailed`."""
+        self._table = WorkflowRunTable(database)
+        self._run = run
+        found = msgspec.json.decode(self._table.begin(run, msgspec.json.encode(description)), type=RunDescription)
+        if found != description:
+            fields = RunDescription.__struct_fields__
+            other = " and ".join(name for name in fields if getattr(found, name) != getattr(description, name))
+            raise ConfigError(f"another run was interrupted here, with another {other}")
+        saved = self._table.load(run)
+        self.rows = {row: msgspec.json.decode(result, type=RowResult) for row, result in saved.rows.items()}
+        """Results of rows that have ended."""
+        self._tasks = saved.tasks
+
+    def take(self, task: TaskName) -> Any:
+        """What a task gave before: a `ModelAnswer` of a call, else its value; `msgspec.UNSET` where it is not known."""
+        found = self._tasks.pop(task, None)
+        if found is None:
+            return msgspec.UNSET
+        kept = msgspec.json.decode(found)
+        return msgspec.convert(kept["answer"], ModelAnswer) if "answer" in kept else kept["value"]
+
+    def keep(self, task: TaskName, value: Any) -> None:
+        """Note what a task gave."""
+        kept = {"answer": value} if isinstance(value, ModelAnswer) else {"value": value}
+        self._table.keep_task(self._run, task.row, task.path, msgspec.json.encode(kept))
+
+    def end(self, result: RowResult) -> None:
+        """Note the result of a row instead of the values of its nodes."""
+        self._table.end_row(self._run, result.row, msgspec.json.encode(result))
+
+    def forget(self) -> None:
+        """The run has ended and been read. Blocks."""
+        self._table.forget(self._run)

@@ -1,0 +1,40 @@
+"""The prompt cache of a run: answers that equal requests to the same model have had before.
+
+Only requests that can be answered in one way have a key: those that ask for greedy sampling, or give a seed. The key
+names the tenant, the model with its weights and the precision it computes in, the endpoint, and every field of the
+request, its messages too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from weft.abi.errors import StorageFailed
+from weft.store.answers import AnswerTable
+from weft.workflow.run.calls import CallUsage, ModelAnswer
+
+_decoder = msgspec.json.Decoder(ModelAnswer)
+
+
+class PromptCache:
+    """The answers of one tenant and model in a database."""
+
+    def __init__(self, table: AnswerTable, model: str, tenant: str = ""):
+        self._table = table
+        self._model = model
+        self._tenant = tenant
+
+    async def get(self, key: str) -> ModelAnswer | None:
+        """An answer, which costs no tokens; None where there is none, or where it cannot be read: the call is then
+        made, and the database has logged why."""
+        try:
+            found = await asyncio.to_thread(self._table.get, self._tenant, f"{self._model} {key}")
+        except StorageFailed:
+            return None
+        return None if found is None else _decoder.decode(found)._replace(usage=CallUsage(), is_cached=True)
+
+    def put(self, key: str, answer: ModelAnswer) -> None:
+        """Keep an answer. It is written some time later; one that cannot be written is not kept."""
+        self._table.put(self._tenant, f"{self._model} {key}", msgspec.json.encode(answer))

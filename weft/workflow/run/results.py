@@ -1,0 +1,87 @@
+"""What a run gives: a result for each row, and the whole of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
+
+from weft.abi.errors import WeftError
+from weft.workflow.run.instructions import RowDone, RunCounts
+
+
+class RowMistake(NamedTuple):
+    """Why a row has not all outputs."""
+
+    row: int
+    """From 0, in the order of the rows."""
+    node: str
+    """Where it began, such as `notes[3].summary`."""
+    message: str
+    kind: str
+    """The kind of a `WeftError`, the name of another exception's class."""
+
+
+class RowResult(NamedTuple):
+    """One row's outputs."""
+
+    row: int
+    outputs: Mapping[str, Any]
+    """Without those that failed."""
+    error: RowMistake | None = None
+
+    def __getitem__(self, name: Any) -> Any:
+        """An output by its name. Raises `KeyError` with the row's error for one that failed."""
+        if not isinstance(name, str):
+            return tuple.__getitem__(self, name)
+        if name not in self.outputs and self.error is not None:
+            raise KeyError(f"{name}: row {self.row} failed at {self.error.node}: {self.error.message}")
+        return self.outputs[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: `{"row", "outputs", "error"}`, the last one only where there is one."""
+        error = {} if self.error is None else {"error": {**self.error._asdict()}}
+        return {"row": self.row, "outputs": dict(self.outputs), **error}
+
+
+def result_of(done: RowDone) -> RowResult:
+    """The result of a row that ended."""
+    if done.failure is None:
+        return RowResult(done.row, done.outputs)
+    error = done.failure.error
+    kind = error.kind if isinstance(error, WeftError) else type(error).__name__
+    return RowResult(done.row, done.outputs, RowMistake(done.row, done.failure.node, str(error) or kind, kind))
+
+
+class RunResults(Sequence[RowResult]):
+    """The results of all rows, in their order."""
+
+    def __init__(self, rows: Sequence[RowResult], counts: RunCounts):
+        self._rows = sorted(rows, key=lambda row: row.row)
+        self.counts = counts
+        """What the run did."""
+
+    @property
+    def errors(self) -> list[RowMistake]:
+        """The error of each row that failed."""
+        return [row.error for row in self._rows if row.error is not None]
+
+    @overload
+    def __getitem__(self, index: int) -> RowResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RowResult]: ...
+    def __getitem__(self, index: int | slice) -> RowResult | Sequence[RowResult]:
+        """Results by the number of their row."""
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[RowResult]:
+        return iter(self._rows)
+
+    def column(self, name: str) -> list[Any]:
+        """An output of all rows; None where it failed."""
+        return [row.outputs.get(name) for row in self._rows]
+
+    def __repr__(self) -> str:
+        return f"<results of {len(self)} rows, {len(self.errors)} failed>"

@@ -1,0 +1,392 @@
+"""The state of a run: events in, instructions out, no I/O and no clock of its own.
+
+A node of a row is evaluated as soon as its inputs are there; nothing waits for other rows, or for a node to be done
+with all of them. Calls of models leave in the order of the plan, as many as the caller takes. A value that cannot be
+had is a `RowFailure`, which all that depends on it inherits, so a failed row has one error and no other row has any.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
+from weft.workflow.graph.nodes import (
+    AnyNode,
+    Body,
+    DataNode,
+    ExternalNode,
+    FunctionNode,
+    ListNode,
+    LlmNode,
+    LoopNode,
+    MapNode,
+    PickNode,
+    ProgramNode,
+    SwitchNode,
+    TextNode,
+    WorkflowGraph,
+    reference_of,
+)
+from weft.workflow.graph.templates import Reference
+from weft.workflow.graph.values import (
+    RowError,
+    case_of,
+    fill,
+    fill_values,
+    is_last_round,
+    items_of,
+    join,
+    pick,
+    plain,
+    value_at,
+)
+from weft.workflow.run.calls import ModelAnswer, request_of, value_of_answer
+from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, OpenMap, RowFailure, Within
+from weft.workflow.run.instructions import (
+    AwaitExternal,
+    CallCounts,
+    CallFunction,
+    CallModel,
+    Instruction,
+    RowDone,
+    RunCounts,
+    RunLimits,
+    RunProgram,
+    TaskName,
+)
+
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 30.0
+Order = Callable[[int, tuple[str, ...]], tuple[Any, ...]]
+"""(row, ids of a node and of those whose bodies it is in, the outermost first) -> what calls are sorted by."""
+
+
+class _Task:
+    """What something outside works on, or will."""
+
+    __slots__ = ("attempts", "frame", "instruction", "node")
+
+    def __init__(self, frame: Frame, node: AnyNode, instruction: Instruction):
+        self.frame = frame
+        self.node = node
+        self.instruction = instruction
+        self.attempts = 0
+
+    @property
+    def label(self) -> str:
+        """The node, with those whose bodies it is in."""
+        return ".".join((*self.frame.node_ids, self.node.id))
+
+
+class RunState:
+    """All rows in progress. Owns their values; knows the time only as an argument."""
+
+    def __init__(self, graph: WorkflowGraph, order: Order | None = None, limits: RunLimits | None = None):
+        self._calls = CallCounts()
+        self._by_node: dict[str, CallCounts] = {}
+        self._num_ended = self._num_failed = 0
+        self._plan = BodyPlan(Body(nodes=graph.nodes, outputs=graph.outputs), None)
+        self._order = order or row_by_row(graph)
+        self._limits = limits or RunLimits()
+        self._rows: set[int] = set()
+        self._tasks: dict[TaskName, _Task] = {}
+        self._todo: deque[tuple[Frame, str]] = deque()
+        self._ready: list[tuple[tuple[Any, ...], TaskName]] = []
+        """Calls to be sent, a heap."""
+        self._later: list[tuple[float, TaskName]] = []
+        """Tasks to be tried again, a heap."""
+        self._equal: dict[str, list[TaskName]] = {}
+        """Calls in flight by the key of their request; the first of each list is the one that is sent."""
+        self._out: list[Instruction] = []
+        self._num_sent = 0
+
+    # ---- events
+
+    def open_row(self, row: int, values: Mapping[str, Any]) -> None:
+        """A row arrives. `values` has all inputs of the graph."""
+        self._rows.add(row)
+        self._todo += Frame(self._plan, values, row).ask(OUTPUTS)
+        self._work()
+
+    def answered(self, name: TaskName, answer: ModelAnswer) -> None:
+        """A model answered a call, and with it those that are equal."""
+        self._count(self._tasks[name], answer)
+        call = self._tasks[name].instruction
+        assert isinstance(call, CallModel)
+        for each in self._with_equals(name):
+            task = self._tasks.pop(each)
+            assert isinstance(task.node, LlmNode)
+            try:
+                value: Any = value_of_answer(task.node, call.request, answer)
+            except RowError as error:
+                value = RowFailure(each.path, error)
+            self._settle(task.frame, task.node.id, value)
+        self._work()
+
+    def returned(self, name: TaskName, value: Any) -> None:
+        """A function or program returned, or a value came from outside."""
+        task = self._tasks.pop(name)
+        self._settle(task.frame, task.node.id, value)
+        self._work()
+
+    def failed(self, name: TaskName, error: Exception, now: float) -> None:
+        """A task failed at `now`, in seconds. Overloads and deaths of engines are tried again after a pause that
+        doubles, at most `retries` times; functions after any error, as their node says."""
+        task = self._tasks[name]
+        if task.attempts < _retries(task.node, error):
+            asked = error.retry_after_s if isinstance(error, WeftError) else None
+            pause = min(FIRST_PAUSE_S * 2**task.attempts, MAX_PAUSE_S)
+            task.attempts += 1
+            heapq.heappush(self._later, (now + max(pause, asked or 0.0), name))
+            return
+        for each in self._with_equals(name):
+            failed = self._tasks.pop(each)
+            self._settle(failed.frame, failed.node.id, RowFailure(each.path, error))
+        self._work()
+
+    def wake(self, now: float) -> float | None:
+        """Try again what is due at `now`. Returns when the next try is due."""
+        while self._later and self._later[0][0] <= now:
+            self._issue(heapq.heappop(self._later)[1])
+        return self._later[0][0] if self._later else None
+
+    # ---- instructions
+
+    def take(self, max_calls: int) -> list[Instruction]:
+        """What is to be done now: everything but calls of models, and of those the first `max_calls` in order."""
+        calls: list[Instruction] = []
+        while len(calls) < max_calls and self._ready:
+            _, name = heapq.heappop(self._ready)
+            limit = self._reached()
+            if limit is not None:
+                self.failed(name, limit, 0.0)
+                continue
+            self._num_sent += 1
+            calls.append(self._tasks[name].instruction)
+        others, self._out = self._out, []
+        return others + calls
+
+    @property
+    def counts(self) -> RunCounts:
+        """What the run has done so far."""
+        return RunCounts(self._num_ended, self._num_failed, self._calls, dict(self._by_node))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in progress."""
+        return len(self._rows)
+
+    @property
+    def has_instructions(self) -> bool:
+        """Whether `take(0)` would return something."""
+        return bool(self._out)
+
+    @property
+    def num_ready(self) -> int:
+        """Calls that could be sent now."""
+        return len(self._ready)
+
+    def _reached(self) -> LimitExceeded | None:
+        used = self._calls.prompt_tokens + self._calls.output_tokens
+        if self._limits.calls is not None and self._num_sent >= self._limits.calls:
+            return LimitExceeded(f"the run has made the {self._limits.calls:,} calls that it may make", "calls")
+        if self._limits.tokens is not None and used >= self._limits.tokens:
+            return LimitExceeded(f"the run has used the {self._limits.tokens:,} tokens that it may use", "tokens")
+        return None
+
+    def _count(self, task: _Task, answer: ModelAnswer) -> None:
+        self._calls = self._calls.plus(answer)
+        self._by_node[task.label] = self._by_node.get(task.label, CallCounts()).plus(answer)
+
+    # ---- evaluation
+
+    def _work(self) -> None:
+        """Evaluate all that can be. A queue, because chains may be longer than Python's stack."""
+        while self._todo:
+            frame, name = self._todo.popleft()
+            if name == OUTPUTS:
+                self._ended(frame)
+                continue
+            node = frame.plan.nodes[name]
+            broken = (frame.value(Reference(need)) for need in frame.plan.needs[name])
+            failure = next((value for value in broken if isinstance(value, RowFailure)), None)
+            if failure is not None:
+                self._settle(frame, name, failure)
+                continue
+            try:
+                self._evaluate(frame, node)
+            except RowError as error:
+                self._settle(frame, name, RowFailure(frame.path + name, error))
+
+    def _evaluate(self, frame: Frame, node: AnyNode) -> None:
+        def value_of(reference: Reference) -> Any:
+            return value_at(frame.value(reference), reference)
+
+        name = TaskName(frame.row, frame.path + node.id)
+        match node:
+            case TextNode():
+                self._settle(frame, node.id, fill(node.template, value_of))
+            case DataNode():
+                self._settle(frame, node.id, node.value)
+            case ListNode():
+                self._settle(frame, node.id, list(fill_values(node.of, value_of)))
+            case PickNode():
+                self._settle(frame, node.id, pick(node, value_of(reference_of(node.of))))
+            case FunctionNode(name="join"):
+                args = fill_values(node.args, value_of)
+                self._settle(frame, node.id, join(args["of"], args.get("separator", "\n\n"), node))
+            case FunctionNode():
+                self._ask(frame, node, CallFunction(name, node, plain(fill_values(node.args, value_of))))
+            case ProgramNode():
+                self._ask(frame, node, RunProgram(name, node, plain(fill_values(node.args, value_of))))
+            case ExternalNode():
+                self._ask(frame, node, AwaitExternal(name, node))
+            case LlmNode():
+                self._ask(frame, node, CallModel(name, request_of(node, value_of), node.cache))
+            case MapNode():
+                items = items_of(node, value_of(reference_of(node.over)))
+                frame.opened[node.id] = OpenMap(len(items))
+                for number, item in enumerate(items):
+                    self._enter(Within(frame, node.id, f"[{number}]", number), "body", {node.item: item})
+                if not items:
+                    self._map_ended(frame, node)
+            case SwitchNode():
+                place = case_of(node, value_of(reference_of(node.on)))
+                step = place.removeprefix("cases") if place != "default" else "[]"
+                self._enter(Within(frame, node.id, step, 0), place, {})
+            case LoopNode():
+                bound = {each: value_of(reference_of(text)) for each, text in node.init.items()}
+                self._enter(Within(frame, node.id, "#1", 1), "body", bound)
+
+    def _ask(
+        self, frame: Frame, node: AnyNode, instruction: CallModel | CallFunction | RunProgram | AwaitExternal
+    ) -> None:
+        name = instruction.task
+        self._tasks[name] = _Task(frame, node, instruction)
+        key = instruction.request.key if isinstance(instruction, CallModel) else None
+        if key is not None:
+            equals = self._equal.setdefault(key, [])
+            equals.append(name)
+            if len(equals) > 1:
+                return
+        self._issue(name)
+
+    def _issue(self, name: TaskName) -> None:
+        task = self._tasks[name]
+        if isinstance(task.instruction, CallModel):
+            ids = (*task.frame.node_ids, task.node.id)
+            heapq.heappush(self._ready, ((*self._order(name.row, ids), name.path), name))
+        else:
+            self._out.append(task.instruction)
+
+    def _with_equals(self, name: TaskName) -> list[TaskName]:
+        """The task, and those that have the same answer."""
+        instruction = self._tasks[name].instruction
+        key = instruction.request.key if isinstance(instruction, CallModel) else None
+        if key is None:
+            return [name]
+        equals = self._equal.pop(key)
+        self._calls = _merged(self._calls, len(equals) - 1)
+        for each in equals[1:]:
+            node = self._tasks[each].label
+            self._by_node[node] = _merged(self._by_node.get(node, CallCounts()), 1)
+        return equals
+
+    def _settle(self, frame: Frame, node_id: str, value: Any) -> None:
+        self._todo += frame.settle(node_id, value)
+
+    # ---- bodies
+
+    def _enter(self, within: Within, place: str, bound: Mapping[str, Any]) -> None:
+        plan = within.frame.plan.plans[within.node, place]
+        self._todo += Frame(plan, bound, within.frame.row, within).ask(OUTPUTS)
+
+    def _ended(self, frame: Frame) -> None:
+        """Every output of a frame is there or has failed."""
+        outputs = {name: _reached_value(frame, text) for name, text in frame.plan.body.outputs.items()}
+        outer = frame.outer
+        if outer is None:
+            self._row_ended(frame.row, outputs)
+            return
+        node = outer.plan.nodes[frame.owner]
+        failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)
+        if isinstance(node, MapNode):
+            opened = outer.opened[node.id]
+            opened.done[frame.number] = failure or outputs
+            opened.left -= 1
+            self._map_ended(outer, node)
+        elif failure is not None or not isinstance(node, LoopNode):
+            self._settle(outer, node.id, failure or outputs)
+        else:
+            self._round_ended(frame, outer, node, outputs)
+
+    def _map_ended(self, frame: Frame, node: MapNode) -> None:
+        """Nothing while an item is in progress. Of several items that failed the first one counts."""
+        if frame.opened[node.id].left:
+            return
+        done = frame.opened.pop(node.id).done
+        failure = next((each for each in done if isinstance(each, RowFailure)), None)
+        self._settle(frame, node.id, failure or {name: [each[name] for each in done] for name in node.body.outputs})
+
+    def _round_ended(self, frame: Frame, outer: Frame, node: LoopNode, outputs: Mapping[str, Any]) -> None:
+        until = None if node.until is None else _reached_value(frame, node.until)
+        if isinstance(until, RowFailure):
+            self._settle(outer, node.id, until)
+            return
+        try:
+            is_last = is_last_round(node, frame.number, until)
+        except RowError as error:
+            self._settle(outer, node.id, RowFailure(outer.path + node.id, error))
+            return
+        if is_last:
+            self._settle(outer, node.id, outputs)
+        else:
+            number = frame.number + 1
+            self._enter(Within(outer, node.id, f"#{number}", number), "body", outputs)
+
+    def _row_ended(self, row: int, outputs: Mapping[str, Any]) -> None:
+        failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)
+        made = {name: plain(value) for name, value in outputs.items() if not isinstance(value, RowFailure)}
+        self._num_ended += 1
+        self._num_failed += failure is not None
+        self._rows.remove(row)
+        self._out.append(RowDone(row, made, failure))
+
+
+def row_by_row(graph: WorkflowGraph) -> Order:
+    """The order without a plan: by row, then by the order of the graph's nodes."""
+    places: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    def note(body: Body, ids: tuple[str, ...], place: tuple[int, ...]) -> None:
+        for number, node in enumerate(body.nodes):
+            places[*ids, node.id] = (*place, number)
+            for inner in node.bodies.values():
+                note(inner, (*ids, node.id), (*place, number))
+
+    note(Body(nodes=graph.nodes, outputs=graph.outputs), (), ())
+    return lambda row, ids: (row, *places[ids])
+
+
+def _merged(counts: CallCounts, number: int) -> CallCounts:
+    return counts._replace(merged_calls=counts.merged_calls + number)
+
+
+def _reached_value(frame: Frame, text: str) -> Any:
+    """What an output is, a `RowFailure` where it cannot be had."""
+    reference = reference_of(text)
+    value = frame.value(reference)
+    if isinstance(value, RowFailure):
+        return value
+    try:
+        return value_at(value, reference)
+    except RowError as error:
+        return RowFailure(frame.path + reference.name, error)
+
+
+def _retries(node: AnyNode, error: Exception) -> int:
+    if isinstance(node, LlmNode):
+        return node.retries if isinstance(error, (EngineDead, Overloaded)) else 0
+    return node.retries if isinstance(node, FunctionNode) else 0
