@@ -165,6 +165,7 @@ def intercepted(count: int) -> tuple[PageRuns, Load]:
         weight=np.where(generator.random(count) < 0.02, 1.0, 0.0),
         order=np.arange(count),
         tenant=generator.integers(0, 8, count),
+        explicit=np.zeros(count, np.bool_),
         kinds=("prefix", "chat", "shell", "read", "edit", "tests", "http"),
         tenants=tuple(f"tenant {index}" for index in range(8)),
     )

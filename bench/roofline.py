@@ -32,7 +32,7 @@ from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.core.step import Step
 from weft.kernels.cpu import limits, ops
 from weft.models.base import ModelSpec
-from weft.models.loader import read_spec
+from weft.models.loader import open_checkpoint
 from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
 from weft.worker.runner import StepRunner
 
@@ -102,7 +102,7 @@ def main() -> None:
             Path(folder) / "qwen3-0.6b-random", QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True
         )
         engine = Weft(checkpoint, args.threads)
-        spec = read_spec(checkpoint)
+        spec = open_checkpoint(checkpoint).spec
         generator = np.random.default_rng(0)
         prompts = generator.integers(0, QWEN3_0_6B["vocab_size"], (args.requests, INPUT_TOKENS)).tolist()
         rows = []

@@ -31,6 +31,16 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
+def hub_file(model: str) -> tuple[str, str] | None:
+    """Hub id and file of a model that has the form `org/name/file.gguf`, where folders may precede the file."""
+    org, _, rest = model.partition("/")
+    name, _, file = rest.partition("/")
+    repository = f"{org}/{name}"
+    if not is_hub_id(repository) or not file.endswith(".gguf") or {"", ".", ".."} & set(file.split("/")):
+        return None
+    return repository, file
+
+
 def cache_directory(environment: Mapping[str, str]) -> Path:
     """Directory of files that Weft can recreate: `WEFT_CACHE`, else `weft` under `XDG_CACHE_HOME` or `~/.cache`."""
     own = environment.get("WEFT_CACHE")
@@ -50,7 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One engine: one model on one device."""
 
     model: str = EMBEDDED_MODEL
-    """`weft-tiny`, a local directory, or a hub id."""
+    """`weft-tiny`, a local directory or GGUF file, a hub id, or a GGUF file of a hub id (`org/name/file.gguf`)."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     offline: bool = False

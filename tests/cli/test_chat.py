@@ -165,7 +165,7 @@ def test_the_embedded_model_answers_in_a_pipe(weft):
 
 def test_the_model_is_introduced_and_may_be_given_as_a_flag(weft, tmp_path):
     (tmp_path / "other.gguf").touch()
-    assert "GGUF files are not supported" in weft("chat", "--model", str(tmp_path / "other.gguf"), input="").stderr
+    assert "is not a GGUF file" in weft("chat", "--model", str(tmp_path / "other.gguf"), input="").stderr
     assert weft("chat", "weft-tiny", "--model", "weft-tiny").exit_code == 2
 
 

@@ -68,7 +68,7 @@ def test_examples_use_flags_that_exist(weft):
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         for line in block.splitlines() if not language else ():
             words = line.partition("weft ")[2].split()
-            command = words[:2] if words[0] in ("bench", "programs", "sim") else words[:1]
+            command = words[:2] if words[0] in ("bench", "programs", "sim", "workflow") else words[:1]
             shown = weft(*command, "--help").output
             for flag in re.findall(r"--[\w-]+", line.partition("weft ")[2]):
                 assert flag in shown, (line, flag)

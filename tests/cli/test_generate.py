@@ -97,7 +97,7 @@ def test_a_file_of_weights_is_a_model_and_named_as_what_it_is(weft, tmp_path):
     for words in ([str(file)], [str(file), "Hello"], ["--model", str(file), "Hello"]):
         result = weft("generate", *words, input="Hello")
         assert result.exit_code == 1
-        assert "GGUF files are not supported yet" in result.stderr
+        assert "model.gguf is not a GGUF file" in result.stderr
 
 
 def test_several_answers_cannot_be_streamed(weft):

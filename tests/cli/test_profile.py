@@ -19,7 +19,7 @@ from weft.core.cost.model import StepShape
 from weft.core.cost.profile import Identity, Measurements, Profile, make_profile
 from weft.engine.build import build_engine
 from weft.engine.profiles import load_profile, store_profile
-from weft.models.loader import choose_dtype, read_spec
+from weft.models.loader import choose_dtype, open_checkpoint
 from weft.models.random_checkpoints import write_tiny
 from weft.sched.config import prompt_budget
 from weft.worker.identity import identify_spec
@@ -97,7 +97,7 @@ def test_doctor_says_what_another_dtype_takes_where_it_was_measured(weft, checkp
         return json.loads(weft("doctor", checkpoint, *flags).output)["will_use"]["measured"]
 
     assert measured() == []
-    spec = read_spec(Path(checkpoint))
+    spec = open_checkpoint(Path(checkpoint)).spec
     for dtype, quantization in ((torch.float32, None), (torch.bfloat16, "int8")):
         store_profile(tmp_path, made_up(identify_spec(config, replace(spec, dtype=dtype, quantization=quantization))))
     (with_int8, float32) = measured()
@@ -110,7 +110,7 @@ def test_the_saturation_point_bounds_prompts(weft, checkpoint, monkeypatch, tmp_
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     caplog.set_level("INFO", "weft.engine")
     config = EngineConfig(model=checkpoint, device="cpu", num_pages=64, max_running=4, threads=1)
-    spec = read_spec(Path(checkpoint))
+    spec = open_checkpoint(Path(checkpoint)).spec
     identity = identify_spec(config, replace(spec, dtype=choose_dtype(spec.dtype, "auto", "cpu")))
     store_profile(tmp_path, made_up(identity))
     flags = ("--json", "--device", "cpu", "--num-pages", "64", "--max-running", "4", "--threads", "1")

@@ -16,7 +16,7 @@ from weft.cli.local import local_llm
 from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
 from weft.cli.settings import Settings, with_setting
-from weft.config import EMBEDDED_MODEL, is_hub_id
+from weft.config import EMBEDDED_MODEL, hub_file, is_hub_id
 from weft.hub import WEIGHT_FILES
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def generate(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
-            help="A single argument is the model if it is weft-tiny, a directory or org/name, otherwise the prompt.",
+            help="A single argument is the model if it is weft-tiny, a directory, a GGUF file or org/name, "
+            "otherwise the prompt.",
             show_default=False,
         ),
     ] = None,
@@ -141,7 +142,7 @@ def split_words(words: list[str], model: str | None) -> tuple[str | None, str | 
         return model, words[0] if words else None
     if len(words) == 2:
         return words[0], words[1]
-    if words and (words[0] == EMBEDDED_MODEL or is_hub_id(words[0]) or _is_model_path(words[0])):
+    if words and (words[0] == EMBEDDED_MODEL or is_hub_id(words[0]) or hub_file(words[0]) or _is_model_path(words[0])):
         return words[0], None
     return None, words[0] if words else None
 
@@ -235,7 +236,7 @@ def described(result: Result) -> dict[str, Any]:
 
 
 def _is_model_path(word: str) -> bool:
-    """Whether a word is a directory or a file of weights (which loading refuses with a reason)."""
+    """Whether a word is a directory or a file of weights (loading refuses all but GGUF, with a reason)."""
     # A prompt may be too long for a path, or contain characters that paths cannot have.
     try:
         path = Path(word).expanduser()

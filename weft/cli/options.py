@@ -129,10 +129,12 @@ ConfigFile = Annotated[
     typer.Option("--config", envvar="WEFT_CONFIG", metavar="FILE", help="TOML file with settings.", show_default=False),
 ]
 Model = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="weft-tiny, a directory, or a hub id.", show_default=False)
+    str | None,
+    typer.Argument(metavar="MODEL", help="weft-tiny, a directory, a GGUF file, or a hub id.", show_default=False),
 ]
 NamedModel = Annotated[
-    str | None, typer.Option("--model", "-m", help="The same as MODEL: weft-tiny, a directory, or a hub id.")
+    str | None,
+    typer.Option("--model", "-m", help="The same as MODEL: weft-tiny, a directory, a GGUF file, or a hub id."),
 ]
 
 

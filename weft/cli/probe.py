@@ -151,31 +151,34 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     from weft.engine.profiles import find_profile, saturation_tokens
     from weft.kernels import dispatch
     from weft.models.base import KVSpec, LayerKV
-    from weft.models.loader import MODEL_FILES, choose_dtype, read_spec, read_weight_bytes
+    from weft.models.footprint import storage_notice, weight_bytes
+    from weft.models.loader import MODEL_FILES, choose_dtype, open_checkpoint
     from weft.worker.build import choose_device, free_memory, graphs_missing, step_tokens
     from weft.worker.identity import identify_spec
     from weft.worker.memory import usable_cores
     from weft.worker.sizing import FreeMemory, kernel_threads, size_pools
 
     device = choose_device(config)
-    directory = find_model(
+    path = find_model(
         config.model,
         config.revision,
         files=MODEL_FILES,
         offline=True,
         offline_because=OFFLINE_IS_SET if config.offline else "this command downloads nothing",
     )
-    spec = read_spec(directory)
+    checkpoint = open_checkpoint(path)
+    spec = checkpoint.spec
     dtype = choose_dtype(spec.dtype, config.dtype, device)
+    loaded = replace(spec, dtype=dtype, quantization=config.quantization)
     layout = KVSpec((LayerKV(spec.num_kv_heads, spec.head_dim),) * spec.num_layers, dtype)
     bytes_per_page = layout.bytes_per_page(config.page_size)
-    weights = read_weight_bytes(directory, dtype, config.quantization)
+    weights = weight_bytes(checkpoint.family, loaded)
     free = free_memory(device)
     on_gpu = device.type == "cuda"
     left = FreeMemory(max(0, free.device - weights), free.host if on_gpu else max(0, free.host - weights))
     sizing = size_pools(config, bytes_per_page=bytes_per_page, model_context=spec.max_position, free=left, gpu=on_gpu)
     choices = dispatch.describe(device, dtype)
-    identity = identify_spec(config, replace(spec, dtype=dtype, quantization=config.quantization))
+    identity = identify_spec(config, loaded)
     profile = find_profile(cache_directory(os.environ), identity, config.model)
     return {
         "model": config.model,
@@ -188,6 +191,7 @@ def plan(config: EngineConfig) -> dict[str, Any]:
         "kernels_note": choices[0].note or "none",
         "cuda_graphs": graphs_missing(config, replace(spec, dtype=dtype), device) or "yes",
         "weights_gib": gib(weights),
+        "weights_note": storage_notice(checkpoint, loaded, device) or "none",
         "kv_pages": sizing.num_device_pages,
         "kv_tokens": sizing.num_device_pages * config.page_size,
         "kv_gib": gib(sizing.num_device_pages * bytes_per_page),

@@ -57,7 +57,8 @@ def run(
     arg: Arg = None,
     send: Send = None,
     named_model: Annotated[
-        str | None, typer.Option("--model", "-m", help="weft-tiny, a directory, or a hub id.", show_default=False)
+        str | None,
+        typer.Option("--model", "-m", help="weft-tiny, a directory, a GGUF file, or a hub id.", show_default=False),
     ] = None,
     sandbox: Annotated[
         bool, typer.Option("--sandbox", help="Run the program in the sandbox, as a server does.")
@@ -84,7 +85,7 @@ def run(
     content = read_program(file)
     screen = Screen(as_json=as_json, no_arguments=args is None)
     if url is not None:
-        _refuse_flags_of_engines(settings)
+        refuse_flags_of_engines(settings)
         from weft.cli.run_remote import run_on_server
 
         finished = run_on_server(
@@ -105,7 +106,7 @@ def run(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _refuse_flags_of_engines(settings: Settings) -> None:
+def refuse_flags_of_engines(settings: Settings) -> None:
     """Raise `typer.BadParameter` for engine flags, which do not apply with a server."""
     flags = [given.source for given in settings.given.values() if given.source.startswith("flag ")]
     if flags:

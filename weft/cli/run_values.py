@@ -66,7 +66,7 @@ def arguments(words: Sequence[str], fields: Iterable[str]) -> Any:
 
     Raises `typer.BadParameter`.
     """
-    named = dict(_pair(field, "--arg") for field in fields)
+    named = dict(pair(field, "--arg") for field in fields)
     if named and words:
         raise typer.BadParameter("give arguments either after -- or with --arg")
     if named:
@@ -77,11 +77,12 @@ def arguments(words: Sequence[str], fields: Iterable[str]) -> Any:
 
 def limits(pairs: Iterable[str], network: Sequence[str]) -> dict[str, Any]:
     """Return limits in the form of the HTTP API. Raises `typer.BadParameter`."""
-    given = dict(_pair(pair, "--limit") for pair in pairs)
+    given = dict(pair(text, "--limit") for text in pairs)
     return given | ({"network": list(network)} if network else {})
 
 
-def _pair(text: str, flag: str) -> tuple[str, Any]:
+def pair(text: str, flag: str) -> tuple[str, Any]:
+    """The name and the value of `NAME=VALUE`, which is JSON if it parses. Raises `typer.BadParameter`."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise typer.BadParameter(f"{flag} {text}: write NAME=VALUE")

@@ -41,7 +41,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="weft-tiny, a directory, or a hub id; each model has its own engine.",
+            help="weft-tiny, a directory, a GGUF file, or a hub id; each model has its own engine.",
             show_default=False,
         ),
     ] = None,
