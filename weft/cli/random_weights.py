@@ -12,6 +12,7 @@ from weft.config import cache_directory
 
 SHAPES: Mapping[str, str] = {
     "tiny": "a Llama of three small layers, to try commands with",
+    "qwen3-0.1b": "a small Qwen3 with a vocabulary of 32,000; 0.2 GiB in bfloat16",
     "qwen3-0.6b": "the shape of Qwen3-0.6B with a vocabulary of 32,000; 0.9 GiB in bfloat16",
 }
 
@@ -34,7 +35,7 @@ def random_weights(shape: str, report: Callable[[str], None]) -> Path:
 def _write(shape: str, directory: Path) -> None:
     import torch
 
-    from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint, write_tiny
+    from weft.models.random_checkpoints import QWEN3_0_1B, QWEN3_0_6B, write_checkpoint, write_tiny
 
     # An interrupted write must not look like a checkpoint.
     partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
@@ -42,7 +43,8 @@ def _write(shape: str, directory: Path) -> None:
         if shape == "tiny":
             write_tiny(partial, tokenizer=True)
         else:
-            write_checkpoint(partial, QWEN3_0_6B, dtype=torch.bfloat16, tokenizer=True)
+            config = {"qwen3-0.1b": QWEN3_0_1B, "qwen3-0.6b": QWEN3_0_6B}[shape]
+            write_checkpoint(partial, config, dtype=torch.bfloat16, tokenizer=True)
         partial.rename(directory)
     except Exception as error:  # each library reports a full disk with its own error
         raise ConfigError(f"random weights cannot be written to {directory}: {error}") from error

@@ -75,6 +75,18 @@ QWEN3_0_6B: Mapping[str, Any] = MappingProxyType(
     }
 )
 """The shape of Qwen3-0.6B with a vocabulary of 32,000, for benchmarks."""
+QWEN3_0_1B: Mapping[str, Any] = MappingProxyType(
+    {
+        **QWEN3_0_6B,
+        "hidden_size": 768,
+        "intermediate_size": 2304,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    }
+)
+"""About 100 million parameters, for benchmarks of many calls."""
 QWEN3_1_7B: Mapping[str, Any] = MappingProxyType({**QWEN3_0_6B, "hidden_size": 2048, "intermediate_size": 6144})
 """The shape of Qwen3-1.7B with a vocabulary of 32,000."""
 

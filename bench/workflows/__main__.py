@@ -1,0 +1,251 @@
+"""Workflows: clients that send calls one by one, and Weft, on the same server.
+
+    python -m bench.workflows [--workloads trading,debate_mmlu,...] [--contenders clients,weft,...]
+                              [--pools small,large] [--scale 8] [--calls 150] [--runs 3]
+                              [--json FILE [--resume]] [--vllm-python PATH]
+
+The eight workflows of Helium's section 7 with all lengths divided by `--scale`, and rows cut to about `--calls` calls.
+The model has random weights (`--model`, a shape), and every call generates a fixed number of letters, greedily.
+
+Contenders take turns on one `weft serve` with its prefix cache on, each run with a cache salt of its own, so that none
+finds KV of another. `query-wise`, `operator-wise` and `clients` (asynchronous) are plain HTTP clients: one row after
+the other, one operator after the other, and every call as soon as its inputs are there. `weft-unmerged` is Weft without
+its optimiser; `weft` merges equal calls too. `vllm` is `clients` on vLLM's server with as many KV tokens.
+
+Pools: `large` holds the trie of all prompts and outputs, `small` a third of it (or the longest call, if that is more).
+Figures: seconds, tokens that were computed from prompts (prompt less cached, as the server says) over the *minimum*
+(tokens of that trie that no call decodes), and the time of `clients` over that of the contender in the same turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import weft
+from bench import alone
+from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_server
+from bench.resume import continued
+from bench.workflows import tokens
+from bench.workflows.clients import STRATEGIES, Answers, GraphClient, Used, run_clients
+from bench.workflows.shapes import SHAPES, Workload, salted, workload
+from weft.cli.bench.measure import Spread
+from weft.cli.bench.record import command_line, heading, surroundings, write_record
+from weft.cli.bench.server import own_server
+from weft.cli.random_weights import SHAPES as MODELS
+from weft.cli.random_weights import random_weights
+from weft.cli.settings import load
+from weft.core.ids import unpack_tokens
+from weft.tokenizers.chats import ChatPrompt, render
+from weft.tokenizers.load import load_tokenizer
+from weft.worker.memory import usable_cores
+from weft.worker.sizing import kernel_threads
+
+PAGE_SIZE = 16
+POOLS = {"small": 1 / 3, "large": 1.25}
+"""Pool -> its tokens over those of the trie. Copies of partial pages and pages of running calls need a margin."""
+VLLM = "vllm"
+REFERENCE = "clients"
+CONTENDERS = (*STRATEGIES, "weft-unmerged", "weft", VLLM)
+_salts = count()
+
+
+class Size(NamedTuple):
+    """What the prompts of a workload come to."""
+
+    trie: int
+    minimum: int
+    longest: int
+    """Tokens of the longest call, its output included."""
+
+    def pool_tokens(self, pool: str) -> int:
+        wanted = max(POOLS[pool] * self.trie, self.longest + 4 * PAGE_SIZE)
+        return -(-int(wanted) // PAGE_SIZE) * PAGE_SIZE
+
+
+class Found(NamedTuple):
+    """One run of a contender."""
+
+    seconds: float
+    used: Used
+    answers: Answers
+
+
+@contextlib.contextmanager
+def weft_server(checkpoint: Path, kv_tokens: int) -> Iterator[str]:
+    """`weft serve`, ready: its URL."""
+    values: dict[str, Any] = {
+        "engine.model": str(checkpoint),
+        "engine.dtype": "bfloat16",
+        "engine.page_size": PAGE_SIZE,
+        "engine.num_pages": kv_tokens // PAGE_SIZE,
+        "programs.start": "off",
+    }
+    with own_server(load(flags={key: ("the benchmark", value) for key, value in values.items()})) as url:
+        yield url
+
+
+def run_weft(work: Workload, url: str, salt: str, *, merges: bool) -> Found:
+    """Run a workload as a graph."""
+    graph = salted(work, salt)
+    began = time.perf_counter()
+    results = weft.Workflow(graph).run(work.rows, on=f"{url}/v1", optimise=merges, progress=False)
+    seconds = time.perf_counter() - began
+    if results.errors:
+        raise RuntimeError(f"row {results.errors[0].row} failed: {results.errors[0].message}")
+    calls = results.counts.calls
+    answers = {(row.row, name): text for row in results for name, text in row.outputs.items()}
+    return Found(seconds, Used(calls.prompt_tokens, calls.cached_tokens, calls.output_tokens), answers)
+
+
+def run_once(contender: str, work: Workload, url: str, model: str) -> Found:
+    """One run."""
+    salt = f"run{next(_salts)}"
+    if contender.startswith("weft"):
+        return run_weft(work, url, salt, merges=contender == "weft")
+    began = time.perf_counter()
+    strategy, salt = (REFERENCE, "") if contender == VLLM else (contender, salt)
+    client = asyncio.run(run_clients(strategy, work, url, model, salt))
+    return Found(time.perf_counter() - began, client.used, client.answers)
+
+
+def size_of(work: Workload, checkpoint: Path, kv_tokens: int) -> Size:
+    """Run a workload once, with room for everything, and count the tokens of its calls."""
+    tokenizer = load_tokenizer(str(checkpoint))
+    with weft_server(checkpoint, kv_tokens) as url:
+        client: GraphClient = asyncio.run(run_clients(REFERENCE, work, url, str(checkpoint), "size"))
+
+    def encoded(text: str) -> list[int]:
+        ids: list[int] = unpack_tokens(tokenizer.encode(text, add_special_tokens=False)).tolist()
+        return ids
+
+    calls = [
+        (encoded(render(ChatPrompt(messages=messages[:-1]), tokenizer)), encoded(messages[-1]["content"]))
+        for messages in client.conversations
+    ]
+    if sum(len(prompt) for prompt, _ in calls) != client.used.prompt:
+        raise RuntimeError("the benchmark renders prompts otherwise than the server")
+    counted = tokens.count(calls)
+    return Size(counted.total, counted.prefill, max(len(prompt) + len(output) for prompt, output in calls))
+
+
+# The comparison
+
+
+def measure(args: argparse.Namespace, record: dict[str, Any], checkpoint: Path) -> None:
+    """Measure what the record lacks; it is written after each turn."""
+    for name in args.workloads:
+        work = workload(name, args.scale, args.calls)
+        found = record["results"].setdefault(name, {})
+        if "size" not in found:
+            generous = sum(len(text) for row in work.rows for text in row.values()) + work.num_calls * 4000
+            size = size_of(work, checkpoint, -(-generous // PAGE_SIZE) * PAGE_SIZE)
+            found |= {"rows": len(work.rows), "calls": work.num_calls, "size": size._asdict(), "pools": {}}
+            keep(args, record)
+        size = Size(**found["size"])
+        print(f"{name}: {len(work.rows)} rows, {work.num_calls} calls, {size}", flush=True)
+        for pool in args.pools:
+            runs = found["pools"].setdefault(pool, {"kv_tokens": size.pool_tokens(pool), "runs": {}})["runs"]
+            own = [contender for contender in args.contenders if contender != VLLM]
+            if any(len(runs.get(contender, [])) < args.runs for contender in own):
+                with weft_server(checkpoint, size.pool_tokens(pool)) as url:
+                    take_turns(args, record, runs, own, work, url, checkpoint)
+            if VLLM in args.contenders and len(runs.get(VLLM, [])) < args.runs:
+                threads = kernel_threads(None, usable_cores())
+                with vllm_server(checkpoint, threads, size.pool_tokens(pool), size.longest + PAGE_SIZE) as url:
+                    take_turns(args, record, runs, [VLLM], work, url, checkpoint)
+            print("\n".join(summary(pool, runs, size)), flush=True)
+
+
+def take_turns(
+    args: argparse.Namespace, record: dict[str, Any], runs: dict[str, list[Any]], contenders: Sequence[str],
+    work: Workload, url: str, checkpoint: Path,
+) -> None:  # fmt: skip
+    """All contenders after each other, `--runs` times."""
+    begun = min(len(runs.get(contender, [])) for contender in contenders)
+    if not begun:
+        run_once(contenders[0], work, url, str(checkpoint))  # warm
+    for _ in range(begun, args.runs):
+        answers: Answers | None = None
+        for contender in contenders:
+            found = run_once(contender, work, url, str(checkpoint))
+            answers = answers or found.answers
+            differ = sum(found.answers[call] != text for call, text in answers.items())
+            told = {"seconds": found.seconds, **found.used._asdict(), "answers_that_differ": differ}
+            runs.setdefault(contender, []).append(told)
+            print(f"  {contender}: {told}", flush=True)
+        keep(args, record)
+
+
+def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
+    if args.json:
+        write_record(args.json, record)
+
+
+def summary(pool: str, runs: dict[str, list[dict[str, Any]]], size: Size) -> list[str]:
+    """A line for each contender."""
+    lines = [f"  {pool} pool"]
+    for contender, found in runs.items():
+        seconds = Spread.of([run["seconds"] for run in found])
+        computed = statistics.median((run["prompt"] - run["cached"]) / size.minimum for run in found)
+        ratios = [other["seconds"] / run["seconds"] for other, run in zip(runs.get(REFERENCE, []), found, strict=False)]
+        ratio = f", {Spread.of(ratios).text(2)} x clients" if ratios else ""
+        lines.append(f"    {contender:14} {seconds.text(2)} s, prefill {computed:.2f} x minimum{ratio}")
+    return lines
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.workflows", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = {"workloads": SHAPES, "contenders": CONTENDERS, "pools": POOLS}
+    for name, known in names.items():
+        parser.add_argument(f"--{name}", default=",".join(known), help=f"comma-separated: {', '.join(known)}")
+    parser.add_argument("--model", choices=MODELS, default="qwen3-0.1b", help="random weights in this shape")
+    parser.add_argument("--scale", type=float, default=8.0, help="divides all lengths (8)")
+    parser.add_argument("--calls", type=int, default=150, help="of a workload, about; at least one row (150)")
+    parser.add_argument("--runs", type=int, default=3, help="of each contender (3)")
+    parser.add_argument("--vllm-python", help=f"the interpreter of an environment with vLLM ({PYTHON_VARIABLE})")
+    parser.add_argument("--json", type=Path, help="write every run to this file")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that the file has")
+    args = parser.parse_args(arguments)
+    for name, known in names.items():
+        given = [one for one in getattr(args, name).split(",") if one]
+        if unknown := [one for one in given if one not in known]:
+            parser.error(f"--{name}: no {', '.join(unknown)}; there are {', '.join(known)}")
+        setattr(args, name, given)
+    if args.scale <= 0 or min(args.calls, args.runs) < 1:
+        parser.error("--scale, --calls and --runs must be positive")
+    if args.resume and not args.json:
+        parser.error("--resume needs --json, the file to continue")
+    if args.vllm_python:
+        os.environ[PYTHON_VARIABLE] = args.vllm_python
+    elif VLLM in args.contenders and PYTHON_VARIABLE not in os.environ:
+        print("vllm: no figure, it is not installed (--vllm-python)", file=sys.stderr)
+        args.contenders.remove(VLLM)
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    alone.require()
+    asked = {"model": args.model, "scale": args.scale, "calls": args.calls}
+    record: dict[str, Any] = {**surroundings(), "command": command_line("bench.workflows"), "asked": asked}
+    record["results"] = {}
+    if args.resume:
+        record = continued(args.json, record)
+    print(heading(record))
+    measure(args, record, random_weights(args.model, print))
+
+
+if __name__ == "__main__":
+    main()
