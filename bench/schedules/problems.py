@@ -33,7 +33,8 @@ class CallProblem(NamedTuple):
 
 def problem_of(instance: Instance) -> CallProblem:
     """The prompts' tree over calls: a segment for each piece of a prompt and each value that it has in the rows."""
-    work = analyse(instance.graph, instance.rows, MODEL, instance.statistics, WordTokens())
+    tokens = WordTokens()
+    work = analyse(instance.graph, instance.rows, MODEL, instance.statistics, lambda model: tokens)
     operators, prompts = work.unrolled.operators, work.prompts
     num_rows = len(instance.rows)
     calls = tuple((operator, row) for operator in range(len(operators)) for row in range(num_rows))

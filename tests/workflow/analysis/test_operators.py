@@ -17,7 +17,8 @@ from weft.workflow.graph import graph_from_dict
 
 
 def unrolled(raw: dict[str, Any], statistics: dict[str, Any] | None = None) -> Unrolled:
-    return unroll(graph_from_dict(raw), WordTokens(), Statistics(statistics), "m")
+    tokens = WordTokens()
+    return unroll(graph_from_dict(raw), lambda model: tokens, Statistics(statistics), "m")
 
 
 def prompt(made: Unrolled, operator: Operator) -> list[str]:
@@ -29,10 +30,6 @@ def prompt(made: Unrolled, operator: Operator) -> list[str]:
         elif said[-1:] != ["."]:
             said.append(".")
     return said
-
-
-def by_node(made: Unrolled) -> dict[tuple[str, int], Operator]:
-    return {(operator.node, operator.round): operator for operator in made.operators}
 
 
 def test_texts_and_lists_are_written_into_prompts() -> None:
@@ -56,7 +53,7 @@ def test_adjacent_static_text_is_one_piece_however_it_is_split() -> None:
     tokens = WordTokens()
     whole = graph(llm("a", "You are a judge of texts {{q}}"))
     split = graph(text("t", "a judge"), llm("a", "You are {{t}} of texts {{q}}"))
-    one, other = (unroll(graph_from_dict(raw), tokens, Statistics(), "m") for raw in (whole, split))
+    one, other = (unroll(graph_from_dict(raw), lambda model: tokens, Statistics(), "m") for raw in (whole, split))
     assert one.operators[0].template == other.operators[0].template
 
 
@@ -98,11 +95,11 @@ def test_a_map_counts_its_items_and_shares_what_is_before_them() -> None:
         function("all", "join", of="{{each}}"),
         llm("end", "{{all}}"),
     )
-    made = unrolled(raw, {"each": {"items": 5}, "each/note": {"output_tokens": 20}})
+    made = unrolled(raw, {"each": {"items": 5}, "each.note": {"output_tokens": 20}})
     note, end = made.operators
-    assert (note.node, note.calls, note.items) == ("each/note", 5, 5)
-    assert prompt(made, note) == [".", "q", ".", "each/i", "."]
-    assert note.template[note.shared_by_items] == -1 - [p.name for p in made.placeholders].index("each/i")
+    assert (note.node, note.calls, note.items) == ("each.note", 5, 5)
+    assert prompt(made, note) == [".", "q", ".", "each.i", "."]
+    assert note.template[note.shared_by_items] == -1 - [p.name for p in made.placeholders].index("each.i")
     assert end.needs == (0,)
     joined = made.placeholders[-1 - end.template[1]]
     assert (joined.name, joined.tokens) == ("all", 100)
@@ -121,13 +118,13 @@ def test_a_loop_is_unrolled_for_its_expected_rounds() -> None:
         llm("last", "{{rounds.said}}"),
     )
     made = unrolled(raw, {"rounds": {"rounds": 2.5}})
-    assert [(each.node, each.round, each.calls, each.needs) for each in made.operators] == [
-        ("rounds/say", 0, 1.0, ()),
-        ("rounds/say", 1, 1.0, (0,)),
-        ("rounds/say", 2, 0.5, (1,)),
-        ("last", 0, 1.0, (2,)),
+    assert [(each.node, each.rounds, each.calls, each.needs) for each in made.operators] == [
+        ("rounds.say", (0,), 1.0, ()),
+        ("rounds.say", (1,), 1.0, (0,)),
+        ("rounds.say", (2,), 0.5, (1,)),
+        ("last", (), 1.0, (2,)),
     ]
-    assert prompt(made, made.operators[1])[1] == "rounds/say"
+    assert prompt(made, made.operators[1])[1] == "rounds.say"
     many = unrolled(raw, {"rounds": {"rounds": 9}})
     assert sum(each.calls for each in many.operators) == 10
     assert len(many.operators) == 9
@@ -139,7 +136,27 @@ def test_cases_of_a_switch_share_the_rows() -> None:
     assert [each.calls for each in even.operators] == [0.5, 0.5, 1.0]
     known = unrolled(raw, {"which": {"shares": {"cases[x]": 0.9, "cases[y]": 0.1}}})
     assert [each.calls for each in known.operators] == [0.9, 0.1, 1.0]
-    assert by_node(known)["c", 0].needs == (0, 1)
+    assert [each.node for each in known.operators] == ["which[x].a", "which[y].b", "c"]
+    assert known.operators[2].needs == (0, 1)
+
+
+def test_each_model_renders_and_tokenizes_its_own_prompts() -> None:
+    tokens = {"m": WordTokens(), "other": WordTokens()}
+    raw = graph(llm("a", "Hi"), llm("b", "Hi {{a}}", model="other"), outputs={"a": "a", "b": "b"})
+    made = unroll(graph_from_dict(raw), tokens.__getitem__, Statistics(), "m")
+    assert [operator.model for operator in made.operators] == ["m", "other"]
+    assert [used.encoded for used in tokens.values()] == [
+        ["<user> Hi <end> <assistant> "],
+        ["<user> Hi ", " <end> <assistant> "],
+    ]
+
+
+def test_loops_in_loops_have_a_round_of_each() -> None:
+    inner = loop("inner", {"x": "said"}, body(llm("say", "{{x}}"), x="say"), max_rounds=2)
+    raw = graph(loop("outer", {"said": "q"}, body(inner, said="inner.x"), max_rounds=3), llm("end", "{{outer.said}}"))
+    said = unrolled(raw).operators[:-1]
+    assert {operator.node for operator in said} == {"outer.inner.say"}
+    assert [operator.rounds for operator in said] == [(outer, inner) for outer in range(3) for inner in range(2)]
 
 
 def test_a_text_of_a_user_is_never_taken_for_a_value() -> None:

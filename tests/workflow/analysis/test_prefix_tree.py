@@ -26,7 +26,7 @@ def elements(tree: PrefixTree, path: tuple[int, ...]) -> Template:
 
 @given(templates)
 def test_paths_spell_the_prompts_and_share_exactly_their_common_prefix(prompts: list[Template]) -> None:
-    tree = prefix_tree(prompts)
+    tree = prefix_tree([("m", prompt) for prompt in prompts])
     for prompt, path in zip(prompts, tree.paths, strict=True):
         assert elements(tree, path) == prompt
         assert [tree.nodes[node].parent for node in path] == [None, *path[:-1]][: len(path)]
@@ -39,7 +39,7 @@ def test_paths_spell_the_prompts_and_share_exactly_their_common_prefix(prompts: 
 
 
 def test_a_node_is_a_run_of_tokens_or_one_value() -> None:
-    tree = prefix_tree([(1, 2, VALUE, 3), (1, 2, VALUE, 4), (1, 5, OTHER)])
+    tree = prefix_tree([("m", (1, 2, VALUE, 3)), ("m", (1, 2, VALUE, 4)), ("m", (1, 5, OTHER))])
     assert [(node.parent, node.elements, node.placeholder) for node in tree.nodes] == [
         (None, (1,), None),
         (0, (2,), None),
@@ -50,3 +50,14 @@ def test_a_node_is_a_run_of_tokens_or_one_value() -> None:
         (5, (OTHER,), 1),
     ]
     assert tree.paths == ((0, 1, 2, 3), (0, 1, 2, 4), (0, 5, 6))
+
+
+def test_models_share_nothing() -> None:
+    tree = prefix_tree([("one", (1, 2)), ("other", (1, 2)), ("one", (1, 3))])
+    assert [(node.parent, node.elements, node.model) for node in tree.nodes] == [
+        (None, (1,), "one"),
+        (0, (2,), "one"),
+        (0, (3,), "one"),
+        (None, (1, 2), "other"),
+    ]
+    assert tree.paths == ((0, 1), (3,), (0, 2))

@@ -39,9 +39,9 @@ def common(one: list[Piece], other: list[Piece]) -> int:
 )
 def test_shared_tokens_are_those_of_the_written_prompts(templates: list[Template], classes: list[int]) -> None:
     value = RowValue(tuple(number + 1 for number in classes), tuple(classes))
-    tree = prefix_tree(templates)
+    tree = prefix_tree([("m", template) for template in templates])
     rows = np.arange(len(classes))
-    prompts = RowPrompts(Unrolled((), PLACEHOLDERS, ()), tree, {"q": value}, len(classes))
+    prompts = RowPrompts(Unrolled((), PLACEHOLDERS, ()), tree, {"m": {"q": value}}, len(classes))
     matrices = prompts.shared_matrices(rows)
     for a, one in enumerate(templates):
         assert prompts.prompt_tokens(a).tolist() == [len(written(one, row, value)) for row in rows]
@@ -49,12 +49,11 @@ def test_shared_tokens_are_those_of_the_written_prompts(templates: list[Template
             nodes = prompts.common(a, b)
             for row in rows:
                 expected = [common(written(one, row, value), written(other, to, value)) for to in rows]
+                assert matrices[prompts.last_common[a, b]][row].tolist() == expected
                 assert prompts.shared(nodes, np.full(len(rows), row), rows).tolist() == expected
-                if nodes:
-                    assert matrices[nodes[-1]][row].tolist() == expected
 
 
 def test_unknown_values_differ_in_each_row() -> None:
-    tree = prefix_tree([(5, -1)])
+    tree = prefix_tree([("m", (5, -1))])
     prompts = RowPrompts(Unrolled((), (Placeholder("q", None),), ()), tree, {}, 3)
     assert prompts.classes[1].tolist() == [0, 1, 2]

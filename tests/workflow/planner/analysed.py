@@ -16,7 +16,8 @@ KV_TOKENS = 8192
 def analysed(
     raw: dict[str, Any], rows: Sequence[Mapping[str, Any]] | int, statistics: Mapping[str, Any] | None = None
 ) -> AnalysedGraph:
-    return analyse(graph_from_dict(raw), rows, "m", statistics or {}, WordTokens())
+    tokens = WordTokens()
+    return analyse(graph_from_dict(raw), rows, "m", statistics or {}, lambda model: tokens)
 
 
 def costing_of(work: AnalysedGraph, *kv_tokens: int) -> Costing:

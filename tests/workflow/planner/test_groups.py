@@ -54,7 +54,7 @@ def test_items_of_a_map_share_what_is_before_them() -> None:
         mapped("each", "parts", body(llm("note", f"{words(30)} {{{{i}}}}"), value="note")),
         function("end", "join", of="{{each}}"),
     )
-    statistics = {"each": {"items": 4}, "each/i": {"output_tokens": 10}, "each/note": {"output_tokens": 6}}
+    statistics = {"each": {"items": 4}, "each.i": {"output_tokens": 10}, "each.note": {"output_tokens": 6}}
     work = analysed(raw, 1, statistics)
     # `<user>`, 30 words, the item, `<end>` and `<assistant>`
     first, later = 6 * (1 + 30 + 10 + 2) + decode_usage(6), 6 * (10 + 2) + decode_usage(6)

@@ -19,7 +19,8 @@ from weft.workflow.run.instructions import (
     RunLimits,
     RunProgram,
 )
-from weft.workflow.run.state import Order, RunState
+from weft.workflow.run.order import Order
+from weft.workflow.run.state import RunState
 
 
 def fake_answer(request: ModelRequest) -> ModelAnswer:

@@ -18,6 +18,7 @@ from weft.workflow.graph import graph_from_dict
 from weft.workflow.graph.values import RowError
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.instructions import RunLimits
+from weft.workflow.run.order import CallSite
 
 
 def naive(raw: Json, row: Json) -> dict[str, Any] | None:
@@ -183,11 +184,48 @@ def test_what_is_past_a_limit_fails_and_names_it(limits: RunLimits, made: int) -
 
 def test_calls_leave_in_the_order_that_is_given() -> None:
     raw = graph(llm("a", "a {{q}}"), llm("b", "b {{q}}"), outputs={"a": "a", "b": "b"})
-    player = Player(graph_from_dict(raw), [], order=lambda row, ids: (ids, -row), max_calls=100)
+    player = Player(graph_from_dict(raw), [], order=lambda site: (site.label, -site.row), max_calls=100)
     for row in range(3):
         player.state.open_row(row, {"q": str(row)})
     player.play()
     assert texts(player) == ["a 2", "a 1", "a 0", "b 2", "b 1", "b 0"]
+
+
+def sites(raw: Json, row: Json, **options: Any) -> list[CallSite]:
+    """Where the calls stand that are sent, in the order in which they become ready."""
+    asked: list[CallSite] = []
+
+    def order(site: CallSite) -> tuple[Any, ...]:
+        asked.append(site)
+        return ()
+
+    play(raw, [row], order=order, **options)
+    return asked
+
+
+def test_the_order_is_told_the_rounds_of_loops() -> None:
+    inner = loop("inner", {"x": "said"}, body(llm("say", "{{x}}"), x="say"), max_rounds=2)
+    raw = graph(loop("outer", {"said": "q"}, body(inner, said="inner.x"), max_rounds=2))
+    assert sites(raw, {"q": ""}) == [
+        CallSite(0, "outer.inner.say", (outer, inner)) for outer in range(2) for inner in range(2)
+    ]
+
+
+def test_the_order_is_told_the_items_of_maps_and_they_come_by_number() -> None:
+    raw = graph(pick("parts", "q", split=" "), mapped("each", "parts", body(llm("note", "{{i}}"), value="note")))
+    words = [str(number) for number in range(12)]
+    assert sites(raw, {"q": " ".join(words)}) == [CallSite(0, "each.note", (), (item,)) for item in range(12)]
+    assert texts(play(raw, [{"q": " ".join(words)}], max_calls=1)) == words
+
+
+def test_cases_with_equal_names_have_labels_of_their_own() -> None:
+    cases = {name: body(llm("a", f"{name} {{{{q}}}}"), value="a") for name in ("x", "")}
+    raw = graph(switch("which", "q", **cases))
+    raw["nodes"][0]["default"] = body(llm("a", "other"), value="a")
+    labels = {q: [site.label for site in sites(raw, {"q": q})] for q in ("x", "", "else")}
+    assert labels == {"x": ["which[x].a"], "": ['which[""].a'], "else": ["which[].a"]}
+    counts = play(raw, [{"q": "x"}, {"q": ""}]).state.counts.by_node
+    assert set(counts) == {"which[x].a", 'which[""].a'}
 
 
 def test_a_chain_may_be_longer_than_the_stack() -> None:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.workflow.analysis.prompts import MAX_MARKS, PromptTokens, Template, mark, marks_of, template_of, without_marks
+from weft.workflow.analysis.prompts import MAX_MARKS, Template, TokensOf, mark, marks_of, template_of, without_marks
 from weft.workflow.analysis.statistics import Statistics
+from weft.workflow.graph.labels import label_prefix
 from weft.workflow.graph.nodes import (
     AnyNode,
     Body,
@@ -52,9 +53,9 @@ class Operator(NamedTuple):
     """An LLM node, in one round of the loops around it."""
 
     node: str
-    """The ids from the outermost node to it, joined by `/`; of a switch's case also its place."""
-    round: int
-    """From 0 on."""
+    """Its label (`weft.workflow.graph.labels`)."""
+    rounds: tuple[int, ...]
+    """Of the loops around it, the outermost first, from 0; the last that is planned stands for those after it."""
     template: Template
     output_tokens: int
     needs: tuple[int, ...]
@@ -97,22 +98,23 @@ class _Value(NamedTuple):
 class _Around(NamedTuple):
     """Where a body stands."""
 
-    path: str
+    prefix: str
+    """Of the labels of its nodes."""
     scope: Mapping[str, _Value]
     calls: float
     items: int
     first_of_item: int
     """The first placeholder that is made for each item of a map around; all after it are too."""
-    round: int
+    rounds: tuple[int, ...]
 
 
-def unroll(graph: WorkflowGraph, tokens: PromptTokens, statistics: Statistics, model: str) -> Unrolled:
+def unroll(graph: WorkflowGraph, tokens: TokensOf, statistics: Statistics, model: str) -> Unrolled:
     """The operators of a canonical graph. `model` is that of nodes that name none. Raises the errors of `tokens`."""
     return _Unroll(tokens, statistics, model).graph(graph)
 
 
 class _Unroll:
-    def __init__(self, tokens: PromptTokens, statistics: Statistics, model: str):
+    def __init__(self, tokens: TokensOf, statistics: Statistics, model: str):
         self._tokens = tokens
         self._statistics = statistics
         self._model = model
@@ -125,7 +127,7 @@ class _Unroll:
 
     def graph(self, graph: WorkflowGraph) -> Unrolled:
         scope = {name: _Value(self._new(Placeholder(name, None))) for name in graph.inputs}
-        around = _Around("", scope, 1.0, 1, MAX_MARKS, 0)
+        around = _Around("", scope, 1.0, 1, MAX_MARKS, ())
         values = self._body(Body(nodes=graph.nodes, outputs=graph.outputs), around)
         outputs = tuple(
             (name, self._follow(values, reference_of(graph.outputs[name])).needs) for name in sorted(graph.outputs)
@@ -144,7 +146,7 @@ class _Unroll:
 
     def _node(self, node: AnyNode, around: _Around) -> _Value:
         scope = around.scope
-        path = around.path + node.id
+        path = around.prefix + node.id
         match node:
             case LlmNode():
                 return self._call(node, path, around)
@@ -198,6 +200,8 @@ class _Unroll:
     def _call(self, node: LlmNode, path: str, around: _Around) -> _Value:
         needs: frozenset[int] = frozenset()
         continues = None
+        model = str(node.request.get("model") or self._model)
+        tokens = self._tokens(model)
         messages: list[dict[str, Any]] = []
         if node.continued is not None:
             source = self._follow(around.scope, node.continued)
@@ -213,21 +217,21 @@ class _Unroll:
         if node.prompt is not None:
             text, needs = self._fill(node.prompt, around.scope)
         else:
-            text = self._tokens.chat(messages, node.request)
+            text = tokens.chat(messages, node.request)
         number = len(self._operators)
-        template = template_of(text, self._tokens)
+        template = template_of(text, tokens)
         output_tokens = self._statistics.output_tokens(path, node.request)
         self._operators.append(
             Operator(
                 node=path,
-                round=around.round,
+                rounds=around.rounds,
                 template=template,
                 output_tokens=output_tokens,
                 needs=tuple(sorted(needs)),
                 calls=around.calls,
                 items=around.items,
                 shared_by_items=_shared_elements(template, around.first_of_item),
-                model=str(node.request.get("model") or self._model),
+                model=model,
                 continues=continues,
             )
         )
@@ -243,10 +247,11 @@ class _Unroll:
         count = max(1, round(items))
         first = len(self._placeholders)
         whole = self._expected(over.text)
-        each = self._tokens_of(f"{path}/{node.item}", None if whole is None else whole // count)
-        item = _Value(self._new(Placeholder(f"{path}/{node.item}", each)), over.needs)
+        prefix = label_prefix(path, node, "body")
+        each = self._tokens_of(prefix + node.item, None if whole is None else whole // count)
+        item = _Value(self._new(Placeholder(prefix + node.item, each)), over.needs)
         inside = around._replace(
-            path=f"{path}/",
+            prefix=prefix,
             scope={**around.scope, node.item: item},
             calls=around.calls * items,
             items=around.items * count,
@@ -265,7 +270,7 @@ class _Unroll:
         cases = []
         for place, body in node.bodies.items():
             share = self._statistics.share(path, place, len(node.bodies))
-            inside = around._replace(path=f"{path}/{place}/", calls=around.calls * share)
+            inside = around._replace(prefix=label_prefix(path, node, place), calls=around.calls * share)
             cases.append((body, self._body(body, inside)))
         outputs = {}
         for name in cases[0][0].outputs:
@@ -283,10 +288,10 @@ class _Unroll:
         for number in range(planned):
             share = 1.0 if number < planned - 1 else rounds - number
             inside = around._replace(
-                path=f"{path}/",
+                prefix=label_prefix(path, node, "body"),
                 scope={**around.scope, **values},
                 calls=around.calls * share,
-                round=around.round * planned + number,
+                rounds=(*around.rounds, number),
             )
             scope = self._body(node.body, inside)
             values = {name: self._follow(scope, reference_of(text)) for name, text in node.body.outputs.items()}

@@ -1,4 +1,5 @@
-"""Templated radix tree (Helium, section 5 and appendix A): which operators' prompts begin alike.
+"""Templated radix tree (Helium, section 5 and appendix A): which operators' prompts begin alike. Each model has a tree
+of its own, because models share no KV.
 
 A node is a run of tokens or one placeholder, so that a prefix can end before, between and after values. An operator
 hangs at the node where its prompt ends.
@@ -20,6 +21,7 @@ class PrefixNode(NamedTuple):
     """None: prompts begin here."""
     elements: Template
     """Tokens, or one placeholder."""
+    model: str
 
     @property
     def placeholder(self) -> int | None:
@@ -42,7 +44,7 @@ class PrefixTree(NamedTuple):
                 ends[path[-1]].append(operator.node)
         rows = []
         for node, nodes in zip(self.nodes, ends, strict=True):
-            own: dict[str, Any] = {"parent": node.parent}
+            own: dict[str, Any] = {"parent": node.parent} | ({"model": node.model} if node.parent is None else {})
             if node.placeholder is None:
                 own["tokens"] = len(node.elements)
             else:
@@ -51,12 +53,17 @@ class PrefixTree(NamedTuple):
         return rows
 
 
-def prefix_tree(templates: Sequence[Template]) -> PrefixTree:
-    """The tree of the templates. Its order follows theirs and nothing else."""
-    builder = _Builder()
-    for template in templates:
-        builder.insert(template)
-    return builder.tree(templates)
+def prefix_tree(prompts: Sequence[tuple[str, Template]]) -> PrefixTree:
+    """The trees of prompts, each the name of its model and its template. Their order follows that of the prompts and
+    nothing else."""
+    builders: dict[str, _Builder] = {}
+    for model, template in prompts:
+        builders.setdefault(model, _Builder()).insert(template)
+    nodes: list[PrefixNode] = []
+    numbers = {model: builder.number(model, nodes) for model, builder in builders.items()}
+    return PrefixTree(
+        tuple(nodes), tuple(builders[model].path(template, numbers[model]) for model, template in prompts)
+    )
 
 
 class _Node:
@@ -86,18 +93,19 @@ class _Builder:
                 child.elements, child.children = child.elements[:common], {tail.elements[0]: tail}
             node, rest = child, rest[common:]
 
-    def tree(self, templates: Sequence[Template]) -> PrefixTree:
-        nodes: list[PrefixNode] = []
+    def number(self, model: str, nodes: list[PrefixNode]) -> dict[int, int]:
+        """Append the nodes, each after its parent. Returns their numbers by identity."""
         numbers: dict[int, int] = {}
         waiting: list[tuple[_Node, int | None]] = [(child, None) for child in reversed(self._root.children.values())]
         while waiting:
             node, parent = waiting.pop()
             numbers[id(node)] = number = len(nodes)
-            nodes.append(PrefixNode(parent, node.elements))
+            nodes.append(PrefixNode(parent, node.elements, model))
             waiting += [(child, number) for child in reversed(node.children.values())]
-        return PrefixTree(tuple(nodes), tuple(self._path(template, numbers) for template in templates))
+        return numbers
 
-    def _path(self, template: Template, numbers: dict[int, int]) -> tuple[int, ...]:
+    def path(self, template: Template, numbers: dict[int, int]) -> tuple[int, ...]:
+        """The numbers of the nodes that a prompt is made of."""
         path = []
         node, at = self._root, 0
         while at < len(template):

@@ -8,7 +8,7 @@ else the template writes between messages, are part of the static text, and adja
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 FIRST_MARK = 0x100000
@@ -31,6 +31,10 @@ class PromptTokens(Protocol):
     def encode(self, text: str) -> Sequence[int]:
         """Token ids of a piece of a prompt."""
         ...
+
+
+TokensOf = Callable[[str], PromptTokens]
+"""The name of a model -> its `PromptTokens`, the same object each time."""
 
 
 def mark(number: int) -> str:

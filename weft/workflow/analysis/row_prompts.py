@@ -14,12 +14,16 @@ from weft.workflow.analysis.statistics import DEFAULT_VALUE_TOKENS, RowValue
 I64 = npt.NDArray[np.int64]
 
 
+RowValues = Mapping[str, Mapping[str, RowValue]]
+"""By model and name of the input: how long its values are is a matter of the model's tokenizer."""
+
+
 class RowPrompts:
     """Lengths of prompts and of what they share, by operator and row. Two calls share the nodes of the prefix tree that
     both paths have, up to the first whose value differs between their rows."""
 
-    def __init__(self, unrolled: Unrolled, tree: PrefixTree, values: Mapping[str, RowValue], num_rows: int):
-        """`values`: the inputs by name; one that is missing has the default length and differs in each row."""
+    def __init__(self, unrolled: Unrolled, tree: PrefixTree, values: RowValues, num_rows: int):
+        """An input that is missing in `values` has the default length and differs in each row."""
         self.num_rows = num_rows
         self.paths = tree.paths
         self.parents = tuple(node.parent for node in tree.nodes)
@@ -37,7 +41,8 @@ class RowPrompts:
                 self.classes.append(before)
             else:
                 placeholder = unrolled.placeholders[node.placeholder]
-                value = values.get(placeholder.name) if placeholder.tokens is None else None
+                inputs = values.get(node.model, {})
+                value = inputs.get(placeholder.name) if placeholder.tokens is None else None
                 if value is None:
                     expected = DEFAULT_VALUE_TOKENS if placeholder.tokens is None else placeholder.tokens
                     self.tokens.append(np.full(num_rows, expected))
@@ -47,6 +52,8 @@ class RowPrompts:
                     self.classes.append(_both(before, np.array(value.classes, np.int64)))
         self.depths = self._depths()
         """[nodes][rows] tokens from the beginning of the prompt to the end of the piece."""
+        self.last_common = self._last_common()
+        """[operators, operators] the last node that two prompts have in common, -1 for none."""
 
     def _depths(self) -> list[I64]:
         depths: list[I64] = []
@@ -59,14 +66,34 @@ class RowPrompts:
         path = self.paths[operator]
         return self.depths[path[-1]] if path else np.zeros(self.num_rows, np.int64)
 
+    def shared_by_items(self, operator: int, elements: int) -> I64:
+        """[rows] tokens of the pieces that are within the first `elements` elements of an operator's template."""
+        shared = np.zeros(self.num_rows, np.int64)
+        for node in self.paths[operator]:
+            elements -= self.elements[node]
+            if elements < 0:
+                break
+            shared = self.depths[node]
+        return shared
+
+    def _last_common(self) -> I64:
+        longest = max(map(len, self.paths), default=0)
+        # A place past the end is -1 behind every path, where both paths may have it.
+        steps = np.full((len(self.paths), longest + 1), -1, np.int64)
+        for number, path in enumerate(self.paths):
+            steps[number, : len(path)] = path
+        last = np.full((len(self.paths), len(self.paths)), -1, np.int64)
+        alike = np.ones(last.shape, np.bool_)
+        for column in steps.T:
+            alike &= (column[:, None] == column[None, :]) & (column[:, None] >= 0)
+            last = np.where(alike, column[:, None], last)
+        return last
+
     def common(self, one: int, other: int) -> tuple[int, ...]:
         """The nodes that two operators' prompts begin with."""
-        length = 0
-        for a, b in zip(self.paths[one], self.paths[other], strict=False):
-            if a != b:
-                break
-            length += 1
-        return self.paths[one][:length]
+        last = int(self.last_common[one, other])
+        path = self.paths[one]
+        return path[: path.index(last) + 1] if last >= 0 else ()
 
     def shared(self, nodes: Sequence[int], rows: I64, others: I64) -> I64:
         """[n] tokens that prompts of `rows` [n] share with those of `others` [n], which have these nodes in common."""
@@ -75,12 +102,16 @@ class RowPrompts:
             total += self.tokens[node][rows] * (self.classes[node][rows] == self.classes[node][others])
         return total
 
-    def shared_matrices(self, rows: I64) -> list[I64]:
-        """[nodes][n, n] tokens that prompts of two of `rows` [n] share up to the end of a node that both have."""
-        matrices: list[I64] = []
-        for parent, tokens, classes in zip(self.parents, self.tokens, self.classes, strict=True):
-            own = tokens[rows] * (classes[rows][:, None] == classes[rows][None, :])
-            matrices.append(own if parent is None else matrices[parent] + own)
+    def shared_matrices(self, rows: I64) -> I64:
+        """[nodes + 1, n, n] tokens that prompts of two of `rows` [n] share up to the end of a node that both have; the
+        last is that of no node."""
+        matrices = np.zeros((len(self.parents) + 1, len(rows), len(rows)), np.int64)
+        tokens = np.array(self.tokens, np.int64).reshape(len(self.parents), self.num_rows)[:, rows]
+        classes = np.array(self.classes, np.int64).reshape(len(self.parents), self.num_rows)[:, rows]
+        np.multiply(tokens[:, :, None], classes[:, :, None] == classes[:, None, :], out=matrices[:-1])
+        for number, parent in enumerate(self.parents):
+            if parent is not None:
+                matrices[number] += matrices[parent]
         return matrices
 
 

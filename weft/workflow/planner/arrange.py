@@ -9,7 +9,8 @@ from typing import NamedTuple
 from weft.workflow.analysis.operators import Operator
 from weft.workflow.analysis.prefix_tree import PrefixTree
 from weft.workflow.planner.groups import Costing, OperatorGroup, schedule_problem
-from weft.workflow.planner.improve import improve
+from weft.workflow.planner.improve import MAX_STEPS, improve
+from weft.workflow.planner.join import SchedulePart, joined
 from weft.workflow.planner.place import EnginePlacement
 from weft.workflow.planner.schedule import operator_groups
 
@@ -17,16 +18,13 @@ MAX_GROUPS = 64
 """Groups to order, unless the workflow has more operators. With so few calls each is a group of its own."""
 
 
+GROUP_STEPS = 20_000
+"""Steps of the improvement where groups have many calls: half of those for single calls, because Algorithm 1 leaves
+less to improve there, and the plan of a large workflow should take 50 ms."""
+
+
 MAX_EXCHANGED = 12
 """Ranges of rows, up to which any two of them may change places."""
-
-
-class SchedulePart(NamedTuple):
-    """A part of a schedule."""
-
-    group: OperatorGroup
-    start: float
-    """In token steps."""
 
 
 class Arrangement(NamedTuple):
@@ -50,13 +48,13 @@ def arrange(
         return Arrangement((), 0.0)
     sequence = operator_groups(operators, tree, costing, placement.ranges[0])
     if len(operators) * num_rows <= MAX_GROUPS:
-        starts = _orders_of_calls(sequence, costing, placement)
+        starts, steps = _orders_of_calls(sequence, costing, placement), MAX_STEPS
     else:
-        starts = _orders_of_groups(sequence, costing, placement)
+        starts, steps = _orders_of_groups(sequence, costing, placement), GROUP_STEPS
     groups = starts[0]
     at = {group: number for number, group in enumerate(groups)}
     problem = schedule_problem(groups, costing)
-    order = improve(problem, [[at[group] for group in start] for start in starts], _exchanges(groups))
+    order = improve(problem, [[at[group] for group in start] for start in starts], _exchanges(groups), steps)
     timing = problem.timing(order)
     parts = [SchedulePart(groups[number], timing.starts[number] / problem.ticks) for number in order]
     return Arrangement(tuple(joined(parts)), timing.makespan / problem.ticks)
@@ -121,52 +119,3 @@ def _cut(rows: tuple[int, int], pieces: int) -> list[tuple[int, int]]:
     count = min(pieces, end - start)
     bounds = [start + number * (end - start) // count for number in range(count + 1)]
     return list(itertools.pairwise(bounds))
-
-
-def joined(parts: Sequence[SchedulePart]) -> list[SchedulePart]:
-    """The same calls in the same order in fewer parts: longer ranges of rows, and rows in which the same operators
-    follow each other."""
-    whole: list[SchedulePart] = []
-    at = 0
-    while at < len(parts):
-        count, group = max((_run_of_rows(parts, at), _run_of_nodes(parts, at)), key=lambda run: run[0])
-        whole.append(SchedulePart(group, parts[at].start))
-        at += count
-    return whole
-
-
-def _run_of_nodes(parts: Sequence[SchedulePart], at: int) -> tuple[int, OperatorGroup]:
-    """How many parts from here on are the next rows of the same operators, and the group of all."""
-    group, count = parts[at].group, 1
-    for part in parts[at + 1 :]:
-        following = part.group
-        if following._replace(rows=group.rows) != group or following.rows[0] != group.rows[1]:
-            break
-        group = group._replace(rows=(group.rows[0], following.rows[1]))
-        count += 1
-    return count, group
-
-
-def _run_of_rows(parts: Sequence[SchedulePart], at: int) -> tuple[int, OperatorGroup]:
-    """How many parts from here on are several operators in one row after the other, and the group of all."""
-    first = parts[at].group
-    start, end = first.rows
-    if len(first.operators) > 1 or end - start > 1:
-        return 0, first
-    width = 1
-    while at + width < len(parts) and _is_call(parts[at + width].group, start, first.engine):
-        width += 1
-    operators = tuple(part.group.operators[0] for part in parts[at : at + width])
-    rows = 1
-    while at + (rows + 1) * width <= len(parts) and all(
-        part.group == OperatorGroup((operator,), (start + rows, start + rows + 1), first.engine)
-        for operator, part in zip(operators, parts[at + rows * width :], strict=False)
-    ):
-        rows += 1
-    if width == 1:
-        return 0, first
-    return width * rows, OperatorGroup(operators, (start, start + rows), first.engine, "rows")
-
-
-def _is_call(group: OperatorGroup, row: int, engine: int) -> bool:
-    return len(group.operators) == 1 and group.rows == (row, row + 1) and group.engine == engine

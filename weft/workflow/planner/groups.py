@@ -52,13 +52,7 @@ class Costing:
         alone = operator.output_tokens * prompt + decode_usage(operator.output_tokens)
         if operator.items == 1:
             return alone
-        shared = np.zeros_like(prompt)
-        elements = 0
-        for node in self.prompts.paths[number]:
-            elements += self.prompts.elements[node]
-            if elements > operator.shared_by_items:
-                break
-            shared = self.prompts.depths[node]
+        shared = self.prompts.shared_by_items(number, operator.shared_by_items)
         return alone * operator.items - (operator.items - 1) * operator.output_tokens * shared
 
     def delay(self, operator: int) -> int:
@@ -137,21 +131,11 @@ def _savings(groups: Sequence[OperatorGroup], costing: Costing) -> list[list[int
     last = [group.operators[-1] for group in groups]
     before = np.array([index[group.rows[1] - 1] for group in groups])
     after = np.array([index[group.rows[0]] for group in groups])
-    outputs = [costing.operators[operator].output_tokens for operator in first]
-    factors = [costing.alphas[group.engine] * output for group, output in zip(groups, outputs, strict=True)]
-    common = {(a, b): prompts.common(a, b)[-1:] for a in sorted(set(last)) for b in sorted(set(first))}
-    columns = _by_operator(first)
-    savings = np.zeros((len(groups), len(groups)), np.int64)
-    for one, rows in _by_operator(last).items():
-        for other, cols in columns.items():
-            nodes = common[one, other]
-            if nodes:
-                savings[np.ix_(rows, cols)] = matrices[nodes[0]][np.ix_(after[cols], before[rows])].T
+    # One index for all pairs: a node that no pair has in common is the last of the matrices, which is empty.
+    savings = matrices[prompts.last_common[np.ix_(last, first)], after[None, :], before[:, None]]
+    factors = [
+        costing.alphas[group.engine] * costing.operators[one].output_tokens
+        for group, one in zip(groups, first, strict=True)
+    ]
+    # Python's integers: those of numpy would overflow for engines whose capacities have few common factors.
     return [[saved * factor for saved, factor in zip(row, factors, strict=True)] for row in savings.tolist()]
-
-
-def _by_operator(operators: Sequence[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for number, operator in enumerate(operators):
-        found.setdefault(operator, []).append(number)
-    return found

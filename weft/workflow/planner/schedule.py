@@ -58,6 +58,8 @@ class _Algorithm:
         self._firsts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         self._groups: list[tuple[int, ...]] = []
+        self._released: set[int] = set()
+        """Operators of the groups."""
         self._buffer: list[int] = []
 
     def run(self) -> list[tuple[int, ...]]:
@@ -133,7 +135,10 @@ class _Algorithm:
         return self._start(number) <= self._clock
 
     def _has_values(self, number: int) -> bool:
-        return all(need in self._ends and need not in self._buffer for need in self._operators[number].needs)
+        for need in self._operators[number].needs:  # noqa: SIM110 - a generator would take most of the time
+            if need not in self._released:
+                return False
+        return True
 
     def _start(self, number: int) -> int:
         """The first tick from which an operator runs through all rows without waiting."""
@@ -158,4 +163,5 @@ class _Algorithm:
     def _release(self) -> None:
         if self._buffer:
             self._groups.append(tuple(self._buffer))
+            self._released.update(self._buffer)
             self._buffer = []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from weft.workflow.graph.digest import free_references, goals
+from weft.workflow.graph.labels import label_prefix
 from weft.workflow.graph.nodes import AnyNode, Body, GraphNode, LoopNode, MapNode, uses
 from weft.workflow.graph.templates import Reference
 
@@ -27,8 +28,11 @@ class RowFailure(NamedTuple):
 class BodyPlan:
     """What all frames of a body have in common."""
 
-    def __init__(self, body: Body, owner: GraphNode | None):
+    def __init__(self, body: Body, owner: GraphNode | None, prefix: str = ""):
+        """`prefix`: what the labels of its nodes begin with."""
         self.body = body
+        self.owner = owner
+        self.labels = {node.id: prefix + node.id for node in body.nodes}
         self.nodes: Mapping[str, AnyNode] = {node.id: node for node in body.nodes}
         self.wanted = goals(body.outputs, owner)
         self.needs = {node.id: tuple(dict.fromkeys(use.reference.name for use in uses(node))) for node in body.nodes}
@@ -40,7 +44,9 @@ class BodyPlan:
             if isinstance(node, (MapNode, LoopNode))
         }
         self.plans = {
-            (node.id, place): BodyPlan(inner, node) for node in body.nodes for place, inner in node.bodies.items()
+            (node.id, place): BodyPlan(inner, node, label_prefix(self.labels[node.id], node, place))
+            for node in body.nodes
+            for place, inner in node.bodies.items()
         }
 
 
@@ -75,13 +81,14 @@ class Frame:
         "_subscribers",
         "_waiting",
         "bound",
-        "node_ids",
+        "items",
         "number",
         "opened",
         "outer",
         "owner",
         "path",
         "plan",
+        "rounds",
         "row",
         "values",
     )
@@ -96,8 +103,14 @@ class Frame:
         self.number = within.number if within else 0
         self.path: str = f"{within.frame.path}{within.node}{within.step}." if within else ""
         """Names of owners with item, round or case, such as `notes[3].`; empty for the graph."""
-        self.node_ids: tuple[str, ...] = (*within.frame.node_ids, within.node) if within else ()
-        """Names of owners."""
+        self.rounds: tuple[int, ...] = within.frame.rounds if within else ()
+        """Of the loops around, the outermost first, from 0."""
+        self.items: tuple[int, ...] = within.frame.items if within else ()
+        """Of the maps around, the outermost first."""
+        if isinstance(plan.owner, LoopNode):
+            self.rounds += (self.number - 1,)
+        elif isinstance(plan.owner, MapNode):
+            self.items += (self.number,)
         self.values: dict[str, Any] = {}
         self.opened: dict[str, OpenMap] = {}
         """Maps in progress."""

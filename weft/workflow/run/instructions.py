@@ -98,7 +98,7 @@ class RunCounts(NamedTuple):
     failed_rows: int = 0
     calls: CallCounts = CallCounts()
     by_node: Mapping[str, CallCounts] = {}
-    """By the ids of a node and of those whose bodies it is in, such as `notes.summary`."""
+    """By the label of a node, such as `notes.summary`."""
 
 
 class RunLimits(NamedTuple):

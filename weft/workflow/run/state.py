@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
+from weft.workflow.graph.labels import case_step
 from weft.workflow.graph.nodes import (
     AnyNode,
     Body,
@@ -57,11 +58,10 @@ from weft.workflow.run.instructions import (
     RunProgram,
     TaskName,
 )
+from weft.workflow.run.order import CallSite, Order, row_by_row
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
-Order = Callable[[int, tuple[str, ...]], tuple[Any, ...]]
-"""(row, ids of a node and of those whose bodies it is in, the outermost first) -> what calls are sorted by."""
 
 
 class _Task:
@@ -77,8 +77,8 @@ class _Task:
 
     @property
     def label(self) -> str:
-        """The node, with those whose bodies it is in."""
-        return ".".join((*self.frame.node_ids, self.node.id))
+        """The node, with those whose bodies it is in (`weft.workflow.graph.labels`)."""
+        return self.frame.plan.labels[self.node.id]
 
 
 class RunState:
@@ -255,8 +255,7 @@ class RunState:
                     self._map_ended(frame, node)
             case SwitchNode():
                 place = case_of(node, value_of(reference_of(node.on)))
-                step = place.removeprefix("cases") if place != "default" else "[]"
-                self._enter(Within(frame, node.id, step, 0), place, {})
+                self._enter(Within(frame, node.id, case_step(place), 0), place, {})
             case LoopNode():
                 bound = {each: value_of(reference_of(text)) for each, text in node.init.items()}
                 self._enter(Within(frame, node.id, "#1", 1), "body", bound)
@@ -277,10 +276,14 @@ class RunState:
     def _issue(self, name: TaskName) -> None:
         task = self._tasks[name]
         if isinstance(task.instruction, CallModel):
-            ids = (*task.frame.node_ids, task.node.id)
-            heapq.heappush(self._ready, ((*self._order(name.row, ids), name.path), name))
+            heapq.heappush(self._ready, (self._rank(task), name))
         else:
             self._out.append(task.instruction)
+
+    def _rank(self, task: _Task) -> tuple[Any, ...]:
+        frame = task.frame
+        site = CallSite(frame.row, task.label, frame.rounds, frame.items)
+        return self._order(site), site.rounds, site.items, frame.path, task.node.id
 
     def _with_equals(self, name: TaskName) -> list[TaskName]:
         """The task, and those that have the same answer."""
@@ -354,20 +357,6 @@ class RunState:
         self._num_failed += failure is not None
         self._rows.remove(row)
         self._out.append(RowDone(row, made, failure))
-
-
-def row_by_row(graph: WorkflowGraph) -> Order:
-    """The order without a plan: by row, then by the order of the graph's nodes."""
-    places: dict[tuple[str, ...], tuple[int, ...]] = {}
-
-    def note(body: Body, ids: tuple[str, ...], place: tuple[int, ...]) -> None:
-        for number, node in enumerate(body.nodes):
-            places[*ids, node.id] = (*place, number)
-            for inner in node.bodies.values():
-                note(inner, (*ids, node.id), (*place, number))
-
-    note(Body(nodes=graph.nodes, outputs=graph.outputs), (), ())
-    return lambda row, ids: (row, *places[ids])
 
 
 def _merged(counts: CallCounts, number: int) -> CallCounts:
