@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        gc.collect()  # the connection of a failed transaction may live as long as the traceback of its error
         subprocess.run(["umount", str(folder)], check=True)
 
 

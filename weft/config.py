@@ -246,7 +246,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     start: Literal["lazy", "eager", "off"] = "lazy"
     """When the program host starts: with the first run, with the server, or never."""
     data_dir: str | None = None
-    """Directory of uploaded programs, their stored values and records of runs. None: `data_directory`."""
+    """Directory of uploaded programs, their stored values, records of runs, and workflows. None: `data_directory`."""
     trusted_dir: str | None = None
     """Directory of Python programs that every client may run, without a sandbox. Write access to it is control of the
     server."""
@@ -352,9 +352,24 @@ def _tenant_setting(entry: str) -> _TenantSetting:
     return _TenantSetting(tenant, name, value)
 
 
+class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of workflows that run on the server. Their data is in `programs.data_dir`."""
+
+    max_workflows: int = 1000
+    """Maximum number of graphs of a tenant."""
+    max_workflow_bytes: int = 256 << 20
+    """Maximum total size of a tenant's graphs, as JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_workflows", "max_workflow_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of `weft serve`."""
 
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
     programs: ProgramsConfig = ProgramsConfig()
+    workflows: WorkflowsConfig = WorkflowsConfig()

@@ -24,6 +24,7 @@ from weft.server.timer import Timer
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 from weft.tokenizers.tokenizer import Tokenizer
+from weft.workflow.service.service import WorkflowService
 
 T = TypeVar("T")
 MODEL = "fake-model"
@@ -142,12 +143,15 @@ def running(
     timer: Timer | None = None,
     programs: ProgramsConfig | None = None,
     records: RunRecords | None = None,
+    workflows: WorkflowService | None = None,
     **settings,
 ) -> Iterator[RunningServer]:
     config = msgspec.structs.replace(ServerConfig(port=0, drain_s=5.0), **settings)
     engine = engine or FakeEngine(auto=auto)
     served = ServedModel(names or [MODEL], engine, tokenizer or byte_tokenizer(), root="/somewhere/private/" + MODEL)
-    service = Service(config, [served], timer, programs=lambda models: inline_programs(models, programs, records))
+    service = Service(
+        config, [served], timer, lambda models: inline_programs(models, programs, records), workflows=workflows
+    )
     server = RunningServer(create_app(config, service), engine, config)
     try:
         yield server

@@ -7,6 +7,7 @@ WeftError
 │   ├── UnknownModel          no model is served under that name
 │   ├── UnknownProgram        no program of this tenant has that name or hash
 │   ├── UnknownRun            no run of this tenant has that id, or its record has been dropped
+│   ├── UnknownWorkflow       no workflow of this tenant has that id
 │   └── RunEnded              the run has ended and takes no more messages
 ├── ModelLoadError            a checkpoint that is missing, truncated, or of the wrong shape, dtype or architecture
 ├── ConfigError               a setting that cannot work on this machine
@@ -94,6 +95,12 @@ class UnknownRun(InvalidRequest):
     """No run of this tenant has that id, or its record has been dropped."""
 
     kind = "unknown_run"
+
+
+class UnknownWorkflow(InvalidRequest):
+    """No workflow of this tenant has that id, or several have ids that begin so."""
+
+    kind = "unknown_workflow"
 
 
 class RunEnded(InvalidRequest):

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.abi.errors import ConfigError
-from weft.config import Config, EngineConfig, ProgramsConfig, ServerConfig
+from weft.config import Config, EngineConfig, ProgramsConfig, ServerConfig, WorkflowsConfig
 
-SECTIONS: Mapping[str, type[EngineConfig] | type[ServerConfig] | type[ProgramsConfig]] = {
+SECTIONS: Mapping[str, type[EngineConfig] | type[ServerConfig] | type[ProgramsConfig] | type[WorkflowsConfig]] = {
     "engine": EngineConfig,
     "server": ServerConfig,
     "programs": ProgramsConfig,
+    "workflows": WorkflowsConfig,
 }
 SECRET = frozenset({"server.api_keys"})
 """Never printed, not even in errors."""

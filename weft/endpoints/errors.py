@@ -28,10 +28,22 @@ from weft.abi.errors import (
     UnknownModel,
     UnknownProgram,
     UnknownRun,
+    UnknownWorkflow,
     Unsupported,
     WeftError,
 )
 from weft.programs.recovery import EngineCrashed
+
+MAX_MISTAKES = 1000
+"""Mistakes of one error that are listed."""
+
+
+class ErrorPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several mistakes of a request."""
+
+    place: str
+    """Such as `reply.messages[0].content`."""
+    message: str
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +54,8 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     param: str | None = None
     """The request's field that caused the error."""
     code: str | None = None
+    mistakes: list[ErrorPlace] | msgspec.UnsetType = msgspec.UNSET
+    """All mistakes of a workflow or its rows, at most 1000."""
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -89,6 +103,7 @@ _MEANINGS: dict[str, _Meaning] = {
     UnknownModel.kind: _Meaning(404, "model_not_found"),
     UnknownProgram.kind: _Meaning(404, "program_not_found"),
     UnknownRun.kind: _Meaning(404, "run_not_found"),
+    UnknownWorkflow.kind: _Meaning(404, "workflow_not_found"),
     RunEnded.kind: _Meaning(409, "run_ended"),
     QuotaExceeded.kind: _Meaning(403, "quota_exceeded"),
     StorageFailed.kind: _Meaning(507, "storage_failed"),
@@ -110,6 +125,7 @@ def answer_of(error: BaseException, request_id: str) -> ErrorAnswer:
                 type=type_of(meaning.status),
                 param=error.param,
                 code=meaning.code,
+                mistakes=_mistakes_of(error),
             ),
             meaning.retry_after_s if error.retry_after_s is None else error.retry_after_s,
             meaning.may_be_repeated,
@@ -118,6 +134,12 @@ def answer_of(error: BaseException, request_id: str) -> ErrorAnswer:
         f"The server failed while answering. The request may be sent again; the log has the cause under {request_id}."
     )
     return ErrorAnswer(500, ErrorBody(message=message, type=type_of(500), code="internal_error"))
+
+
+def _mistakes_of(error: WeftError) -> list[ErrorPlace] | msgspec.UnsetType:
+    """The mistakes of an error that has several: pairs of a place and a message in `mistakes`."""
+    found = getattr(error, "mistakes", ())[:MAX_MISTAKES]
+    return [ErrorPlace(place=place, message=message) for place, message in found] or msgspec.UNSET
 
 
 def is_internal(error: BaseException) -> bool:

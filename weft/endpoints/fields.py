@@ -166,7 +166,7 @@ def _with_key(message: str, param: str | None, kept: dict[str, Any], kind: type[
     """Add the first invalid key to a message about a field that maps keys to values: msgspec does not name it."""
     name = (param or "").partition("[")[0]
     hint = _hints(kind).get(name)
-    if get_origin(hint) is not dict or not isinstance(kept[name], dict):
+    if get_origin(hint) is not dict or not isinstance(kept.get(name), dict):
         return message
     for key, value in kept[name].items():
         try:

@@ -23,6 +23,7 @@ from weft.endpoints.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from weft.server.openapi import default_text, description_of, openapi, type_text
 from weft.server.schemas.programs import MessageRequest, ProgramUpload, RunRequest, SourceRunRequest
 from weft.server.schemas.sessions import SessionCard
+from weft.server.schemas.workflows import WorkflowUpload
 
 Struct = type[msgspec.Struct]
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -34,6 +35,7 @@ _REQUESTS: dict[str, Struct] = {
     "/v1/programs/{program}/runs": RunRequest,
     "/v1/runs": SourceRunRequest,
     "/v1/runs/{run}/messages": MessageRequest,
+    "/v1/workflows": WorkflowUpload,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

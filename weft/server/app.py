@@ -29,6 +29,7 @@ from weft.server.routes import (
     programs,
     runs,
     sessions,
+    workflows,
 )
 from weft.server.state import Service
 
@@ -45,6 +46,7 @@ FAMILIES: tuple[Family, ...] = (
     models,
     programs,
     runs,
+    workflows,
     sessions,
     operations,
     documentation,

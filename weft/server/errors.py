@@ -45,7 +45,9 @@ def problem_of(error: BaseException, request_id: str) -> HttpProblem:
     if not told.may_be_repeated:
         headers["x-should-retry"] = "false"  # OpenAI's clients follow it
     body = told.body
-    return HttpProblem(told.status, body.message, code=body.code, param=body.param, headers=headers)
+    problem = HttpProblem(told.status, body.message, headers=headers)
+    problem.body = body
+    return problem
 
 
 def is_internal(error: BaseException) -> bool:

@@ -43,6 +43,7 @@ from weft.server.schemas.service import (
     Trace,
 )
 from weft.server.schemas.sessions import DEFAULT_LIMIT, MAX_LIMIT, SessionCards
+from weft.server.schemas.workflows import WorkflowCard, WorkflowDeleted, WorkflowList, WorkflowUpload
 from weft.version import __version__
 
 Struct = type[msgspec.Struct]
@@ -134,6 +135,14 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", "/v1/runs/{run}/messages", "Send a message to a run.", MessageRequest, RunCard, errors=(*_WORK, 409)
     ),
     Operation("POST", "/v1/runs/{run}/cancel", "Cancel a run.", None, RunCard, errors=(401, 404, 429, 503)),
+    Operation(
+        "POST", "/v1/workflows", "Check and store a graph.", WorkflowUpload, WorkflowCard, errors=(*_WORK, 403, 507)
+    ),
+    Operation("GET", "/v1/workflows", "List your workflows.", None, WorkflowList, errors=(401, 507)),
+    Operation("GET", "/v1/workflows/{workflow}", "Describe a workflow.", None, WorkflowCard, errors=(401, 404, 507)),
+    Operation(
+        "DELETE", "/v1/workflows/{workflow}", "Delete a workflow.", None, WorkflowDeleted, errors=(401, 404, 507)
+    ),
     Operation(
         "GET",
         "/v1/sessions",

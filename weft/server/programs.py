@@ -210,19 +210,18 @@ def inline_programs(
 
 
 def process_programs(
-    models: Models, server: ServerConfig, config: ProgramsConfig, engines: Sequence[EngineConfig]
+    models: Models, server: ServerConfig, config: ProgramsConfig, engines: Sequence[EngineConfig], database: Database
 ) -> ServedPrograms:
-    """Programs that run in a child process and are kept in a folder. `engines` are the configurations of the models'
-    engines; each engine must be a `ProcessEngine`.
+    """Programs that run in a child process and are kept in the database of `data_folder`. `engines` are the
+    configurations of the models' engines; each engine must be a `ProcessEngine`.
 
     Raises `StorageFailed` for an unusable folder.
     """
-    folder = Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
+    folder = data_folder(config)
     config = resolved(config, num_tenants=len({key.tenant for key in parse_keys(server.api_keys)}))
     if config.start == "off":
         registry, records = Registry(quota=_quota(config)), None
     else:
-        database = Database(folder)
         registry, records = Registry(database, _quota(config)), RunRecords(database)
 
     def make_host(programs: ServedPrograms) -> RunHost:
@@ -247,6 +246,11 @@ def process_programs(
         return HostClient(args, clients, programs.code, programs.history)
 
     return ServedPrograms(config, registry, make_host, records)
+
+
+def data_folder(config: ProgramsConfig) -> Path:
+    """The folder of a server's data."""
+    return Path(config.data_dir) if config.data_dir is not None else data_directory(os.environ)
 
 
 def resolved(config: ProgramsConfig, num_tenants: int, machine_bytes: int | None = None) -> ProgramsConfig:

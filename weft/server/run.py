@@ -25,10 +25,12 @@ from weft.engine.supervisor import ProcessEngine, Progress
 from weft.server.app import App, create_app
 from weft.server.connections import Connections, StalledConnections, max_connections
 from weft.server.logs import configure_logging
-from weft.server.programs import process_programs
+from weft.server.programs import data_folder, process_programs
 from weft.server.protocol import HttpConfig
 from weft.server.state import Service
+from weft.store.database import Database
 from weft.tokenizers.load import load_tokenizer
+from weft.workflow.service.service import WorkflowService
 
 if TYPE_CHECKING:
     from uvicorn.server import Protocols
@@ -55,10 +57,12 @@ def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None
     configure_logging(shared)
     check_tls(shared)
     engines = [config.engine for config in configs]
+    database = Database(data_folder(configs[0].programs))
     service = Service(
         shared,
         [load_model(config, progress) for config in configs],
-        programs=lambda models: process_programs(models, shared, configs[0].programs, engines),
+        programs=lambda models: process_programs(models, shared, configs[0].programs, engines, database),
+        workflows=WorkflowService(configs[0].workflows, database),
     )
     server = Server(create_app(shared, service), shared)
     server.run()

@@ -22,6 +22,7 @@ from weft.server.places import Places
 from weft.server.programs import ServedPrograms, inline_programs
 from weft.server.timer import Timer
 from weft.server.traces import Traces
+from weft.workflow.service.service import WorkflowService
 
 logger = logging.getLogger("weft.server")
 
@@ -35,6 +36,7 @@ class Service:
         models: list[ServedModel],
         timer: Timer | None = None,
         programs: Callable[[Models], ServedPrograms] = inline_programs,
+        workflows: WorkflowService | None = None,
     ):
         self.config = config
         self.timer = timer or Timer()
@@ -51,6 +53,7 @@ class Service:
             for model in models
         )
         self.programs = programs(self.models)
+        self.workflows = workflows or WorkflowService()
         num_tenants = len({key.tenant for key in parse_keys(config.api_keys)})
         self.bodies = BodyBudget(config.max_bodies_bytes, num_tenants)
         """Counts the bytes of request bodies in memory."""
@@ -100,6 +103,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
         await self.programs.close()
+        await self.workflows.close()
         for model in self.models:
             await model.engine.close()
 

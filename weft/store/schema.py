@@ -135,7 +135,27 @@ def _second(connection: Connection) -> None:
     _WORKFLOWS.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second)
+_LIBRARY = MetaData()
+
+workflows = Table(
+    "workflows",
+    _LIBRARY,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("created_s", Float, nullable=False),
+    Column("size_bytes", Integer, nullable=False),
+    Column("summary", LargeBinary, nullable=False),
+    Column("graph", LargeBinary, nullable=False),
+)
+"""Graphs that were given to a server. `id` is the digest; `size_bytes` is that of `graph`, its JSON."""
+
+
+def _third(connection: Connection) -> None:
+    _LIBRARY.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third)
 """From each version to the next, beginning with an empty database (version 0)."""
 
 

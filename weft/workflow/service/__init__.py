@@ -1,0 +1,1 @@
+"""Workflows of a server: graphs that clients gave it, and their runs. It does not know HTTP."""

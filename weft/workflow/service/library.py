@@ -1,0 +1,94 @@
+"""The graphs that clients gave to a server, by tenant.
+
+Owns their checks and their forms: a graph is stored as canonical JSON under its digest, so equal graphs are one. All
+work is done on threads, because a graph may have 10,000 nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.abi.errors import InvalidRequest, UnknownWorkflow
+from weft.store.workflows import WorkflowRow, WorkflowTable
+from weft.workflow.graph.digest import digest
+from weft.workflow.graph.json import graph_from_dict, graph_from_json, graph_to_dict
+from weft.workflow.graph.nodes import WorkflowGraph, count_nodes
+
+MIN_ID_CHARS = 8
+"""Of the beginning of an id that may stand for it."""
+_ID = re.compile(rf"[0-9a-f]{{{MIN_ID_CHARS},64}}\Z")
+
+
+class WorkflowSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What lists say of a graph."""
+
+    inputs: list[str]
+    """Columns of its rows."""
+    outputs: list[str]
+    nodes: int
+    """Nodes, those of bodies included."""
+
+
+class StoredWorkflow(NamedTuple):
+    """A graph of a tenant."""
+
+    row: WorkflowRow
+    summary: WorkflowSummary
+
+    @property
+    def id(self) -> str:
+        """The digest of the graph."""
+        return self.row.id
+
+    def graph(self) -> WorkflowGraph:
+        """The graph, canonical. Takes long for a large one."""
+        return graph_from_json(self.row.graph)
+
+
+class WorkflowLibrary:
+    """Used from one event loop."""
+
+    def __init__(self, table: WorkflowTable):
+        self._table = table
+
+    async def create(self, tenant: str, raw: Any, name: str = "") -> StoredWorkflow:
+        """Check and store a graph; one that is there already is returned. Raises `InvalidGraph` with every mistake,
+        `QuotaExceeded`, `StorageFailed`."""
+        return await asyncio.to_thread(self._create, tenant, raw, name)
+
+    async def find(self, tenant: str, id: str) -> StoredWorkflow:
+        """The workflow of an id, or of the first characters of one. Raises `UnknownWorkflow`, `StorageFailed`."""
+        row = await asyncio.to_thread(self._table.find, tenant, id) if _ID.match(id) else None
+        if row is None:
+            raise UnknownWorkflow(f"There is no workflow {id[:80]!r}.", "workflow")
+        return _stored(row)
+
+    async def all(self, tenant: str) -> list[StoredWorkflow]:
+        """All of a tenant, oldest first, without their graphs. Raises `StorageFailed`."""
+        return [_stored(row) for row in await asyncio.to_thread(self._table.all, tenant)]
+
+    async def delete(self, tenant: str, id: str) -> str:
+        """Remove a workflow. Returns its id. Raises `UnknownWorkflow`, `StorageFailed`."""
+        found = await self.find(tenant, id)
+        await asyncio.to_thread(self._table.delete, tenant, found.id)
+        return found.id
+
+    def _create(self, tenant: str, raw: Any, name: str) -> StoredWorkflow:
+        graph = graph_from_dict(raw)
+        if not name.isprintable():
+            raise InvalidRequest("name has characters that cannot be printed.", "name")
+        content = msgspec.json.encode(graph_to_dict(graph))
+        summary = WorkflowSummary(
+            inputs=list(graph.inputs), outputs=list(graph.outputs), nodes=count_nodes(graph.nodes)
+        )
+        row = WorkflowRow(digest(graph), name, time.time(), len(content), msgspec.json.encode(summary), content)
+        return _stored(self._table.put(tenant, row))
+
+
+def _stored(row: WorkflowRow) -> StoredWorkflow:
+    return StoredWorkflow(row, msgspec.json.decode(row.summary, type=WorkflowSummary))
