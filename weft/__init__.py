@@ -20,6 +20,7 @@ _EXPORTS = {
     "native_function": "weft.workflow.frontend.semantic",
     "ops": "weft.workflow.frontend",
     "semantic_function": "weft.workflow.frontend.semantic",
+    "session": "weft.workflow.session.api",
 }
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "native_function",
     "ops",
     "semantic_function",
+    "session",
 ]
 
 

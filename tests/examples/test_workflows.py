@@ -70,3 +70,11 @@ def test_an_example_runs_and_so_does_its_json(name: str, llm: LLM) -> None:
 def test_the_desk_shares_what_its_agents_have_in_common(llm: LLM) -> None:
     counts = FLOWS["trading"].run([ROWS["trading"]], llm).counts
     assert counts.calls.cached_tokens > counts.calls.prompt_tokens / 2
+
+
+def test_engineers_work_in_a_session(llm: LLM) -> None:
+    build = runpy.run_path(str(FOLDER / "engineers.py"))["build"]
+    made = build("a snake game", llm)
+    assert list(made) == ["plan", "code", "tests"]
+    assert all(isinstance(text, str) and text for text in made.values())
+    assert build("a snake game", llm) == made

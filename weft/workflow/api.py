@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO, TypedDict, Unpack
 
@@ -25,7 +25,7 @@ from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.passes import optimise
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, Driver, RunServices
-from weft.workflow.run.instructions import AwaitExternal, RunLimits
+from weft.workflow.run.instructions import AwaitExternal, RowDone, RunLimits
 from weft.workflow.run.journal import RunDescription, RunJournal
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.results import RowResult, RunResults, result_of
@@ -120,33 +120,18 @@ class Run:
         self, rows: Iterator[tuple[int, Mapping[str, Any]]], backend: ModelBackend
     ) -> AsyncGenerator[RowResult, None]:
         """Rows as they end, on the event loop that runs."""
-        options = self._options
-        folder = options.get("cache")
-        database = None if folder is None else Database(Path(folder))
-        services = RunServices(
-            backend,
-            options.get("functions", {}),
-            external=options.get("external"),
-            function_timeout_s=options.get("function_timeout_s", FUNCTION_TIMEOUT_S),
-            cache=None if database is None else PromptCache(AnswerTable(database), self._model()),
-        )
-        driver = Driver(self.state, rows, services, options.get("concurrency"), self.journal)
-        try:
+        async with opened_services(self._options, backend, self._model()) as services:
+            driver = Driver(self.state, rows, services, self._options.get("concurrency"), self.journal)
             async with aclosing(driver.results()) as results:
                 async for done in results:
+                    assert isinstance(done, RowDone)
                     result = result_of(done)
                     if self.journal is not None:
                         self.journal.end(result)
                     yield result
-        finally:
-            if database is not None:
-                await asyncio.to_thread(database.close)
 
     def _model(self) -> str:
-        """What answers depend on besides the calls."""
-        model = self._on if isinstance(self._on, str) else self._on.workflow_host().model
-        named = self._options.get("model")
-        return f"{model} {named}" if named else model
+        return model_identity(self._on, self._options)
 
     def description(self) -> RunDescription:
         """What the run computes. Reads the rows."""
@@ -154,6 +139,31 @@ class Run:
         for row in self.rows:
             hashed.update(msgspec.json.encode(row, order="deterministic"))
         return RunDescription(digest(self._runs), hashed.hexdigest(), self._model())
+
+
+@asynccontextmanager
+async def opened_services(options: RunOptions, backend: ModelBackend, model: str) -> AsyncIterator[RunServices]:
+    """What the options let a run use, until the end of the block. `model` is what answers in the cache depend on."""
+    folder = options.get("cache")
+    database = None if folder is None else Database(Path(folder))
+    try:
+        yield RunServices(
+            backend,
+            options.get("functions", {}),
+            external=options.get("external"),
+            function_timeout_s=options.get("function_timeout_s", FUNCTION_TIMEOUT_S),
+            cache=None if database is None else PromptCache(AnswerTable(database), model),
+        )
+    finally:
+        if database is not None:
+            await asyncio.to_thread(database.close)
+
+
+def model_identity(on: Target, options: RunOptions) -> str:
+    """What answers depend on besides the calls."""
+    model = on if isinstance(on, str) else on.workflow_host().model
+    named = options.get("model")
+    return f"{model} {named}" if named else model
 
 
 def stream(

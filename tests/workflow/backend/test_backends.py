@@ -232,3 +232,18 @@ def test_closing_a_stream_cancels_the_run(llm: LLM) -> None:
         next(results)
     assert all(result.error is None for result in everything.stream(ROWS[:1], llm))
     assert llm.stats().num_sequences == 0
+
+
+@pytest.mark.parametrize(("owner", "sends"), [("weft", True), ("openai", False), (None, False)])
+def test_only_a_server_of_ours_is_told_what_changes_no_answer(owner: str | None, sends: bool) -> None:
+    bodies = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(404 if owner is None else 200, json={"data": [{"id": "m", "owned_by": owner}]})
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, content=EVENT + b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n')
+
+    backend = OpenAIBackend("http://server/v1", "m", transport=httpx.MockTransport(reply))
+    assert isinstance(answered(backend, SAY._replace(hints={"session_id": "s"})), ModelAnswer)
+    assert ("session_id" in bodies[0]) is sends

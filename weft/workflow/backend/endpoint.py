@@ -51,7 +51,7 @@ class EndpointBackend:
             route=request.endpoint,
             on_start=started,
         )
-        reply = await endpoint.create(endpoint.decode(request.body, self._models), record, self._models)
+        reply = await endpoint.create(endpoint.decode(request.hinted, self._models), record, self._models)
         assert isinstance(reply, (ChatResponse, CompletionResponse))
         return _completed(reply) if isinstance(reply, CompletionResponse) else _chatted(reply)
 

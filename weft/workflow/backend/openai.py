@@ -35,12 +35,14 @@ class OpenAIBackend:
             base_url=self._base, headers=headers, limits=limits, timeout=timeout, transport=transport
         )
         self._model = model
+        self._cards: list[dict[str, Any]] | None = None
         self._finding = asyncio.Lock()
 
     async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
         """As `ModelBackend.complete`; the answer is streamed, because its first piece tells that it has begun."""
         model = request.body.get("model") or await self._only_model()
-        body = {**request.body, "model": model, "stream": True, "stream_options": {"include_usage": True}}
+        fields = request.hinted if request.hints and await self._is_ours() else request.body
+        body = {**fields, "model": model, "stream": True, "stream_options": {"include_usage": True}}
         gathered = _Gathered(is_chat=request.endpoint == CHAT)
         async for chunk in self._events(request.endpoint, body):
             started()
@@ -63,15 +65,27 @@ class OpenAIBackend:
         await self._http.aclose()
 
     async def _only_model(self) -> str:
-        async with self._finding:
-            if self._model is None:
-                names = [model["id"] for model in (await self._json("GET", "/v1/models"))["data"]]
-                if len(names) != 1:
-                    raise InvalidRequest(
-                        f"{self._base} serves {', '.join(names[:20]) or 'no model'}: name one", "model"
-                    )
-                self._model = names[0]
+        if self._model is None:
+            names = [model["id"] for model in await self._served()]
+            if len(names) != 1:
+                raise InvalidRequest(f"{self._base} serves {', '.join(names[:20]) or 'no model'}: name one", "model")
+            self._model = names[0]
         return self._model
+
+    async def _is_ours(self) -> bool:
+        """Whether the server is Weft. Others may refuse fields that they do not know."""
+        try:
+            return any(model.get("owned_by") == "weft" for model in await self._served())
+        except InvalidRequest:
+            self._cards = []  # it lists no models
+            return False
+
+    async def _served(self) -> list[dict[str, Any]]:
+        """The cards of the server's models; asked for once."""
+        async with self._finding:
+            if self._cards is None:
+                self._cards = (await self._json("GET", "/v1/models"))["data"]
+        return self._cards
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         try:

@@ -44,7 +44,7 @@ class SemanticFunction:
         if not is_tracing():
             raise FlowError(
                 f"{self.name} is a semantic function, whose calls make nodes of a flow: call it in a function with "
-                "@weft.flow"
+                "@weft.flow, or in weft.session()"
             )
         trace = current_trace()
         values = self._bind(args, named, trace)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from weft.workflow.frontend.variable import Variable, reference_in, trace_in
+from weft.workflow.frontend.variable import Values, Variable, reference_in, trace_in
 from weft.workflow.graph.names import NameTable
 from weft.workflow.graph.node_types import of_node
 from weft.workflow.graph.nodes import DEFAULT_OUTPUT, AnyNode, Body, DataNode, GraphNode, TextNode
@@ -21,7 +21,7 @@ from weft.workflow.graph.value_types import ANY, ValueType, follow
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FRONTEND = str(Path(__file__).parent)
+_WORKFLOW = str(Path(__file__).parents[1])
 _current: ContextVar[FlowTrace | None] = ContextVar("trace", default=None)
 
 
@@ -48,6 +48,8 @@ class FlowTrace:
 
     def __init__(self, outer: FlowTrace | None = None):
         self.outer = outer
+        self.values: Values | None = None
+        """Set by the trace of a session; what is made in a body has no value of its own."""
         self.names: _Names = outer.names if outer is not None else _Names()
         self.nodes: list[AnyNode] = []
         self._types: dict[str, ValueType] = {}
@@ -172,6 +174,6 @@ def tracing(trace: FlowTrace) -> Iterator[FlowTrace]:
 def caller_line() -> str:
     """File and line of the user's code that is running."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FRONTEND):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_WORKFLOW):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -12,8 +12,29 @@ from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.value_types import ANY, ValueType, follow
 
 
+class Values(Protocol):
+    """What knows the values of variables: a session."""
+
+    def get(self, reference: Reference, timeout_s: float | None) -> Any:
+        """As `Variable.get`."""
+        ...
+
+    async def aget(self, reference: Reference, timeout_s: float | None) -> Any:
+        """As `Variable.aget`."""
+        ...
+
+    def set(self, reference: Reference, value: Any) -> None:
+        """As `Variable.set`."""
+        ...
+
+
 class NodeMaker(Protocol):
     """What makes the nodes of a graph while a function runs."""
+
+    @property
+    def values(self) -> Values | None:
+        """The session that the graph grows in; None in a flow."""
+        ...
 
     def current(self) -> NodeMaker:
         """The one that makes nodes now: this one, or that of a body within."""
@@ -96,6 +117,31 @@ class Variable:
         assert not isinstance(kind, str)
         return Variable(self._trace, self._reference._replace(path=(*self._reference.path, name)), kind)
 
+    # ---- the value, in a session
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        """Wait for the value, as JSON. Raises `NodeFailed`, the same one for all that depends on the node that failed;
+        `NoValue` where nothing can give a value any more; `TimeoutError` after `timeout_s` seconds; and in a flow
+        `NeedsValueError`."""
+        return self._values().get(self._reference, timeout_s)
+
+    async def aget(self, timeout_s: float | None = None) -> Any:
+        """As `get`, for asynchronous code."""
+        return await self._values().aget(self._reference, timeout_s)
+
+    def set(self, value: Any) -> None:
+        """Give a variable of `ops.external` its value, any JSON. Raises `NotSettable` for other variables and for one
+        that has a value."""
+        self._values().set(self._reference, value)
+
+    def _values(self) -> Values:
+        if self._trace.values is None:
+            raise NeedsValueError(
+                f"{self._reference} has a value only when its flow or body runs: return it, or make the call in "
+                "weft.session() itself"
+            )
+        return self._trace.values
+
     # ---- text
 
     def __str__(self) -> str:
@@ -147,7 +193,10 @@ class Variable:
 
 
 def _needs(what: str, instead: str) -> NoReturn:
-    raise NeedsValueError(f"this needs {what} of a value that is there only when the workflow runs: use {instead}")
+    raise NeedsValueError(
+        f"this needs {what} of a value that is there only when the workflow runs: use {instead}; in a session, "
+        "value.get() waits for it"
+    )
 
 
 def reference_in(variable: Variable) -> Reference:

@@ -67,7 +67,7 @@ class _Merger:
         return replace(body, nodes=tuple(nodes))
 
     def _is_first(self, node: AnyNode, seen: dict[str, str]) -> bool:
-        if not _may_merge(node):
+        if not may_merge(node):
             return True
         kept = seen.setdefault(node_digest(node, self.kept), node.id)
         if kept == node.id:
@@ -84,7 +84,7 @@ class _Merger:
         stay = []
         for inner in node.body.nodes:
             needs = {reference.name for reference in free_references(inner)}
-            if needs & inside or not _may_merge(inner):
+            if needs & inside or not may_merge(inner):
                 stay.append(inner)
                 continue
             inside.remove(inner.id)
@@ -94,5 +94,6 @@ class _Merger:
         return replace(node, body=replace(node.body, nodes=tuple(stay)))
 
 
-def _may_merge(node: AnyNode) -> bool:
+def may_merge(node: AnyNode) -> bool:
+    """Whether one evaluation of a node may stand for those of equal ones."""
     return is_deterministic(node) and all(inner.cache for inner in all_nodes((node,)) if isinstance(inner, LlmNode))

@@ -40,6 +40,9 @@ class ModelRequest(NamedTuple):
 
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     body: dict[str, Any]
+    hints: Mapping[str, Any] = {}
+    """Further fields, which say when and where the call is to run and change nothing of its answer. Only a server of
+    ours knows them."""
 
     @property
     def key(self) -> str | None:
@@ -47,7 +50,12 @@ class ModelRequest(NamedTuple):
         sampling that the request itself asks for, or a seed, gives an answer twice."""
         if self.body.get("temperature") != 0 and self.body.get("seed") is None:
             return None
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+        return hashlib.sha256(msgspec.json.encode((self.endpoint, self.body), order="deterministic")).hexdigest()
+
+    @property
+    def hinted(self) -> dict[str, Any]:
+        """The body with the hints, which give way to fields of the call's own."""
+        return {**self.hints, **self.body}
 
 
 def request_of(node: LlmNode, value_of: ValueOf) -> ModelRequest:

@@ -22,7 +22,7 @@ from weft.workflow.run.instructions import (
     CallFunction,
     CallModel,
     Instruction,
-    RowDone,
+    Notice,
     RunProgram,
     TaskName,
 )
@@ -90,14 +90,18 @@ class Driver:
         self._num_waiting = 0
         self._is_open = True
 
-    async def results(self) -> AsyncGenerator[RowDone, None]:
-        """Rows as they end, in no order."""
+    def wake(self) -> None:
+        """The state was changed from outside: look at it again."""
+        self._reports.put_nowait(lambda: None)
+
+    async def results(self) -> AsyncGenerator[Notice, None]:
+        """Rows as they end, in no order; of a graph that grows, nodes as they settle."""
         try:
             while True:
                 self._open_rows()
                 next_try_s = self._state.wake(self._now())
                 for instruction in self._state.take(self._room()):
-                    if isinstance(instruction, RowDone):
+                    if isinstance(instruction, Notice):
                         yield instruction
                     else:
                         self._start(instruction)
@@ -137,7 +141,7 @@ class Driver:
             self._reports.get_nowait()()
 
     def _start(self, instruction: Instruction) -> None:
-        assert not isinstance(instruction, RowDone)
+        assert not isinstance(instruction, Notice)
         known = msgspec.UNSET if self._journal is None else self._journal.take(instruction.task)
         if known is not msgspec.UNSET:
             self._reports.put_nowait(lambda: self._report(instruction.task, known))
@@ -166,7 +170,7 @@ class Driver:
             if not has_started:
                 has_started = True
                 self._num_waiting -= 1
-                self._reports.put_nowait(lambda: None)
+                self.wake()
 
         try:
             await self._finish(call, self._complete(call, started))
@@ -203,7 +207,7 @@ class Driver:
             self._state.returned(task, value)
 
     async def _value(self, instruction: CallFunction | RunProgram | AwaitExternal) -> Any:
-        return _checked(await self._unchecked(instruction))
+        return checked_value(await self._unchecked(instruction))
 
     async def _unchecked(self, instruction: CallFunction | RunProgram | AwaitExternal) -> Any:
         services = self._services
@@ -247,7 +251,7 @@ def _named_timeout(message: str) -> Iterator[None]:
         raise RowError(message) from None
 
 
-def _checked(value: Any) -> Any:
+def checked_value(value: Any) -> Any:
     """A value as plain JSON. Raises `RowError` for what is none, or is too large."""
     try:
         encoded = msgspec.json.encode(value)

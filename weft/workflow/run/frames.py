@@ -32,22 +32,27 @@ class BodyPlan:
         """`prefix`: what the labels of its nodes begin with."""
         self.body = body
         self.owner = owner
-        self.labels = {node.id: prefix + node.id for node in body.nodes}
-        self.nodes: Mapping[str, AnyNode] = {node.id: node for node in body.nodes}
+        self.labels: dict[str, str] = {}
+        self.nodes: dict[str, AnyNode] = {}
         self.wanted = goals(body.outputs, owner)
-        self.needs = {node.id: tuple(dict.fromkeys(use.reference.name for use in uses(node))) for node in body.nodes}
-        self.needs[OUTPUTS] = tuple(dict.fromkeys(reference.name for reference in self.wanted))
+        self.needs = {OUTPUTS: _names(self.wanted)}
+        self.ahead: dict[str, tuple[str, ...]] = {}
+        self.plans: dict[tuple[str, str], BodyPlan] = {}
+        self._prefix = prefix
+        for node in body.nodes:
+            self.add(node)
+
+    def add(self, node: AnyNode) -> None:
+        """Append a node. Of a graph that grows: all its references are to nodes that are here, or that follow before
+        it is asked for."""
+        self.nodes[node.id] = node
+        self.labels[node.id] = label = self._prefix + node.id
+        self.needs[node.id] = _names(use.reference for use in uses(node))
         # Cases of a switch are left out: only the one that is taken asks for values around it.
-        self.ahead = {
-            node.id: tuple(dict.fromkeys(reference.name for reference in free_references(node)))
-            for node in body.nodes
-            if isinstance(node, (MapNode, LoopNode))
-        }
-        self.plans = {
-            (node.id, place): BodyPlan(inner, node, label_prefix(self.labels[node.id], node, place))
-            for node in body.nodes
-            for place, inner in node.bodies.items()
-        }
+        if isinstance(node, (MapNode, LoopNode)):
+            self.ahead[node.id] = _names(free_references(node))
+        for place, inner in node.bodies.items():
+            self.plans[node.id, place] = BodyPlan(inner, node, label_prefix(label, node, place))
 
 
 class Within(NamedTuple):
@@ -169,6 +174,10 @@ class Frame:
                 del frame._waiting[waiting]
                 ready.append((frame, waiting))
         return ready
+
+
+def _names(references: Iterable[Reference]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(reference.name for reference in references))
 
 
 def _nodes(frame: Frame, names: Iterable[str]) -> list[tuple[Frame, str]]:

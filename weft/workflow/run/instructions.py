@@ -61,7 +61,15 @@ class RowDone(NamedTuple):
     failure: RowFailure | None
 
 
-Instruction = CallModel | CallFunction | RunProgram | AwaitExternal | RowDone
+class Settled(NamedTuple):
+    """A node of a graph that grows has its value, or will never have one. There is nothing to report."""
+
+    node: str
+
+
+Notice = RowDone | Settled
+"""What asks for nothing."""
+Instruction = CallModel | CallFunction | RunProgram | AwaitExternal | Notice
 
 
 class CallCounts(NamedTuple):

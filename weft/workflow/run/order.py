@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from weft.workflow.graph.labels import label_prefix
@@ -23,6 +23,8 @@ class CallSite(NamedTuple):
 
 Order = Callable[[CallSite], tuple[Any, ...]]
 """What calls are sorted by. Among equal ones rounds come in order, then items."""
+Hints = Callable[[CallSite], Mapping[str, Any]]
+"""Fields of a call's request that say when and where it is to run."""
 
 
 class NodePlaces:
@@ -48,6 +50,11 @@ class NodePlaces:
         for at, body in node.bodies.items():
             for number, inner in enumerate(body.nodes):
                 self._note(inner, label_prefix(label, node, at), (*place, number))
+
+
+def no_hints(site: CallSite) -> Mapping[str, Any]:
+    """Calls run as those of anybody."""
+    return {}
 
 
 def row_by_row(graph: WorkflowGraph) -> Order:

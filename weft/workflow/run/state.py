@@ -58,7 +58,7 @@ from weft.workflow.run.instructions import (
     RunProgram,
     TaskName,
 )
-from weft.workflow.run.order import CallSite, Order, row_by_row
+from weft.workflow.run.order import CallSite, Hints, Order, no_hints, row_by_row
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
@@ -80,17 +80,29 @@ class _Task:
         """The node, with those whose bodies it is in (`weft.workflow.graph.labels`)."""
         return self.frame.plan.labels[self.node.id]
 
+    @property
+    def site(self) -> CallSite:
+        """Where it stands in the run."""
+        return CallSite(self.frame.row, self.label, self.frame.rounds, self.frame.items)
+
 
 class RunState:
     """All rows in progress. Owns their values; knows the time only as an argument."""
 
-    def __init__(self, graph: WorkflowGraph, order: Order | None = None, limits: RunLimits | None = None):
+    def __init__(
+        self,
+        graph: WorkflowGraph,
+        order: Order | None = None,
+        limits: RunLimits | None = None,
+        hints: Hints = no_hints,
+    ):
         self._calls = CallCounts()
         self._by_node: dict[str, CallCounts] = {}
         self._num_ended = self._num_failed = 0
         self._plan = BodyPlan(Body(nodes=graph.nodes, outputs=graph.outputs), None)
         self._order = order or row_by_row(graph)
         self._limits = limits or RunLimits()
+        self._hints = hints
         self._rows: set[int] = set()
         self._tasks: dict[TaskName, _Task] = {}
         self._todo: deque[tuple[Frame, str]] = deque()
@@ -165,7 +177,7 @@ class RunState:
                 self.failed(name, limit, 0.0)
                 continue
             self._num_sent += 1
-            calls.append(self._tasks[name].instruction)
+            calls.append(self._to_send(self._tasks[name]))
         others, self._out = self._out, []
         return others + calls
 
@@ -188,6 +200,12 @@ class RunState:
     def num_ready(self) -> int:
         """Calls that could be sent now."""
         return len(self._ready)
+
+    def _to_send(self, task: _Task) -> CallModel:
+        """A call with the hints that hold now; they are no part of what is known of the task."""
+        call = task.instruction
+        assert isinstance(call, CallModel)
+        return call._replace(request=call.request._replace(hints=self._hints(task.site)))
 
     def _reached(self) -> LimitExceeded | None:
         used = self._calls.prompt_tokens + self._calls.output_tokens
@@ -281,9 +299,8 @@ class RunState:
             self._out.append(task.instruction)
 
     def _rank(self, task: _Task) -> tuple[Any, ...]:
-        frame = task.frame
-        site = CallSite(frame.row, task.label, frame.rounds, frame.items)
-        return self._order(site), site.rounds, site.items, frame.path, task.node.id
+        site = task.site
+        return self._order(site), site.rounds, site.items, task.frame.path, task.node.id
 
     def _with_equals(self, name: TaskName) -> list[TaskName]:
         """The task, and those that have the same answer."""
@@ -309,7 +326,7 @@ class RunState:
 
     def _ended(self, frame: Frame) -> None:
         """Every output of a frame is there or has failed."""
-        outputs = {name: _reached_value(frame, text) for name, text in frame.plan.body.outputs.items()}
+        outputs = {name: reached_value(frame, reference_of(text)) for name, text in frame.plan.body.outputs.items()}
         outer = frame.outer
         if outer is None:
             self._row_ended(frame.row, outputs)
@@ -335,7 +352,7 @@ class RunState:
         self._settle(frame, node.id, failure or {name: [each[name] for each in done] for name in node.body.outputs})
 
     def _round_ended(self, frame: Frame, outer: Frame, node: LoopNode, outputs: Mapping[str, Any]) -> None:
-        until = None if node.until is None else _reached_value(frame, node.until)
+        until = None if node.until is None else reached_value(frame, reference_of(node.until))
         if isinstance(until, RowFailure):
             self._settle(outer, node.id, until)
             return
@@ -363,9 +380,8 @@ def _merged(counts: CallCounts, number: int) -> CallCounts:
     return counts._replace(merged_calls=counts.merged_calls + number)
 
 
-def _reached_value(frame: Frame, text: str) -> Any:
-    """What an output is, a `RowFailure` where it cannot be had."""
-    reference = reference_of(text)
+def reached_value(frame: Frame, reference: Reference) -> Any:
+    """What a reference means, a `RowFailure` where it cannot be had."""
     value = frame.value(reference)
     if isinstance(value, RowFailure):
         return value

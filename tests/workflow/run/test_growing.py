@@ -1,0 +1,157 @@
+"""A graph that grows while it is evaluated, without an event loop."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.workflow.naive import evaluate
+from tests.workflow.run.player import fake_answer
+from tests.workflow.shapes import Json, body, graph, llm, loop, mapped, pick, text
+from weft.workflow.graph import graph_from_dict
+from weft.workflow.graph.nodes import AnyNode
+from weft.workflow.graph.templates import Reference
+from weft.workflow.run.frames import RowFailure
+from weft.workflow.run.growing import GrowingState
+from weft.workflow.run.instructions import CallModel, RunLimits, Settled
+
+
+def nodes(*raw: Json) -> dict[str, AnyNode]:
+    return {node.id: node for node in graph_from_dict({**graph(*raw), "inputs": []}).nodes}
+
+
+def calls(state: GrowingState, most: int = 9) -> list[CallModel]:
+    return [each for each in state.take(most) if isinstance(each, CallModel)]
+
+
+def content(call: CallModel) -> Any:
+    return call.request.body["messages"][-1]["content"]
+
+
+CHAIN = nodes(llm("a", "Hi"), llm("b", "{{a}}!"), text("c", "{{b}}?"))
+
+
+def test_a_node_begins_when_its_inputs_are_there() -> None:
+    state = GrowingState()
+    state.grow([CHAIN["a"]])
+    state.grow([CHAIN["b"], CHAIN["c"]])
+    (first,) = calls(state)
+    assert content(first) == "Hi"
+    state.answered(first.task, fake_answer(first.request))
+    said = state.value(Reference("a"))
+    instructions = state.take(9)
+    assert Settled("a") in instructions
+    (second,) = (each for each in instructions if isinstance(each, CallModel))
+    assert content(second) == f"{said}!"
+    assert state.unsettled == ("b", "c")
+    state.answered(second.task, fake_answer(second.request))
+    assert state.take(0) == [Settled("b"), Settled("c")]
+    assert state.value(Reference("c")) == f"{state.value(Reference('b'))}?"
+
+
+def test_a_node_that_comes_after_its_input_ended_runs() -> None:
+    state = GrowingState()
+    state.grow([CHAIN["a"]])
+    (first,) = calls(state)
+    state.answered(first.task, fake_answer(first.request))
+    state.grow([CHAIN["b"]])
+    assert len(calls(state)) == 1
+
+
+def test_calls_leave_in_the_order_in_which_they_were_added() -> None:
+    state = GrowingState()
+    state.grow(nodes(llm("z", "1")).values())
+    state.grow(nodes(llm("a", "2")).values())
+    state.grow(nodes(llm("m", "3")).values())
+    assert [content(call) for call in calls(state, 2)] == ["1", "2"]
+    assert [content(call) for call in calls(state)] == ["3"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failure_reaches_all_that_depends_on_it_and_nothing_else(late: bool) -> None:
+    state = GrowingState()
+    added = [CHAIN["a"], *nodes(llm("other", "Hello")).values()]
+    state.grow(added if late else [*added, CHAIN["b"], CHAIN["c"]])
+    failing, other = calls(state)
+    state.failed(failing.task, ValueError("no"), 0.0)
+    state.answered(other.task, fake_answer(other.request))
+    if late:
+        state.grow([CHAIN["b"], CHAIN["c"]])
+    failure = state.value(Reference("a"))
+    assert isinstance(failure, RowFailure)
+    assert failure.node == "a"
+    assert state.value(Reference("c")) is failure
+    assert isinstance(state.value(Reference("other")), str)
+
+
+def test_equal_calls_in_flight_are_one() -> None:
+    state = GrowingState()
+    state.grow(nodes(text("t", "Hi"), llm("a", "{{t}}", temperature=0)).values())
+    state.grow(nodes(llm("b", "Hi", seed=1), llm("c", "Hi", temperature=0)).values())
+    sent = calls(state)
+    assert [call.task.path for call in sent] == ["a", "b"]
+    state.answered(sent[0].task, fake_answer(sent[0].request))
+    assert state.value(Reference("a")) == state.value(Reference("c"))
+    assert state.counts.calls.merged_calls == 1
+
+
+def test_hints_go_with_the_request_and_are_no_part_of_its_key() -> None:
+    bare, hinted = GrowingState(), GrowingState(hints=lambda site: {"session_id": site.label})
+    inside = body(llm("x", "{{i}}", temperature=0), out="x")
+    added = nodes({"id": "l", "op": "list", "of": ["Hi"]}, mapped("m", "l", inside))
+    for state in (bare, hinted):
+        state.grow(added.values())
+    (without,), (having,) = calls(bare), calls(hinted)
+    assert without.request.key == having.request.key
+    assert having.request.hinted == {**without.request.body, "session_id": "m.x"}
+
+
+WHOLE = graph(
+    text("q", "A b c"),
+    pick("parts", "q", split=" "),
+    mapped("notes", "parts", body(llm("note", "{{i}} of {{q}}", temperature=0), out="note")),
+    llm("first", "{{notes.out}}", temperature=0),
+    {**llm("second"), "messages": [{"chat": "first"}, {"role": "user", "content": "On."}], "temperature": 0},
+    loop("again", {"s": "second"}, body(llm("r", "{{s}} {{q}}", temperature=0), s="r"), max_rounds=3),
+    outputs={"again": "again.s", "notes": "notes.out", "second": "second"},
+    inputs=[],
+)
+WHOLE["nodes"][3]["messages"][0]["content"] = "{{q}}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_grown_graph_gives_what_the_whole_one_gives(seed: int) -> None:
+    draw = random.Random(seed)
+    whole = graph_from_dict(WHOLE)
+    state, left, open_calls = GrowingState(), list(whole.nodes), list[CallModel]()
+    while left or open_calls or state.unsettled:
+        if left and draw.random() < 0.4:
+            count = draw.randint(1, len(left))
+            state.grow(left[:count])
+            left = left[count:]
+        open_calls += calls(state, draw.randint(0, 3))
+        if open_calls:
+            call = open_calls.pop(draw.randrange(len(open_calls)))
+            state.answered(call.task, fake_answer(call.request))
+    found = {name: state.value(Reference(*reference_of(text))) for name, text in whole.outputs.items()}
+    assert found == evaluate(whole, {})
+
+
+def reference_of(text: str) -> tuple[str, tuple[str, ...]]:
+    name, *path = text.split(".")
+    return name, tuple(path)
+
+
+def test_limits_hold_for_the_whole_session() -> None:
+    state = GrowingState(RunLimits(calls=1))
+    state.grow([CHAIN["a"]])
+    (first,) = calls(state)
+    state.answered(first.task, fake_answer(first.request))
+    state.grow(nodes(llm("late", "Hello")).values())
+    assert calls(state) == []
+    failure = state.value(Reference("late"))
+    assert isinstance(failure, RowFailure)
+    assert "1 calls" in str(failure.error)
+    assert failure.node == "late"

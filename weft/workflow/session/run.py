@@ -1,0 +1,162 @@
+"""One session on the event loop that runs: nodes come in, values are waited for.
+
+Owns the tasks of the session and the futures of those who wait. What is evaluated when is `GrowingState`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing, suppress
+from typing import Any
+
+from weft.workflow.graph.nodes import AnyNode, ExternalNode
+from weft.workflow.graph.templates import Reference
+from weft.workflow.graph.values import RowError
+from weft.workflow.run.driver import Concurrency, Driver, RunServices, checked_value
+from weft.workflow.run.frames import RowFailure
+from weft.workflow.run.growing import GrowingState
+from weft.workflow.run.instructions import AwaitExternal, RunCounts, RunLimits, Settled
+from weft.workflow.run.value_errors import NodeFailed, NotSettable, NoValue
+
+
+class SessionRun:
+    """One session. All methods but `value_now`, `has_failed` and `counts` are called on its event loop."""
+
+    def __init__(
+        self,
+        session_id: str,
+        services: RunServices,
+        concurrency: Concurrency | None = None,
+        limits: RunLimits | None = None,
+    ):
+        """Calls of models carry `session_id` as the label of their requests."""
+        self.session_id = session_id
+        self._state = GrowingState(limits, lambda site: {"session_id": session_id})
+        services = services._replace(external=self._from_outside)
+        self._driver = Driver(self._state, iter(()), services, concurrency)
+        self._externals: dict[str, asyncio.Future[Any]] = {}
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._errors: dict[int, NodeFailed] = {}
+        """By the identity of failures, which the state keeps."""
+        self._over = ""
+        """Why the session is over; empty while it is not."""
+        self._turning = asyncio.get_running_loop().create_task(self._turn())
+
+    # ---- nodes and values
+
+    def submit(self, nodes: Iterable[AnyNode]) -> None:
+        """Add nodes, as `GrowingState.grow`. Raises `NoValue` in a session that is over."""
+        added = list(nodes)
+        if self._over:
+            raise NoValue(f"{added[0].id} can have no value: {self._over}", added[0].id)
+        for node in added:
+            if isinstance(node, ExternalNode):
+                self._externals[node.id] = asyncio.get_running_loop().create_future()
+        self._state.grow(added)
+        self._driver.wake()
+
+    async def get(self, reference: Reference, timeout_s: float | None = None) -> Any:
+        """Wait for a value. Raises `NodeFailed`, `NoValue` and `TimeoutError`."""
+        name = reference.name
+        if name in self._state and not self._state.has_settled(name) and not self._over:
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(name, set()).add(waiting)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await waiting
+            except TimeoutError:
+                raise TimeoutError(f"{name} has no value after {timeout_s:g} s") from None
+            finally:
+                others = self._waiting.get(name, set())
+                others.discard(waiting)
+                if not others:
+                    self._waiting.pop(name, None)
+        return self.value_now(reference)
+
+    def set(self, reference: Reference, value: Any) -> None:
+        """Give a value from outside. Raises `NotSettable` where the variable is computed or has ended and for what is
+        no JSON or is too large, and `NoValue` where there is no such variable or the session is over."""
+        name = reference.name
+        known = self._externals.get(name)
+        if reference.path:
+            raise NotSettable(f"{reference} is a part of a value: set {name}", name)
+        if name not in self._state or (self._over and known is not None and not known.done()):
+            raise self._missing(name)
+        if known is None:
+            raise NotSettable(f"{name} is computed: only a variable of ops.external is set", name)
+        if known.done():
+            raise NotSettable(f"{name} was set already: a variable is set once", name)
+        if self._state.has_settled(name):
+            raise NotSettable(f"{name} was set too late: nothing waits for it any more", name)
+        try:
+            known.set_result(checked_value(value))
+        except RowError as error:
+            raise NotSettable(f"{name}: {error.message}", name) from None
+
+    async def wait(self) -> None:
+        """Wait until all that was submitted by now has a value or has failed, or the session is over."""
+        for name in self._state.unsettled:
+            with suppress(NodeFailed, NoValue):
+                await self.get(Reference(name))
+
+    def value_now(self, reference: Reference) -> Any:
+        """A value that is there. Raises `NodeFailed`, and `NoValue` where there is none yet."""
+        if not self._state.has_settled(reference.name):
+            raise self._missing(reference.name)
+        value = self._state.value(reference)
+        if isinstance(value, RowFailure):
+            raise self._errors.setdefault(id(value), NodeFailed.of(value)).with_traceback(None)
+        return value
+
+    def has_failed(self, name: str) -> bool:
+        """Whether a node has failed."""
+        return self._state.has_settled(name) and isinstance(self._state.value(Reference(name)), RowFailure)
+
+    @property
+    def counts(self) -> RunCounts:
+        """What the session has done so far."""
+        return self._state.counts
+
+    # ---- life
+
+    async def close(self, why: str = "the session was closed before it was there") -> None:
+        """End the session: what is in progress is cancelled, and what has no value will have none. `why` follows the
+        name of a variable that is asked for later. Idempotent."""
+        self._over = self._over or why
+        self._turning.cancel()
+        await asyncio.gather(self._turning, return_exceptions=True)
+        self._release()
+
+    async def _turn(self) -> None:
+        try:
+            async with aclosing(self._driver.results()) as notices:
+                async for notice in notices:
+                    assert isinstance(notice, Settled)
+                    for waiting in self._waiting.pop(notice.node, ()):
+                        if not waiting.done():
+                            waiting.set_result(None)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._over = f"the session ended with {type(error).__name__}: {error}"
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        """Let all who wait see that the session is over."""
+        for each in self._waiting.values():
+            for waiting in each:
+                if not waiting.done():
+                    waiting.set_result(None)
+        self._waiting.clear()
+
+    async def _from_outside(self, instruction: AwaitExternal) -> Any:
+        # Shielded: a time limit ends the wait of the node, and a late value is refused, not lost.
+        return await asyncio.shield(self._externals[instruction.node.id])
+
+    def _missing(self, name: str) -> NoValue:
+        if name not in self._state:
+            return NoValue(f"{name} has no value: no call of this session makes it", name)
+        what = "nobody set it, and " if name in self._externals else ""
+        return NoValue(f"{name} has no value: {what}{self._over or 'it is still to come'}", name)
