@@ -110,9 +110,13 @@ async def ends_of_intercepted(url: str, front: subprocess.Popen[str], num_runs: 
         return await asyncio.gather(*following)
 
 
-def drained(num_runs: int, folder: Path) -> None:
+def drained(num_runs: int, folder: Path, exit_s: float) -> None:
+    """A server drains while runs wait: each reader is told an end, every process ends and no file is left."""
     (folder / "waits.py").write_text(INTERCEPTED)
+    temporary = folder / "temporary"
+    temporary.mkdir()
     settings = {
+        "TMPDIR": str(temporary),
         "WEFT_SERVER_DRAIN_S": str(DRAIN_S),
         "WEFT_PROGRAMS_TRUSTED_DIR": str(folder),
         "WEFT_PROGRAMS_MAX_RUNS_PER_TENANT": str(num_runs),
@@ -121,11 +125,21 @@ def drained(num_runs: int, folder: Path) -> None:
         answered = client.post("/v1/completions", json=STREAM | {"stream": False, "max_tokens": 2})
         assert answered.status_code == 200, "a plain turn, which nobody will extend"
         ends = asyncio.run(ends_of_intercepted(str(client.base_url), front, num_runs))
-        _, log = front.communicate(timeout=30)
+        _, log = front.communicate(timeout=exit_s)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(front.pid, 0)
     assert front.returncode == 0, log
+    assert "Traceback" not in log
     assert len(ends) == num_runs
     assert set(ends) <= {"cancelled", "shutting_down"}
+    assert list(temporary.iterdir()) == []
 
 
 def test_programs_that_wait_are_told_of_a_drain(tmp_path: Path) -> None:
-    drained(20, tmp_path)
+    drained(20, tmp_path, exit_s=60)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(540)
+def test_a_thousand_programs_that_wait_are_told_of_a_drain(tmp_path: Path) -> None:
+    drained(1000, tmp_path, exit_s=120)

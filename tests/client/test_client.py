@@ -161,3 +161,27 @@ def test_both_have_the_same_methods() -> None:
         for name in methods:
             mine, theirs = (inspect.signature(getattr(kind, name)) for kind in (one, other))
             assert list(mine.parameters.values()) == list(theirs.parameters.values()), name
+
+
+def test_a_client_opens_as_many_connections_as_it_has_requests() -> None:
+    """No request is answered before all have arrived: with a bound on connections, none ever would."""
+    num_requests = 120
+
+    async def ends() -> list[str]:
+        arrived = asyncio.Barrier(num_requests)
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            await arrived.wait()
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0, backlog=num_requests) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with AsyncClient(f"http://127.0.0.1:{port}") as client:
+                gets = (client.runs.get(f"run-{number}") for number in range(num_requests))
+                ended = await asyncio.gather(*gets, return_exceptions=True)
+        return [type(end).__name__ for end in ended]
+
+    assert asyncio.run(ends()) == ["ServerError"] * num_requests

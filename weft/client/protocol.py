@@ -22,6 +22,9 @@ T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 10.0
 MAX_EVENT_BYTES = 64 << 20
+MAX_IDLE_CONNECTIONS = 100
+"""Connections that a client keeps open for its next requests. Those in use have no bound: each reader of a run holds
+one until the run ends, and a bound makes further requests wait, without an error, for runs that may wait for them."""
 _event = msgspec.json.Decoder(RunEvent)
 
 
@@ -56,6 +59,7 @@ def client_options(url: str, api_key: str | None, timeout_s: float | None) -> di
         "base_url": url.rstrip("/").removesuffix("/v1"),
         "headers": headers,
         "timeout": httpx.Timeout(timeout_s, connect=CONNECT_S),
+        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE_CONNECTIONS),
     }
 
 
