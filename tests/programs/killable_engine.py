@@ -18,6 +18,7 @@ class KillableEngine(SteppedEngine):
         self._is_dying = False
         self.num_messages = 0
         self.num_deaths = 0
+        self.num_lease_ends = 0
         self.delivered: list[Command] = []
         """To the engine that is there."""
         super().__init__(**spec)
@@ -43,7 +44,8 @@ class KillableEngine(SteppedEngine):
         client.begin(self.engine.info)
 
     def end_lease(self) -> None:
-        """The engine drops its client, which hears nothing of it."""
+        """The engine drops its client, which hears of operations under way, and of nothing else."""
+        self.num_lease_ends += 1
         self.engine.drop_client(1)
 
     def _receive(self, envelope: Envelope) -> None:

@@ -240,6 +240,19 @@ def test_a_lease_that_ended_is_no_loss() -> None:
     run(test)
 
 
+def test_a_lease_that_ended_under_an_operation_is_no_loss() -> None:
+    async def test(rt: Runtime, engine: KillableEngine) -> None:
+        sequence = rt.open_lasting(CALLER)
+        sequence.append(pack_tokens([1, 2, 3]))
+        tokens = generate(sequence, 30, 5)
+        first = ids(await anext(tokens))
+        engine.end_lease()
+        assert first + ids(await read(tokens)) == expected_tokens([1, 2, 3], 5, 30, VOCAB)
+        sequence.release()
+
+    run(test)
+
+
 def test_what_is_released_while_the_engine_is_down_comes_not_back() -> None:
     async def test(rt: Runtime, engine: KillableEngine) -> None:
         sequences = [rt.open_lasting(CALLER) for _ in range(4)]
@@ -349,7 +362,7 @@ def random_programs(seed: int, num_acts: int) -> int:
                 await settle(chance.randrange(3))
                 engine.restart()
         await asyncio.gather(*clients)
-        return engine.num_deaths
+        return engine.num_deaths + engine.num_lease_ends
 
     found = run(test)
     assert isinstance(found, int)

@@ -14,13 +14,24 @@ from collections.abc import Callable, Iterable
 import msgspec
 import numpy as np
 
-from weft.abi.errors import WeftError
+from weft.abi.errors import UnknownHandle, WeftError
 from weft.cache.manager import KVCache
 from weft.core.clock import Clock, SystemClock
 from weft.core.cost.model import CostModel, Costs
 from weft.core.protocols import Worker
 from weft.core.step import LateInputs, Step, StepHandle
-from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Event, ListSessions, Sessions
+from weft.core.wire import (
+    LEASE_ENDED,
+    Cancelled,
+    Command,
+    EngineInfo,
+    EngineStats,
+    Envelope,
+    Event,
+    Failed,
+    ListSessions,
+    Sessions,
+)
 from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
 from weft.engine.grammar import Compiling, Encode, Grammars
@@ -137,11 +148,20 @@ class Engine:
         self._compiling.take(client, commands)
 
     def drop_client(self, client: int) -> None:
-        """Release everything a client holds. Its events go nowhere."""
-        self._compiling.drop_client(client)
+        """Release everything a client holds, because its lease ended. Its operations fail with `UnknownHandle`: a
+        client that was only stopped for a while still waits for them."""
+        ended = UnknownHandle(
+            "the engine heard nothing from this client for as long as its lease (`lease_s`) and released what it held",
+            LEASE_ENDED,
+        )
+        for op in self._compiling.drop_client(client):
+            self._messages.append((client, Failed.of(op, ended)))
         self._gather.gone(client)
-        self._note(self.scheduler.drop_client(client, self.clock.now()))
-        self._messages = [message for message in self._messages if message[0] != client]
+        events = self.scheduler.drop_client(client, self.clock.now())
+        for index, (to, event) in enumerate(events.messages):
+            if to == client and isinstance(event, Cancelled):
+                events.messages[index] = client, Failed.of(event.op, ended, event.usage)
+        self._note(events)
 
     def drain(self) -> None:
         """Take no new sequences and spaces."""

@@ -222,12 +222,16 @@ class Compiling:
             if not queue:
                 self._queues.pop(key, None)
 
-    def drop_client(self, client: int) -> None:
-        """Forget what a client that is gone has asked for."""
+    def drop_client(self, client: int) -> list[int]:
+        """Forget what a client that is gone has asked for. Returns the operations that it may wait for."""
+        dropped = []
         for key in [key for key in self._queues if key[0] == client]:
             queue = self._queues.pop(key)
             while queue:
-                self._let_go(queue.popleft())
+                command = queue.popleft()
+                self._let_go(command)
+                dropped.append(getattr(command, "op", 0))
+        return [op for op in dropped if op]
 
     def _waits(self, client: int, command: Command) -> bool:
         """Whether a command has to wait; then it is in a queue."""

@@ -14,6 +14,7 @@ from typing import Any
 from weft.abi.errors import EngineDead, UnknownHandle, WeftError
 from weft.core.waits import WaitKind
 from weft.core.wire import (
+    LEASE_ENDED,
     AnsweredCommand,
     CloseSpace,
     ExpectSpace,
@@ -142,7 +143,12 @@ class SpaceHandle:
 
     def fail(self, operation: EngineOperation, error: WeftError, usage: OperationUsage) -> None:
         """An operation has failed; the others go on, unless the space itself is gone."""
-        if isinstance(error, EngineDead):
+        if isinstance(error, UnknownHandle) and error.param in ("space", LEASE_ENDED):
+            # It is open here, and its engine lives: nothing but the end of the lease closes it there.
+            why = "the engine heard nothing from this process for as long as its lease (`lease_s`)"
+            self.lose(EngineDead(why + " and released this space" + self.contents()))
+            error = self._error or error
+        elif isinstance(error, EngineDead):
             self.lose(error, engine_died=True)
             error = self._error or error
         operation.fail(error)

@@ -96,20 +96,28 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runtime, "__init__", init)
 
 
+def die(engine: KillableEngine) -> None:
+    engine.die()
+    engine.restart()
+
+
+@pytest.mark.parametrize(("end", "why"), [(die, b"was killed"), (KillableEngine.end_lease, b"its lease (`lease_s`)")])
 @pytest.mark.parametrize("under_way", [True, False])
-def test_lost_pages_are_named_once_and_new_ones_can_be_had(under_way: bool) -> None:
+def test_lost_pages_are_named_once_and_new_ones_can_be_had(
+    under_way: bool, end: Callable[[KillableEngine], None], why: bytes
+) -> None:
     async def test(host: Host, engine: KillableEngine) -> None:
         program = host.program()
         program.say(Op.QUEUE_OPEN, 1, 0)
         for first, count in ((3, 3), (9, 1)):
             assert (await program.end_of(program.ask(Op.PAGES_ALLOC, 1, first, count))).kind == EventKind.RESULT
         call = program.ask(Op.QUEUE_SYNC, 1) if under_way else 0
-        engine.die()
-        engine.restart()
+        end(engine)
         await settle()
         call = call or program.ask(Op.QUEUE_SYNC, 1)
         event = await program.end_of(call)
         assert event.blobs[0] == b"engine_dead"
+        assert why in event.blobs[1]
         assert b"explicit KV pages are lost with it: 3-5, 9. Allocate" in event.blobs[1]
         await settle()
         assert program.budget.used.pages == 0

@@ -136,6 +136,10 @@ class Failed(EventBase, frozen=True, kw_only=True):
         return cls(op=op, error=ErrorRecord.of(error), usage=usage or OperationUsage())
 
 
+LEASE_ENDED = "lease_s"
+"""`param` of the `UnknownHandle` that ends the operations of a client whose lease ended."""
+
+
 class Cancelled(EventBase, frozen=True, kw_only=True):
     """An operation was ended by its client."""
 

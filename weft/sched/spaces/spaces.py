@@ -257,7 +257,8 @@ class Spaces:
         """An open space. Raises `UnknownHandle`, or why it was taken away."""
         space = self._spaces.get((client, number))
         if space is None:
-            raise UnknownHandle(f"space {number} is not open: it was never opened, was closed, or its lease ended")
+            message = f"space {number} is not open: it was never opened, was closed, or its client's lease ended"
+            raise UnknownHandle(message, "space")
         if space.failure is not None:
             raise space.failure
         return space
