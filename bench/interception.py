@@ -44,8 +44,8 @@ import msgspec
 
 from bench import alone
 from bench.peers import INSTALL
-from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_server
-from bench.resume import continued
+from bench.peers.vllm_cpu import vllm_server
+from bench.resume import add_arguments, check_arguments, chosen, continued
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.cli.bench.server import own_server
@@ -380,20 +380,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--seed", type=int, default=0, help="of the requests (0)")
     parser.add_argument("--checkpoint", type=Path, help=f"to use instead of random weights in the shape of {MODEL}")
     parser.add_argument("--quick-profile", action="store_true", help="a coarser cost model, sooner")
-    parser.add_argument("--vllm-python", help=f"the interpreter of an environment with vLLM ({PYTHON_VARIABLE})")
-    parser.add_argument("--json", type=Path, help="write every run to this file")
-    parser.add_argument("--resume", action="store_true", help="keep the runs that the file has")
+    add_arguments(parser, record="every run", kept="runs")
     args = parser.parse_args(arguments)
-    names = [name for name in args.contenders.split(",") if name]
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"no such contender: {', '.join(unknown)}; there are {', '.join(known)}")
-    args.contenders = [known[name] for name in names]
+    args.contenders = [known[name] for name in chosen(parser, args.contenders, known, "contender")]
     if not 0 < args.rate < math.inf or min(args.requests, args.runs) < 1 or args.seed < 0:
         parser.error("--rate, --requests and --runs must be positive, and --seed not negative")
-    if args.resume and not args.json:
-        parser.error("--resume needs --json, the file to continue")
-    if args.vllm_python:
-        os.environ[PYTHON_VARIABLE] = args.vllm_python
+    check_arguments(parser, args)
     return args
 
 

@@ -37,8 +37,8 @@ from bench import alone
 from bench.peers import INSTALL, PEERS, levels
 from bench.peers.child import ChildPeer
 from bench.peers.text import one_line
-from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_cpu
-from bench.resume import continued
+from bench.peers.vllm_cpu import vllm_cpu
+from bench.resume import add_arguments, check_arguments, chosen, continued
 from weft.cli.bench.measure import Spread, pair_ratios
 from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.models.random_checkpoints import QWEN3_0_6B, QWEN3_1_7B, write_checkpoint
@@ -289,7 +289,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--peers", default=",".join(PEERS), help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument("--packages", type=Path, help="a directory into which pip installed peers with --target")
-    parser.add_argument("--vllm-python", help=f"the interpreter of an environment with vLLM ({PYTHON_VARIABLE})")
     parser.add_argument("--level", choices=levels.LEVELS, help="hold every engine to these instructions")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="of the random checkpoint")
     parser.add_argument("--requests", type=int, nargs="*", default=[REQUESTS, 1])
@@ -297,20 +296,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
     parser.add_argument("--quantization", choices=["int8"], help="of Weft's weights; peers keep bfloat16")
     parser.add_argument("--checkpoint", type=Path, help="a checkpoint of SHAPE to use instead of a random one")
-    parser.add_argument("--json", type=Path, help="write every pair of runs to this file")
-    parser.add_argument("--resume", action="store_true", help="keep the figures that the file has")
+    add_arguments(parser, record="every pair of runs", kept="figures")
     args = parser.parse_args(arguments)
-    args.peers = [name for name in args.peers.split(",") if name]
-    if unknown := [name for name in args.peers if name not in PEERS]:
-        parser.error(f"no such peer: {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    args.peers = chosen(parser, args.peers, PEERS, "peer")
     if max(args.requests, default=1) > REQUESTS or args.input_tokens + args.output_tokens > CONTEXT:
         parser.error(f"every engine has room for {REQUESTS} requests of {CONTEXT} tokens, input and output together")
     if args.packages and not args.packages.is_dir():
         parser.error(f"--packages {args.packages} is not a directory")
-    if args.resume and not args.json:
-        parser.error("--resume needs --json, the file to continue")
-    if args.vllm_python:
-        os.environ[PYTHON_VARIABLE] = args.vllm_python
+    check_arguments(parser, args)
     return args
 
 
