@@ -21,7 +21,8 @@ from weft.programs.recovery import MAX_CONTINUATIONS, TRIAL_ITEMS, EngineCrashed
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller, Chunk, CompletionArgs, EmbeddingArgs
 from weft.testing.byte_tokenizer import byte_tokenizer
-from weft.testing.fake_engine import FakeEngine, FakeSequence
+from weft.testing.fake_engine import FakeEngine
+from weft.testing.fake_sequence import FakeSequence
 
 PROMPT = pack_tokens(list(b"prompt"))
 WAIT_S = 60.0

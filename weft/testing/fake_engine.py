@@ -8,20 +8,16 @@ make it fail, die and restart.
 from __future__ import annotations
 
 import asyncio
-import zlib
-from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from weft.abi.errors import ContextTooLong, EngineDead, UnknownHandle
-from weft.core.ids import TOKEN_BYTES, pack_tokens, unpack_tokens
+from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.wire import (
     Append,
     Cancel,
     Cancelled,
     Command,
-    Dists,
     EndRetain,
     EngineInfo,
     EngineStats,
@@ -31,7 +27,6 @@ from weft.core.wire import (
     Expect,
     Failed,
     Finished,
-    FinishReason,
     Fork,
     Generate,
     Hold,
@@ -42,12 +37,11 @@ from weft.core.wire import (
     SessionInfo,
     Sessions,
     SetPriority,
-    Token,
-    TokenLogprobs,
     Truncate,
     answered_op,
 )
 from weft.engine.client import OnEnvelope
+from weft.testing.fake_sequence import FakeModel, FakeSequence
 
 DEFAULT_EOS = 256
 DEFAULT_INFO = EngineInfo(
@@ -66,30 +60,6 @@ DEFAULT_INFO = EngineInfo(
     bytes_per_page=1024,
 )
 """Fits `weft.testing.byte_tokenizer`: tokens 0 to 255 are bytes, 256 ends a text."""
-
-_Operation = Append | Generate | Fork
-
-
-@dataclass
-class FakeSequence:
-    """The state of one open sequence, for tests to read."""
-
-    id: int
-    namespace: str = ""
-    tenant: str = ""
-    priority: int = 0
-    request_id: str = ""
-    tokens: list[int] = field(default_factory=list)
-    operations: deque[_Operation] = field(default_factory=deque)
-    """Not yet ended, in order; the first is running."""
-    generated: list[int] = field(default_factory=list)
-    """Tokens of the running `Generate`."""
-    text: bytes = b""
-    """Their bytes."""
-    script: deque[int] | None = None
-    num_prompt: int = 0
-    generating: int = 0
-    """The operation that is generating; 0: none."""
 
 
 class FakeEngine:
@@ -120,8 +90,7 @@ class FakeEngine:
         """Tokens that arrived by `Append`: what a model would have to compute, once per prompt."""
         self.closed = False
         self._info = info
-        self._alphabet = list(alphabet)
-        self._token_bytes = token_bytes
+        self._model = FakeModel(info, alphabet, token_bytes)
         self._auto = auto
         self._on_envelope: OnEnvelope = _drop
         self._used: set[int] = set()
@@ -336,10 +305,10 @@ class FakeEngine:
                 self.appended_tokens += len(op.tokens) // TOKEN_BYTES
             else:
                 self._count("cancelled")
-                usage = self._usage(seq) if op is seq.operations[0] else OperationUsage()
+                usage = seq.usage() if op is seq.operations[0] else OperationUsage()
                 events.append(Cancelled(op=op.op, usage=usage))
         seq.operations.clear()
-        seq.generated, seq.text, seq.script = [], b"", None
+        seq.end()
 
     def _run_fork(self, seq: FakeSequence, fork: Fork) -> None:
         if fork in seq.operations:
@@ -368,12 +337,12 @@ class FakeEngine:
     def _append(self, seq: FakeSequence, op: Append, events: list[Event]) -> bool:
         """Whether it ended with an event."""
         seq.operations.popleft()
-        first = len(seq.tokens)
         tokens = list(unpack_tokens(op.tokens))
         if self._fail(op.op, events):
             return True
-        if first + len(tokens) > self._info.max_context:
-            message = f"{first + len(tokens)} tokens exceed the context of {self._info.max_context}"
+        num_tokens = len(seq.tokens) + len(tokens)
+        if num_tokens > self._info.max_context:
+            message = f"{num_tokens} tokens exceed the context of {self._info.max_context}"
             events.append(Failed.of(op.op, ContextTooLong(message)))
             self._count("failed")
             return True
@@ -381,16 +350,7 @@ class FakeEngine:
         self.appended_tokens += len(tokens)
         if op.outputs is None:
             return False
-        logprobs: list[TokenLogprobs | None] | None = None
-        if op.outputs.logprobs is not None:
-            logprobs = [_logprobs(token, op.outputs.logprobs, self._info.vocab_size) for token in tokens]
-            if first == 0 and logprobs:
-                logprobs[0] = None
-        hidden = [float(i + 1) for i in range(self._info.hidden_size)] if op.outputs.hidden else None
-        k = op.outputs.dist
-        dists = None if k is None else _dists(seq.tokens, k, self._info.vocab_size)
-        usage = OperationUsage(num_prompt_tokens=len(seq.tokens))
-        events.append(Finished(op=op.op, usage=usage, prompt_logprobs=logprobs, hidden=hidden, dists=dists))
+        events.append(self._model.report(seq, op.op, op.outputs, tokens))
         self._count("stop")
         return True
 
@@ -399,61 +359,16 @@ class FakeEngine:
             if self._fail(op.op, events):
                 seq.operations.popleft()
                 return
-            seq.generating = op.op
-            seq.num_prompt = len(seq.tokens) - op.num_generated
-            seq.generated = seq.tokens[seq.num_prompt :]
-            seq.text = b"".join(map(self._bytes_of, seq.generated))
-            seq.script = self._scripts.popleft() if self._scripts else None
-        token = self._choose(seq, op)
-        seq.tokens.append(token)
-        seq.generated.append(token)
-        seq.text += self._bytes_of(token)
+            seq.begin(op, self._scripts.popleft() if self._scripts else None, self._model)
+        events.append(self._model.generate(seq, op))
         self._generated += 1
-        k = op.sampling.logprobs
-        logprobs = None if k is None else _logprobs(token, k, self._info.vocab_size)
-        events.append(Token(op.op, token, self._hold_bytes(seq.text, op.stop.stop), logprobs))
-        self._maybe_finish(seq, op, token, events)
-
-    def _maybe_finish(self, seq: FakeSequence, op: Generate, token: int, events: list[Event]) -> None:
-        count, stop = len(seq.generated), op.stop
-        reason: FinishReason | None = None
-        what: str | int | None = None
-        cut = 0
-        if count >= stop.min_tokens:
-            found = [(seq.text.find(text), text) for text in stop.stop if text in seq.text]
-            if token in stop.stop_token_ids:
-                reason, what = "stop", token
-            elif token in self._info.eos_token_ids and not stop.ignore_eos:
-                reason = "stop"
-            elif found:
-                at, text = min(found)
-                reason, what, cut = "stop", text.decode(), len(seq.text) - at
-        limit = self._info.max_context - seq.num_prompt
-        if reason is None and count >= min(stop.max_tokens or limit, limit):
-            reason = "length"
-        if reason is not None:
-            events.append(Finished(op=op.op, reason=reason, stop=what, cut_bytes=cut, usage=self._usage(seq)))
+        ending = self._model.ending(seq, op)
+        if ending is not None:
+            reason, stop, cut = ending
+            events.append(Finished(op=op.op, reason=reason, stop=stop, cut_bytes=cut, usage=seq.usage()))
             self._count(reason)
             seq.operations.popleft()
-            seq.generated, seq.text, seq.script = [], b"", None
-
-    def _choose(self, seq: FakeSequence, op: Generate) -> int:
-        if seq.script is not None:
-            return seq.script.popleft() if seq.script else self._info.eos_token_ids[0]
-        seed = 0 if op.sampling.is_greedy else (op.sampling.seed or 0)
-        digest = zlib.crc32(pack_tokens(seq.tokens), zlib.crc32(repr(seed).encode()))
-        allowed = op.sampling.allowed_token_ids or self._alphabet
-        return allowed[digest % len(allowed)]
-
-    def _bytes_of(self, token: int) -> bytes:
-        if self._token_bytes is not None:
-            return self._token_bytes[token]
-        return bytes([token]) if token < 256 else b""
-
-    @staticmethod
-    def _hold_bytes(text: bytes, stops: list[bytes]) -> int:
-        sizes = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
-        return max(sizes, default=0)
+            seq.end()
 
     def _fail(self, op: int, events: list[Event]) -> bool:
         if not self._failures:
@@ -461,10 +376,6 @@ class FakeEngine:
         events.append(Failed(op=op, error=self._failures.popleft()))
         self._count("failed")
         return True
-
-    @staticmethod
-    def _usage(seq: FakeSequence) -> OperationUsage:
-        return OperationUsage(num_prompt_tokens=seq.num_prompt, num_output_tokens=len(seq.generated))
 
     def _count(self, ending: str) -> None:
         self._endings[ending] = self._endings.get(ending, 0) + 1
@@ -483,19 +394,6 @@ class FakeEngine:
         self._scheduled = False
         self.step()
         self._schedule()
-
-
-def _logprobs(token: int, k: int, vocab_size: int) -> TokenLogprobs:
-    """Synthetic but consistent: the chosen token is the most probable, each next one half as probable."""
-    tops = [(token + i) % vocab_size for i in range(k)]
-    return TokenLogprobs(-0.5, 1, tops, [-0.5 - 0.75 * i for i in range(k)])
-
-
-def _dists(tokens: Sequence[int], k: int, vocab_size: int) -> Dists:
-    """Synthetic: a hash of the tokens selects the most probable one, each next one is half as probable."""
-    first = zlib.crc32(pack_tokens(tokens)) % vocab_size
-    ids = [(first + i) % vocab_size for i in range(k)]
-    return Dists(pack_tokens(ids), array("f", [-0.7 * (i + 1) for i in range(k)]).tobytes())
 
 
 def _drop(envelope: Envelope) -> None:
