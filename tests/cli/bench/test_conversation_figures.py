@@ -9,6 +9,7 @@ from weft.cli.bench.conversation import HeldConversation
 from weft.cli.bench.conversation_figures import conversation_figures, normalized_s, recomputed_tokens
 from weft.cli.bench.measure import Failure, Outcome, Timing
 from weft.cli.bench.server_counts import COUNTS, counted, read_counts
+from weft.core.wire import EngineStats
 from weft.testing.fake_engine import FakeEngine
 
 
@@ -88,9 +89,35 @@ weft:wait_returns_total{model_name="a",kind="chat",kv="recomputed"} 2
         read_counts("weft:recomputed_tokens_total many\n")
 
 
-def test_all_counts_are_in_metrics() -> None:
+def test_all_counts_are_in_metrics_with_their_labels() -> None:
     import httpx
 
-    with running(engine=FakeEngine()) as server:
+    stats = EngineStats(
+        recomputed_tokens=10,
+        prefill_tokens=11,
+        preemptions=12,
+        evictions=13,
+        swapped_out_pages=14,
+        swapped_in_pages=15,
+        steps=16,
+        wait_returns={"chat": {"kept": 3, "host": 2}, "http": {"kept": 1, "recomputed": 4}},
+        pages_given_up={"prefix": {"nowhere": 7, "host": 5}, "chat": {"nowhere": 1}},
+        waste={"preserve": 5.0, "stalled": 1.5},
+    )
+
+    class CountedEngine(FakeEngine):
+        async def stats(self) -> EngineStats:
+            return stats
+
+    with running(engine=CountedEngine()) as server:
         text = httpx.get(f"{server.url}/metrics").text
-    assert set(COUNTS.values()) <= set(read_counts(text))
+    assert read_counts(text) == {
+        **dict(zip(COUNTS.values(), range(10, 17), strict=True)),
+        "server_decisions_kept": 4,
+        "server_decisions_host": 2,
+        "server_decisions_recomputed": 4,
+        "server_pages_given_up_nowhere": 8,
+        "server_pages_given_up_host": 5,
+        "server_waste_token_s_preserve": 5.0,
+        "server_waste_token_s_stalled": 1.5,
+    }
