@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 
 from weft.core.waits import WaitKind
-from weft.endpoints.answers import Reading
+from weft.endpoints.answers import Reading, ToolsCalled
 from weft.endpoints.dialect import Dialect
 
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {{}}}}\n</tool_call>'
 NAMES = frozenset({"read", "edit"})
-
-
-def reading(*, calls: bool) -> Reading:
-    return Reading(Dialect(tool_form="hermes", reasoning=False), calls, False, False, names=NAMES)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +24,8 @@ def reading(*, calls: bool) -> Reading:
     ],
 )
 def test_the_kind_follows_from_the_calls(text: str, kind: str) -> None:
-    assert reading(calls=True).wait_kind(lambda: text, "stop") == kind
-
-
-def test_without_tools_the_text_is_not_looked_at() -> None:
-    def text() -> str:
-        raise AssertionError("nobody asked for it")
-
-    assert reading(calls=False).wait_kind(text, "stop") == WaitKind.CHAT
+    for size in (1, len(text)):
+        called = ToolsCalled(Reading(Dialect(tool_form="hermes", reasoning=False), True, False, False, names=NAMES))
+        for at in range(0, len(text), size):
+            called.push(text[at : at + size])
+        assert called.wait_kind("stop") == kind

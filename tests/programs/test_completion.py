@@ -1,7 +1,7 @@
 """The completion program: text, endings, choices, and that every page comes back."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -12,7 +12,7 @@ from tests.programs.help import CALLER, collect, run, settle, text_of
 from weft.abi.errors import ContextTooLong, EngineDead, InvalidRequest, OutOfPages
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.wire import Fork, Generate, Open
+from weft.core.wire import FinishReason, Fork, Generate, Open, Release
 from weft.programs.builtin import completion
 from weft.programs.runtime import Runtime
 from weft.programs.types import CompletionArgs
@@ -286,3 +286,53 @@ def test_too_long_for_the_context() -> None:
         assert chunks[-1].usage.num_output_tokens == 5
 
     run(test)
+
+
+class SeenText:
+    """A `ToolReader` that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+
+    def push(self, text: str) -> None:
+        self.pieces.append(text)
+
+    def wait_kind(self, reason: FinishReason) -> str:
+        return f"tools:{reason}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown", "read", "kind"),
+    [
+        ({}, "x" * 3000, "x" * 3000, "tools:stop"),
+        ({"stop": StopParams(max_tokens=2000)}, "x" * 2000, "x" * 2000, "tools:length"),
+        ({"stop": StopParams(stop=[b"yz"])}, "x" * 3000, "x" * 3000 + "yz", "tools:stop"),
+        ({"stop": StopParams(stop=[b"yz"]), "include_stop": True}, "x" * 3000 + "yz", "x" * 3000 + "yz", "tools:stop"),
+        ({"stop": StopParams(stop_token_ids=[ord("y")])}, "x" * 3000, "x" * 3000 + "y", "tools:stop"),
+    ],
+)
+def test_the_reader_of_calls_gets_a_long_answer_piece_by_piece(
+    fields: dict, shown: str, read: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to be decoded or parsed when the answer ends, before its sequence can be released."""
+    reader = SeenText()
+
+    async def test(engine: FakeEngine, rt: Runtime) -> None:
+        decoded: list[int] = []
+        decode = rt.tokenizer.decode
+
+        def counted(tokens: Sequence[int], **options: bool) -> str:
+            decoded.append(len(tokens))
+            return decode(tokens, **options)
+
+        monkeypatch.setattr(rt.tokenizer, "decode", counted)
+        engine.script(b"x" * 3000 + (b"yz" if "stop" in fields else b""))
+        chunks = await collect(completion.main(args(tools_called=lambda: reader, **fields), CALLER, rt))
+        assert text_of(chunks) == shown
+        await settle()
+        assert [command.kind for command in engine.sent if isinstance(command, Release)] == [kind]
+        assert max(decoded, default=0) <= 8
+
+    run(test)
+    assert "".join(reader.pieces) == read
+    assert max(map(len, reader.pieces)) <= 8

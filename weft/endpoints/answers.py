@@ -6,7 +6,6 @@ Owns the ids of calls to which the model gave none.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -43,15 +42,6 @@ class Reading:
     """Whether a call is returned only once it is complete. Not needed where a grammar constrains the calls and only the
     length limit can cut them."""
 
-    def wait_kind(self, text: Callable[[], str], reason: FinishReason) -> str:
-        """What the client does after an answer: it runs the tools that are called, or a person reads."""
-        if not self.calls:
-            return WaitKind.CHAT
-        parser = self.parser()
-        deltas = [*parser.push(text()), *ended(parser, reason)]
-        names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
-        return tool_wait(names) if names else WaitKind.CHAT
-
     def parser(self) -> AnswerParser:
         """Create a parser for the text of one choice."""
         return AnswerParser(
@@ -62,6 +52,27 @@ class Reading:
             hold=self.hold,
             only_one=self.only_one,
         )
+
+
+class ToolsCalled:
+    """Parses the text of one choice as it is generated, for what its client does next: it runs the tools that are
+    called, or a person reads."""
+
+    def __init__(self, reading: Reading):
+        self._parser = reading.parser()
+        self._names: list[str] = []
+
+    def push(self, text: str) -> None:
+        """Read the next piece."""
+        self._take(self._parser.push(text))
+
+    def wait_kind(self, reason: FinishReason) -> str:
+        """What the client does now that the choice has ended."""
+        self._take(ended(self._parser, reason))
+        return tool_wait(self._names) if self._names else WaitKind.CHAT
+
+    def _take(self, deltas: list[Delta]) -> None:
+        self._names += [delta.name for delta in deltas if isinstance(delta, CallStart)]
 
 
 class FirstCall:

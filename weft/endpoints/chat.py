@@ -9,8 +9,9 @@ from dataclasses import replace
 import msgspec
 
 from weft.core.ids import unpack_tokens
+from weft.core.waits import WaitKind
 from weft.endpoints.answer_plan import AnswerForm, answer_plan
-from weft.endpoints.answers import Reading, read_answer
+from weft.endpoints.answers import Reading, ToolsCalled, read_answer
 from weft.endpoints.arguments import completion_args
 from weft.endpoints.beams import beam_args, check_beams
 from weft.endpoints.constraints import named
@@ -96,7 +97,8 @@ def _args(body: ChatRequest, model: ActiveModel, prompt: bytes, form: AnswerForm
             grammar=form.grammar,
             skip_special_tokens=skip_special,
             until=form.until,
-            wait_kind=form.reading.wait_kind,
+            wait_kind=WaitKind.CHAT,
+            tools_called=functools.partial(ToolsCalled, form.reading) if form.reading.calls else None,
         )
     ]
 

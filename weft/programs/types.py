@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -25,6 +25,17 @@ class Caller:
     priority: int = 0
 
 
+class ToolReader(Protocol):
+    """Reads the text of one choice as it is generated: an answer may be long, and its end should take no longer than
+    its other tokens."""
+
+    def push(self, text: str) -> object:
+        """Read the next piece."""
+
+    def wait_kind(self, reason: FinishReason) -> str:
+        """What the client does after the text that was read (a `WaitKind`, or what `tool_wait` returns)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionArgs:
     """What the built-in completion program needs."""
@@ -42,9 +53,11 @@ class CompletionArgs:
     grammar: Grammar | None = None
     """What each choice must look like."""
     prompt_logprobs: int | None = None
-    wait_kind: Callable[[Callable[[], str], FinishReason], str] = lambda text, reason: WaitKind.COMPLETION
-    """What the client does after a choice, as far as its text and its end say (a `WaitKind`, or what `tool_wait`
-    returns): the engine learns from this how long it will be before another request continues the choice."""
+    wait_kind: str = WaitKind.COMPLETION
+    """What the client does after a choice: the engine learns from this how long it will be before another request
+    continues the choice."""
+    tools_called: Callable[[], ToolReader] | None = None
+    """Makes, for each choice, the reader of its text that says which tools the client runs instead."""
     max_tokens: int | None = None
     """Of all choices; 0 computes the prompt alone (for `echo` with log-probabilities)."""
     until: Callable[[], Callable[[str], bool]] | None = None

@@ -51,9 +51,14 @@ class ChoiceText:
         self._skip_special = shown.skip_special_tokens
         self._last = -1
 
-    def text(self) -> str:
-        """The text of all tokens so far, what ended it included."""
-        return self._tokenizer.decode(self.tokens, skip_special=self._skip_special)
+    def stop_text(self, finished: Finished) -> str:
+        """The text of the stop that ended it, where the chunks leave it out."""
+        if self._include_stop:
+            return ""
+        if isinstance(finished.stop, str):
+            return finished.stop
+        is_cut = self._ended_by_token(finished)
+        return self._tokenizer.decode([self._last], skip_special=self._skip_special) if is_cut else ""
 
     def chunk(self, tokens: Sequence[Token], finished: Finished | None) -> Chunk:
         """The chunk of these tokens, and of the end of the generation where it is given."""
@@ -104,7 +109,9 @@ class ChoiceText:
         if isinstance(finished.stop, str):
             # What follows a stop string in its last token never counts.
             return finished.cut_bytes - (len(finished.stop.encode()) if self._include_stop else 0)
-        ended_by_token = finished.reason == "stop" and (self._last == finished.stop or self._last in self._eos)
-        if ended_by_token and not self._include_stop:
+        if self._ended_by_token(finished) and not self._include_stop:
             return max(finished.cut_bytes, len(self._tokenizer.bytes_of(self._last)))
         return 0 if self._include_stop else finished.cut_bytes
+
+    def _ended_by_token(self, finished: Finished) -> bool:
+        return finished.reason == "stop" and (self._last == finished.stop or self._last in self._eos)

@@ -54,6 +54,7 @@ class Completion:
             ChoiceText(index, args, rt, is_enough=None if args.until is None else args.until())
             for index in range(args.n)
         ]
+        self._tools_called = [None if args.tools_called is None else args.tools_called() for _ in range(args.n)]
         self._needs_report = args.prompt_logprobs is not None
         self._prompt_usage: OperationUsage | None = None
         """Of the operation that computed the prompt, where the attempt has one apart from the generation."""
@@ -112,6 +113,9 @@ class Completion:
         choice's end, since its pages serve others while the other choices go on."""
         had_enough = choice.has_enough
         chunk = choice.chunk(news.tokens, generation.finished if news.ended else None)
+        tools_called = self._tools_called[choice.index]
+        if tools_called is not None:
+            tools_called.push(chunk.text)
         usage = generation.usage
         if news.choice == 0 and self._prompt_usage is not None:
             usage = usage.with_prompt_of(self._prompt_usage)
@@ -130,10 +134,16 @@ class Completion:
 
     def _wait_kind(self, choice: ChoiceText, generation: TokenStream) -> str:
         """What the client does after an answer; nothing after one that failed or was cancelled by it."""
-        if choice.has_enough:
-            return self._args.wait_kind(choice.text, "stop")
         finished = generation.finished
-        return "" if finished is None else self._args.wait_kind(choice.text, finished.reason)
+        if finished is None and not choice.has_enough:
+            return ""
+        tools_called = self._tools_called[choice.index]
+        if tools_called is None:
+            return self._args.wait_kind
+        if finished is None or choice.has_enough:
+            return tools_called.wait_kind("stop")
+        tools_called.push(choice.stop_text(finished))
+        return tools_called.wait_kind(finished.reason)
 
     def _enough(self, choice: ChoiceText, chunk: Chunk, usage: OperationUsage) -> Chunk:
         """The last chunk of a choice whose reader has had enough of it."""
