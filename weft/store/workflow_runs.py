@@ -40,8 +40,10 @@ class SavedRun(NamedTuple):
 class WorkflowRunTable:
     """The runs of a database. Every method raises `StorageFailed`."""
 
-    def __init__(self, database: Database):
+    def __init__(self, database: Database, tenant: str = ""):
+        """Tenants take turns at writing."""
         self._database = database
+        self._tenant = tenant
 
     def begin(self, run: str, description: bytes) -> bytes:
         """Begin a run, or find the one that was begun. Returns its description. Blocks."""
@@ -61,10 +63,13 @@ class WorkflowRunTable:
             rows: dict[int, bytes] = {}
             for row, result in connection.execute(_ROWS, {"this": run}):
                 rows[row] = result
-            tasks = {(row, path): value for row, path, value in connection.execute(_TASKS, {"this": run})}
-            return SavedRun(rows, tasks)
+            return SavedRun(rows, _tasks(connection, run))
 
         return self._database.read(work)
+
+    def tasks(self, run: str) -> dict[tuple[int, str], bytes]:
+        """Values of nodes as in `SavedRun.tasks`. Blocks."""
+        return self._database.read(lambda connection: _tasks(connection, run))
 
     def keep_task(self, run: str, row: int, path: str, value: bytes) -> Future[None]:
         """Keep the value of a node. The future is done after the commit."""
@@ -72,7 +77,7 @@ class WorkflowRunTable:
         def work(connection: Connection) -> None:
             connection.execute(_PUT_TASK, {"run": run, "row": row, "path": path, "value": value})
 
-        return self._database.write(work)
+        return self._database.write(work, self._tenant)
 
     def end_row(self, run: str, row: int, result: bytes) -> Future[None]:
         """Keep the result of a row instead of its nodes' values. The future is done after the commit."""
@@ -91,3 +96,7 @@ class WorkflowRunTable:
                 connection.execute(statement, {"this": run})
 
         self._database.write(work).result()
+
+
+def _tasks(connection: Connection, run: str) -> dict[tuple[int, str], bytes]:
+    return {(row, path): value for row, path, value in connection.execute(_TASKS, {"this": run})}

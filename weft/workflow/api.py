@@ -222,7 +222,7 @@ def _journal(folder: Path, one: Run) -> Iterator[RunJournal]:
     database = Database(folder)
     try:
         try:
-            one.journal = RunJournal(database, "run", description)
+            one.journal = RunJournal.open(database, "run", description)
         except ConfigError as error:
             raise ConfigError(f"{error.message}: finish that run, remove {folder}, or choose another file") from None
         yield one.journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from weft.abi.errors import Overloaded, Unsupported
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import MAX_VALUE_BYTES, Concurrency, Driver, RunServices
-from weft.workflow.run.instructions import RowDone
+from weft.workflow.run.instructions import CallCounts, CallModel, RowDone, RunCounts, RunLimits
 from weft.workflow.run.state import RunState
 
 
@@ -233,3 +233,52 @@ def test_texts_are_split_by_the_model_s_tokens() -> None:
     failure = run(graph({**parts, "args": {"text": "{{q}}", "max_tokens": "{{q}}"}}), [{"q": "x"}])[0].failure
     assert failure is not None
     assert "not an integer" in str(failure.error)
+
+
+def test_rows_come_from_what_waits_for_them_too() -> None:
+    async def main() -> None:
+        async def rows() -> AsyncIterator[tuple[int, Json]]:
+            for number in (7, 3):
+                await asyncio.sleep(0)
+                yield number, {"q": str(number)}
+
+        made = Driver(RunState(graph_from_dict(ASK)), rows(), RunServices(InstantBackend()))
+        assert sorted(await collected(made)) == [3, 7]
+
+    asyncio.run(main())
+
+
+def test_others_have_a_turn_while_large_rows_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workflow.run.driver.TURN_NODES", 2)
+    turns: list[int] = []
+
+    async def main() -> None:
+        async def other() -> None:
+            while True:
+                turns.append(made._state.num_rows)
+                await asyncio.sleep(0)
+
+        made = driver(ASK, ROWS, RunServices(ManualBackend()))
+        running, beside = asyncio.create_task(collected(made)), asyncio.create_task(other())
+        await settled()
+        for task in (running, beside):
+            task.cancel()
+        await asyncio.gather(running, beside, return_exceptions=True)
+
+    asyncio.run(main())
+    assert set(range(2, 9, 2)) <= set(turns)
+
+
+def test_a_run_that_goes_on_counts_from_where_it_was() -> None:
+    before = RunCounts(2, 1, CallCounts(calls=3, prompt_tokens=10), {"a": CallCounts(calls=3)})
+    state = RunState(graph_from_dict(ASK), limits=RunLimits(calls=4), counts=before)
+    state.open_row(5, {"q": "x"})
+    state.open_row(6, {"q": "y"})
+    failed, call = state.take(2)
+    assert isinstance(failed, RowDone)
+    assert isinstance(call, CallModel)
+    state.answered(call.task, fake_answer(call.request), is_new=False)
+    assert state.counts.calls == before.calls
+    assert (state.counts.rows, state.counts.failed_rows) == (4, 2)
+    assert (failed.row, "4 calls" in str(failed.failure)) == (6, True)
+    assert [each.failure for each in state.take(0) if isinstance(each, RowDone)] == [None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ from weft.workflow.run.journal import RunJournal
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.state import RunState
 
+TURN_NODES = 1000
+"""Nodes of rows that are opened before other tasks of the event loop have a turn."""
 FUNCTION_TIMEOUT_S = 300.0
 MAX_VALUE_BYTES = 16 << 20
 """Of a value from a function, a program or outside, as JSON."""
@@ -62,6 +64,7 @@ class RunServices(NamedTuple):
 
 
 Asked = CallModel | CallFunction | RunProgram | AwaitExternal
+NumberedRow = tuple[int, Mapping[str, Any]]
 Report = Callable[[], None]
 """Tells the state how a task ended."""
 
@@ -72,7 +75,7 @@ class Driver:
     def __init__(
         self,
         state: RunState,
-        rows: Iterator[tuple[int, Mapping[str, Any]]],
+        rows: Iterator[NumberedRow] | AsyncIterator[NumberedRow],
         services: RunServices,
         concurrency: Concurrency | None = None,
         journal: RunJournal | None = None,
@@ -98,7 +101,7 @@ class Driver:
         """Rows as they end, in no order; of a graph that grows, nodes as they settle."""
         try:
             while True:
-                self._open_rows()
+                await self._open_rows()
                 next_try_s = self._state.wake(self._now())
                 for instruction in self._state.take(self._room()):
                     if isinstance(instruction, Notice):
@@ -113,13 +116,19 @@ class Driver:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
 
-    def _open_rows(self) -> None:
+    async def _open_rows(self) -> None:
+        num_nodes = 0
         while self._is_open and self._state.num_rows < self._at_once.rows:
-            found = next(self._rows, None)
+            rows = self._rows
+            found = await anext(rows, None) if isinstance(rows, AsyncIterator) else next(rows, None)
             if found is None:
                 self._is_open = False
-            else:
-                self._state.open_row(*found)
+                return
+            self._state.open_row(*found)
+            num_nodes += self._state.num_nodes
+            if num_nodes >= TURN_NODES:
+                num_nodes = 0
+                await asyncio.sleep(0)
 
     def _room(self) -> int:
         return max(min(self._at_once.calls - self._num_calls, self._at_once.waiting_calls - self._num_waiting), 0)
@@ -144,7 +153,7 @@ class Driver:
         assert not isinstance(instruction, Notice)
         known = msgspec.UNSET if self._journal is None else self._journal.take(instruction.task)
         if known is not msgspec.UNSET:
-            self._reports.put_nowait(lambda: self._report(instruction.task, known))
+            self._reports.put_nowait(lambda: self._report(instruction.task, known, is_new=False))
             return
         if isinstance(instruction, CallModel):
             self._num_calls += 1
@@ -200,9 +209,9 @@ class Driver:
             self._journal.keep(instruction.task, value)
         self._reports.put_nowait(lambda: self._report(instruction.task, value))
 
-    def _report(self, task: TaskName, value: Any) -> None:
+    def _report(self, task: TaskName, value: Any, *, is_new: bool = True) -> None:
         if isinstance(value, ModelAnswer):
-            self._state.answered(task, value)
+            self._state.answered(task, value, is_new=is_new)
         else:
             self._state.returned(task, value)
 

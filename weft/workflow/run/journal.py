@@ -13,7 +13,7 @@ import msgspec
 
 from weft.abi.errors import ConfigError
 from weft.store.database import Database
-from weft.store.workflow_runs import WorkflowRunTable
+from weft.store.workflow_runs import SavedRun, WorkflowRunTable
 from weft.workflow.run.calls import ModelAnswer
 from weft.workflow.run.instructions import TaskName
 from weft.workflow.run.results import RowResult
@@ -31,19 +31,25 @@ class RunDescription(msgspec.Struct, frozen=True):
 class RunJournal:
     """One run in a database."""
 
-    def __init__(self, database: Database, run: str, description: RunDescription):
-        """Raises `ConfigError` where a run of this name computes something else, and `StorageFailed`."""
-        self._table = WorkflowRunTable(database)
+    def __init__(self, table: WorkflowRunTable, run: str, saved: SavedRun):
+        """`saved` is what the table has of the run."""
+        self._table = table
         self._run = run
-        found = msgspec.json.decode(self._table.begin(run, msgspec.json.encode(description)), type=RunDescription)
+        self.rows = {row: msgspec.json.decode(result, type=RowResult) for row, result in saved.rows.items()}
+        """Results of rows that have ended."""
+        self._tasks = saved.tasks
+
+    @classmethod
+    def open(cls, database: Database, run: str, description: RunDescription) -> RunJournal:
+        """Begin a run, or go on with the one that is there. Blocks. Raises `ConfigError` where a run of this name
+        computes something else, and `StorageFailed`."""
+        table = WorkflowRunTable(database)
+        found = msgspec.json.decode(table.begin(run, msgspec.json.encode(description)), type=RunDescription)
         if found != description:
             fields = RunDescription.__struct_fields__
             other = " and ".join(name for name in fields if getattr(found, name) != getattr(description, name))
             raise ConfigError(f"another run was interrupted here, with another {other}")
-        saved = self._table.load(run)
-        self.rows = {row: msgspec.json.decode(result, type=RowResult) for row, result in saved.rows.items()}
-        """Results of rows that have ended."""
-        self._tasks = saved.tasks
+        return cls(table, run, table.load(run))
 
     def take(self, task: TaskName) -> Any:
         """What a task gave before: a `ModelAnswer` of a call, else its value; `msgspec.UNSET` where it is not known."""

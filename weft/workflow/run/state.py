@@ -29,6 +29,7 @@ from weft.workflow.graph.nodes import (
     SwitchNode,
     TextNode,
     WorkflowGraph,
+    count_nodes,
     reference_of,
 )
 from weft.workflow.graph.templates import Reference
@@ -95,10 +96,15 @@ class RunState:
         order: Order | None = None,
         limits: RunLimits | None = None,
         hints: Hints = no_hints,
+        counts: RunCounts | None = None,
     ):
-        self._calls = CallCounts()
-        self._by_node: dict[str, CallCounts] = {}
-        self._num_ended = self._num_failed = 0
+        """`counts` are those of a run that goes on."""
+        counts = counts or RunCounts()
+        self.num_nodes = count_nodes(graph.nodes)
+        """Nodes of the graph, those of bodies included."""
+        self._calls = counts.calls
+        self._by_node = dict(counts.by_node)
+        self._num_ended, self._num_failed = counts.rows, counts.failed_rows
         self._plan = BodyPlan(Body(nodes=graph.nodes, outputs=graph.outputs), None)
         self._order = order or row_by_row(graph)
         self._limits = limits or RunLimits()
@@ -113,7 +119,7 @@ class RunState:
         self._equal: dict[str, list[TaskName]] = {}
         """Calls in flight by the key of their request; the first of each list is the one that is sent."""
         self._out: list[Instruction] = []
-        self._num_sent = 0
+        self._num_sent = counts.calls.calls
 
     # ---- events
 
@@ -123,9 +129,11 @@ class RunState:
         self._todo += Frame(self._plan, values, row).ask(OUTPUTS)
         self._work()
 
-    def answered(self, name: TaskName, answer: ModelAnswer) -> None:
-        """A model answered a call, and with it those that are equal."""
-        self._count(self._tasks[name], answer)
+    def answered(self, name: TaskName, answer: ModelAnswer, *, is_new: bool = True) -> None:
+        """A model answered a call, and with it those that are equal. An answer from before an interruption is not new:
+        it was counted."""
+        if is_new:
+            self._count(self._tasks[name], answer)
         call = self._tasks[name].instruction
         assert isinstance(call, CallModel)
         for each in self._with_equals(name):
