@@ -9,13 +9,17 @@ from typing import Any
 from weft.version import __version__
 
 _EXPORTS = {
+    "LATENCY": "weft.workflow.criteria",
     "LLM": "weft.llm",
+    "THROUGHPUT": "weft.workflow.criteria",
+    "TTFT": "weft.workflow.criteria",
     "Grammar": "weft.core.grammar",
     "Input": "weft.workflow.frontend.prompt_text",
     "Output": "weft.workflow.frontend.prompt_text",
     "SamplingParams": "weft.core.sampling",
     "StopParams": "weft.core.sampling",
     "Workflow": "weft.workflow.frontend.workflow",
+    "deadline": "weft.workflow.criteria",
     "flow": "weft.workflow.frontend.flow",
     "native_function": "weft.workflow.frontend.semantic",
     "ops": "weft.workflow.frontend",
@@ -24,7 +28,10 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "LATENCY",
     "LLM",
+    "THROUGHPUT",
+    "TTFT",
     "Grammar",
     "Input",
     "Output",
@@ -32,6 +39,7 @@ __all__ = [
     "StopParams",
     "Workflow",
     "__version__",
+    "deadline",
     "flow",
     "native_function",
     "ops",

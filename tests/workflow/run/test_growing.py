@@ -10,6 +10,8 @@ import pytest
 from tests.workflow.naive import evaluate
 from tests.workflow.run.player import fake_answer
 from tests.workflow.shapes import Json, body, graph, llm, loop, mapped, pick, text
+from weft.workflow.analysis.objectives import CallObjective
+from weft.workflow.criteria import LATENCY, THROUGHPUT, Criterion, deadline
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.graph.nodes import AnyNode
 from weft.workflow.graph.templates import Reference
@@ -155,3 +157,57 @@ def test_limits_hold_for_the_whole_session() -> None:
     assert isinstance(failure, RowFailure)
     assert "1 calls" in str(failure.error)
     assert failure.node == "late"
+
+
+MAP = body(llm("note", "map {{i}}"), out="note")
+PAIR = nodes(
+    llm("bulk", "bulk"),
+    llm("one", "one"),
+    llm("two", "two"),
+    {"id": "parts", "op": "list", "of": ["x", "y"]},
+    mapped("notes", "parts", MAP),
+    llm("both", "{{one}} {{two}}"),
+    {"id": "all", "op": "text", "template": "{{both}} {{bulk}}"},
+)
+
+
+def grown(*wanted: tuple[str, Criterion]) -> GrowingState:
+    state = GrowingState()
+    state.grow(PAIR[name] for name in ("bulk", "one", "two", "parts", "notes", "both", "all"))
+    for number, (name, criterion) in enumerate(wanted):
+        state.want(name, criterion, 100.0 + number)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("wanted", "order"),
+    [
+        ([], ["bulk", "one", "two", "map x", "map y"]),
+        ([("bulk", THROUGHPUT)], ["one", "two", "map x", "map y", "bulk"]),
+        ([("both", LATENCY)], ["one", "two", "bulk", "map x", "map y"]),
+        ([("notes", LATENCY), ("bulk", THROUGHPUT)], ["map x", "map y", "one", "two", "bulk"]),
+        ([("all", THROUGHPUT), ("notes", deadline(9))], ["map x", "map y", "bulk", "one", "two"]),
+        ([("two", LATENCY), ("two", THROUGHPUT)], ["two", "bulk", "one", "map x", "map y"]),
+    ],
+)
+def test_calls_leave_by_what_they_are_wanted_for(wanted: list[tuple[str, Criterion]], order: list[str]) -> None:
+    assert [content(call) for call in calls(grown(*wanted))] == order
+
+
+def test_objectives_are_those_of_what_is_still_to_come() -> None:
+    state = grown(("both", LATENCY))
+    one = state.objective("one")
+    assert one is not None
+    assert (one.name, one.group) == ("throughput", 0)
+    for call in calls(state, 2):
+        state.answered(call.task, fake_answer(call.request))
+    state.want("all", deadline(8), 200.0)
+    both, bulk = state.objective("both"), state.objective("bulk")
+    assert both == CallObjective("latency")
+    assert bulk == CallObjective("deadline", None, 208.0)
+    assert state.objective("notes.note") is None
+
+
+def test_a_part_of_a_map_has_its_objective_and_the_earlier_deadline_counts() -> None:
+    state = grown(("notes", deadline(9)), ("notes", deadline(20)), ("notes", deadline(3)))
+    assert state.objective("notes.note") == CallObjective("deadline", None, 105.0)

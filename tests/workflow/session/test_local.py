@@ -69,6 +69,9 @@ class Host:
         with backend.changed:
             assert backend.changed.wait_for(lambda: set(texts) <= set(backend.asked), 60), backend.asked
 
+    def sent(self) -> tuple[list[str], list[Any]]:
+        return self.backend.asked, self.backend.hints
+
     def let_go(self, text: str) -> None:
         self.wait_asked(text)
 
@@ -366,6 +369,26 @@ def test_calls_carry_the_label_of_the_session(host: Host) -> None:
     with weft.session(host) as other:
         ops.llm("now").get()
         assert host.backend.hints[-1]["session_id"] == other.id != "mine"
+
+
+def test_calls_say_what_their_values_are_wanted_for(host: Host) -> None:
+    with weft.session(host):
+        first = ops.llm("first")
+        said = ops.llm(f"now {first}")
+        bulk = ops.llm(f"now bulk {first}")
+        host.wait_asked("first")
+        for variable, criterion in ((bulk, weft.THROUGHPUT), (said, weft.LATENCY), (said, weft.deadline(60))):
+            with pytest.raises(TimeoutError):
+                variable.get(criterion, timeout_s=0.0)
+        host.let_go("first")
+        assert said.get(weft.TTFT) == "<now <first>>"
+        assert bulk.get() == "<now bulk <first>>"
+        priorities = {text: hints.get("priority") for text, hints in zip(*host.sent(), strict=True)}
+        assert priorities == {"first": None, "now <first>": -10, "now bulk <first>": 10}
+        assert host.backend.asked[1] == "now <first>"
+        for wrong in (5, "latency"):
+            with pytest.raises(TypeError, match=r"weft\.LATENCY.*timeout_s"):
+                said.get(wrong)  # type: ignore[arg-type]
 
 
 # ---- asynchronous code

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
+from weft.workflow.criteria import Criterion, checked_criterion
 from weft.workflow.graph.mistakes import nearest
 from weft.workflow.graph.nodes import GraphNode, PickNode
 from weft.workflow.graph.templates import Reference
@@ -15,11 +16,11 @@ from weft.workflow.graph.value_types import ANY, ValueType, follow
 class Values(Protocol):
     """What knows the values of variables: a session."""
 
-    def get(self, reference: Reference, timeout_s: float | None) -> Any:
+    def get(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
         """As `Variable.get`."""
         ...
 
-    async def aget(self, reference: Reference, timeout_s: float | None) -> Any:
+    async def aget(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
         """As `Variable.aget`."""
         ...
 
@@ -119,15 +120,16 @@ class Variable:
 
     # ---- the value, in a session
 
-    def get(self, timeout_s: float | None = None) -> Any:
-        """Wait for the value, as JSON. Raises `NodeFailed`, the same one for all that depends on the node that failed;
-        `NoValue` where nothing can give a value any more; `TimeoutError` after `timeout_s` seconds; and in a flow
-        `NeedsValueError`."""
-        return self._values().get(self._reference, timeout_s)
+    def get(self, criterion: Criterion | None = None, timeout_s: float | None = None) -> Any:
+        """Wait for the value, as JSON. `criterion` says what it is wanted for, of it and of all that it needs:
+        `weft.LATENCY`, `weft.TTFT`, `weft.THROUGHPUT` or `weft.deadline(seconds)`. Raises `NodeFailed`, the same one
+        for all that depends on the node that failed; `NoValue` where nothing can give a value any more; `TimeoutError`
+        after `timeout_s` seconds; and in a flow `NeedsValueError`."""
+        return self._values().get(self._reference, checked_criterion(criterion), timeout_s)
 
-    async def aget(self, timeout_s: float | None = None) -> Any:
+    async def aget(self, criterion: Criterion | None = None, timeout_s: float | None = None) -> Any:
         """As `get`, for asynchronous code."""
-        return await self._values().aget(self._reference, timeout_s)
+        return await self._values().aget(self._reference, checked_criterion(criterion), timeout_s)
 
     def set(self, value: Any) -> None:
         """Give a variable of `ops.external` its value, any JSON. Raises `NotSettable` for other variables and for one

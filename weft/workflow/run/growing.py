@@ -6,15 +6,19 @@ be asked for is not known. The row never ends by itself.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from typing import Any
 
+from weft.workflow.analysis.objectives import CallObjective
+from weft.workflow.criteria import Criterion
 from weft.workflow.graph.nodes import AnyNode, WorkflowGraph
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import plain
 from weft.workflow.run.frames import Frame, RowFailure
 from weft.workflow.run.instructions import RunLimits, Settled
-from weft.workflow.run.order import Hints, NodePlaces, no_hints
+from weft.workflow.run.objectives import SessionObjectives, urgency
+from weft.workflow.run.order import CallSite, Hints, NodePlaces, no_hints
 from weft.workflow.run.state import RunState, reached_value
 
 _ROW = 0
@@ -22,12 +26,14 @@ _EMPTY = WorkflowGraph(inputs=(), nodes=(), outputs={})
 
 
 class GrowingState(RunState):
-    """One session. Calls of models leave in the order in which their nodes were added."""
+    """One session. Calls of models leave by what their values are wanted for, then in the order in which their nodes
+    were added."""
 
     def __init__(self, limits: RunLimits | None = None, hints: Hints = no_hints):
         self._places = NodePlaces(())
-        super().__init__(_EMPTY, lambda site: self._places[site.label], limits, hints)
+        super().__init__(_EMPTY, self._order_of, limits, hints)
         self._frame = Frame(self._plan, {}, _ROW)
+        self._objectives = SessionObjectives(self._plan)
         self._rows.add(_ROW)
 
     def grow(self, nodes: Iterable[AnyNode]) -> None:
@@ -39,6 +45,19 @@ class GrowingState(RunState):
         for node in added:
             self._todo += self._frame.ask(node.id)
         self._work()
+
+    def want(self, node: str, criterion: Criterion, now: float) -> None:
+        """A value is asked for. What it needs and is not yet sent is sent as the criterion says."""
+        if self._objectives.want(node, criterion, now, self._frame.values):
+            self._ready = [(self._rank(self._tasks[name]), name) for _, name in self._ready]
+            heapq.heapify(self._ready)
+
+    def objective(self, label: str) -> CallObjective | None:
+        """What the calls of a node are to be fast at, a deadline as a time; None: nobody said."""
+        return self._objectives.of(label)
+
+    def _order_of(self, site: CallSite) -> tuple[Any, ...]:
+        return (urgency(self.objective(site.label)), *self._places[site.label])
 
     def __contains__(self, node: str) -> bool:
         return node in self._plan.nodes

@@ -19,6 +19,7 @@ from typing import Any, Self, TypedDict, Unpack, cast
 from weft.loop_thread import LoopThread
 from weft.workflow.api import RunOptions, Target, model_identity, opened_services
 from weft.workflow.backend.openai import OpenAIBackend
+from weft.workflow.criteria import Criterion
 from weft.workflow.frontend.trace import tracing
 from weft.workflow.graph.nodes import AnyNode
 from weft.workflow.graph.templates import Reference
@@ -60,17 +61,17 @@ class WorkflowSession:
 
     # ---- values, for variables
 
-    def get(self, reference: Reference, timeout_s: float | None) -> Any:
+    def get(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
         """As `Variable.get`."""
         if not self.is_open:
             return self._run.value_now(reference)
-        return self._thread.run(self._run.get(reference, timeout_s))
+        return self._thread.run(self._run.get(reference, criterion, timeout_s))
 
-    async def aget(self, reference: Reference, timeout_s: float | None) -> Any:
+    async def aget(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
         """As `Variable.aget`."""
         if not self.is_open:
             return self._run.value_now(reference)
-        return await asyncio.wrap_future(self._thread.submit(self._run.get(reference, timeout_s)))
+        return await asyncio.wrap_future(self._thread.submit(self._run.get(reference, criterion, timeout_s)))
 
     def set(self, reference: Reference, value: Any) -> None:
         """As `Variable.set`."""

@@ -6,10 +6,11 @@ Owns the tasks of the session and the futures of those who wait. What is evaluat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
+from weft.workflow.criteria import Criterion
 from weft.workflow.graph.nodes import AnyNode, ExternalNode
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import RowError
@@ -17,6 +18,8 @@ from weft.workflow.run.driver import Concurrency, Driver, RunServices, checked_v
 from weft.workflow.run.frames import RowFailure
 from weft.workflow.run.growing import GrowingState
 from weft.workflow.run.instructions import AwaitExternal, RunCounts, RunLimits, Settled
+from weft.workflow.run.objectives import hints_of
+from weft.workflow.run.order import CallSite
 from weft.workflow.run.value_errors import NodeFailed, NotSettable, NoValue
 
 
@@ -32,7 +35,8 @@ class SessionRun:
     ):
         """Calls of models carry `session_id` as the label of their requests."""
         self.session_id = session_id
-        self._state = GrowingState(limits, lambda site: {"session_id": session_id})
+        self._now = asyncio.get_running_loop().time
+        self._state = GrowingState(limits, self._hints)
         services = services._replace(external=self._from_outside)
         self._driver = Driver(self._state, iter(()), services, concurrency)
         self._externals: dict[str, asyncio.Future[Any]] = {}
@@ -56,9 +60,13 @@ class SessionRun:
         self._state.grow(added)
         self._driver.wake()
 
-    async def get(self, reference: Reference, timeout_s: float | None = None) -> Any:
+    async def get(
+        self, reference: Reference, criterion: Criterion | None = None, timeout_s: float | None = None
+    ) -> Any:
         """Wait for a value. Raises `NodeFailed`, `NoValue` and `TimeoutError`."""
         name = reference.name
+        if criterion is not None and name in self._state and not self._over:
+            self._state.want(name, criterion, self._now())
         if name in self._state and not self._state.has_settled(name) and not self._over:
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(name, set()).add(waiting)
@@ -142,6 +150,9 @@ class SessionRun:
             self._over = f"the session ended with {type(error).__name__}: {error}"
             self._release()
             raise
+
+    def _hints(self, site: CallSite) -> Mapping[str, Any]:
+        return {"session_id": self.session_id, **hints_of(self._state.objective(site.label), self._now())}
 
     def _release(self) -> None:
         """Let all who wait see that the session is over."""
