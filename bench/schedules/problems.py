@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from bench.schedules.shapes import Instance
 from weft.testing.word_tokens import WordTokens
+from weft.workflow.analysis.analyse import AnalysedGraph, analyse
 from weft.workflow.analysis.row_prompts import RowPrompts
 from weft.workflow.planner.arrange import arrange
 from weft.workflow.planner.cost import PlannedCall, ScheduleProblem, call_problem
 from weft.workflow.planner.groups import Costing
 from weft.workflow.planner.place import PlanEngine, place
-from weft.workflow.planner.plan import AnalysedGraph, analyse
 
 MODEL = "model"
 KV_TOKENS = 8192

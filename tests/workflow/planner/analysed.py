@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.testing.word_tokens import WordTokens
+from weft.workflow.analysis.analyse import AnalysedGraph, analyse
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.planner.groups import Costing
-from weft.workflow.planner.plan import AnalysedGraph, analyse
 
 KV_TOKENS = 8192
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from weft.workflow.graph.nodes import GraphNode, SwitchNode
+from collections.abc import Iterable, Iterator
+
+from weft.workflow.graph.nodes import AnyNode, GraphNode, SwitchNode
 
 
 def case_step(place: str) -> str:
@@ -21,3 +23,12 @@ def label_prefix(label: str, owner: GraphNode, place: str) -> str:
     """
     step = case_step(place) if isinstance(owner, SwitchNode) else ""
     return f"{label}{step}."
+
+
+def labelled_nodes(nodes: Iterable[AnyNode], prefix: str = "") -> Iterator[tuple[str, AnyNode]]:
+    """These nodes and those of their bodies, each before those inside it, with their labels."""
+    for node in nodes:
+        label = prefix + node.id
+        yield label, node
+        for place, body in node.bodies.items():
+            yield from labelled_nodes(body.nodes, label_prefix(label, node, place))

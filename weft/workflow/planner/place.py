@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from weft.core.cost.model import ForwardModel
 from weft.workflow.analysis.operators import Operator
@@ -17,11 +18,11 @@ class PlanEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An engine that a plan may use."""
 
     model: str
-    kv_tokens: int
-    """KV capacity, at least 1."""
-    page_size: int = 16
+    kv_tokens: Annotated[int, Meta(ge=1)]
+    """KV capacity."""
+    page_size: Annotated[int, Meta(ge=1)] = 16
     """Tokens of a page."""
-    max_step_tokens: int = 2048
+    max_step_tokens: Annotated[int, Meta(ge=1)] = 2048
     """Query tokens of a step at most."""
     forward: ForwardModel | None = None
     """How long its steps take; None: not measured."""
@@ -45,7 +46,7 @@ def place(
     """Rows to the engines of each model, in proportion to their KV capacity; the calls of a row stay on one engine of
     each model, so that they share. With fewer rows than engines, what shares a prefix stays together and the heaviest
     goes first to the engine with the least to do; `work` [operators] says how heavy. Raises `NoEngine`."""
-    numbers = _engines_by_model(operators, engines)
+    numbers = engines_by_model(operators, engines)
     cuts = {0, num_rows}
     if all(len(mine) <= num_rows for mine in numbers.values()):
         for mine in numbers.values():
@@ -66,7 +67,8 @@ def place(
     return EnginePlacement(((0, num_rows),), tuple((chosen[number],) for number in range(len(operators))))
 
 
-def _engines_by_model(operators: Sequence[Operator], engines: Sequence[PlanEngine]) -> Mapping[str, list[int]]:
+def engines_by_model(operators: Sequence[Operator], engines: Sequence[PlanEngine]) -> Mapping[str, list[int]]:
+    """The numbers of the engines of each model that is called. Raises `NoEngine`."""
     found: dict[str, list[int]] = {}
     for operator in operators:
         mine = [number for number, engine in enumerate(engines) if engine.model == operator.model]

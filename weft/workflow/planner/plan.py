@@ -1,68 +1,161 @@
-"""A plan: what is known of a workflow's run before it begins."""
+"""A plan: the order in which a workflow's calls run, and what is known of the run before it begins.
+
+Plans are functions of their arguments: equal in every process, whatever the order in which the nodes were written.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from weft.workflow.analysis.operators import Unrolled, unroll
-from weft.workflow.analysis.prefix_tree import PrefixTree, prefix_tree
-from weft.workflow.analysis.prompts import PromptTokens, TokensOf
-from weft.workflow.analysis.row_prompts import RowPrompts, RowValues
-from weft.workflow.analysis.statistics import RowValue, Statistics, row_value
-from weft.workflow.graph import WorkflowGraph, canonical
+import msgspec
+import numpy as np
+
+from weft.workflow.analysis.analyse import AnalysedGraph
+from weft.workflow.analysis.objectives import CallObjective, OutputObjective, node_objectives
+from weft.workflow.analysis.row_prompts import I64
+from weft.workflow.graph import digest
+from weft.workflow.planner.arrange import Arrangement, arrange
+from weft.workflow.planner.cost import ticks_of
+from weft.workflow.planner.groups import Costing, OperatorGroup
+from weft.workflow.planner.place import PlanEngine, engines_by_model, place
+from weft.workflow.planner.predict import Predicted, Prediction
 
 
-class AnalysedGraph(NamedTuple):
-    """The calls of a workflow for some rows, before they are scheduled."""
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan takes beside the workflow and its engines."""
 
-    graph: WorkflowGraph
-    unrolled: Unrolled
-    tree: PrefixTree
-    prompts: RowPrompts
-
-
-def analyse(
-    graph: WorkflowGraph,
-    rows: Sequence[Mapping[str, Any]] | int,
-    model: str,
-    statistics: Mapping[str, Any],
-    tokens: TokensOf,
-) -> AnalysedGraph:
-    """Analyse a graph that passed `check` with its rows, or a number of rows whose values are not known. Raises
-    `msgspec.ValidationError` for a statistic that does not exist, and the errors of `tokens`."""
-    graph = canonical(graph)
-    known = Statistics(statistics)
-    unrolled = unroll(graph, tokens, known, model)
-    tree = prefix_tree([(operator.model, operator.template) for operator in unrolled.operators])
-    num_rows = rows if isinstance(rows, int) else len(rows)
-    values = _row_values(graph, rows, unrolled, tree, (known, tokens))
-    return AnalysedGraph(graph, unrolled, tree, RowPrompts(unrolled, tree, values, num_rows))
+    objective: Mapping[str, OutputObjective] | OutputObjective = "throughput"
+    """For all outputs, or by name."""
+    passes: Sequence[Mapping[str, Any]] = ()
+    """What the optimiser did to the graph; the plan repeats it."""
+    digest: str | None = None
+    """Of the graph before that; None: of the one that is planned."""
 
 
-def _row_values(
-    graph: WorkflowGraph,
-    rows: Sequence[Mapping[str, Any]] | int,
-    unrolled: Unrolled,
-    tree: PrefixTree,
-    given: tuple[Statistics, TokensOf],
-) -> RowValues:
-    """The inputs that stand in prompts. Models that share a tokenizer count each value once."""
-    known, tokens = given
-    models = dict.fromkeys(operator.model for operator in unrolled.operators)
-    if isinstance(rows, int):
-        expected = {name: known.input_value(name, rows) for name in graph.inputs}
-        return dict.fromkeys(models, expected)
-    placeholders = [unrolled.placeholders[node.placeholder] for node in tree.nodes if node.placeholder is not None]
-    used = dict.fromkeys(placeholder.name for placeholder in placeholders if placeholder.tokens is None)
-    columns = {name: [row[name] for row in rows] for name in used}
-    counted: dict[int, Mapping[str, RowValue]] = {}
-    for model in models:
-        counter = tokens(model)
-        if id(counter) not in counted:
-            counted[id(counter)] = {name: _counted(values, counter) for name, values in columns.items()}
-    return {model: counted[id(tokens(model))] for model in models}
+class ScheduledCall(NamedTuple):
+    """A call of a schedule. That of a node in a map stands for all items of its row."""
+
+    label: str
+    rounds: tuple[int, ...]
+    row: int
+    engine: int
 
 
-def _counted(values: Sequence[Any], tokens: PromptTokens) -> RowValue:
-    return row_value(values, lambda text: len(tokens.encode(text)))
+@dataclass(frozen=True)
+class Plan:
+    """The plan of some rows of a workflow."""
+
+    digest: str
+    """Of the graph, before the optimiser."""
+    analysed: AnalysedGraph
+    engines: Sequence[PlanEngine]
+    objectives: Mapping[str, CallObjective]
+    arrangement: Arrangement
+    passes: Sequence[Mapping[str, Any]]
+
+    def calls(self) -> list[ScheduledCall]:
+        """All calls in order."""
+        operators = self.analysed.unrolled.operators
+        return [
+            ScheduledCall(operators[number].node, operators[number].rounds, row, part.group.engine)
+            for part in self.arrangement.parts
+            for number, row in part.group.calls()
+        ]
+
+    def ranks(self) -> CallRanks:
+        """The places of the calls in the schedule."""
+        return CallRanks(self)
+
+    @functools.cached_property
+    def prediction(self) -> Prediction:
+        """What a run is expected to take; made when it is first asked for."""
+        _, unrolled, tree, prompts = self.analysed
+        return Prediction(unrolled, tree, prompts, self.engines, self.arrangement)
+
+    @property
+    def predicted(self) -> Predicted:
+        """Of the whole run."""
+        return self.prediction.whole()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON values: equal plans are equal JSON, with the keys in the same order."""
+        unrolled = self.analysed.unrolled
+        operators = unrolled.operators
+        return {
+            "digest": self.digest,
+            "passes": [dict(one) for one in self.passes],
+            "tree": self.analysed.tree.to_dict(unrolled),
+            "objectives": {
+                node: {"objective": each.name, "group": each.group} for node, each in sorted(self.objectives.items())
+            },
+            "schedule": [
+                {
+                    "engine": part.group.engine,
+                    "group": [operators[number].node for number in part.group.operators],
+                    "order": part.group.order,
+                    "rows": list(part.group.rows),
+                    "start": part.start,
+                }
+                for part in self.arrangement.parts
+            ],
+            "pins": [],
+            "predicted": self.predicted._asdict(),
+            "by_node": {node: each._asdict() for node, each in sorted(self.prediction.by_node().items())},
+        }
+
+
+class CallRanks:
+    """Where each call stands in a schedule."""
+
+    def __init__(self, made: Plan):
+        operators = made.analysed.unrolled.operators
+        num_rows = made.analysed.prompts.num_rows
+        self._ranks: list[I64] = [np.zeros(num_rows, np.int64) for _ in operators]
+        """[operators][rows]"""
+        self._by_label: dict[str, dict[tuple[int, ...], int]] = {}
+        for number, operator in enumerate(operators):
+            self._by_label.setdefault(operator.node, {})[operator.rounds] = number
+        self._planned_rounds = {
+            label: tuple(max(each) for each in zip(*numbers, strict=True)) for label, numbers in self._by_label.items()
+        }
+        at = 0
+        for part in made.arrangement.parts:
+            group = part.group
+            rows = np.arange(group.rows[1] - group.rows[0])
+            for place_in_group, member in enumerate(group.operators):
+                if group.order == "rows":
+                    ranks = at + rows * len(group.operators) + place_in_group
+                else:
+                    ranks = at + place_in_group * len(rows) + rows
+                self._ranks[member][slice(*group.rows)] = ranks
+            at += len(rows) * len(group.operators)
+
+    def rank(self, label: str, rounds: tuple[int, ...], row: int) -> int:
+        """The place of a call. Rounds of a loop beyond those that were expected have that of the last one."""
+        most = self._planned_rounds[label]
+        number = self._by_label[label][tuple(map(min, rounds, most))]
+        return int(self._ranks[number][row])
+
+
+def make_plan(analysed: AnalysedGraph, engines: Sequence[PlanEngine], options: PlanOptions | None = None) -> Plan:
+    """The plan of an analysed graph. Raises `NoEngine`, and `ValueError` for an objective of an unknown output."""
+    options = options or PlanOptions()
+    graph, unrolled, tree, prompts = analysed
+    operators, num_rows = unrolled.operators, prompts.num_rows
+    engines_by_model(operators, engines)
+    kv_tokens = [engine.kv_tokens for engine in engines]
+    costing = Costing(operators, prompts, kv_tokens, ticks_of(kv_tokens))
+    whole = [OperatorGroup((number,), (0, num_rows)) for number in range(len(operators))]
+    work = [costing.group(group)[0] if num_rows else 0 for group in whole]
+    arrangement = arrange(operators, tree, costing, place(operators, work, tree, engines, num_rows))
+    return Plan(
+        digest=options.digest or digest(graph),
+        analysed=analysed,
+        engines=tuple(engines),
+        objectives=node_objectives(unrolled, options.objective),
+        arrangement=arrangement,
+        passes=options.passes,
+    )

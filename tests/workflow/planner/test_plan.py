@@ -1,0 +1,192 @@
+"""Plans as users get them: their keys, their sums, and that equal arguments give equal plans everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from tests.workflow.planner.analysed import words
+from tests.workflow.random_graphs import INPUTS, graphs
+from tests.workflow.shapes import body, graph, llm, loop, mapped, pick
+from weft.abi.errors import InvalidRequest
+from weft.core.cost.model import ForwardModel
+from weft.testing.word_tokens import WordTokens
+from weft.workflow import plan
+from weft.workflow.graph import graph_from_dict
+from weft.workflow.planner.place import PlanEngine
+from weft.workflow.planner.plan import Plan
+
+ENGINE = PlanEngine(model="m", kv_tokens=8192)
+FORWARD = ForwardModel(0.01, 0.0, 0.0, 0.0, 1e-8, 0.0, 0.0, (), (1e-4,))
+KEYS = ["digest", "passes", "tree", "objectives", "schedule", "pins", "predicted", "by_node"]
+
+
+def planned(raw: dict[str, Any], rows: Any = 4, **options: Any) -> Plan:
+    tokens = WordTokens()
+    options = {"engines": [ENGINE], "tokens": lambda model: tokens} | options
+    return plan(raw, rows, "m", **options)
+
+
+DEBATE = graph(
+    *(llm(name, f"{words(30, name)} {{{{q}}}}") for name in ("pro", "con")),
+    {"id": "reply", "op": "llm", "messages": [{"chat": "pro"}, {"role": "user", "content": "They say: {{con}}"}]},
+    llm("judge", "{{reply}} {{con}}"),
+)
+
+
+def test_the_keys_are_those_of_the_contract() -> None:
+    made = planned(DEBATE, statistics={"pro": {"output_tokens": 70}}).to_dict()
+    assert list(made) == KEYS
+    assert json.loads(json.dumps(made)) == made
+    assert [report["name"] for report in made["passes"]][:2] == ["prune", "merge_duplicates"]
+    assert {key for part in made["schedule"] for key in part} == {"engine", "group", "order", "rows", "start"}
+    assert set(made["by_node"]) == {"pro", "con", "reply", "judge"}
+    assert set(made["predicted"]) == set(made["by_node"]["pro"])
+    assert made["predicted"]["seconds"] is None  # no profile
+
+
+def test_figures_of_a_node_are_part_of_those_of_the_run() -> None:
+    made = planned(DEBATE).to_dict()
+    whole = made["predicted"]
+    for name in ("calls", "prompt_tokens", "cached_tokens", "continued_tokens", "prefill_tokens", "output_tokens"):
+        assert sum(each[name] for each in made["by_node"].values()) == whole[name]
+    assert whole["prompt_tokens"] == whole["cached_tokens"] + whole["continued_tokens"] + whole["prefill_tokens"]
+    assert whole["calls"] == 16
+    assert made["by_node"]["reply"]["continued_tokens"] > 0
+    assert whole["min_prefill_tokens"] <= whole["prefill_tokens"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs())
+def test_any_graph_is_scheduled_once_and_in_order(raw: dict[str, Any]) -> None:
+    rows = [{name: f"{name} {row}" for name in INPUTS} for row in range(3)]
+    made = planned(raw, rows, engines=[ENGINE, ENGINE], optimise=False)
+    operators = made.analysed.unrolled.operators
+    calls = made.calls()
+    assert sorted((call.label, call.rounds, call.row) for call in calls) == sorted(
+        (operator.node, operator.rounds, row) for operator in operators for row in range(3)
+    )
+    ranks = made.ranks()
+    assert [ranks.rank(call.label, call.rounds, call.row) for call in calls] == list(range(len(calls)))
+
+
+def test_rounds_that_were_not_expected_stand_with_the_last_one() -> None:
+    raw = graph(loop("l", {"s": "q"}, body(llm("say", "{{s}}"), pick("end", "say", matches="x"), s="say"), until="end"))
+    ranks = planned(raw, 2, statistics={"l": {"rounds": 2}}).ranks()
+    assert ranks.rank("l.say", (5,), 1) == ranks.rank("l.say", (1,), 1) > ranks.rank("l.say", (0,), 1)
+
+
+MANY = graph(
+    *(llm(f"n{number}", f"{words(number % 7 + 1)} {{{{q}}}} {number}") for number in range(7)),
+    *(llm(f"m{number}", f"{words(5)} {{{{n{number}}}}} {{{{n{(number * 3) % 7}}}}}") for number in range(7)),
+    pick("parts", "q", split=";"),
+    mapped("each", "parts", body(llm("note", "{{i}} {{m3}}"), value="note")),
+    outputs={**{f"m{number}": f"m{number}" for number in range(7)}, "notes": "each.value"},
+)
+SCRIPT = """
+import json, sys
+from tests.workflow.planner.test_plan import MANY, planned
+raw = dict(MANY, nodes=MANY["nodes"][:: int(sys.argv[1])])
+rows = [{"q": f"a b{row % 3} c"} for row in range(9)]
+print(json.dumps(planned(raw, rows, statistics={"n1": {"output_tokens": 9}}).to_dict()))
+"""
+
+
+def test_every_process_makes_the_same_plan() -> None:
+    found = set()
+    for seed, order in (("0", "1"), ("1", "-1"), ("12345", "1")):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[3])}
+        ran = subprocess.run([sys.executable, "-c", SCRIPT, order], env=env, capture_output=True, text=True, check=True)
+        found.add(ran.stdout)
+    assert len(found) == 1
+    assert json.loads(found.pop())["schedule"]
+
+
+def _calls_made(work: Callable[[], object]) -> int:
+    count = 0
+
+    def counted(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_the_work_of_a_schedule_grows_with_the_operators_and_not_with_the_rows() -> None:
+    from weft.workflow.planner.plan import make_plan
+
+    raw = graph(
+        *(llm(f"n{number}", f"{words(number % 5)} {{{{q}}}}") for number in range(44)),
+        *(llm(f"m{number}", f"{words(5)} {{{{n{number}}}}}") for number in range(44)),
+        outputs={f"m{number}": f"m{number}" for number in range(44)},
+    )
+    few, many = (planned(raw, rows, optimise=False).analysed for rows in (100, 1000))
+    calls = _calls_made(lambda: make_plan(few, [ENGINE]))
+    assert calls < 250_000
+    assert _calls_made(lambda: make_plan(many, [ENGINE])) < 1.2 * calls
+
+
+def test_times_are_predicted_where_there_is_a_profile() -> None:
+    engine = PlanEngine(model="m", kv_tokens=8192, forward=FORWARD)
+    made = planned(DEBATE, 20, engines=[engine]).predicted
+    assert made.seconds is not None
+    assert made.lower_bound_s is not None
+    assert 0 < made.lower_bound_s <= made.seconds
+    twice = planned(DEBATE, 20, engines=[engine, engine]).predicted
+    assert twice.lower_bound_s is not None
+    assert twice.lower_bound_s <= made.lower_bound_s
+
+
+def test_a_chain_bounds_the_time_from_below() -> None:
+    engine = PlanEngine(model="m", kv_tokens=10**6, forward=FORWARD)
+    made = planned(graph(llm("a", "{{q}}", max_tokens=20), llm("b", "{{a}}", max_tokens=20)), 1, engines=[engine])
+    assert made.predicted.lower_bound_s is not None
+    # Ten tokens each, none of which takes less than a step of one token.
+    assert made.predicted.lower_bound_s >= 20 * (0.01 + 1e-4)
+
+
+def test_models_have_engines_of_their_own() -> None:
+    tokens = {"m": WordTokens(), "n": WordTokens()}
+    raw = graph(llm("a", "{{q}}"), llm("b", "{{a}}", model="n"))
+    engines = [{"model": "n", "kv_tokens": 100}, {"model": "m", "kv_tokens": 100}]
+    made = planned(raw, [{"q": "x y"}], engines=engines, tokens=tokens.__getitem__)
+    assert [(call.label, call.engine) for call in made.calls()] == [("a", 1), ("b", 0)]
+    assert {node["model"] for node in made.to_dict()["tree"] if node["parent"] is None} == {"m", "n"}
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"engines": []}, "engines"),
+        ({"engines": [{"model": "other", "kv_tokens": 1}]}, "engines"),
+        ({"engines": [{"model": "m", "kv_tokens": 0}]}, "engines"),
+        ({"engines": [{"model": "m", "pages": 1, "kv_tokens": 9}]}, "engines"),
+        ({"statistics": {"pro": {"tokens": 1}}}, "statistics"),
+        ({"statistics": {"nobody": {"output_tokens": 1}}}, "statistics"),
+        ({"objective": {"nothing": "latency"}}, "objective"),
+        ({"rows": -1}, "rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(options: dict[str, Any], param: str) -> None:
+    rows = options.pop("rows", 2)
+    with pytest.raises(InvalidRequest) as caught:
+        planned(DEBATE, rows, **options)
+    assert caught.value.param == param
+
+
+def test_a_plan_may_be_for_a_graph_object() -> None:
+    assert planned(graph_from_dict(DEBATE)).to_dict() == planned(DEBATE).to_dict()

@@ -1,0 +1,68 @@
+"""A graph and its rows as calls with their prompts: all that is known of a workflow before it is scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft.workflow.analysis.operators import Unrolled, unroll
+from weft.workflow.analysis.prefix_tree import PrefixTree, prefix_tree
+from weft.workflow.analysis.prompts import PromptTokens, TokensOf
+from weft.workflow.analysis.row_prompts import RowPrompts, RowValues
+from weft.workflow.analysis.statistics import RowValue, Statistics, row_value
+from weft.workflow.graph import WorkflowGraph, canonical
+
+
+class AnalysedGraph(NamedTuple):
+    """The calls of a workflow for some rows, before they are scheduled."""
+
+    graph: WorkflowGraph
+    unrolled: Unrolled
+    tree: PrefixTree
+    prompts: RowPrompts
+
+
+def analyse(
+    graph: WorkflowGraph,
+    rows: Sequence[Mapping[str, Any]] | int,
+    model: str,
+    statistics: Mapping[str, Any],
+    tokens: TokensOf,
+) -> AnalysedGraph:
+    """Analyse a graph that passed `check` with its rows, or a number of rows whose values are not known. Raises
+    `msgspec.ValidationError` for a statistic that does not exist, and the errors of `tokens`."""
+    graph = canonical(graph)
+    known = Statistics(statistics)
+    unrolled = unroll(graph, tokens, known, model)
+    tree = prefix_tree([(operator.model, operator.template) for operator in unrolled.operators])
+    num_rows = rows if isinstance(rows, int) else len(rows)
+    values = _row_values(graph, rows, unrolled, tree, (known, tokens))
+    return AnalysedGraph(graph, unrolled, tree, RowPrompts(unrolled, tree, values, num_rows))
+
+
+def _row_values(
+    graph: WorkflowGraph,
+    rows: Sequence[Mapping[str, Any]] | int,
+    unrolled: Unrolled,
+    tree: PrefixTree,
+    given: tuple[Statistics, TokensOf],
+) -> RowValues:
+    """The inputs that stand in prompts. Models that share a tokenizer count each value once."""
+    known, tokens = given
+    models = dict.fromkeys(operator.model for operator in unrolled.operators)
+    if isinstance(rows, int):
+        expected = {name: known.input_value(name, rows) for name in graph.inputs}
+        return dict.fromkeys(models, expected)
+    placeholders = [unrolled.placeholders[node.placeholder] for node in tree.nodes if node.placeholder is not None]
+    used = dict.fromkeys(placeholder.name for placeholder in placeholders if placeholder.tokens is None)
+    columns = {name: [row[name] for row in rows] for name in used}
+    counted: dict[int, Mapping[str, RowValue]] = {}
+    for model in models:
+        counter = tokens(model)
+        if id(counter) not in counted:
+            counted[id(counter)] = {name: _counted(values, counter) for name, values in columns.items()}
+    return {model: counted[id(tokens(model))] for model in models}
+
+
+def _counted(values: Sequence[Any], tokens: PromptTokens) -> RowValue:
+    return row_value(values, lambda text: len(tokens.encode(text)))

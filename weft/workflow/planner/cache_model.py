@@ -1,0 +1,123 @@
+"""What a prefix cache of bounded size has of each prompt, when calls run in a given order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from weft.workflow.analysis.bounds import answer_nodes
+from weft.workflow.analysis.operators import Unrolled
+from weft.workflow.analysis.prefix_tree import PrefixTree
+from weft.workflow.analysis.row_prompts import RowPrompts
+from weft.workflow.planner.place import PlanEngine
+
+_OUTPUT = -1
+_ITEMS = -2
+
+
+class PromptSources(NamedTuple):
+    """Where the tokens of prompts come from. Expected: calls that not every row makes count in part."""
+
+    prompt_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    """Found in the cache, and no answer."""
+    continued_tokens: float = 0.0
+    """Answers behind their own prompts, whose KV was still there from when they were generated."""
+
+    @property
+    def prefill_tokens(self) -> float:
+        """What is computed."""
+        return self.prompt_tokens - self.cached_tokens - self.continued_tokens
+
+    def plus(self, other: PromptSources) -> PromptSources:
+        """The sum."""
+        return PromptSources(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class CacheModel:
+    """Replays calls one after the other on engines with a prefix cache each, which lets go the pieces that were used
+    longest ago, ends of prompts before their beginnings. Pages are whole: of a page that is shared in part nothing is
+    found."""
+
+    def __init__(self, unrolled: Unrolled, tree: PrefixTree, prompts: RowPrompts, engines: Sequence[PlanEngine]):
+        self._operators = unrolled.operators
+        self._paths = tree.paths
+        self._engines = engines
+        self._tokens = [tokens.tolist() for tokens in prompts.tokens]
+        self._classes = [classes.tolist() for classes in prompts.classes]
+        self._answers = answer_nodes(unrolled, tree)
+        self._prompt_tokens = [prompts.prompt_tokens(number).tolist() for number in range(len(self._operators))]
+        self._by_items = [
+            prompts.shared_by_items(number, operator.shared_by_items).tolist()
+            for number, operator in enumerate(self._operators)
+        ]
+
+    def replay(self, calls: Iterable[tuple[int, int, int]]) -> list[PromptSources]:
+        """[operators] for calls (operator, row, engine) in this order."""
+        caches = [_Cache(engine.kv_tokens) for engine in self._engines]
+        found = [PromptSources() for _ in self._operators]
+        answers = set(self._answers)
+        for number, row, engine in calls:
+            cache = caches[engine]
+            held, continued = 0, 0
+            keys = [(node, self._classes[node][row]) for node in self._paths[number]]
+            for key in keys:
+                if key not in cache:
+                    break
+                tokens = self._tokens[key[0]][row]
+                held += tokens
+                continued += tokens if key[0] in answers else 0
+            page = self._engines[engine].page_size
+            prompt = self._prompt_tokens[number][row]
+            usable = max(min(held // page * page, prompt - 1), 0)
+            self._use(cache, number, row, keys)
+            operator = self._operators[number]
+            again = operator.items - 1
+            alike = max(min(self._by_items[number][row] // page * page, prompt - 1), usable)
+            part = operator.calls / operator.items
+            continued = max(continued - (held - usable), 0)
+            cached = usable - continued + again * (alike - continued)
+            found[number] = found[number].plus(
+                PromptSources(part * operator.items * prompt, part * cached, part * operator.items * continued)
+            )
+        return found
+
+    def _use(self, cache: _Cache, number: int, row: int, keys: Sequence[tuple[int, int]]) -> None:
+        """Note a call's prompt and answer, the end first: what begins most prompts is let go last."""
+        operator = self._operators[number]
+        alone = number * len(self._prompt_tokens[number]) + row
+        answer = self._answers[number]
+        if operator.items > 1:
+            each = self._prompt_tokens[number][row] - self._by_items[number][row] + operator.output_tokens
+            cache.use((_ITEMS, alone), operator.items * each)
+        elif answer is None:
+            cache.use((_OUTPUT, alone), operator.output_tokens)
+        else:
+            cache.use((answer, self._classes[answer][row]), operator.output_tokens)
+        for key in reversed(keys):
+            cache.use(key, self._tokens[key[0]][row])
+        cache.shrink()
+
+
+class _Cache:
+    """Pieces by when they were used last."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._pieces: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._held = 0
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return key in self._pieces
+
+    def use(self, key: tuple[int, int], tokens: int) -> None:
+        if key in self._pieces:
+            self._pieces.move_to_end(key)
+        else:
+            self._pieces[key] = tokens
+            self._held += tokens
+
+    def shrink(self) -> None:
+        while self._held > self._capacity:
+            self._held -= self._pieces.popitem(last=False)[1]

@@ -1,0 +1,108 @@
+"""Plans of workflows for users: from what they have to what the planner takes.
+
+Reads tokenizers by the names of models; everything else is the planner's, which is pure.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from weft.abi.errors import InvalidRequest
+from weft.tokenizers.load import load_tokenizer
+from weft.workflow.analysis.analyse import analyse
+from weft.workflow.analysis.objectives import OutputObjective
+from weft.workflow.analysis.prompts import PromptTokens, TokensOf
+from weft.workflow.backend.prompt_tokens import TokenizerPrompts
+from weft.workflow.frontend.rows import Rows
+from weft.workflow.frontend.workflow import Workflow
+from weft.workflow.graph.check import check
+from weft.workflow.graph.digest import digest
+from weft.workflow.graph.json import graph_from_dict
+from weft.workflow.graph.labels import labelled_nodes
+from weft.workflow.graph.mistakes import InvalidGraph, nearest
+from weft.workflow.graph.nodes import WorkflowGraph
+from weft.workflow.passes import optimise as optimise_graph
+from weft.workflow.planner.place import NoEngine, PlanEngine
+from weft.workflow.planner.plan import Plan, PlanOptions, make_plan
+
+PlannableGraph = WorkflowGraph | Workflow | Mapping[str, Any]
+
+
+@functools.cache
+def tokenizer_prompts(model: str) -> PromptTokens:
+    """The `PromptTokens` of a model by its name: `weft-tiny`, a directory, a GGUF file, or a hub id. Raises
+    `ModelLoadError`."""
+    return TokenizerPrompts(load_tokenizer(model))
+
+
+def plan(
+    graph: PlannableGraph,
+    rows: Any,
+    model: str,
+    engines: Sequence[Mapping[str, Any] | PlanEngine],
+    statistics: Mapping[str, Any] | None = None,
+    *,
+    objective: Mapping[str, OutputObjective] | OutputObjective = "throughput",
+    optimise: bool = True,
+    tokens: TokensOf = tokenizer_prompts,
+) -> Plan:
+    """The plan of a workflow's run over rows, or over a number of rows whose values are not known.
+
+    `model` is that of calls that name none. `engines` have `model`, `kv_tokens`, and where known `page_size`,
+    `max_step_tokens` and `forward`, the fitted times of steps, without which no times are predicted. `statistics` are
+    known figures by the label of a node or the name of an input: `output_tokens`, `items` of a map, `rounds` of a
+    loop, `shares` of a switch. `objective` is that of all outputs, or by name. Equal arguments give equal plans, in
+    every process.
+
+    Raises `InvalidGraph`, `InvalidRows`, `InvalidRequest` for engines, statistics and objectives that do not fit, and
+    `ModelLoadError` for a model whose tokenizer cannot be read.
+    """
+    whole = _graph_of(graph)
+    made = _engines_of(engines)
+    given = rows if isinstance(rows, int) else list(Rows(rows).check(whole))
+    if isinstance(given, int) and (isinstance(given, bool) or given < 0):
+        raise InvalidRequest(f"rows is {given}: give rows, or how many there are", "rows")
+    optimised = optimise_graph(whole) if optimise else None
+    passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
+    _check_statistics(statistics or {}, whole)
+    options = PlanOptions(objective=objective, passes=passes, digest=digest(whole))
+    try:
+        analysed = analyse(whole if optimised is None else optimised.graph, given, model, statistics or {}, tokens)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"statistics: {error}", "statistics") from None
+    try:
+        return make_plan(analysed, made, options)
+    except NoEngine as error:
+        raise InvalidRequest(f"engines: {error}", "engines") from None
+    except ValueError as error:
+        raise InvalidRequest(f"objective: {error}", "objective") from None
+
+
+def _check_statistics(statistics: Mapping[str, Any], graph: WorkflowGraph) -> None:
+    """Raise `InvalidRequest` for figures of something that the graph does not have."""
+    known = [*graph.inputs, *(label for label, _ in labelled_nodes(graph.nodes))]
+    for name in statistics:
+        if not any(name == label or name.startswith(f"{label}.") for label in known):
+            raise InvalidRequest(f"statistics: nothing is called {name!r}.{nearest(name, known)}", "statistics")
+
+
+def _graph_of(graph: PlannableGraph) -> WorkflowGraph:
+    if isinstance(graph, Workflow):
+        return graph.graph
+    if isinstance(graph, Mapping):
+        return graph_from_dict(dict(graph))
+    mistakes = check(graph)
+    if mistakes:
+        raise InvalidGraph(mistakes)
+    return graph
+
+
+def _engines_of(engines: Sequence[Mapping[str, Any] | PlanEngine]) -> list[PlanEngine]:
+    try:
+        return [msgspec.convert(msgspec.to_builtins(engine), PlanEngine) for engine in engines]
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequest(f"engines: {error}", "engines") from None
