@@ -20,6 +20,7 @@ from weft.config import DType, EngineConfig
 from weft.core import wire
 from weft.core.grammar import Grammar
 from weft.core.ids import pack_tokens
+from weft.core.objectives import Objective
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.build import build_engine
 from weft.engine.engine import Engine
@@ -51,6 +52,7 @@ class Request:
     cancel_after: int | None
     """Tokens of the first fork after which the client cancels everything."""
     grammar: Grammar | None = None
+    objective: Objective = "latency"
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Runner:
         seqs = [self._next + 1 + fork for fork in range(len(request.samplers))]
         self._next += len(seqs)
         commands: list[wire.Command] = [
-            wire.Open(seq=seqs[0], priority=request.priority),
+            wire.Open(seq=seqs[0], priority=request.priority, objective=request.objective),
             wire.Append(seq=seqs[0], op=10_000_000 + seqs[0], tokens=pack_tokens(request.prompt)),
             *[wire.Fork(seq=seqs[0], child=child) for child in seqs[1:]],
         ]

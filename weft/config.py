@@ -99,6 +99,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `throughput`."""
     aging_s: float = 30.0
     """The priority of a waiting request improves by one after this many seconds, so every wait is bounded."""
+    latency_factor: float = 1.5
+    """Beside requests with objective `latency` or `ttft`, the work of others makes a step at most so many times as long
+    as without, by the cost profile. Without a profile nothing is held back."""
+    min_share: float = 0.1
+    """Share of the device's time that the others get nevertheless, over 10 seconds of it."""
     prefix_cache: bool = True
     prefix_wait_steps: int = 64
     """Maximum number of steps that a request waits for a prefix that another request is computing."""
@@ -160,6 +165,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"program_pages_fraction must be in [0, 1], got {self.program_pages_fraction}")
         if self.program_pages_wait_s < 0:
             raise ConfigError(f"program_pages_wait_s must not be negative, got {self.program_pages_wait_s}")
+        if not 1 <= self.latency_factor < math.inf:
+            raise ConfigError(f"latency_factor must be at least 1, got {self.latency_factor}")
+        if not 0 <= self.min_share < 1:
+            raise ConfigError(f"min_share must be in [0, 1), got {self.min_share}")
         if self.aging_s <= 0:
             raise ConfigError(f"aging_s must be positive, got {self.aging_s}")
 

@@ -16,6 +16,7 @@ from weft.core.sampling import SamplingParams, StopParams
 COMMANDS: list[wire.Command] = [
     wire.Hello(),
     wire.Open(seq=1, tenant="t", namespace="n", priority=-3, request_id="r"),
+    wire.Open(seq=1, objective="deadline", deadline_s=2.5),
     wire.Append(seq=1, op=2, tokens=pack_tokens([1, 2, 3]), outputs=wire.PromptOutputs(logprobs=2, hidden="mean")),
     wire.Generate(
         seq=1,

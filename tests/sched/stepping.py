@@ -11,6 +11,7 @@ from typing import Any
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
 from weft.core import wire
+from weft.core.cost.model import Costs
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.step import Step
@@ -106,6 +107,7 @@ class Stepped:
         page_size: int = 8,
         max_running: int = 4,
         check_every: int = 1,
+        costs: Costs | None = None,
         **config: Any,
     ):
         """`check_every`: calls from one check of the invariants to the next."""
@@ -119,6 +121,7 @@ class Stepped:
             SchedulerConfig(**{**sizes, "vocab_size": 1000, **config}),
             self.cache,
             policy=make_policy(policy),
+            costs=costs,
         )
         self.now = 0.0
         self.known: dict[int, list[int]] = {}
@@ -138,10 +141,10 @@ class Stepped:
         self._take(self.scheduler.handle(CLIENT, commands, self.now).messages)
         self.check()
 
-    def open(self, seq: int, tokens: list[int], *, tenant: str = "", priority: int = 0) -> None:
+    def open(self, seq: int, tokens: list[int], *, tenant: str = "", priority: int = 0, **more: Any) -> None:
         self.known[seq] = list(tokens)
         self.say(
-            wire.Open(seq=seq, tenant=tenant, namespace=tenant, priority=priority),
+            wire.Open(seq=seq, tenant=tenant, namespace=tenant, priority=priority, **more),
             wire.Append(seq=seq, op=next(self._numbers), tokens=pack_tokens(tokens)),
         )
 

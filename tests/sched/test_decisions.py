@@ -213,10 +213,10 @@ class FakeView:
         return iter(self._of("running"))
 
 
-EARLY, LATE = Holder("waiting", 3, 3, 0, (4.0, 1, 3)), Holder("waiting", 4, 3, 0, (5.0, 1, 4))
-FIRST = Holder("waiting", 2, 9, 0, (2.0, 1, 2))
-NEEDY = Holder("running", 5, 3, 0, (3.0, 1, 5))
-OLDER, NEWER = Holder("running", 6, 3, 0, (1.0, 1, 6)), Holder("running", 7, 3, 2, (8.0, 1, 7))
+EARLY, LATE = Holder("waiting", 3, 3, (False, 0), (4.0, 1, 3)), Holder("waiting", 4, 3, (False, 0), (5.0, 1, 4))
+FIRST = Holder("waiting", 2, 9, (False, 0), (2.0, 1, 2))
+NEEDY = Holder("running", 5, 3, (False, 0), (3.0, 1, 5))
+OLDER, NEWER = Holder("running", 6, 3, (False, 0), (1.0, 1, 6)), Holder("running", 7, 3, (False, 2), (8.0, 1, 7))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import RunningServer, ids, running
+from weft.core import wire
 from weft.endpoints.fields import ADVISORY, REFUSED
 from weft.endpoints.schemas.chat import ChatRequest
 from weft.endpoints.schemas.completion import CompletionRequest
@@ -95,6 +96,11 @@ def test_bodies_that_are_no_request(server: RunningServer, body: bytes, says: st
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"priority": 1001}, "priority"),
+        ({"objective": "fast"}, "objective"),
+        ({"objective": ["latency"]}, "objective"),
+        ({"objective": "deadline"}, "deadline_s"),
+        ({"objective": "batch", "deadline_s": 5}, "deadline_s"),
+        ({"objective": "deadline", "deadline_s": 0}, "deadline_s"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"cache_salt": 5}, "cache_salt"),
         ({"stream": "yes"}, "stream"),
@@ -388,3 +394,18 @@ def test_every_sampling_field_reaches_the_engine(server: RunningServer) -> None:
     assert (generate.stop.stop, generate.stop.stop_token_ids) == ([b"zz"], [99])
     assert (generate.stop.min_tokens, generate.stop.ignore_eos, generate.stop.max_tokens) == (2, True, 6)
     assert sent["Open"].priority == -3
+    assert (sent["Open"].objective, sent["Open"].deadline_s) == ("latency", None)
+
+
+def test_objectives_reach_the_engine(server: RunningServer) -> None:
+    for path, prompt in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+    ):
+        for fields in ({"objective": "batch"}, {"objective": "deadline", "deadline_s": 30.5}):
+            assert server.post(path, {"max_tokens": 2} | prompt | fields).status_code == 200
+            commands = server.on_loop(lambda: list(server.engine.sent))
+            opened = [command for command in commands if isinstance(command, wire.Open)][-1]
+            assert opened.objective == fields["objective"]
+            if "deadline_s" in fields:
+                assert 0 < opened.deadline_s <= 30.5, "what is left of it"

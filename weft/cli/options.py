@@ -69,6 +69,10 @@ FLAGS: Mapping[str, Flag] = {
     "engine.max_step_tokens": Flag(
         ("--max-step-tokens",), int, "Maximum number of tokens in one step. (512 on a CPU, 8192 on a GPU)"
     ),
+    "engine.latency_factor": Flag(
+        ("--latency-factor",), float, "How much longer other work may make a step with latency requests. (1.5)"
+    ),
+    "engine.min_share": Flag(("--min-share",), float, "Share of the device's time that work gets nevertheless. (0.1)"),
     "engine.performance_mode": Flag(
         ("--performance-mode",), str, "interactivity: short steps; throughput: longer steps on a CPU. (interactivity)"
     ),

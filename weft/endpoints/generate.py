@@ -107,7 +107,9 @@ def begin(
 ) -> StartedRequest:
     """Start a program for each of `args`. `kind` is the prefix of the answer's id."""
     prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
-    caller = record.caller(cache_salt=body.cache_salt, priority=body.priority)
+    caller = record.caller(
+        cache_salt=body.cache_salt, priority=body.priority, objective=body.objective, deadline_s=body.deadline_s
+    )
     observer = Observer(record, model.metrics, num_prompts=len(args), n=body.n, prompt_tokens=prompt_tokens)
     return StartedRequest(
         Head(id=f"{kind}-{record.request_id}", created=int(time.time()), model=body.model or model.names[0]),

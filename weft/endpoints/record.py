@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from weft.core.objectives import Objective, check_objective
 from weft.programs.types import Caller
 
 
@@ -42,13 +43,24 @@ class Record:
         if self.tracing:
             self.spans.append((what, time.monotonic()))
 
-    def caller(self, *, cache_salt: str | None = None, priority: int = 0) -> Caller:
-        """The caller on whose behalf the programs of this request run."""
+    def caller(
+        self,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        objective: Objective = "latency",
+        deadline_s: float | None = None,
+    ) -> Caller:
+        """The caller on whose behalf the programs of this request run. A deadline counts from the request's start.
+        Raises `InvalidRequest` for an objective whose deadline is missing, or a deadline without one."""
+        check_objective(objective, deadline_s)
         return Caller(
             request_id=trace_id(self.tenant, self.request_id),
             tenant=self.tenant,
             namespace=namespace_of(self.tenant, cache_salt),
             priority=priority,
+            objective=objective,
+            deadline_at_s=None if deadline_s is None else self.started_s + deadline_s,
         )
 
 

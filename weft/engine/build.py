@@ -47,6 +47,8 @@ def build_engine(
         saturation_tokens=saturation_tokens(config, profile),
         max_waiting=config.max_waiting,
         aging_s=config.aging_s,
+        latency_factor=config.latency_factor,
+        min_share=config.min_share,
         prefix_cache=config.prefix_cache,
         prefix_wait_steps=config.prefix_wait_steps,
         return_order=config.return_order,
@@ -58,6 +60,8 @@ def build_engine(
         seed=config.seed,
         trace=trace,
     )
+    if profile is None:
+        _log.info("no cost profile: throughput and batch requests come after others, and are not held back beside them")
     if scheduler.saturation_tokens is not None:
         most = min(scheduler.saturation_tokens, scheduler.max_step_tokens)
         _log.info("a step of %d tokens gets no more of prompts than a page, by the cost profile", most)

@@ -118,6 +118,7 @@ class Engine:
         self._waited_s = 0.0
         """Of the turn under way, how long it waited for the device."""
         self._step_host_s = 0.0
+        self._objective_device_s: dict[str, float] = {}
         self._step_time = Histogram(TOKEN_GAP_BUCKETS_S)
         self._batch_size = Histogram(BATCH_SIZE_BUCKETS)
         self._batch_tokens = Histogram(TOKEN_COUNT_BUCKETS)
@@ -255,6 +256,7 @@ class Engine:
         return msgspec.structs.replace(
             self.scheduler.stats(),
             step_device_s=self._step_time.total,
+            objective_device_s=dict(self._objective_device_s),
             step_host_s=self._step_host_s,
             step_time=self._step_time.snapshot(),
             batch_size=self._batch_size.snapshot(),
@@ -303,12 +305,23 @@ class Engine:
         if launched.is_guided:
             self.worker.bind(launched.handle, self._grammars.masks(launched.step, launched.flight))
 
+    def _count_objectives(self, flight: InFlight, device_s: float) -> None:
+        """Divide a step's time among the objectives of its query tokens."""
+        if not flight.num_tokens:
+            return
+        tokens, seconds = flight.objective_tokens, self._objective_device_s
+        others = flight.num_tokens - sum(tokens.values())
+        for objective, num_tokens in (("latency", others), *tokens.items()):
+            if num_tokens:
+                seconds[objective] = seconds.get(objective, 0.0) + device_s * num_tokens / flight.num_tokens
+
     def _update(self, launched: _Launched) -> None:
         """Wait for a step and take in its result."""
         began = time.perf_counter()
         result = launched.handle.wait()
         self._waited_s += time.perf_counter() - began
         self._step_time.observe(result.device_s)
+        self._count_objectives(launched.flight, result.device_s)
         self._gather.stepped(result.device_s)
         self.costs.finished(result)
         self._waste.finished(result.step_id, result.device_s)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import msgspec
@@ -30,7 +30,6 @@ from weft.core.wire import (
     Fork,
     Generate,
     MaskTokens,
-    Open,
     OperationUsage,
     SetPriority,
     Token,
@@ -224,16 +223,7 @@ class LastingSequence(SequenceHandle):
         if self._parent is not None or not self._is_absent or not self._open:
             return
         self._is_absent = self._died_with_engine = False
-        caller = self.caller
-        self._link.post(
-            Open(
-                seq=self.id,
-                tenant=caller.tenant,
-                namespace=caller.namespace,
-                priority=self._priority,
-                request_id=caller.request_id,
-            )
-        )
+        self._link.post(replace(self.caller, priority=self._priority).open_command(self.id))
         tokens, put = self._history.tokens(), 0
         for place, ranges in self._history.masks:
             self._resend(Append(seq=self.id, op=0, tokens=tokens[put:place].tobytes()))

@@ -22,7 +22,6 @@ from weft.core.wire import (
     Generate,
     Hold,
     MaskTokens,
-    Open,
     OperationUsage,
     PromptOutputs,
     Release,
@@ -62,15 +61,7 @@ class SequenceHandle:
     def opened(cls, link: EngineLink, caller: Caller) -> SequenceHandle:
         """A new, empty sequence."""
         seq = cls(link, link.number(), caller)
-        link.post(
-            Open(
-                seq=seq.id,
-                tenant=caller.tenant,
-                namespace=caller.namespace,
-                priority=caller.priority,
-                request_id=caller.request_id,
-            )
-        )
+        link.post(caller.open_command(seq.id))
         return seq
 
     @property

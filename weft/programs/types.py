@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -9,9 +10,13 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from weft.core.grammar import Grammar
+from weft.core.objectives import Objective
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.waits import WaitKind
-from weft.core.wire import FinishReason, OperationUsage, TokenLogprobs
+from weft.core.wire import FinishReason, Open, OperationUsage, TokenLogprobs
+
+LEAST_DEADLINE_S = 1e-3
+"""What an engine is told of a deadline that has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +28,23 @@ class Caller:
     namespace: str = ""
     """Pages are shared within it, never across: tenant, joined with the request's `cache_salt`."""
     priority: int = 0
+    objective: Objective = "latency"
+    """What its sequences are to be fast at."""
+    deadline_at_s: float | None = None
+    """With objective `deadline`: when they should be done, on the monotonic clock."""
+
+    def open_command(self, seq: int) -> Open:
+        """The command that opens a sequence on its behalf, now."""
+        left_s = None if self.deadline_at_s is None else max(self.deadline_at_s - time.monotonic(), LEAST_DEADLINE_S)
+        return Open(
+            seq=seq,
+            tenant=self.tenant,
+            namespace=self.namespace,
+            priority=self.priority,
+            request_id=self.request_id,
+            objective=self.objective,
+            deadline_s=left_s,
+        )
 
 
 class ToolReader(Protocol):

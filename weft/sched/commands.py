@@ -13,6 +13,7 @@ from collections.abc import Callable
 from weft.abi.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
+from weft.core.objectives import check_objective
 from weft.core.sampling import check_together
 from weft.core.waits import WaitKind, check_wait
 from weft.core.wire import (
@@ -127,7 +128,9 @@ class CommandHandler:
             raise UnknownHandle(f"sequence {handle} is not open: it was never opened, was released, or its lease ended")
         return sequence
 
-    def _register(self, client: int, handle: int, like: Open | Sequence, request_id: str, now: float) -> Sequence:
+    def _register(
+        self, client: int, handle: int, like: Open | Sequence, request_id: str, deadline_s: float, now: float
+    ) -> Sequence:
         if (client, handle) in self._state.sequences.open:
             raise InvalidRequest(f"sequence {handle} is open already: numbers may be used once", "seq")
         seq = next(self._ids)
@@ -139,17 +142,22 @@ class CommandHandler:
             namespace=like.namespace,
             request_id=request_id,
             priority=like.priority,
+            objective=like.objective,
+            deadline_s=deadline_s,
             place=QueuePlace(now),
             table=self._state.cache.open_table(seq, like.namespace, like.tenant),
             last_active_s=now,
         )
         self._state.sequences.open[client, handle] = sequence
+        self._state.services.add(sequence)
         return sequence
 
     def _open(self, client: int, command: Open, now: float) -> None:
         if self.draining:
             raise Draining("the server is shutting down and takes no new requests")
-        sequence = self._register(client, command.seq, command, command.request_id, now)
+        check_objective(command.objective, command.deadline_s)
+        deadline_s = math.inf if command.deadline_s is None else now + command.deadline_s
+        sequence = self._register(client, command.seq, command, command.request_id, deadline_s, now)
         self._state.log.trace(sequence, "queued", now)
 
     def _append(self, client: int, command: Append, now: float) -> None:
@@ -232,7 +240,8 @@ class CommandHandler:
 
     def _fork(self, client: int, command: Fork, now: float) -> None:
         parent = self._get(client, command.seq)
-        child = self._register(client, command.child, parent, command.request_id or parent.request_id, now)
+        request_id = command.request_id or parent.request_id
+        child = self._register(client, command.child, parent, request_id, parent.deadline_s, now)
         child.unborn = True
         child.parent = parent
         parent.ops.append(ops.ForkInto(child))
@@ -265,6 +274,7 @@ class CommandHandler:
                 raise UnknownHandle(f"sequence {key[1]} is not open, so its KV cannot be held")
             return  # released before, or dropped with its engine: the caller's wish is fulfilled
         state = self._state
+        state.services.remove(sequence)
         cancel_all(state, sequence, now)
         sequence.unborn = False
         leave_slot(state, sequence, now)

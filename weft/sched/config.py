@@ -19,6 +19,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     decoding sequences would wait for them. None: as many as fit."""
     max_waiting: int = 4096
     aging_s: float = 30.0
+    latency_factor: float = 1.5
+    """How much longer background work may make a step than it would be without."""
+    min_share: float = 0.1
+    """Of the device's time, what background work gets nevertheless."""
     prefix_cache: bool = True
     return_order: ReturnOrder = "fair"
     """Where sequences that were intercepted take their place in the queue."""

@@ -63,6 +63,8 @@ class InFlight:
     """Query tokens of sequences whose KV had existed."""
     recomputing_tokens: int = 0
     """KV tokens of the sequences that they belong to."""
+    objective_tokens: dict[str, int] = field(default_factory=dict)
+    """Query tokens by objective; empty: all count as `latency`. So do those that are not in it, of spaces."""
     waits_for_pages: bool = False
     """Some sequence or space could not go on in this step, because pages were missing."""
     intercepted_tokens: int = 0

@@ -2,17 +2,19 @@
 
 `FairOrder` decides in three steps:
 
-1. **Priority.** Sequences of one priority form a *level*. The level that is served next is the one whose oldest
-   sequence has the smallest `arrival + priority * aging_s`: a priority is worth so many seconds of having come earlier.
+1. **Priority.** Sequences of one service (`weft.sched.service_classes`) and priority form a *level*. The level that is
+   served next is the one of the smallest service, and of these the one whose oldest sequence has the smallest
+   `arrival + priority * aging_s`: a priority is worth so many seconds of having come earlier.
 2. **Tenant.** Within a level tenants take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996; with tokens as
    cost, as in Sheng et al., "Fairness in Serving Large Language Models", 2024). Each tenant has a *lane* with a virtual
    start. The lane with the smallest start is served, and its start grows by the tokens that its sequence computes and
    generates. A lane that becomes busy starts no earlier than the lane served last, so that idle time earns nothing.
 3. **Arrival.** Within a lane the order is arrival, then sequence number.
 
-Every wait is bounded. A level's oldest sequence keeps its key while later arrivals get larger ones, so only finitely
-many sequences of other levels overtake it; within its level every lane that is served moves past the lane of the
-sequence after finitely many turns. The order is total: it depends on the calls made to it alone.
+Every wait within a service is bounded. A level's oldest sequence keeps its key while later arrivals get larger ones, so
+only finitely many sequences of other levels overtake it; within its level every lane that is served moves past the lane
+of the sequence after finitely many turns. `ServiceClasses` bounds waits for earlier services. The order is total: it
+depends on the calls made to it alone.
 
 Owns the virtual starts and the numbers of admissions. Knows no pages and no device. Called by `WaitingQueue`.
 """
@@ -58,16 +60,20 @@ class AdmissionOrder(Protocol):
         """A sequence has generated tokens."""
         ...
 
+    def first_of(self, service: int) -> Sequence | None:
+        """The first in rank that waits of those of a service; None: none does, though some may be deferred."""
+        ...
+
     def clear(self) -> None:
         """Nothing waits: forget what was served to whom."""
         ...
 
 
 class DeferredGroup:
-    """Sequences of one tenant and priority that were set aside together, in order of rank."""
+    """Sequences of one tenant and level that were set aside together, in order of rank."""
 
-    def __init__(self, priority: int, tenant: str):
-        self.priority = priority
+    def __init__(self, level: tuple[int, int], tenant: str):
+        self.level = level
         self.tenant = tenant
         self._heap: list[WaitingEntry] = []
 
@@ -83,6 +89,8 @@ class DeferredGroup:
         return heap[0] if heap else None
 
 
+SERVICE_S = 1e9
+"""By how many seconds a service ranks behind the one before it: more than any wait and any priority make up for."""
 MIN_SWEEP = 64
 """Entries that come between two sweeps at least."""
 MAX_IDLE_LANES = 1024
@@ -207,7 +215,8 @@ class FairOrder:
 
     def __init__(self, aging_s: float):
         self._aging_s = aging_s
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[tuple[int, int], _Level] = {}
+        """By service and priority."""
         self._heap: _Heap = []
         """Everything that waits. An entry is in three heaps: this one, its level's, and that of its lane or `resumed`.
         It is dropped from each when it is void and comes first, or by a sweep."""
@@ -217,15 +226,16 @@ class FairOrder:
         self._admissions = itertools.count(1)
 
     def rank(self, sequence: Sequence) -> Rank:
-        """(arrival + priority * aging_s, admission, number). A sequence that overtook older ones has their arrival."""
+        """(arrival + priority * aging_s, later services behind; admission; number). A sequence that overtook older ones
+        has their arrival."""
         place = sequence.place
-        return (place.since_s + sequence.priority * self._aging_s, place.admission, sequence.seq)
+        return (place.since_s + self._behind_s(sequence), place.admission, sequence.seq)
 
     def push(self, sequence: Sequence) -> None:
         """Enter the lane of its tenant and priority; sequences that ran before wait ahead of all lanes of the level."""
         place = sequence.place
         item = (*place.rank, place.ticket, sequence)
-        level = self._enter(sequence.priority, item)
+        level = self._enter(sequence.level, item)
         if place.was_admitted:
             heapq.heappush(level.resumed, item)
         else:
@@ -236,7 +246,7 @@ class FairOrder:
         first = group.first()
         if first is not None:
             item = (*first[:4], group)
-            self._enter(group.priority, item).join_lane(group.tenant, item)
+            self._enter(group.level, item).join_lane(group.tenant, item)
 
     def next(self) -> Sequence | None:
         """The level of the smallest rank, in it the lane of the smallest start, in it the smallest rank."""
@@ -244,7 +254,13 @@ class FairOrder:
             [level] = self._levels.values()
             return level.next()
         oldest = _first(self._heap)
-        return None if oldest is None else self._levels[oldest[4].priority].next()
+        return None if oldest is None else self._levels[oldest[4].level].next()
+
+    def first_of(self, service: int) -> Sequence | None:
+        """The first in rank of the sequences of a service that wait and are not deferred."""
+        firsts = [_first(level.heap) for (found, _), level in self._levels.items() if found == service]
+        oldest = min((first for first in firsts if first is not None), default=None)
+        return None if oldest is None else oldest[4]
 
     def clear(self) -> None:
         """Forget all levels and lanes, and with them what was served."""
@@ -257,10 +273,10 @@ class FairOrder:
         if place.was_admitted:
             return
         place.admission = next(self._admissions)
-        level = self._levels.get(sequence.priority)
+        level = self._levels.get(sequence.level)
         if level is None:
             return
-        aged_s = sequence.priority * self._aging_s
+        aged_s = self._behind_s(sequence)
         # A void entry that comes first is no later than the oldest one: in most cases there is no need to drop it.
         if level.heap and level.heap[0][0] < place.since_s + aged_s:
             oldest = _first(level.heap)
@@ -270,18 +286,22 @@ class FairOrder:
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Move the lane's virtual start on. While no sequence waits at this priority, nothing is counted."""
-        level = self._levels.get(sequence.priority)
+        level = self._levels.get(sequence.level)
         if level is not None:
             level.charge(sequence.tenant, num_tokens)
 
-    def _enter(self, priority: int, item: _Item) -> _Level:
+    def _behind_s(self, sequence: Sequence) -> float:
+        """By how many seconds a sequence ranks behind its arrival."""
+        return sequence.priority * self._aging_s + sequence.service * SERVICE_S
+
+    def _enter(self, name: tuple[int, int], item: _Item) -> _Level:
         """Put an entry among all and into its level, which is returned."""
         self._until_sweep -= 1
         if self._until_sweep < 0:
             self._sweep()
-        level = self._levels.get(priority)
+        level = self._levels.get(name)
         if level is None:
-            level = self._levels[priority] = _Level()
+            level = self._levels[name] = _Level()
         heapq.heappush(self._heap, item)
         heapq.heappush(level.heap, item)
         return level

@@ -2,7 +2,8 @@
 
 A step is filled in this order: one token for every decoding sequence, commands of spaces, chunks of prompts already
 running, then admissions from the queue, within the token budget (Sarathi's stall-free mixing). Running sequences are
-served in order of rank, waiting ones in the admission order.
+served in order of rank, waiting ones in the admission order. Background work joins as far as `ServiceClasses` says, its
+prompts after all others.
 
 Owns no state: it reads and changes `SchedulerState`. Called by `Scheduler.schedule`.
 """
@@ -20,6 +21,7 @@ from weft.sched.in_flight import InFlight
 from weft.sched.masks import mask_at, next_start
 from weft.sched.outputs import sampling_state
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState
+from weft.sched.service_classes import LATENCY
 from weft.sched.state import SchedulerState
 
 MAX_DEFERRED_PER_STEP = 32
@@ -40,6 +42,7 @@ class StepPlanner:
         self._spaces = state.spaces
         self._interception = state.interception
         self._reclaimer = state.reclaimer
+        self._services = state.services
         self._prompt_budget = state.config.max_step_tokens
         """Tokens of the step being built from which on prompts get none."""
         self._num_promised = 0
@@ -54,6 +57,7 @@ class StepPlanner:
         step_id = self._state.last_step_id + 1
         self._sequences.queue.end_deferrals(step_id)
         self._interception.begin_step(now)
+        self._services.begin_step(now)
         builder = StepBuilder(step_id, self._sequences.slots, self._cache.page_size)
         self._reclaimer.begin_step(step_id, now)
         self._num_promised = self._spaces.bring(now)
@@ -62,13 +66,19 @@ class StepPlanner:
             self._add_spaces(builder, now)
             if self._config.saturation_tokens is not None:
                 self._prompt_budget = prompt_budget(self._config, builder.num_tokens, self._cache.page_size)
-            self._add_prefills(builder, now)
-            self._admit(builder, now)
+            self._add_prefills(builder, now, background=False)
+            self._admit(builder, now, background=False)
+            if self._services.is_active:
+                self._add_prefills(builder, now, background=True)
+                self._admit(builder, now, background=True)
+                if self._services.has_held and not builder.num_tokens:
+                    self._add_decodes(builder, now, alone=True)
         finally:
             self._spaces.end_step()
         if self._state.residency.moves:
             self._state.residency.advance(now)
         self._interception.end_step(now)
+        self._services.end_step(builder.in_flight)
         if self._reclaimer.is_short:
             builder.in_flight.waits_for_pages = True
             builder.in_flight.intercepted_tokens = self._interception.tokens_on_device()
@@ -83,12 +93,16 @@ class StepPlanner:
 
     # Decoding
 
-    def _add_decodes(self, builder: StepBuilder, now: float) -> None:
+    def _add_decodes(self, builder: StepBuilder, now: float, *, alone: bool = False) -> None:
+        """Add one token of every sequence that decodes; `alone`: nothing else is in the step, so none is held back."""
         slots, sequences = self._sequences.decoding()
         if not sequences:
             return
         table = self._sequences.slots
         ready = table.remaining[slots] > 0
+        if not alone:
+            room = prompt_budget(self._config, len(sequences), self._cache.page_size) - len(sequences)
+            ready = self._services.ready_to_decode(slots, sequences, ready, room)
         growing = ready & (
             ((table.total[slots] - 1) // self._cache.page_size >= table.num_pages[slots]) | table.must_own[slots]
         )
@@ -105,6 +119,7 @@ class StepPlanner:
             turn = (np.arange(self._config.max_rows) + builder.in_flight.step_id) % len(sequences)
             slots, sequences = slots[turn], [sequences[index] for index in turn]
         if sequences:
+            self._services.decodes(slots, sequences)
             builder.add_decodes(slots, sequences)
 
     def _own_last_page(self, sequence: Sequence, now: float) -> bool:
@@ -132,10 +147,11 @@ class StepPlanner:
 
     # Prompts
 
-    def _add_prefills(self, builder: StepBuilder, now: float) -> None:
+    def _add_prefills(self, builder: StepBuilder, now: float, *, background: bool) -> None:
         if not self._sequences.num_prefilling:
             return
-        prefilling = [s for s in self._sequences.running.values() if not s.decoding and s.has_work]
+        running = self._sequences.running.values()
+        prefilling = [s for s in running if not s.decoding and s.has_work and s.is_background == background]
         prefilling.sort(key=self._sequences.rank)
         for sequence in prefilling:
             if self._is_full(builder, self._prompt_budget):
@@ -147,6 +163,7 @@ class StepPlanner:
         """Give a running sequence as many known tokens as budget and pages allow."""
         start = sequence.num_computed
         end = min(sequence.target, len(sequence.tokens), start + self._prompt_budget - builder.num_tokens)
+        end = start + self._services.chunk_tokens(sequence, end - start, self._cache.page_size)
         head = sequence.head
         if isinstance(head, AppendOp) and head.outputs is not None and head.outputs.logprobs is not None:
             end = min(end, start + MAX_SCORE_ROWS)
@@ -160,6 +177,7 @@ class StepPlanner:
             samplers.append(sequence)
         samplers += self._resolve_pending_forks(builder, sequence, end, now)
         builder.add_chunk(sequence, start, end, samplers)
+        self._services.chunk(sequence, start, end, len(samplers))
         again = self._count_chunk(sequence, start, end, now)
         if again:
             builder.in_flight.recomputed_tokens += again
@@ -234,9 +252,10 @@ class StepPlanner:
 
     # Admission
 
-    def _admit(self, builder: StepBuilder, now: float) -> None:
+    def _admit(self, builder: StepBuilder, now: float, *, background: bool) -> None:
+        """Admit sequences from the queue until one is blocked; without `background`, the others alone."""
         later: list[Sequence] = []
-        num_deferred = 0
+        num_deferred, page_size = 0, self._cache.page_size
         while not self._is_full(builder, self._prompt_budget) and num_deferred < MAX_DEFERRED_PER_STEP:
             sequence = self._sequences.queue.pop()
             if sequence is None:
@@ -245,6 +264,14 @@ class StepPlanner:
                 # A token is still on the device, or a page that this step writes would have to be copied by it.
                 later.append(sequence)
                 continue
+            if sequence.is_background:
+                is_promoted = sequence.service < LATENCY
+                may_join = (background or is_promoted) and self._services.has_room(sequence, page_size)
+                if not may_join:
+                    later.append(sequence)
+                    if is_promoted:
+                        continue  # it stands among others
+                    break
             verdict = self._try_admit(sequence, now)
             if verdict == "deferred":
                 num_deferred += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 
 from weft.sched.order import AdmissionOrder, DeferredGroup
 from weft.sched.sequence import AppendOp, Rank, Sequence, SequenceState
@@ -20,7 +21,7 @@ class _Awaited:
     """The groups that wait for one in-flight prefix, by the pages it must have first."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, dict[tuple[int, str], DeferredGroup]] = {}
+        self._groups: dict[int, dict[tuple[tuple[int, int], str], DeferredGroup]] = {}
         self._pages: list[int] = []
         """The keys of `_groups` as a heap."""
 
@@ -30,7 +31,7 @@ class _Awaited:
         if groups is None:
             groups = self._groups[num_pages] = {}
             heapq.heappush(self._pages, num_pages)
-        key = sequence.priority, sequence.tenant
+        key = sequence.level, sequence.tenant
         group = groups.get(key)
         if group is None:
             group = groups[key] = DeferredGroup(*key)
@@ -55,6 +56,7 @@ class WaitingQueue:
         self._tickets = itertools.count(1)
         self._size = 0
         self._num_other = 0
+        self._by_service: Counter[int] = Counter()
         self._awaited: dict[int, _Awaited] = {}
         """By the sequence that computes the prefix."""
         self._deadlines: list[tuple[int, int, Sequence]] = []
@@ -68,6 +70,10 @@ class WaitingQueue:
     def is_turn_based(self) -> bool:
         """Whether every sequence here waits for an append that reports about its tokens."""
         return self._num_other == 0
+
+    def num_of(self, service: int) -> int:
+        """Sequences of a service that wait, deferred ones included."""
+        return self._by_service[service]
 
     def push(self, sequence: Sequence) -> None:
         """Enter the queue, or take the place that a changed priority gives. A sequence that is deferred waits again."""
@@ -88,6 +94,7 @@ class WaitingQueue:
             place.ticket = 0
             self._size -= 1
             self._num_other -= not place.is_turn_based
+            self._by_service[place.service] -= 1
 
     def pop(self) -> Sequence | None:
         """Take the next sequence out; None: none waits, though some may be deferred."""
@@ -144,7 +151,9 @@ class WaitingQueue:
         place.ticket = next(self._tickets)
         place.rank = rank
         place.is_turn_based = True
+        place.service = sequence.service
         self._size += 1
+        self._by_service[place.service] += 1
         self._count_kind(sequence)
 
     def _count_kind(self, sequence: Sequence) -> None:

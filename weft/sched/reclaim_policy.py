@@ -27,7 +27,8 @@ class Holder(NamedTuple):
     seq: int = 0
     """Number of the sequence; 0 for pins and spaces."""
     num_pages: int = 0
-    priority: int = 0
+    urgency: tuple[bool, int] = (False, 0)
+    """(whether it is background work, priority)."""
     rank: Rank | None = None
 
 
@@ -75,8 +76,8 @@ class ByRank:
 
     To write, pins and spaces give after these. To admit, only waiting sequences of later rank give pages: one that
     comes back from the host part by part keeps what it has until its turn. They keep their pages where these would not
-    be enough, unless nothing runs; and only running ones of a less urgent priority are preempted. Programs get explicit
-    pages from waiting sequences alone.
+    be enough, unless nothing runs. Of running ones only background work is preempted for other work, and for its own
+    kind what has a less urgent priority. Programs get explicit pages from waiting sequences alone.
     """
 
     def choose(self, view: ReclaimView) -> Holder | None:
@@ -97,7 +98,7 @@ class ByRank:
         victim, needy = max(view.running(), key=_rank, default=None), view.needy
         if victim is None or needy is None or victim.seq == needy.seq or _rank(victim) < _rank(needy):
             return None
-        if view.purpose != "write" and victim.priority <= needy.priority:
+        if view.purpose != "write" and victim.urgency <= needy.urgency:
             return None
         return victim
 
@@ -106,7 +107,8 @@ class ByRank:
 
 
 def _holder(kind: Literal["waiting", "running"], sequence: Sequence, sequences: SequenceTable) -> Holder:
-    return Holder(kind, sequence.seq, len(sequence.table.pages), sequence.priority, sequences.rank(sequence))
+    urgency = sequence.is_background, sequence.priority
+    return Holder(kind, sequence.seq, len(sequence.table.pages), urgency, sequences.rank(sequence))
 
 
 def _rank(holder: Holder) -> Rank:

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from weft.cache.nodes import Wait
 from weft.cache.page_table import PageTable
 from weft.cache.retention import RetainedRun
+from weft.core.objectives import Objective
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.waits import WaitKind
 from weft.core.wire import Dists, PromptOutputs, TokenLogprobs
@@ -193,6 +194,8 @@ class QueuePlace:
     """With a ticket: the rank with which it entered the queue."""
     is_turn_based: bool = False
     """How the queue has counted it."""
+    service: int = 0
+    """As which the queue has counted it."""
     deferred_pages: int = 0
     """Pages of its prefix that were indexed when it was last deferred."""
     defer_until_step: int = -1
@@ -229,6 +232,14 @@ class Sequence:
     place: QueuePlace
     # Its KV: the cache owns the table, `adopt_kv` and the methods beside it the counters.
     table: PageTable
+    # What it is to be fast at: set at creation, the last two fields by `ServiceClasses`.
+    objective: Objective = "latency"
+    deadline_s: float = math.inf
+    """When it should be done, with objective `deadline`."""
+    service: int = 0
+    """Those of a smaller one come before it, whatever their priorities."""
+    is_background: bool = False
+    """It leaves steps to others, as `StepShare` says."""
     state: SequenceState = SequenceState.IDLE
     tokens: array[int] = field(default_factory=lambda: array("i"))
     """Known on the host."""
@@ -285,6 +296,11 @@ class Sequence:
     last_step: int = 0
     """The last step, launched or being built, that computes something for it."""
     last_active_s: float = 0.0
+
+    @property
+    def level(self) -> tuple[int, int]:
+        """(service, priority): sequences of a smaller level come earlier."""
+        return self.service, self.priority
 
     def move_to(self, state: SequenceState) -> None:
         """Change state, along the table of transitions."""

@@ -103,6 +103,13 @@ class SequenceTable:
         if isinstance(head, GenerateOp) and head.first_launch_s is None:
             head.first_launch_s = now
 
+    def set_service(self, sequence: Sequence, service: int) -> None:
+        """Change the place of a sequence's service in the order, wherever the sequence is."""
+        sequence.service = service
+        self._decoding = None
+        if sequence.state in (SequenceState.WAITING, SequenceState.DEFERRED):
+            self.queue.push(sequence)
+
     def begin_decoding(self, sequence: Sequence) -> None:
         """From the next step on a running sequence computes one token at a time."""
         sequence.decoding = True

@@ -18,10 +18,12 @@ from weft.sched.reclaim import Reclaimer
 from weft.sched.reclaim_policy import ByRank
 from weft.sched.residency import Residency
 from weft.sched.sequence_table import SequenceTable
+from weft.sched.service_classes import ServiceClasses
 from weft.sched.spaces.place import Placer, PlacerSizes
 from weft.sched.spaces.pool import SpacePool
 from weft.sched.spaces.spaces import Spaces
 from weft.sched.spaces.waits import SpaceWaits
+from weft.sched.step_share import StepShare
 
 
 class SchedulerState:
@@ -33,6 +35,7 @@ class SchedulerState:
         self.sequences = SequenceTable(
             cache, FairOrder(config.aging_s), max_running=config.max_running, max_context=config.max_context
         )
+        self.services = ServiceClasses(self.sequences, StepShare(costs, config.latency_factor, config.min_share))
         self.log = EventLog(traces=config.trace)
         self.interception = Interception(cache, self.sequences, config, policy, costs)
         self.residency = Residency(cache, self.sequences, self.interception, self.log)

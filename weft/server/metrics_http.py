@@ -145,6 +145,15 @@ class _Families:
                 if snapshot is not None:
                     family.add_metric([name], _buckets(snapshot.bounds, snapshot.counts), snapshot.total)
             yield family
+        shares = CounterMetricFamily(
+            "weft:engine_objective_device_seconds",
+            "Time steps held the device, divided among the objectives of their query tokens.",
+            labels=["model_name", "objective"],
+        )
+        for name, stats in self._stats.items():
+            for objective, seconds in sorted(stats.objective_device_s.items()):
+                shares.add_metric([name, objective], seconds)
+        yield shares
         yield from self._waits()
         ended = CounterMetricFamily("weft:engine_operations", "Operations by their end.", labels=["model_name", "end"])
         for name, stats in self._stats.items():

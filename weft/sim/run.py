@@ -41,6 +41,8 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     synchronous_swaps: bool = False
     saturate: bool = True
     """Prompts wait from the device's saturation point on."""
+    latency_factor: float = 1.5
+    min_share: float = 0.1
     latency_s: float = 0.0
     """From when a turn is due until the engine has it."""
     overlap: bool = True
@@ -87,6 +89,8 @@ def simulate(
         saturation_tokens=device.saturation_tokens if settings.saturate else None,
         max_waiting=1 << 30,
         vocab_size=VOCAB_SIZE,
+        latency_factor=settings.latency_factor,
+        min_share=settings.min_share,
         seed=seed,
         return_order=settings.return_order,
     )

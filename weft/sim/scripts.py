@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.core.objectives import Objective
+
 TOKEN_BYTES = 4
 FIRST_TOKEN = 2
 """Smaller ids are for what the simulated device generates."""
@@ -42,6 +44,9 @@ class SessionScript(NamedTuple):
     """The first so many tokens are the same in all sessions of the same `kind`."""
     last_kind: str = ""
     """How a server takes the end of the last turn: as a wait of this kind, which never ends."""
+    objective: Objective = "latency"
+    deadline_s: float | None = None
+    """With objective `deadline`: seconds from the opening of its sequence."""
 
     @property
     def num_tokens(self) -> int:

@@ -147,6 +147,10 @@ class _Session:
         own = self.own.take(self.script.turns[index].new_tokens - shared)
         return self.player.tokens.shared(self.script.kind, shared) + own if shared else own
 
+    def open(self) -> Open:
+        """The command that opens its sequence."""
+        return Open(seq=self.handle, objective=self.script.objective, deadline_s=self.script.deadline_s)
+
     def generate(self, index: int, op: int) -> Generate:
         """The command that generates a turn's tokens."""
         stop = StopParams(max_tokens=self.script.turns[index].output_tokens, ignore_eos=True)
@@ -178,7 +182,7 @@ class _Program(_Session):
     def submit(self, index: int, op: int, added: bytes, known: int) -> None:
         if index == 0:
             self.handle = next(self.player.numbers)
-            self.player.simulation.submit([Open(seq=self.handle)])
+            self.player.simulation.submit([self.open()])
         self.player.known.expect(self.handle, known)
         append = Append(seq=self.handle, op=next(self.player.numbers), tokens=added)
         self.player.simulation.submit([append, self.generate(index, op)])
@@ -200,7 +204,7 @@ class _Client(_Session):
         self.handle = next(self.player.numbers)
         self.player.known.expect(self.handle, known)
         append = Append(seq=self.handle, op=next(self.player.numbers), tokens=self._history)
-        self.player.simulation.submit([Open(seq=self.handle), append, self.generate(index, op)])
+        self.player.simulation.submit([self.open(), append, self.generate(index, op)])
         self._history += pack_tokens([OUTPUT_TOKEN]) * self.script.turns[index].output_tokens
 
     def release(self, index: int, *, is_last: bool) -> None:

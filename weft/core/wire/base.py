@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 
 class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):

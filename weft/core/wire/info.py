@@ -86,6 +86,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     step_device_s: float = 0.0
     """Summed device time of all steps."""
+    objective_device_s: dict[str, float] = {}
+    """By objective: device time of steps, each divided among its query tokens. Tokens of explicit pages count as
+    `latency`."""
     step_host_s: float = 0.0
     """Summed time the loop spent scheduling, building and updating."""
     prompt_tokens: int = 0

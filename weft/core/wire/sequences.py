@@ -8,6 +8,7 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest
 from weft.core.grammar import Grammar
+from weft.core.objectives import Objective
 from weft.core.sampling import MAX_LOGPROBS, SamplingParams, StopParams
 from weft.core.wire.base import CommandBase
 
@@ -26,6 +27,10 @@ class Open(CommandBase, frozen=True, kw_only=True):
     """Lower runs earlier. Waiting improves it, so every request is served."""
     request_id: str = ""
     """For logs and traces."""
+    objective: Objective = "latency"
+    """What it, and its forks, are to be fast at (`weft.core.objectives`)."""
+    deadline_s: float | None = None
+    """With objective `deadline`: in how many seconds it should be done."""
 
 
 class PromptOutputs(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.abi.parameters import SAMPLING, STOP
+from weft.core.objectives import MAX_DEADLINE_S, Objective
 
 MAX_CHOICES = 128
 """Choices of one prompt, and prompts times choices of one request: bounds what a single request may ask for."""
@@ -117,6 +118,24 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         | None
     ) = None
     priority: Priority = 0
+    objective: Annotated[
+        Objective,
+        Meta(
+            description="What the request is to be fast at: `latency`, `ttft` (its first token), `throughput` (many "
+            "requests together), `deadline` (done in `deadline_s`) or `batch` (at some time)."
+        ),
+    ] = "latency"
+    deadline_s: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                le=MAX_DEADLINE_S,
+                description="With `objective` `deadline`: in how many seconds the request should be done.",
+            ),
+        ]
+        | None
+    ) = None
     cache_salt: (
         Annotated[
             str,
