@@ -67,7 +67,8 @@ class PackWeight(Protocol):
 
         `weight` may be int8, as `quantize.quantize` makes it: then `dtype` is that of the rows it will be multiplied
         with, and its scales stay as they are. The result is `weight` itself where it cannot do better; else a tensor of
-        another number of dimensions, which only that implementation's `linear` and `take_rows` read.
+        another number of dimensions, which only that implementation's `linear` and `take_rows` read. It may also be a
+        `BlockWeight`, and so is then the result.
         """
         ...
 
@@ -75,9 +76,10 @@ class PackWeight(Protocol):
 class TakeRows(Protocol):
     """Rows of a weight that may be packed: an embedding table that is also the head."""
 
-    def __call__(self, weight: Tensor, indices: Tensor) -> Tensor:
+    def __call__(self, weight: Tensor, indices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """weight [O, I] or what `pack_weight` made of it, indices [T] int64 or int32, each below O -> [T, I], freshly
-        allocated. The weight is of floats."""
+        allocated. The weight is of floats, or a `BlockWeight`: then the rows are of `dtype`, which else is the
+        weight's."""
         ...
 
 
@@ -95,8 +97,8 @@ class Linear(Protocol):
         """x [T, I], weight [O, I], bias [O] or None, residual [T, O] or None -> [T, O].
 
         With `scales`, float32 [O], `weight` is int8 and `weight[o, i] * scales[o]` is what it stands for: activations
-        are not quantized. `weight` may also be what `pack_weight` made of it. `residual` is consumed: the result may be
-        written over it.
+        are not quantized. `weight` may also be what `pack_weight` made of it, or a `BlockWeight`, which rows of x meet
+        in 8 bits (`block_weights.quantize_rows`). `residual` is consumed: the result may be written over it.
         """
         ...
 

@@ -4,7 +4,7 @@ A block holds consecutive numbers of a row: small integers, and scales for all o
 arithmetic are those that ggml defines (`ggml-common.h`, `dequantize_row_*` of `ggml-quants.c`). Products of a scale and
 an integer are exact in float32 for all but Q6_K, so the order of operations matters only there, and follows ggml.
 
-No kernel computes on blocks yet (`dispatch.block_types`): the loader expands them.
+Products that read blocks as they are: `block_weights`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.kernels.base import Block, BlockShape, HeadNorm, HeadShape, Kernels, MovePages, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
+from weft.kernels.block_weights import BlockWeight, block_product, take_block_rows
 
 NAME = "reference"
 
@@ -28,8 +29,10 @@ def pack_weight(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return weight
 
 
-def take_rows(weight: Tensor, indices: Tensor) -> Tensor:
+def take_rows(weight: Tensor, indices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Rows `indices` [T] of weight [O, I] as [T, I], in plain torch. Contract: `base.TakeRows`."""
+    if isinstance(weight, BlockWeight):
+        return take_block_rows(weight, indices).to(dtype or torch.float32)
     return weight.index_select(0, indices)
 
 
@@ -43,7 +46,10 @@ def linear(
     """x [T, I] times weight [O, I] to [T, O], in plain torch. Contract: `base.Linear`. An int8 weight is exact in every
     dtype, so its scale meets the sum, not each product."""
     accumulate = wide(x.dtype)
-    out = x.to(accumulate) @ weight.to(accumulate).T
+    if isinstance(weight, BlockWeight):
+        out = block_product(x, weight)
+    else:
+        out = x.to(accumulate) @ weight.to(accumulate).T
     if scales is not None:
         out = out * scales.to(accumulate)
     if bias is not None:

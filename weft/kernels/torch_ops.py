@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.kernels import reference
 from weft.kernels.base import HeadNorm, HeadShape, Kernels, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
+from weft.kernels.block_weights import BlockWeight
 from weft.kernels.quantize import dequantize
 from weft.kernels.torch_attention import attention
 
@@ -33,6 +34,8 @@ def linear(
 ) -> Tensor:
     """x [T, I] times weight [O, I] to [T, O], in torch. Contract: `base.Linear`. Values of an int8 weight are rounded
     to x's dtype, with their scale."""
+    if isinstance(weight, BlockWeight):
+        return reference.linear(x, weight, bias, residual)
     if scales is not None:
         out = _quantized_product(x, weight, scales)
         if bias is not None:

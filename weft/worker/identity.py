@@ -60,6 +60,8 @@ def _build(on_gpu: bool) -> list[str]:
         return []
     try:
         loaded = library.load()
-        return [f"C++: {library.wanted_level(loaded).name.lower()}, {loaded.weft_source_hash().decode()}"]
+        level = library.wanted_level(loaded)
+        name = level.name.lower() + (library.WITH_VNNI if library.wants_vnni(loaded, level) else "")
+        return [f"C++: {name}, {loaded.weft_source_hash().decode()}"]
     except library.KernelsUnavailable:
         return ["C++: none"]

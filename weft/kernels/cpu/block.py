@@ -15,7 +15,9 @@ from torch import Tensor
 
 from weft.kernels.base import BlockShape, Rotation
 from weft.kernels.batch import AttentionBatch
-from weft.kernels.cpu.library import BlockFields, Level, PassFields, Product
+from weft.kernels.block_weights import PANEL as BLOCK_PANEL
+from weft.kernels.block_weights import BlockWeight, fields_of
+from weft.kernels.cpu.library import BlockFields, Level, PassFields, Product, QuantPart
 from weft.kernels.cpu.tensors import (
     DTYPES,
     MAX_GROUP,
@@ -42,6 +44,33 @@ class _Matrix(NamedTuple):
     most_rows: float
 
 
+def _block_matrix(
+    dtype: torch.dtype, weight: BlockWeight, bias: Tensor | None, name: str, vnni: bool
+) -> _Matrix | None:
+    """The same for a weight in quantized blocks. A gated product of one call takes one part of whole pairs of
+    panels."""
+    if not weight.packed or not (bias is None or (fits(bias) and bias.dtype == dtype)):
+        return None
+    one_call = name != "gate_up" or gates_in_one_call(weight)
+    parts = parts_of(weight)
+    fields = Product(
+        *(None, None if bias is None else bias.data_ptr(), None, weight.outputs, one_call),
+        *(parts, len(parts), vnni),
+    )
+    return _Matrix(fields, weight.outputs, weight.inputs, float("inf"))
+
+
+def gates_in_one_call(weight: BlockWeight) -> bool:
+    """Whether the library's product with the weight may be gated."""
+    return len(weight.parts) == 1 and weight.outputs % (2 * BLOCK_PANEL) == 0
+
+
+def parts_of(weight: BlockWeight) -> ctypes.Array[QuantPart]:
+    """A packed weight as the library knows it. Valid as long as the weight."""
+    fields = [QuantPart(*part) for part in fields_of(weight)]
+    return (QuantPart * len(fields))(*fields)
+
+
 class _Pass(NamedTuple):
     """What the library is told of a pass, and what keeps it alive."""
 
@@ -61,8 +90,11 @@ class CpuBlock:
         packs: Container[tuple[torch.dtype, torch.dtype]],
         shape: BlockShape,
         weights: Mapping[str, Tensor],
+        *,
+        vnni: bool = False,
     ) -> CpuBlock | None:
-        """`call` is `weft_block`; `packs` are the dtypes (of x, of a weight) of its products with packed weights.
+        """`call` is `weft_block`; `packs` are the dtypes (of x, of a weight) of its products with packed weights;
+        `vnni` as of `CpuKernels`.
 
         None: the library cannot compute this layer.
         """
@@ -72,7 +104,7 @@ class CpuBlock:
         sized = 0 < heads.head_dim <= MAX_HEAD_DIM and heads.head_dim % 16 == 0 and heads.group <= MAX_GROUP
         if not fits(*vectors) or not sized:
             return None
-        matrices = [_matrix(level, packs, dtype, weights, name) for name in _PRODUCTS]
+        matrices = [_matrix(level, packs, dtype, weights, name, vnni) for name in _PRODUCTS]
         known = [matrix for matrix in matrices if matrix is not None]
         if len(known) < len(matrices) or not _fit_together(shape, weights, known):
             return None
@@ -160,9 +192,12 @@ def _matrix(
     dtype: torch.dtype,
     weights: Mapping[str, Tensor],
     name: str,
+    vnni: bool,
 ) -> _Matrix | None:
     """A weight, its bias and its scales. None: the library has no product for it."""
     weight, bias, scales = weights[name], weights.get(f"{name}_bias"), weights.get(f"{name}_scales")
+    if isinstance(weight, BlockWeight):
+        return _block_matrix(dtype, weight, bias, name, vnni)
     packed = weight.dim() != 2
     outputs, inputs = (size * PANEL for size in weight.shape[:2]) if packed else weight.shape
     if packed and ((dtype, weight.dtype) not in packs or (name == "gate_up" and weight.shape[0] % 2)):
@@ -171,4 +206,6 @@ def _matrix(
         return None
     most_rows = float("inf") if packed else thin_rows(level, dtype, scales is not None)
     addresses = (None if tensor is None else tensor.data_ptr() for tensor in (weight, bias, scales))
-    return _Matrix(Product(*addresses, outputs, packed), outputs, inputs, most_rows) if most_rows else None
+    return (
+        _Matrix(Product(*addresses, outputs, packed, None, 0, False), outputs, inputs, most_rows) if most_rows else None
+    )

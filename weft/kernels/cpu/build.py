@@ -25,6 +25,13 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512F = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
 _AVX512 = (*_AVX512F, "-mavx512bf16")
 _X86_LEVELS = {"avx2": _AVX2, "avx512f": _AVX512F, "avx512": _AVX512, "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16")}
+_X86_BLOCKS = {
+    "avx2": _AVX2,
+    "avx2vnni": (*_AVX2, "-mavxvnni"),
+    "avx512f": _AVX512F,
+    "avx512vnni": (*_AVX512F, "-mavx512vnni"),
+}
+"""Products with quantized blocks. Dot products of bytes are there or not at more than one level."""
 
 
 def source_hash() -> str:
@@ -38,9 +45,12 @@ def source_hash() -> str:
 def build(target: Path = LIBRARY) -> Path:
     """Compile and link; replaces `target` in one step. Raises `native.BuildError`."""
     compiler = native.find_compiler("C++", "CXX", ("g++", "clang++", "c++"))
-    levels: dict[str, tuple[str, ...]] = {"abi": (), "threads": (), "level_portable": ()}
+    levels: dict[str, tuple[str, ...]] = dict.fromkeys(
+        ("abi", "threads", "level_portable", "quant", "quant_portable"), ()
+    )
     if platform.machine().lower() in ("x86_64", "amd64"):
         levels |= {f"level_{name}": flags for name, flags in _X86_LEVELS.items()}
+        levels |= {f"quant_{name}": flags for name, flags in _X86_BLOCKS.items()}
     with native.replacing(target) as made:
         objects = {name: str(made.with_name(f"{name}.o")) for name in levels}
         defined = f'-DWEFT_SOURCE_HASH="{source_hash()}"'

@@ -1,7 +1,8 @@
 """The binding: finds the shared library, checks that it fits, and describes its functions to ctypes.
 
 Owns the choice of level and the one environment variable that overrides it, `WEFT_CPU_KERNELS`: `off`, or the name of
-a level. Does not know what the functions are for (`ops` does).
+a level, to which `+vnni` adds dot products of bytes where the level is without. Does not know what the functions are
+for (`ops` does).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
-ABI_VERSION = 11
+WITH_VNNI = "+vnni"
+ABI_VERSION = 12
 
 
 class Level(IntEnum):
@@ -55,6 +57,12 @@ class BatchFields(Structure):
     ]
 
 
+class QuantPart(Structure):
+    """The C++ struct `weft::QuantPart`, field by field."""
+
+    _fields_ = [("weight", c_void_p), ("outputs", c_int64), ("type", c_int)]
+
+
 class Product(Structure):
     """The C++ struct `weft::Product`, field by field."""
 
@@ -64,6 +72,9 @@ class Product(Structure):
         ("scales", c_void_p),
         ("outputs", c_int64),
         ("packed", c_int),
+        ("parts", POINTER(QuantPart)),
+        ("num_parts", c_int64),
+        ("vnni", c_int),
     ]
 
 
@@ -116,6 +127,11 @@ _SIGNATURES = {
     "weft_linear": [c_int, c_int, *(c_void_p,) * 6, *(c_int64,) * 3, c_int],
     "weft_pack_weight": [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int],
     "weft_linear_packed": [c_int, c_int, *(c_void_p,) * 6, *(c_int64,) * 3, c_int, c_int],
+    "weft_pack_blocks": [c_int, c_void_p, c_void_p, c_int64, c_int64, c_int],
+    "weft_linear_blocks": [
+        *(c_int, c_int, c_int, c_void_p, POINTER(QuantPart), c_int64),
+        *(c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_int),
+    ],
     "weft_attention": [
         *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),
         *(c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int64, c_int),
@@ -123,7 +139,10 @@ _SIGNATURES = {
     "weft_move_pages": [*(c_void_p,) * 7, c_int64, c_int64, c_int],
     "weft_block": [c_int, c_int, POINTER(BlockFields), POINTER(PassFields), c_void_p, c_void_p],
 }
-_COUNTING = {"weft_take_rows": [c_int, c_void_p, c_void_p, c_void_p, *(c_int64,) * 3]}
+_COUNTING = {
+    "weft_take_rows": [c_int, c_void_p, c_void_p, c_void_p, *(c_int64,) * 3],
+    "weft_take_block_rows": [c_int, c_void_p, c_void_p, c_void_p, *(c_int64,) * 3],
+}
 _PROBES = {
     "weft_probe_read": [c_int, c_void_p, c_int64, c_int],
     "weft_probe_product": [c_int, c_int, c_void_p, c_int64, c_int],
@@ -161,16 +180,34 @@ def levels(library: ctypes.CDLL) -> list[Level]:
     return [level for level in sorted(Level, reverse=True) if library.weft_has_level(int(level))]
 
 
+def has_vnni(library: ctypes.CDLL, level: Level) -> bool:
+    """Whether this machine has instructions for dot products of bytes that go with the level."""
+    return bool(library.weft_has_vnni(int(level)))
+
+
+def wants_vnni(library: ctypes.CDLL, level: Level) -> bool:
+    """Whether to use them at the level to use: a level that the environment names is held to its own instructions.
+    Processors of the levels from AVX512 on have these."""
+    named = _named()
+    return has_vnni(library, level) and (not named or named.endswith(WITH_VNNI) or level >= Level.AVX512)
+
+
+def _named() -> str:
+    return os.environ.get(VARIABLE, "").lower()
+
+
 def wanted_level(library: ctypes.CDLL) -> Level:
     """The level to use: the one that the environment names, else the best. Raises `KernelsUnavailable`."""
     runs = levels(library)
-    named = os.environ.get(VARIABLE, "").lower()
+    named = _named()
     if named == "off":
         raise KernelsUnavailable(f"switched off by {VARIABLE}")
     if not named:
         return runs[0]
     for level in runs:
-        if level.name.lower() == named:
+        if named == level.name.lower():
+            return level
+        if named == level.name.lower() + WITH_VNNI and has_vnni(library, level):
             return level
     raise KernelsUnavailable(
         f"{VARIABLE} is {named!r}; this machine runs {', '.join(level.name.lower() for level in runs)}"

@@ -16,8 +16,9 @@ from torch import Tensor
 from weft.kernels import reference, torch_attention, torch_ops
 from weft.kernels.base import BlockShape, HeadNorm, HeadShape, Kernels, MovePages, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
+from weft.kernels.block_weights import PACKED_BYTES, BlockWeight, can_pack, fields_of, packed_size
 from weft.kernels.cpu import huge_pages, library
-from weft.kernels.cpu.block import CpuBlock
+from weft.kernels.cpu.block import CpuBlock, gates_in_one_call, parts_of
 from weft.kernels.cpu.library import KernelsUnavailable, Level
 from weft.kernels.cpu.move import CpuMove
 from weft.kernels.cpu.tensors import (
@@ -39,8 +40,10 @@ NAME = "cpp"
 class CpuKernels:
     """The operations at one level of the library."""
 
-    def __init__(self, loaded: ctypes.CDLL, level: Level):
+    def __init__(self, loaded: ctypes.CDLL, level: Level, *, vnni: bool = False):
+        """`vnni`: products with quantized blocks use dot products of bytes, which this machine must have."""
         self.level = level
+        self.vnni = vnni
         self._level = int(level)
         self._rms_norm = loaded.weft_rms_norm
         self._silu_mul = loaded.weft_silu_mul
@@ -55,6 +58,9 @@ class CpuKernels:
             for weight, weight_number in WEIGHT_DTYPES.items()
             if loaded.weft_packs(self._level, number, weight_number)
         }
+        self._pack_blocks = loaded.weft_pack_blocks
+        self._take_block_rows = loaded.weft_take_block_rows
+        self._linear_blocks = loaded.weft_linear_blocks
         self._attention = loaded.weft_attention
         self._move_pages = loaded.weft_move_pages
         self._block = loaded.weft_block
@@ -67,6 +73,8 @@ class CpuKernels:
         Contract: `base.PackWeight`. The order within 32 x 32 elements depends on the level and the dtypes: see
         `panel_pairs.h`, `panel_floats.h` and `int8.h`.
         """
+        if isinstance(weight, BlockWeight):
+            return self._packed_blocks(weight)
         dtypes = (dtype or weight.dtype, weight.dtype)
         if dtypes not in self._packs or not weight.is_cpu:
             return weight
@@ -80,14 +88,27 @@ class CpuKernels:
         )
         return packed
 
+    def _packed_blocks(self, weight: BlockWeight) -> BlockWeight:
+        """The weight, packed if all parts can be."""
+        if weight.packed or not weight.is_cpu or not all(can_pack(part, weight.inputs) for part in weight.parts):
+            return weight
+        size = sum(packed_size(part, weight.inputs) for part in weight.parts)
+        data = huge_pages.empty(size, dtype=torch.uint8)
+        packed = BlockWeight.of(data, weight.parts, weight.inputs, packed=True)
+        for (source, outputs, kind), (target, *_) in zip(fields_of(weight), fields_of(packed), strict=True):
+            self._pack_blocks(kind, source, target, outputs, weight.inputs, torch.get_num_threads())
+        return packed
+
     def packs(self, dtype: torch.dtype, weight: torch.dtype) -> bool:
         """Whether products of `dtype` have weights of dtype `weight` packed."""
         return (dtype, weight) in self._packs
 
-    def take_rows(self, weight: Tensor, indices: Tensor) -> Tensor:
+    def take_rows(self, weight: Tensor, indices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Rows `indices` [T] of a weight, in C++ where it is packed. Contract: `base.TakeRows`."""
-        if weight.dim() == 2:
-            return reference.take_rows(weight, indices)
+        if isinstance(weight, BlockWeight) and weight.packed:
+            return self._rows_of_blocks(weight, indices, dtype or torch.float32)
+        if weight.dim() == 2 or isinstance(weight, BlockWeight):
+            return reference.take_rows(weight, indices, dtype)
         rows, outputs, inputs = len(indices), weight.shape[0] * PANEL, weight.shape[1] * PANEL
         indices = indices.to(torch.int64).contiguous()
         out = torch.empty(rows, inputs, dtype=weight.dtype)
@@ -97,6 +118,19 @@ class CpuKernels:
         if taken < rows:
             raise IndexError(f"row {int(indices[taken])} of a weight with {outputs}")
         return out
+
+    def _rows_of_blocks(self, weight: BlockWeight, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        if len(weight.parts) > 1:
+            raise ValueError("rows of a packed weight of several types of blocks cannot be taken")
+        ((address, outputs, kind),) = fields_of(weight)
+        indices = indices.to(torch.int64).contiguous()
+        out = torch.empty(len(indices), weight.inputs)
+        taken = self._take_block_rows(
+            *(kind, address, indices.data_ptr(), out.data_ptr(), len(indices), weight.inputs, outputs)
+        )
+        if taken < len(indices):
+            raise IndexError(f"row {int(indices[taken])} of a weight with {outputs}")
+        return out.to(dtype)
 
     def linear(
         self,
@@ -108,6 +142,8 @@ class CpuKernels:
     ) -> Tensor:
         """x [T, I] times weight [O, I] to [T, O], in C++. Contract: `base.Linear`."""
         rows = x.shape[0]
+        if isinstance(weight, BlockWeight):
+            return self._block_product(x, weight, bias, residual)
         if weight.dim() != 2:
             return self._packed_product(x, weight, bias, residual, scales)
         outputs, inputs = weight.shape
@@ -126,7 +162,10 @@ class CpuKernels:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None
     ) -> Tensor:
         """x [T, H] times weight [2 I, H], gated to [T, I], in C++. Contract: `base.GatedLinear`."""
-        if weight.dim() != 2 and weight.shape[0] % 2 == 0:
+        if isinstance(weight, BlockWeight):
+            if weight.packed and gates_in_one_call(weight):
+                return self._block_product(x, weight, bias, None, gated=True)
+        elif weight.dim() != 2 and weight.shape[0] % 2 == 0:
             return self._packed_product(x, weight, bias, None, scales, gated=True)
         return self.silu_mul(self.linear(x, weight, bias, scales=scales))
 
@@ -143,6 +182,31 @@ class CpuKernels:
         product adds the residual as it writes; its rows are still in the cache."""
         total = self.linear(x, weight, bias, residual, scales)
         return NormedSum(total, self.rms_norm(total, norm.weight, norm.eps))
+
+    def _block_product(
+        self,
+        x: Tensor,
+        weight: BlockWeight,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        *,
+        gated: bool = False,
+    ) -> Tensor:
+        if not weight.packed:
+            return reference.linear(x, weight, bias, residual)
+        rows, outputs = x.shape[0], weight.outputs
+        x = x.contiguous()
+        if not fits(x, bias, residual) or x.shape[1] != weight.inputs:
+            raise ValueError(f"a product of {x.dtype} {list(x.shape)} with packed blocks of {weight.inputs} inputs")
+        out = residual if residual is not None else x.new_empty(rows, outputs // 2 if gated else outputs)
+        if rows:
+            parts = parts_of(weight)
+            self._linear_blocks(
+                *(self._level, self.vnni, DTYPES[x.dtype], x.data_ptr(), parts, len(parts)),
+                *(None if t is None else t.data_ptr() for t in (bias, residual)),
+                *(out.data_ptr(), rows, weight.inputs, outputs, gated, torch.get_num_threads()),
+            )
+        return out
 
     def _packed_product(
         self,
@@ -247,7 +311,7 @@ class CpuKernels:
 
     def prepare_block(self, shape: BlockShape, weights: Mapping[str, Tensor]) -> CpuBlock | None:
         """A decoder layer as one operation, in C++. Contract: `base.PrepareBlock`."""
-        return CpuBlock.prepare(self._block, self.level, self._packs, shape, weights)
+        return CpuBlock.prepare(self._block, self.level, self._packs, shape, weights, vnni=self.vnni)
 
     def probe_read(self, data: Tensor, threads: int) -> None:
         """Read all of a contiguous tensor."""
@@ -281,7 +345,8 @@ def best() -> CpuKernels | KernelsUnavailable:
     """The operations at the level that this process uses, or why there are none."""
     try:
         loaded = library.load()
-        return CpuKernels(loaded, library.wanted_level(loaded))
+        level = library.wanted_level(loaded)
+        return CpuKernels(loaded, level, vnni=library.wants_vnni(loaded, level))
     except KernelsUnavailable as reason:
         return reason
 
@@ -289,6 +354,11 @@ def best() -> CpuKernels | KernelsUnavailable:
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the library has kernels for tensors of `dtype` on `device`."""
     return device.type == "cpu" and dtype in DTYPES
+
+
+def block_types(dtype: torch.dtype) -> frozenset[str]:
+    """Types of quantized blocks that the library multiplies rows of `dtype` with."""
+    return frozenset(PACKED_BYTES) if dtype in DTYPES else frozenset()
 
 
 def supports_bytes(device: torch.device, dtype: torch.dtype) -> bool:

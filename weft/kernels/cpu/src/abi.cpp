@@ -49,6 +49,14 @@ bool has_avx512() {
     return has_avx512f() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16);
 }
 
+// Dot products of bytes: VNNI with AVX-512, AVX-VNNI without.
+bool has_vnni(int level) {
+    constexpr unsigned kVnni = 1u << 11, kAvxVnni = 1u << 4;
+    unsigned a, b, c, d;
+    if (level == kAvx2) return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAvxVnni);
+    return level >= kAvx512f && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & kVnni);
+}
+
 // What int8.h needs beside a level.
 bool has_byte_permutations() {
     constexpr unsigned kVbmi = 1u << 1;
@@ -123,6 +131,15 @@ WEFT_EXPORT int weft_has_level(int level) {
     return level == kPortable;
 }
 
+// Whether this machine has instructions for dot products of bytes that go with a level.
+WEFT_EXPORT int weft_has_vnni(int level) {
+#if defined(__x86_64__)
+    return has_vnni(level);
+#else
+    return 0;
+#endif
+}
+
 WEFT_EXPORT void weft_rms_norm(int level, int dtype, const void* x, const void* weight, void* out, int64_t rows,
                                int64_t size, float eps, int threads) {
     table(level).rms_norm(dtype, x, weight, out, rows, size, eps, threads);
@@ -144,7 +161,7 @@ WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* we
                              const float* scales, const void* residual, void* out, int64_t rows, int64_t inputs,
                              int64_t outputs, int threads) {
     table(level).linear(dtype,
-                        LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, false});
+                        LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, false, 0});
 }
 
 // Whether a level has products of `dtype` with packed weights of dtype `weight`.
@@ -208,7 +225,7 @@ WEFT_EXPORT void weft_linear_packed(int level, int dtype, const void* x, const v
                                     const float* scales, const void* residual, void* out, int64_t rows,
                                     int64_t inputs, int64_t outputs, int gated, int threads) {
     table(level).linear_packed(
-        dtype, LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, gated != 0});
+        dtype, LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, gated != 0, 0});
 }
 
 WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_t heads, int64_t kv_heads,
@@ -219,7 +236,7 @@ WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_
 }
 
 WEFT_EXPORT void weft_block(int level, int dtype, const BlockArgs* block, const PassArgs* pass, void* x, void* kv) {
-    run_block(table(level), dtype, *block, *pass, x, kv);
+    run_block(level, table(level), dtype, *block, *pass, x, kv);
 }
 
 WEFT_EXPORT double weft_probe_read(int level, const void* data, int64_t bytes, int threads) {

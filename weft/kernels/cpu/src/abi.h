@@ -7,9 +7,11 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 11;
+constexpr int kAbiVersion = 12;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+// Types of quantized blocks; quant_layout.h has their layouts.
+enum BlockType : int { kQ8_0 = 1, kQ4_0 = 2, kQ4_K = 3, kQ5_K = 4, kQ6_K = 5 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512f = 2, kAvx512 = 3, kAmx = 4 };
 
 // bfloat16 as stored; arithmetic happens in float.
@@ -82,6 +84,14 @@ struct LinearArgs {
     int64_t rows, inputs, outputs;
     int threads;
     bool gated;  // `out` is [rows, outputs / 2]: the first half of the outputs gates the second; for packed weights
+    int64_t stride;  // elements from one row of `out` and `residual` to the next, if not as many as a row has; else 0
+};
+
+// Consecutive outputs of a weight in quantized blocks, packed, all of one type.
+struct QuantPart {
+    const void* weight;
+    int64_t outputs;
+    int type;  // a BlockType
 };
 
 // A weight with what is added to its product.
@@ -91,6 +101,10 @@ struct Product {
     const float* scales;  // as in LinearArgs
     int64_t outputs;
     int packed;
+    // A weight in quantized blocks, instead of `weight`; null: it is not.
+    const QuantPart* parts;
+    int64_t num_parts;
+    int vnni;  // whether its product has instructions for dot products of bytes
 };
 
 // A layer of a decoder: everything that stays the same from pass to pass.
@@ -138,6 +152,12 @@ struct Table {
     double (*probe_read)(const void* data, int64_t bytes, int threads);
     double (*probe_product)(int dtype, void* data, int64_t rounds, int threads);
 };
+
+// The product with a packed weight in quantized blocks of one type: `LinearBlocks` of a dtype of x and a type of blocks.
+typedef void (*LinearBlocks)(int dtype, int type, const LinearArgs& args);
+
+// The products of a whole weight in quantized blocks; `args.weight` is not read.
+void linear_parts(int level, bool vnni, int dtype, const QuantPart* parts, int64_t num_parts, const LinearArgs& args);
 
 extern const Table kPortableTable;
 #if defined(__x86_64__)

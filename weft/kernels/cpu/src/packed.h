@@ -1,8 +1,8 @@
 // The matrix product with a weight that was rearranged once, when it was loaded: any number of rows.
 //
 // A packed weight is [outputs / 32][inputs / 32][...]: panels of 32 outputs, and in a panel steps of 32 inputs. What is in
-// a step depends on the dtype of the weight and on the level: see `Pairs` (panel_pairs.h), `Tiles` (panel_tiles.h) and
-// `Floats` (panel_floats.h), which multiply a panel. This file divides a product among threads, cuts it into blocks that
+// a step depends on the dtype of the weight and on the level: see `Pairs` (panel_pairs.h), `Tiles` (panel_tiles.h),
+// `Floats` (panel_floats.h) and `BlockProduct` (quant_panel.h), which multiply a panel. This file divides a product among threads, cuts it into blocks that
 // stay in the caches, and writes results.
 //
 // Each result is a sum over the inputs in one fixed order, so a row of x gives the same result alone as among others.
@@ -16,7 +16,7 @@ namespace weft {
 namespace {
 
 constexpr int64_t kPanel = 32;                 // outputs
-constexpr int64_t kStep = 32;                  // inputs
+constexpr int64_t kStep = 32;                  // inputs; a product's own `kInputs` may be others
 constexpr int64_t kStepSize = kPanel * kStep;  // elements
 constexpr int64_t kVectors = kPanel / W;       // of a row of a panel
 // A thread takes its rows in blocks, which stay in its second-level cache while its panels pass by; a panel's steps are
@@ -59,7 +59,7 @@ WEFT_INLINE void store_row(bf16* to, const vf* y, bool streamed) {
 // Writes rows [from, to) of them.
 template <class T>
 WEFT_INLINE void write_rows(const LinearArgs& a, const ReadySums& ready, int64_t from, int64_t to) {
-    const int64_t half = a.outputs / 2, width = ready.gates ? half : a.outputs;
+    const int64_t half = a.outputs / 2, width = a.stride ? a.stride : ready.gates ? half : a.outputs;
     const int64_t column = ready.panel * kPanel, target = ready.gates ? column - half : column;
     const bool streamed = a.rows * width * (int64_t)sizeof(T) >= kStreamedBytes && (uintptr_t)a.out % 64 == 0;
     for (int64_t i = from; i < least(to, ready.rows); i++) {
@@ -133,7 +133,7 @@ struct RowPart {
 template <class P>
 void linear_panel(const LinearArgs& a, const RowPart<P>& r, int64_t panel, const char* next, float* sums, bool write,
                   const float* gates) {
-    const int64_t steps = a.inputs / kStep, step_bytes = P::step_bytes(a), size = steps * step_bytes;
+    const int64_t steps = a.inputs / P::kInputs, step_bytes = P::step_bytes(a), size = steps * step_bytes;
     const int64_t groups = r.groups(), each = r.at_once();
     const bool expand = P::expands(a, groups), whole = P::takes_whole(a, groups);
     const char* weight = (const char*)a.weight + panel * size;
@@ -183,7 +183,7 @@ void multiply_packed(const LinearArgs& a) {
     typedef typename P::Value Value;
     // A gated product takes two panels at a time, a gate's and what it gates.
     const int64_t all_panels = a.outputs / kPanel, panels = a.gated ? all_panels / 2 : all_panels;
-    const int64_t size = a.inputs / kStep * P::step_bytes(a), groups = (a.rows + P::kRowsAtOnce - 1) / P::kRowsAtOnce;
+    const int64_t size = a.inputs / P::kInputs * P::step_bytes(a), groups = (a.rows + P::kRowsAtOnce - 1) / P::kRowsAtOnce;
     const int64_t threads = threads_for(a.inputs * a.outputs, a.threads);
     const int64_t wanted = most(a.rows / kRowsPerThread, (threads + panels - 1) / panels);
     const int64_t row_parts = divisor(threads, most<int64_t>(1, least(wanted, groups)));

@@ -37,6 +37,7 @@ struct Floats {
     typedef T Stored;
     typedef float Value;
     struct InUse {};
+    static constexpr int64_t kInputs = kStep;
     static constexpr int64_t kRowsAtOnce = W == 16 ? 12 : 6;  // accumulators of 2 vectors each fill the registers
     static constexpr bool kEqualGroups = true;
     static constexpr int64_t kBlockSteps = 4;                 // in floats half of a first-level cache of 32 KiB

@@ -21,6 +21,7 @@ struct Pairs {
     typedef bf16 Stored;
     typedef bf16 Value;
     struct InUse {};
+    static constexpr int64_t kInputs = kStep;
     static constexpr int64_t kRowsAtOnce = 12;
     static constexpr bool kEqualGroups = true;
     static constexpr int64_t kBlockSteps = 16;

@@ -15,6 +15,7 @@ struct Tiles {
     typedef bf16 Stored;
     typedef bf16 Value;
     typedef TileUnit InUse;
+    static constexpr int64_t kInputs = kStep;
     static constexpr int64_t kRowsAtOnce = 32;
     static constexpr bool kEqualGroups = false;
     static constexpr int64_t kBlockSteps = 16;

@@ -1,0 +1,48 @@
+"""Random weights in quantized blocks, and every way of this machine to multiply with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from weft.gguf.types import TYPES, TensorType
+from weft.kernels.block_weights import BlockPart, BlockWeight
+from weft.kernels.cpu import library, ops
+
+KINDS: dict[str, TensorType] = {kind.name: kind for kind in TYPES.values()}
+SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where the float16 scales of a block are."""
+
+
+def all_kernels() -> list[ops.CpuKernels]:
+    """Every level, with and without dot products of bytes; empty: the library is not there."""
+    try:
+        loaded = library.load()
+    except library.KernelsUnavailable:
+        return []
+    found = []
+    for level in library.levels(loaded):
+        found += [ops.CpuKernels(loaded, level, vnni=vnni) for vnni in {False, library.has_vnni(loaded, level)}]
+    return found
+
+
+def name_of(kernels: ops.CpuKernels) -> str:
+    """As `WEFT_CPU_KERNELS` names it."""
+    return kernels.level.name.lower() + (library.WITH_VNNI if kernels.vnni else "")
+
+
+def random_bytes(kind: str, outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
+    """Blocks of random bytes with small scales of both signs, as one tensor."""
+    generator = np.random.default_rng(seed)
+    count = outputs * inputs // KINDS[kind].numbers
+    blocks = generator.integers(0, 256, (count, KINDS[kind].num_bytes), dtype=np.uint8)
+    for first in SCALES[kind]:
+        scales = (generator.normal(size=(count, 1)) * 0.01).astype(np.float16)
+        blocks[:, first : first + 2] = scales.view(np.uint8)
+    return torch.from_numpy(blocks.reshape(-1))
+
+
+def random_block_weight(parts: list[tuple[str, int]], inputs: int, seed: int = 0) -> BlockWeight:
+    """A weight that is not packed; parts are (type, outputs)."""
+    data = torch.cat([random_bytes(kind, outputs, inputs, seed + i) for i, (kind, outputs) in enumerate(parts)])
+    return BlockWeight.of(data, [BlockPart(*part) for part in parts], inputs)

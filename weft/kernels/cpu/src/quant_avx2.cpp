@@ -1,0 +1,7 @@
+// Products with weights in quantized blocks for AVX2 and FMA.
+#include "quant_panel.h"
+
+namespace weft {
+extern const LinearBlocks kAvx2Blocks;
+const LinearBlocks kAvx2Blocks = linear_blocks;
+}  // namespace weft

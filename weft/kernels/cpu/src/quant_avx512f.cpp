@@ -1,0 +1,7 @@
+// Products with weights in quantized blocks for AVX-512 without dot products of bytes.
+#include "quant_panel.h"
+
+namespace weft {
+extern const LinearBlocks kAvx512fBlocks;
+const LinearBlocks kAvx512fBlocks = linear_blocks;
+}  // namespace weft

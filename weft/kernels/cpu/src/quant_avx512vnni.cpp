@@ -1,0 +1,7 @@
+// Products with weights in quantized blocks for AVX-512 with dot products of bytes (VNNI).
+#include "quant_panel.h"
+
+namespace weft {
+extern const LinearBlocks kAvx512VnniBlocks;
+const LinearBlocks kAvx512VnniBlocks = linear_blocks;
+}  // namespace weft

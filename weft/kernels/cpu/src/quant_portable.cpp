@@ -1,0 +1,7 @@
+// Products with weights in quantized blocks for any machine.
+#include "quant_panel.h"
+
+namespace weft {
+extern const LinearBlocks kPortableBlocks;
+const LinearBlocks kPortableBlocks = linear_blocks;
+}  // namespace weft
