@@ -272,6 +272,46 @@ def test_traces_tell_a_requests_life() -> None:
     driver.finish()
 
 
+def starts(driver: Driver, request_id: str) -> list[tuple[str, int]]:
+    spans = [event for event in driver.others if isinstance(event, wire.TraceSpan) and event.request_id == request_id]
+    return [(span.what, span.detail) for span in spans if span.what in ("scheduled", "continued")]
+
+
+def test_traces_tell_what_a_start_found_and_what_it_goes_on_from() -> None:
+    driver = Driver(trace=True, num_device_pages=64, page_size=16)
+    short = StopParams(max_tokens=3, ignore_eos=True)
+
+    def request(seq: int, name: str, tokens: list[int]) -> None:
+        driver.send(wire.Open(seq=seq, request_id=name), wire.Append(seq=seq, op=seq, tokens=pack_tokens(tokens)))
+        driver.send(wire.Generate(seq=seq, op=100 + seq, stop=short))
+
+    request(1, "parent", list(range(50)))
+    driver.send(wire.Fork(seq=1, child=2, request_id="later fork"))
+    driver.run()
+    driver.send(wire.Generate(seq=2, op=102, stop=short), wire.Generate(seq=1, op=201, stop=short))
+    driver.run()
+    assert starts(driver, "parent") == [("scheduled", 0), ("scheduled", 52), ("continued", 52)]
+    assert starts(driver, "later fork") == [("scheduled", 52), ("continued", 52)]
+
+    driver.send(wire.Open(seq=3, request_id="same row"), wire.Append(seq=3, op=3, tokens=pack_tokens([60] * 40)))
+    driver.send(wire.Fork(seq=3, child=4, request_id="fork of it"))
+    driver.send(*[wire.Generate(seq=seq, op=100 + seq, stop=short) for seq in (3, 4)])
+    driver.run()
+    assert starts(driver, "fork of it") == [("scheduled", 40), ("continued", 40)]
+
+    request(5, "shares a prefix", [*range(40), 61])
+    driver.run()
+    assert starts(driver, "shares a prefix") == [("scheduled", 40)], "found, but not gone on from"
+    driver.send(*[wire.Release(seq=seq, kind="chat") for seq in (1, 2, 3, 4)])
+    turn = [event.token for event in driver.others if isinstance(event, wire.Token) and event.op == 105]
+    driver.send(wire.Release(seq=5, kind="chat"))
+    request(6, "next turn", [*range(40), 61, *turn, 62])
+    driver.run()
+    assert starts(driver, "next turn") == [("scheduled", 43), ("continued", 43)]
+    driver.send(wire.Release(seq=6))
+    driver.finish()
+
+
 def test_a_failing_device_surfaces() -> None:
     driver = Driver()
     driver.worker.fail_at_step = 3

@@ -10,13 +10,10 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from weft.core.grammar import Grammar
-from weft.core.objectives import Objective
+from weft.core.objectives import LEAST_DEADLINE_S, Objective
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.waits import WaitKind
 from weft.core.wire import FinishReason, Open, OperationUsage, TokenLogprobs
-
-LEAST_DEADLINE_S = 1e-3
-"""What an engine is told of a deadline that has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -448,6 +448,7 @@ class Interception:
             self._cache.retention.supersede(wait, arrival_s)
         if waits:
             last = waits[-1]
+            sequence.sources.continued = max(sequence.sources.continued, last.num_kv)
             announced_s = math.nan if last.expected_s is None else last.expected_s - last.since_s
             self.waits.ended.append((last.tenant, last.kind, max(0.0, arrival_s - last.since_s), announced_s))
 

@@ -234,6 +234,7 @@ class StepPlanner:
             samples = same_row and isinstance(child.head, GenerateOp) and self._sequences.slots.num_free > 0
             if samples:
                 self._sequences.run(child, 1, now)
+                self._trace_start(child, now)
                 sampling.append(child)
             else:
                 self._sequences.rewind(child, now)
@@ -246,6 +247,7 @@ class StepPlanner:
         child.table = self._cache.fork(parent.table, child.seq)
         child.adopt_kv(end, min(parent.num_written, end))
         child.sources.found(0, end, 0)
+        child.sources.continued = end
         child.high_water = max(child.high_water, end)
         child.last_step = builder.in_flight.step_id
         builder.add_written(child, end)
@@ -331,7 +333,17 @@ class StepPlanner:
                 self._cache.announce(sequence.table, tokens, len(sequence.tokens))
         if sequence.returned_kind:
             self._interception.count_return(sequence)
+        self._trace_start(sequence, now)
         return "admitted"
+
+    def _trace_start(self, sequence: Sequence, now: float) -> None:
+        """Note that a sequence got a slot, with how many tokens that have KV, and how many of these go on from other
+        KV."""
+        num_tokens = len(sequence.tokens)
+        self._log.trace(sequence, "scheduled", now, sequence.sources.counts(num_tokens).cached)
+        num_continued = sequence.sources.num_continued(num_tokens)
+        if num_continued:
+            self._log.trace(sequence, "continued", now, num_continued)
 
     def _bring(self, sequence: Sequence, match: Match, tokens: bytes, cost: int, now: float) -> None:
         """Bring pages of a waiting sequence from the host, as many as this step's budget of copies has left. It runs in
@@ -377,7 +389,6 @@ class StepPlanner:
             self._log.counters.prefix_queries += len(sequence.tokens)
             self._log.counters.prefix_hits += cached
             self._interception.first_found(sequence, tokens, cached)
-        self._log.trace(sequence, "scheduled", now, cached)
 
 
 def _arrival_s(sequence: Sequence, now: float) -> float:

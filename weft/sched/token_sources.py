@@ -29,10 +29,13 @@ class SourceCounts(NamedTuple):
 class TokenSources:
     """One byte for each token, from the first on, that has or had KV."""
 
-    __slots__ = ("_sources",)
+    __slots__ = ("_sources", "continued")
 
     def __init__(self, num_cached: int = 0):
         self._sources = bytearray(num_cached)
+        self.continued = num_cached
+        """The first so many tokens go on from KV of the sequence itself, of the one that it is a fork of, or of a
+        finished turn: where they are cached, they were found as these."""
 
     def found(self, start: int, end: int, num_from_host: int) -> None:
         """The KV of tokens `start` to `end` was found, that of the last `num_from_host` of them on the host. What was
@@ -53,6 +56,11 @@ class TokenSources:
     def settle(self, num_computed: int) -> None:
         """An operation has ended, and `num_computed` tokens have KV."""
         self._sources = bytearray(num_computed)
+        self.continued = num_computed
+
+    def num_continued(self, num_tokens: int) -> int:
+        """Of the first `num_tokens` tokens, the cached ones that go on from other KV."""
+        return self.counts(min(num_tokens, self.continued)).cached
 
     def counts(self, num_tokens: int) -> SourceCounts:
         """Of the first `num_tokens` tokens."""

@@ -385,6 +385,8 @@ def test_calls_say_what_their_values_are_wanted_for(host: Host) -> None:
         assert bulk.get() == "<now bulk <first>>"
         priorities = {text: hints.get("priority") for text, hints in zip(*host.sent(), strict=True)}
         assert priorities == {"first": None, "now <first>": -10, "now bulk <first>": 10}
+        objectives = {text: hints.get("objective") for text, hints in zip(*host.sent(), strict=True)}
+        assert objectives == {"first": None, "now <first>": "latency", "now bulk <first>": "throughput"}
         assert host.backend.asked[1] == "now <first>"
         for wrong in (5, "latency"):
             with pytest.raises(TypeError, match=r"weft\.LATENCY.*timeout_s"):

@@ -181,8 +181,9 @@ class Drained(EventBase, frozen=True, kw_only=True):
 
 
 class TraceSpan(EventBase, frozen=True):
-    """A moment in a request's life, sent when the engine traces: queued, scheduled, chunk, first_token, preempted,
-    finished. `at_s` is on the engine's clock."""
+    """A moment in a request's life, sent when the engine traces: queued, scheduled (`detail` tokens have KV already),
+    continued (of these, so many from the sequence itself, its parent or a finished turn), chunk, first_token,
+    preempted, and how it ended. `at_s` is on the engine's clock."""
 
     request_id: str
     what: str

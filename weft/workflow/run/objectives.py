@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from weft.core.objectives import LEAST_DEADLINE_S, MAX_DEADLINE_S
 from weft.workflow.analysis.objectives import CallObjective, WantedCall, call_objectives
 from weft.workflow.criteria import Criterion
 from weft.workflow.graph.digest import free_references
@@ -108,5 +109,11 @@ def urgency(objective: CallObjective | None) -> int:
 
 
 def hints_of(objective: CallObjective | None, now: float) -> dict[str, Any]:
-    """Fields of a request that tell the objective. Engines know priorities alone, so it is one of them."""
-    return {} if objective is None else {"priority": urgency(objective)}
+    """Fields of a request that tell the objective; seconds of a deadline are a time. `priority` orders the calls of a
+    session among requests of the same objective."""
+    if objective is None:
+        return {}
+    fields: dict[str, Any] = {"priority": urgency(objective), "objective": objective.name}
+    if objective.seconds is not None:
+        fields["deadline_s"] = min(max(objective.seconds - now, LEAST_DEADLINE_S), MAX_DEADLINE_S)
+    return fields
