@@ -368,9 +368,18 @@ class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Maximum number of graphs of a tenant."""
     max_workflow_bytes: int = 256 << 20
     """Maximum total size of a tenant's graphs, as JSON."""
+    max_sessions: int = 100
+    """Maximum number of sessions of a tenant (`/v1/calls`)."""
+    max_session_bytes: int = 256 << 20
+    """Maximum total size of what a tenant submits to its sessions and of their values, as JSON. Beyond it, submissions
+    are refused."""
+    session_idle_s: float = 600.0
+    """A session without requests for this time ends."""
 
     def __post_init__(self) -> None:
-        for name in ("max_workflows", "max_workflow_bytes"):
+        if not self.session_idle_s > 0:
+            raise ConfigError(f"session_idle_s must be above 0, got {self.session_idle_s}")
+        for name in ("max_workflows", "max_workflow_bytes", "max_sessions", "max_session_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 

@@ -8,6 +8,9 @@ WeftError
 │   ├── UnknownProgram        no program of this tenant has that name or hash
 │   ├── UnknownRun            no run of this tenant has that id, or its record has been dropped
 │   ├── UnknownWorkflow       no workflow of this tenant has that id
+│   ├── UnknownVariable       no variable of this tenant has that id
+│   ├── NoValue               nothing can give a variable a value any more
+│   ├── NotSettable           a variable that is computed, or that has its value already, was set
 │   └── RunEnded              the run has ended and takes no more messages
 ├── ModelLoadError            a checkpoint that is missing, truncated, or of the wrong shape, dtype or architecture
 ├── ConfigError               a setting that cannot work on this machine
@@ -101,6 +104,24 @@ class UnknownWorkflow(InvalidRequest):
     """No workflow of this tenant has that id, or several have ids that begin so."""
 
     kind = "unknown_workflow"
+
+
+class UnknownVariable(InvalidRequest):
+    """No variable of this tenant has that id."""
+
+    kind = "unknown_variable"
+
+
+class NoValue(InvalidRequest):
+    """Nothing can give a variable a value any more: no call makes it, or its session is over. `param` names it."""
+
+    kind = "no_value"
+
+
+class NotSettable(InvalidRequest):
+    """Only a variable whose value comes from outside is set, and only once. `param` names the variable."""
+
+    kind = "not_settable"
 
 
 class RunEnded(InvalidRequest):

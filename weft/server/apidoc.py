@@ -23,7 +23,9 @@ from weft.endpoints.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from weft.server.openapi import default_text, description_of, openapi, type_text
 from weft.server.schemas.programs import MessageRequest, ProgramUpload, RunRequest, SourceRunRequest
 from weft.server.schemas.sessions import SessionCard
+from weft.server.schemas.variables import CallRequest, VariableUpdate
 from weft.server.schemas.workflows import WorkflowUpload
+from weft.workflow.service.call_request import CallPlaceholder
 
 Struct = type[msgspec.Struct]
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -36,6 +38,8 @@ _REQUESTS: dict[str, Struct] = {
     "/v1/runs": SourceRunRequest,
     "/v1/runs/{run}/messages": MessageRequest,
     "/v1/workflows": WorkflowUpload,
+    "/v1/calls": CallRequest,
+    "/v1/variables/{variable}": VariableUpdate,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -52,6 +56,7 @@ def tables() -> dict[str, str]:
         **{path: head + _rows(kind, _own_fields(kind)) for path, kind in _REQUESTS.items()},
         "messages and tools": head + "".join(_rows(s, s.__struct_fields__, f"{s.__name__}.") for s in chat_shapes),
         "formats": head + "".join(_rows(s, s.__struct_fields__, f"{s.__name__}.") for s in _FORMATS),
+        "placeholders": head + _rows(CallPlaceholder, CallPlaceholder.__struct_fields__),
         "usage": _response_rows(PromptTokensDetails),
         "sessions": _response_rows(SessionCard),
         "advisory": "| Field | Reason |\n|---|---|\n"

@@ -29,6 +29,7 @@ from weft.server.routes import (
     programs,
     runs,
     sessions,
+    variables,
     workflows,
 )
 from weft.server.state import Service
@@ -47,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     programs,
     runs,
     workflows,
+    variables,
     sessions,
     operations,
     documentation,
@@ -94,7 +96,7 @@ def create_app(config: ServerConfig, service: Service) -> App:
         app = CORSMiddleware(
             app,
             allow_origins=config.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
         )

@@ -43,11 +43,20 @@ from weft.server.schemas.service import (
     Trace,
 )
 from weft.server.schemas.sessions import DEFAULT_LIMIT, MAX_LIMIT, SessionCards
+from weft.server.schemas.variables import (
+    MAX_TIMEOUT_S,
+    CallReceipt,
+    CallRequest,
+    SessionEnded,
+    VariableCard,
+    VariableUpdate,
+)
 from weft.server.schemas.workflows import WorkflowCard, WorkflowDeleted, WorkflowList, WorkflowUpload
 from weft.version import __version__
+from weft.workflow.service.call_request import CallPlaceholder
 
 Struct = type[msgspec.Struct]
-SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits)
+SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits, CallPlaceholder)
 """All structs inside requests, with those of runs."""
 _PARAMETER = re.compile(r"{(\w+)}")
 
@@ -71,6 +80,11 @@ class Operation(NamedTuple):
 
 _WORK = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 _ASK = (401,)
+
+
+def _seconds(description: str) -> dict[str, Any]:
+    return {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S, "description": description}
+
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -161,6 +175,46 @@ OPERATIONS: tuple[Operation, ...] = (
             "model": {"type": "string", "description": "A served name; absent: all models."},
         },
     ),
+    Operation(
+        "POST",
+        "/v1/calls",
+        "Submit calls to a session; answers with variables at once.",
+        CallRequest,
+        CallReceipt,
+        errors=(*_WORK, 403),
+    ),
+    Operation(
+        "GET",
+        "/v1/variables/{variable}",
+        "Wait for the value of a variable.",
+        None,
+        VariableCard,
+        errors=(400, 401, 404, 410, 429, 503),
+        query={
+            "criterion": {
+                "enum": ["latency", "ttft", "throughput", "deadline"],
+                "description": "What the value is wanted for, with all that it needs.",
+            },
+            "deadline_s": _seconds("With `criterion` `deadline`: seconds until the value should be there."),
+            "timeout_s": _seconds("Seconds to wait at most; absent: until there is a value."),
+        },
+    ),
+    Operation(
+        "PUT",
+        "/v1/variables/{variable}",
+        "Give a variable from outside its value.",
+        VariableUpdate,
+        VariableCard,
+        errors=(400, 401, 404, 408, 409, 410, 413, 415, 429),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/sessions/{session}",
+        "End a session of calls: cancel what is in progress, forget its values.",
+        None,
+        SessionEnded,
+        errors=(401, 410),
+    ),
     Operation("GET", "/health", "Whether the process answers.", None, Status),
     Operation("GET", "/ready", "Whether new requests are answered now.", None, Status),
     Operation("GET", "/version", "The version of the server.", None, ServerVersion),
@@ -177,7 +231,8 @@ _STATUS_TEXT = {
     403: "Your uploads have reached their limit.",
     404: "The model or object does not exist.",
     408: "The body did not arrive in time.",
-    409: "The run has ended.",
+    409: "The run has ended, or the variable is computed or has its value.",
+    410: "The session is over, or nothing gives the variable a value.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "The queue is full; `Retry-After` says when to come back.",
@@ -261,7 +316,9 @@ def _schema_of(shape: Any) -> dict[str, Any]:
 def _close(schema: dict[str, Any], advisory: Mapping[str, str]) -> None:
     """State in a schema that it has no other fields, and describe its advisory ones."""
     schema["properties"] |= {
-        name: {"description": f"Accepted without effect: {why}."} for name, why in advisory.items()
+        name: {"description": f"Accepted without effect: {why}."}
+        for name, why in advisory.items()
+        if name not in schema["properties"]
     }
     schema["additionalProperties"] = False
 

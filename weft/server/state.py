@@ -23,6 +23,8 @@ from weft.server.programs import ServedPrograms, inline_programs
 from weft.server.timer import Timer
 from weft.server.traces import Traces
 from weft.workflow.service.service import WorkflowService
+from weft.workflow.service.sessions import SessionService
+from weft.workflow.service.variables import VariableTable
 
 logger = logging.getLogger("weft.server")
 
@@ -54,6 +56,8 @@ class Service:
         )
         self.programs = programs(self.models)
         self.workflows = workflows or WorkflowService()
+        self.variables = VariableTable()
+        self.sessions = SessionService(self.models, self.variables, self.workflows.config, self.timer)
         num_tenants = len({key.tenant for key in parse_keys(config.api_keys)})
         self.bodies = BodyBudget(config.max_bodies_bytes, num_tenants)
         """Counts the bytes of request bodies in memory."""
@@ -103,6 +107,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
         await self.programs.close()
+        await self.sessions.close()
         await self.workflows.close()
         for model in self.models:
             await model.engine.close()

@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from weft import ops
-from weft.abi.errors import EngineDead, Unsupported
+from weft.abi.errors import EngineDead, NotSettable, NoValue, Unsupported
 from weft.loop_thread import LoopThread
 from weft.workflow.api import WorkflowHost
 from weft.workflow.frontend.trace import FlowError
@@ -19,7 +19,7 @@ from weft.workflow.frontend.variable import NeedsValueError
 from weft.workflow.graph import InvalidGraph
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.instructions import RunLimits
-from weft.workflow.run.value_errors import NodeFailed, NotSettable, NoValue
+from weft.workflow.run.value_errors import NodeFailed
 
 
 class HeldBackend:

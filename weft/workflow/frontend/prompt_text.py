@@ -55,9 +55,11 @@ class PromptText(NamedTuple):
     """In order of appearance."""
 
 
-def read_prompt_text(function: Callable[..., Any], raw: bool, fields: Mapping[str, Any]) -> PromptText:
+def read_prompt_text(
+    function: Callable[..., Any], raw: bool, fields: Mapping[str, Any], where: str | None = None
+) -> PromptText:
     """Read a declaration. `raw`: the text is continued, without a chat; `fields` are defaults of all outputs. Raises
-    `FlowError` with all mistakes and the function's file and line."""
+    `FlowError` with all mistakes and where they are: `where`, or the function's file and line."""
     if not inspect.isfunction(function):
         raise FlowError(f"a semantic function is a function with a docstring, not {function!r:.100}")
     reader = _Reader(function, raw)
@@ -65,8 +67,8 @@ def read_prompt_text(function: Callable[..., Any], raw: bool, fields: Mapping[st
     steps = reader.read_steps(fields)
     if reader.mistakes:
         code = function.__code__
-        where = f"{Path(code.co_filename).name}:{code.co_firstlineno}: {function.__name__} has"
-        raise FlowError(listing(where, reader.mistakes, MAX_SHOWN))
+        line = f"{Path(code.co_filename).name}:{code.co_firstlineno}: {function.__name__}"
+        raise FlowError(listing(f"{where or line} has", reader.mistakes, MAX_SHOWN))
     return PromptText(tuple(reader.inputs.values()), steps)
 
 

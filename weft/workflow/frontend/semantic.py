@@ -27,15 +27,20 @@ class SemanticFunction:
     """A function that models compute. A call in a flow makes a call of the model for each output, in order of
     appearance, each of which goes on with the one before."""
 
-    def __init__(self, function: Callable[..., Any], raw: bool, fields: Mapping[str, Any]):
-        """Raises `FlowError` for a wrong declaration."""
+    def __init__(self, function: Callable[..., Any], raw: bool, fields: Mapping[str, Any], where: str | None = None):
+        """Raises `FlowError` for a wrong declaration, which is at `where` (None: at the function's file and line)."""
         functools.update_wrapper(self, function)
         self.name = function.__name__
-        text = read_prompt_text(function, raw, fields)
+        text = read_prompt_text(function, raw, fields, where)
         self._raw = raw
         self._steps = text.steps
         self._results = namedtuple(self.name, [step.output for step in text.steps])  # type: ignore[misc]
         self.__signature__ = inspect.Signature(text.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what a call returns, in this order."""
+        return tuple(step.output for step in self._steps)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Make the calls. Returns the variable of the one output, or a named tuple of them. A text with a variable of

@@ -206,6 +206,11 @@ def reference_in(variable: Variable) -> Reference:
     return variable._reference
 
 
+def picked(variable: Variable, **way: Any) -> Variable:
+    """A part or form of a value, by one of the ways of `PickNode`."""
+    return variable._pick(**way)
+
+
 def type_in(variable: Variable) -> ValueType:
     """What is known of a variable's value."""
     return variable._kind

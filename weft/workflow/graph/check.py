@@ -56,15 +56,20 @@ def check(
     """The mistakes of a graph, in the order of its nodes. `lines` says where in a source file nodes were written;
     `known` are ids of nodes that could not be read and are reported already; `inputs` has what is known of the types
     of inputs, from the rows."""
+    return checked_types(graph, lines, known, inputs)[0]
+
+
+def checked_types(
+    graph: WorkflowGraph, lines: Mapping[str, str] | None = None, known: Iterable[str] = (), inputs: Types | None = None
+) -> tuple[list[Mistake], Types]:
+    """As `check`, with the types of all names of the graph."""
     place = _Place("", lines or {})
     mistakes = [Mistake("inputs", f"{name!r} is not a name") for name in graph.inputs if not is_name(name)]
     mistakes += _repeated("inputs", graph.inputs)
     count = count_nodes(graph.nodes)
     if count > MAX_NODES:
-        return [
-            *mistakes,
-            Mistake("nodes", f"there are {count:,} nodes, bodies included; at most {MAX_NODES:,} can be"),
-        ]
+        what = f"there are {count:,} nodes, bodies included; at most {MAX_NODES:,} can be"
+        return [*mistakes, Mistake("nodes", what)], {}
     if not graph.outputs:
         mistakes.append(Mistake("outputs", "a workflow has at least one output"))
     scope = {name: (inputs or {}).get(name, ANY) for name in graph.inputs} | dict.fromkeys(known, ANY)
@@ -72,8 +77,8 @@ def check(
         if any(node.id == name for node in graph.nodes):
             mistakes.append(Mistake("inputs", f"{name!r} is the id of a node too"))
     checker = _Checker(mistakes)
-    checker.body(Body(nodes=graph.nodes, outputs=graph.outputs), scope, place, 0)
-    return mistakes
+    types = checker.body(Body(nodes=graph.nodes, outputs=graph.outputs), scope, place, 0)
+    return checker.mistakes, types
 
 
 class _Checker:

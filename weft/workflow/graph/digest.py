@@ -54,10 +54,11 @@ def goals(outputs: Mapping[str, str], node: GraphNode | None = None) -> list[Ref
     return [reference_of(outputs[name]) for name in sorted(outputs)] + until
 
 
-def canonical(graph: WorkflowGraph) -> WorkflowGraph:
+def canonical(graph: WorkflowGraph, around: Mapping[str, GraphNode] | None = None) -> WorkflowGraph:
     """The same graph with its nodes in the one order that follows from its outputs, and with the output named in every
-    reference to a node that has outputs. The graph must have passed `check`."""
-    body = _canonical_body(Body(nodes=graph.nodes, outputs=graph.outputs), None, {})
+    reference to a node that has outputs. The graph must have passed `check`. `around` are nodes of an earlier graph
+    that inputs of this one mean."""
+    body = _canonical_body(Body(nodes=graph.nodes, outputs=graph.outputs), None, around or {})
     return WorkflowGraph(inputs=graph.inputs, nodes=body.nodes, outputs=body.outputs)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, cast, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
-from weft.workflow.graph.check import MAX_DEPTH, check
-from weft.workflow.graph.digest import canonical
+from weft.workflow.graph.check import MAX_DEPTH, check, checked_types
+from weft.workflow.graph.digest import canonical, free_references
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
 from weft.workflow.graph.nodes import (
     MAX_NODES,
@@ -22,6 +23,7 @@ from weft.workflow.graph.nodes import (
     LlmNode,
     WorkflowGraph,
 )
+from weft.workflow.graph.value_types import ValueType
 
 
 def graph_from_json(text: str | bytes) -> WorkflowGraph:
@@ -42,6 +44,29 @@ def graph_from_dict(raw: Any) -> WorkflowGraph:
     if mistakes or graph is None:
         raise InvalidGraph(mistakes)
     return canonical(graph)
+
+
+def growth_from_list(
+    raw: Any, types: Mapping[str, ValueType], around: Mapping[str, GraphNode]
+) -> tuple[tuple[AnyNode, ...], Mapping[str, ValueType]]:
+    """Convert and check decoded JSON of nodes that are added to a graph whose names have these types and are these
+    nodes. Returns the nodes, canonical, and types of names, theirs among them. Raises `InvalidGraph` with every mistake
+    and its place."""
+    reader = _Reader()
+    graph = reader.graph({"version": VERSION, "nodes": raw})
+    if graph is None:
+        raise InvalidGraph(reader.mistakes)
+    used = {reference.name for node in graph.nodes for reference in free_references(node)}
+    inputs = {name: types[name] for name in sorted(used) if name in types}
+    outputs = {f"output_{number}": node.id for number, node in enumerate(graph.nodes)}
+    graph = replace(graph, inputs=tuple(inputs), outputs=outputs)
+    mistakes, found = checked_types(graph, known=reader.unread, inputs=inputs)
+    # Which of several outputs of a node is meant is said by those who use it.
+    mistakes = [each for each in mistakes if each.place.partition(".")[0] != "outputs"]
+    mistakes += [Mistake(node.id, "is used in this session already") for node in graph.nodes if node.id in types]
+    if reader.mistakes or mistakes:
+        raise InvalidGraph([*reader.mistakes, *mistakes])
+    return canonical(graph, around).nodes, found
 
 
 def graph_to_dict(graph: WorkflowGraph) -> dict[str, Any]:

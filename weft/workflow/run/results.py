@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
-from weft.abi.errors import WeftError
 from weft.workflow.run.instructions import RowDone, RunCounts
+from weft.workflow.run.value_errors import kind_of
 
 
 class RowMistake(NamedTuple):
@@ -48,7 +48,7 @@ def result_of(done: RowDone) -> RowResult:
     if done.failure is None:
         return RowResult(done.row, done.outputs)
     error = done.failure.error
-    kind = error.kind if isinstance(error, WeftError) else type(error).__name__
+    kind = kind_of(error)
     return RowResult(done.row, done.outputs, RowMistake(done.row, done.failure.node, str(error) or kind, kind))
 
 

@@ -1,15 +1,8 @@
-"""Why a variable has no value: the errors that reach those who get or set one.
-
-WeftError
-├── NodeFailed                a node failed, and the variable depends on it; `param` names the node
-└── InvalidRequest
-    ├── NoValue               nothing can give the variable a value any more
-    └── NotSettable           a variable that is computed, or that has its value already, was set
-"""
+"""The error of a variable that depends on a node which failed."""
 
 from __future__ import annotations
 
-from weft.abi.errors import InvalidRequest, WeftError
+from weft.abi.errors import WeftError
 from weft.workflow.graph.values import RowError
 from weft.workflow.run.frames import RowFailure
 
@@ -19,6 +12,8 @@ class NodeFailed(WeftError):
     it began, such as `notes[3].summary`, and `__cause__` is what happened there."""
 
     kind = "node_failed"
+    cause_kind = ""
+    """The kind of a `WeftError`, the name of another exception's class."""
 
     @classmethod
     def of(cls, failure: RowFailure) -> NodeFailed:
@@ -28,16 +23,10 @@ class NodeFailed(WeftError):
         retry_after_s = error.retry_after_s if isinstance(error, WeftError) else None
         made = cls(f"{failure.node}: {text or type(error).__name__}", failure.node, retry_after_s=retry_after_s)
         made.__cause__ = error
+        made.cause_kind = kind_of(error)
         return made
 
 
-class NoValue(InvalidRequest):
-    """Nothing can give the variable a value any more: no call makes it, or its session is over. `param` names it."""
-
-    kind = "no_value"
-
-
-class NotSettable(InvalidRequest):
-    """Only a variable of `ops.external` is set, and only once. `param` names the variable."""
-
-    kind = "not_settable"
+def kind_of(error: Exception) -> str:
+    """What an error is called outside: the kind of a `WeftError`, the name of another exception's class."""
+    return error.kind if isinstance(error, WeftError) else type(error).__name__

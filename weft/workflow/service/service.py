@@ -15,7 +15,7 @@ class WorkflowService:
 
     def __init__(self, config: WorkflowsConfig | None = None, database: Database | None = None):
         """Without a database, workflows are kept in memory. `close` closes it."""
-        config = config or WorkflowsConfig()
+        self.config = config = config or WorkflowsConfig()
         self._database = database or Database()
         quota = WorkflowQuota(config.max_workflows, config.max_workflow_bytes)
         self.library = WorkflowLibrary(WorkflowTable(self._database, quota))

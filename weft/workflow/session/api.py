@@ -53,7 +53,7 @@ class WorkflowSession:
         self.is_open = False
         self._on = on
         self._options = options
-        self._trace = SessionTrace(self, self._submit, lambda name: self._run.has_failed(name))
+        self._trace = SessionTrace(self._submit, lambda name: self._run.has_failed(name), self)
         self._exits = ExitStack()
         self._thread: LoopThread
         self._run: SessionRun

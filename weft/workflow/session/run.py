@@ -6,10 +6,11 @@ Owns the tasks of the session and the futures of those who wait. What is evaluat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
+from weft.abi.errors import NotSettable, NoValue
 from weft.workflow.criteria import Criterion
 from weft.workflow.graph.nodes import AnyNode, ExternalNode
 from weft.workflow.graph.templates import Reference
@@ -20,7 +21,7 @@ from weft.workflow.run.growing import GrowingState
 from weft.workflow.run.instructions import AwaitExternal, RunCounts, RunLimits, Settled
 from weft.workflow.run.objectives import hints_of
 from weft.workflow.run.order import CallSite
-from weft.workflow.run.value_errors import NodeFailed, NotSettable, NoValue
+from weft.workflow.run.value_errors import NodeFailed
 
 
 class SessionRun:
@@ -32,8 +33,10 @@ class SessionRun:
         services: RunServices,
         concurrency: Concurrency | None = None,
         limits: RunLimits | None = None,
+        on_settled: Callable[[str], None] = lambda node: None,
     ):
-        """Calls of models carry `session_id` as the label of their requests."""
+        """Calls of models carry `session_id` as the label of their requests. `on_settled` is told each node that has
+        its value or failed."""
         self.session_id = session_id
         self._now = asyncio.get_running_loop().time
         self._state = GrowingState(limits, self._hints)
@@ -45,6 +48,7 @@ class SessionRun:
         """By the identity of failures, which the state keeps."""
         self._over = ""
         """Why the session is over; empty while it is not."""
+        self._on_settled = on_settled
         self._turning = asyncio.get_running_loop().create_task(self._turn())
 
     # ---- nodes and values
@@ -85,6 +89,18 @@ class SessionRun:
     def set(self, reference: Reference, value: Any) -> None:
         """Give a value from outside. Raises `NotSettable` where the variable is computed or has ended and for what is
         no JSON or is too large, and `NoValue` where there is no such variable or the session is over."""
+        known = self._to_set(reference)
+        try:
+            known.set_result(checked_value(value))
+        except RowError as error:
+            raise NotSettable(f"{reference}: {error.message}", str(reference)) from None
+
+    def fail(self, reference: Reference, message: str) -> None:
+        """Say that a value from outside will not come: its node fails with this message. Raises as `set`."""
+        self._to_set(reference).set_exception(RowError(message))
+
+    def _to_set(self, reference: Reference) -> asyncio.Future[Any]:
+        """What waits for a value from outside."""
         name = reference.name
         known = self._externals.get(name)
         if reference.path:
@@ -97,10 +113,7 @@ class SessionRun:
             raise NotSettable(f"{name} was set already: a variable is set once", name)
         if self._state.has_settled(name):
             raise NotSettable(f"{name} was set too late: nothing waits for it any more", name)
-        try:
-            known.set_result(checked_value(value))
-        except RowError as error:
-            raise NotSettable(f"{name}: {error.message}", name) from None
+        return known
 
     async def wait(self) -> None:
         """Wait until all that was submitted by now has a value or has failed, or the session is over."""
@@ -116,6 +129,14 @@ class SessionRun:
         if isinstance(value, RowFailure):
             raise self._errors.setdefault(id(value), NodeFailed.of(value)).with_traceback(None)
         return value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._state
+
+    @property
+    def num_waiting(self) -> int:
+        """How many wait for a value."""
+        return sum(map(len, self._waiting.values()))
 
     def has_failed(self, name: str) -> bool:
         """Whether a node has failed."""
@@ -141,6 +162,7 @@ class SessionRun:
             async with aclosing(self._driver.results()) as notices:
                 async for notice in notices:
                     assert isinstance(notice, Settled)
+                    self._on_settled(notice.node)
                     for waiting in self._waiting.pop(notice.node, ()):
                         if not waiting.done():
                             waiting.set_result(None)

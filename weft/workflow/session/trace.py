@@ -15,6 +15,7 @@ from weft.workflow.frontend.trace import FlowError, FlowTrace
 from weft.workflow.frontend.variable import Values, Variable
 from weft.workflow.graph.check import check
 from weft.workflow.graph.digest import canonical, free_references, node_digest
+from weft.workflow.graph.json import growth_from_list
 from weft.workflow.graph.mistakes import InvalidGraph
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import MAX_NODES, AnyNode, ExternalNode, GraphNode, WorkflowGraph, count_nodes
@@ -26,12 +27,22 @@ from weft.workflow.passes.merge_duplicates import may_merge
 class SessionTrace(FlowTrace):
     """The nodes of a session. Calls are made from one thread at a time."""
 
-    def __init__(self, values: Values, submit: Callable[[AnyNode], None], has_failed: Callable[[str], bool]):
-        """`submit` takes each new node; `has_failed` says it of a node that was submitted."""
+    def __init__(
+        self,
+        submit: Callable[[AnyNode], None],
+        has_failed: Callable[[str], bool],
+        values: Values | None = None,
+        check_more: Callable[[AnyNode], None] = lambda node: None,
+    ):
+        """`submit` takes each new node; `has_failed` says it of a node that was submitted. Without `values`, which
+        variables ask for theirs, the nodes are a client's: mistakes have no lines. `check_more` may refuse a node
+        before it is submitted."""
         super().__init__()
         self.values = values
         self._submit = submit
         self._has_failed = has_failed
+        self._check_more = check_more
+        self._nodes: dict[str, AnyNode] = {}
         self._by_digest: dict[str, str] = {}
         """Digests of nodes that may answer for others -> their ids."""
         self._num_nodes = 0
@@ -52,19 +63,42 @@ class SessionTrace(FlowTrace):
         kept = self._kept(node)
         return Variable(self, Reference(kept), self._types[kept])
 
+    def variable(self, reference: Reference) -> Variable:
+        """A variable of a node that was added."""
+        return Variable(self, reference, self.type_of(reference))
+
+    def extend(self, raw: Any) -> tuple[str, ...]:
+        """Add nodes from decoded JSON, which begin to run. Returns their ids. Raises as `add`."""
+        nodes, types = growth_from_list(raw, self._types, self._nodes)
+        self._bounded(nodes)
+        for node in nodes:
+            self.names.used.add(node.id)
+            self._types[node.id] = types[node.id]
+            self._nodes[node.id] = node
+            self._submit(node)
+        return tuple(node.id for node in nodes)
+
     def _checked(self, node: AnyNode) -> AnyNode:
         names = {reference.name for reference in free_references(node)} & set(self._types)
         graph = WorkflowGraph(inputs=tuple(sorted(names)), nodes=(node,), outputs={"value": node.id})
-        mistakes = check(graph, self.names.lines, inputs={name: self._types[name] for name in names})
+        lines = self.names.lines if self.values is not None else None
+        mistakes = check(graph, lines, inputs={name: self._types[name] for name in names})
         if mistakes:
             raise InvalidGraph(mistakes)
-        inside = [inner.id for inner in all_nodes((node,)) if isinstance(inner, ExternalNode) and inner is not node]
-        if inside:
-            raise FlowError(f"{inside[0]}: a value from outside is set by its variable, so it stands in no body")
-        self._num_nodes += count_nodes((node,))
-        if self._num_nodes > MAX_NODES:
+        self._bounded((node,))
+        return canonical(graph, self._nodes).nodes[0]
+
+    def _bounded(self, nodes: tuple[AnyNode, ...]) -> None:
+        outer = {node.id for node in nodes}
+        for inner in all_nodes(nodes):
+            if isinstance(inner, ExternalNode) and inner.id not in outer:
+                raise FlowError(f"{inner.id}: a value from outside is set by its variable, so it stands in no body")
+        for node in nodes:
+            self._check_more(node)
+        count = self._num_nodes + count_nodes(nodes)
+        if count > MAX_NODES:
             raise FlowError(f"a session has at most {MAX_NODES:,} nodes: open another one")
-        return canonical(graph).nodes[0]
+        self._num_nodes = count
 
     def _kept(self, node: AnyNode) -> str:
         """The node that computes the value: an equal one that was submitted before, or this one."""
@@ -74,5 +108,6 @@ class SessionTrace(FlowTrace):
             if known is not None and not self._has_failed(known):
                 return known
             self._by_digest[digest] = node.id
+        self._nodes[node.id] = node
         self._submit(node)
         return node.id

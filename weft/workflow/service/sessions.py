@@ -1,0 +1,242 @@
+"""The sessions of a server: graphs that clients let grow, by tenant and label.
+
+Owns their bounds: sessions and bytes of a tenant, and how long a session lives without a request. It does not know
+HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from weft.abi.errors import InvalidRequest, NoValue, Overloaded, QuotaExceeded, Unsupported
+from weft.config import WorkflowsConfig
+from weft.endpoints.models import Models
+from weft.workflow.backend.endpoint import EndpointBackend
+from weft.workflow.criteria import Criterion
+from weft.workflow.frontend.trace import FlowError
+from weft.workflow.frontend.variable import Variable, reference_in
+from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
+from weft.workflow.graph.names import all_nodes
+from weft.workflow.graph.nodes import AnyNode, FunctionNode, LlmNode, ProgramNode
+from weft.workflow.graph.templates import Reference
+from weft.workflow.run.driver import RunServices
+from weft.workflow.run.value_errors import NodeFailed
+from weft.workflow.service.call_request import CallPlaceholder, submit_template
+from weft.workflow.service.variables import FoundVariable, VariableTable, variable_id
+from weft.workflow.session.run import SessionRun
+from weft.workflow.session.trace import SessionTrace
+
+MAX_WAITING = 1000
+"""Requests of a session that wait for values."""
+MAX_NODES_AT_ONCE = 500
+"""Nodes of one request, those of bodies aside."""
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+
+
+class IdleTimer(Protocol):
+    """The time of a server."""
+
+    def now(self) -> float:
+        """Seconds."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class ServedSession:
+    """One session. Its variables are in the server's table under `token`."""
+
+    def __init__(self, tenant: str, session_id: str, models: Models, used: Callable[[], None]):
+        self.tenant = tenant
+        self.session_id = session_id
+        self.token = ""
+        self.num_bytes = 0
+        """Of what was submitted, and of values."""
+        self.expiry: asyncio.Task[None]
+        self._used = used
+        self._num_waiting = 0
+        services = RunServices(EndpointBackend(models, tenant, session_id))
+        self.run = SessionRun(session_id, services, on_settled=self._settled)
+        self._trace = SessionTrace(
+            lambda node: self.run.submit([node]),
+            self.run.has_failed,
+            check_more=lambda node: _check_served(node, models),
+        )
+
+    # ---- nodes
+
+    def template(
+        self,
+        prompt: str,
+        placeholders: Sequence[CallPlaceholder],
+        fields: dict[str, Any],
+        variable_of: Callable[[str], FoundVariable],
+        *,
+        raw: bool,
+    ) -> dict[str, Variable]:
+        """Make the calls of a template. Returns the variables of its outputs. Raises `InvalidRequest`."""
+
+        def variable(id: str) -> Variable:
+            found = variable_of(id)
+            if found.owner is not self:
+                raise InvalidRequest(f"{id} is a variable of another session.", "placeholders")
+            return self._trace.variable(found.reference)
+
+        return submit_template(self._trace, prompt, placeholders, fields, variable, raw=raw)
+
+    def nodes(self, raw: list[Any]) -> dict[str, Variable]:
+        """Add nodes. Returns their variables by id. Raises `InvalidRequest`."""
+        if len(raw) > MAX_NODES_AT_ONCE:
+            raise InvalidRequest(f"One request adds {MAX_NODES_AT_ONCE} nodes at most.", "nodes")
+        try:
+            return {name: self._trace.variable(Reference(name)) for name in self._trace.extend(raw)}
+        except FlowError as error:
+            raise InvalidRequest(str(error), "nodes") from None
+
+    def variable_id(self, variable: Variable) -> str:
+        """The id of a variable of the session."""
+        return variable_id(self.token, reference_in(variable))
+
+    # ---- as `VariableOwner`
+
+    def __contains__(self, node: str) -> bool:
+        return node in self.run
+
+    async def get(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
+        """As `VariableOwner.get`."""
+        if self._num_waiting >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING:,} requests wait for values of this session; try again when some have one")
+        self._num_waiting += 1
+        self._used()
+        try:
+            return await self.run.get(reference, criterion, timeout_s)
+        finally:
+            self._num_waiting -= 1
+            self._used()
+
+    def set(self, reference: Reference, value: Any) -> None:
+        """As `VariableOwner.set`."""
+        self._used()
+        self.run.set(reference, value)
+
+    def fail(self, reference: Reference, message: str) -> None:
+        """As `VariableOwner.fail`."""
+        self._used()
+        self.run.fail(reference, message)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a client waits for a value."""
+        return self._num_waiting > 0
+
+    def _settled(self, node: str) -> None:
+        try:
+            self.num_bytes += len(msgspec.json.encode(self.run.value_now(Reference(node))))
+        except NodeFailed as error:
+            self.num_bytes += len(error.message)
+
+
+class SessionService:
+    """Used from one event loop."""
+
+    def __init__(self, models: Models, variables: VariableTable, config: WorkflowsConfig, clock: IdleTimer):
+        self._models = models
+        self._variables = variables
+        self._config = config
+        self._clock = clock
+        self._sessions: dict[tuple[str, str], ServedSession] = {}
+        """By tenant and label."""
+        self._used_s: dict[tuple[str, str], float] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def open(self, tenant: str, session_id: str | None, num_bytes: int) -> ServedSession:
+        """The session of this label, or a new one, for a request of so many bytes. Raises `InvalidRequest` for a label
+        that cannot be one, and `QuotaExceeded`."""
+        label = session_id if session_id is not None else f"session-{secrets.token_hex(8)}"
+        if not _ID.match(label):
+            raise InvalidRequest("session_id has 1 to 128 characters of A-Z a-z 0-9 . _ : -", "session_id")
+        config, mine = self._config, list(self._of(tenant))
+        if sum(session.num_bytes for session in mine) + num_bytes > config.max_session_bytes:
+            raise QuotaExceeded(
+                f"The values of your sessions have more than {config.max_session_bytes:,} bytes "
+                "(workflows.max_session_bytes): end some first."
+            )
+        session = self._sessions.get((tenant, label))
+        if session is None:
+            if len(mine) >= config.max_sessions:
+                raise QuotaExceeded(
+                    f"You have {config.max_sessions} sessions (workflows.max_sessions): end some first."
+                )
+            session = self._begin(tenant, label)
+        session.num_bytes += num_bytes
+        self._use(tenant, label)
+        return session
+
+    async def end(self, tenant: str, session_id: str) -> None:
+        """End a session: what is in progress is cancelled. Raises `NoValue` where there is none."""
+        if (tenant, session_id) not in self._sessions:
+            raise NoValue(f"There is no session {session_id[:200]!r}.", "session")
+        await self._end((tenant, session_id), "the session was ended before it was there")
+
+    async def close(self) -> None:
+        """End all sessions."""
+        for key in list(self._sessions):
+            await self._end(key, "the server shut down before it was there")
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _of(self, tenant: str) -> Iterable[ServedSession]:
+        return (session for (owner, _), session in self._sessions.items() if owner == tenant)
+
+    def _begin(self, tenant: str, label: str) -> ServedSession:
+        key = (tenant, label)
+        session = ServedSession(tenant, label, self._models, lambda: self._use(tenant, label))
+        session.token = self._variables.open(tenant, session)
+        self._sessions[key] = session
+        self._used_s[key] = self._clock.now()
+        session.expiry = asyncio.create_task(self._expire(key, session))
+        return session
+
+    def _use(self, tenant: str, label: str) -> None:
+        if (tenant, label) in self._sessions:
+            self._used_s[tenant, label] = self._clock.now()
+
+    async def _expire(self, key: tuple[str, str], session: ServedSession) -> None:
+        """End a session that nobody has used for a time."""
+        idle_s = self._config.session_idle_s
+        while (left := self._used_s[key] + idle_s - self._clock.now()) > 0 or session.is_waited_for:
+            await self._clock.sleep(left if left > 0 else idle_s)
+        task = asyncio.create_task(self._end(key, f"the session expired after {idle_s:g} s without a request"))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _end(self, key: tuple[str, str], why: str) -> None:
+        session = self._sessions.pop(key, None)
+        if session is None:
+            return
+        del self._used_s[key]
+        self._variables.close(session.tenant, session.token, why)
+        session.expiry.cancel()
+        await session.run.close(why)
+
+
+def _check_served(node: AnyNode, models: Models) -> None:
+    """Raise `InvalidRequest` for what a session of a server cannot run."""
+    for inner in all_nodes((node,)):
+        if isinstance(inner, LlmNode):
+            models.find(inner.request.get("model"))
+        elif isinstance(inner, ProgramNode):
+            raise Unsupported(f"{inner.id}: a session runs no programs; start one with /v1/runs", "nodes")
+        elif isinstance(inner, FunctionNode) and inner.name not in BUILTIN_FUNCTIONS:
+            raise Unsupported(
+                f"{inner.id}: a session on a server runs no functions but {', '.join(BUILTIN_FUNCTIONS)}; make it "
+                "`external` and set its value",
+                "nodes",
+            )
