@@ -9,12 +9,14 @@ from pathlib import Path
 import gguf
 import pytest
 import tokenizers
+import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests.gguf.writing import add_tokenizer, all_of, write_gguf
 from tests.tokenizers.conftest import CORPUS
 from weft.abi.errors import ConfigError, ModelLoadError
 from weft.config import EngineConfig
+from weft.kernels import dispatch
 from weft.llm import LLM
 from weft.models.random_checkpoints import CHAT_TEMPLATE, write_tiny
 from weft.worker import build
@@ -67,7 +69,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_answers_are_those_of_the_directory(checkpoints: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     answers = []
     for checkpoint in checkpoints:
-        with caplog.at_level(logging.INFO, "weft.worker"), LLM(str(checkpoint), **ENGINE) as llm:
+        options = {**ENGINE, "quantized_blocks": "expand"}
+        with caplog.at_level(logging.INFO, "weft.worker"), LLM(str(checkpoint), **options) as llm:
             chats = [[{"role": "user", "content": text}] for text in PROMPTS]
             greedy = llm.generate(PROMPTS, temperature=0, max_tokens=12, progress=False)
             # Temperature and top_k are those of the checkpoint.
@@ -79,7 +82,19 @@ def test_answers_are_those_of_the_directory(checkpoints: tuple[Path, Path], capl
     assert answers[0] == answers[1]
     notices = [record.getMessage() for record in caplog.records if "expanded" in record.getMessage()]
     assert len(notices) == 1
-    assert notices[0].startswith(f"{checkpoints[1]}: Q8_0 expanded to float32, as no kernel")
+    assert notices[0].startswith(f"{checkpoints[1]}: Q8_0 expanded to float32, as ")
+
+
+@pytest.mark.skipif(not dispatch.block_types("cpu", torch.float32), reason="without the library blocks are expanded")
+def test_answers_of_blocks_are_the_same_alone_and_among_others(
+    checkpoints: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**ENGINE, "prefix_cache": False}
+    with caplog.at_level(logging.INFO, "weft.worker"), LLM(str(checkpoints[1]), **options) as llm:
+        together = llm.generate(PROMPTS, temperature=0, max_tokens=12, progress=False)
+        alone = [llm.generate(prompt, temperature=0, max_tokens=12, progress=False) for prompt in PROMPTS]
+    assert [r.token_ids for r in together] == [r.token_ids for (r,) in alone]
+    assert f"{checkpoints[1]}: Q8_0 stay in blocks, which activations meet in 8 bits" in caplog.text
 
 
 def test_sampling_defaults_can_be_left_out(checkpoints: tuple[Path, Path]) -> None:
@@ -91,8 +106,9 @@ def test_what_does_not_fit_is_said_before_loading(
     checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "free_memory", lambda device: FreeMemory(400_000, 400_000))
-    config = EngineConfig(model=str(checkpoints[1]), device="cpu", dtype="float32")
-    with pytest.raises(ConfigError, match=r"GiB as float32 .* are free; as bfloat16 .* set dtype to bfloat16"):
+    config = EngineConfig(model=str(checkpoints[1]), device="cpu", dtype="float32", quantized_blocks="expand")
+    remedy = "quantized_blocks to auto" if dispatch.block_types("cpu", torch.float32) else "dtype to bfloat16"
+    with pytest.raises(ConfigError, match=rf"GiB as float32 .* are free; as .* they take .*: set {remedy}"):
         build.load(config)
 
 

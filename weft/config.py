@@ -23,6 +23,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8"]
+QuantizedBlocks = Literal["auto", "expand"]
 
 
 def is_hub_id(model: str) -> bool:
@@ -73,6 +74,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: Quantization | None = None
     """int8: quantize the weights of the layers' projections at load, with one scale per output channel. Activations,
     KV, embeddings and the output head keep `dtype`."""
+    quantized_blocks: QuantizedBlocks = "auto"
+    """auto: matrices in quantized blocks of a GGUF file stay in them where kernels multiply with them, with activations
+    rounded to 8 bits; expand: they become `dtype` when they are loaded."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     page_size: int = 16
     kv_cache_bytes: int | None = None

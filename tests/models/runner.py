@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.config import Quantization, QuantizedBlocks
 from weft.core.step import ForwardBatch
 from weft.models.base import LanguageModel, lower
-from weft.models.footprint import weight_bytes
+from weft.models.footprint import weight_bytes, with_settings
 from weft.models.loader import open_checkpoint
 
 
-def bytes_of_weights(path: Path, dtype: torch.dtype, quantization: str | None = None) -> int:
+def bytes_of_weights(
+    path: Path, dtype: torch.dtype, quantization: Quantization | None = None, blocks: QuantizedBlocks = "auto"
+) -> int:
     checkpoint = open_checkpoint(path)
-    return weight_bytes(checkpoint.family, replace(checkpoint.spec, dtype=dtype, quantization=quantization))
+    return weight_bytes(checkpoint, with_settings(checkpoint, dtype, "cpu", quantization, blocks))
 
 
 def ragged(rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], page_size: int, **options: object) -> ForwardBatch:

@@ -19,6 +19,7 @@ from tests.gguf.writing import all_of, write_gguf
 from tests.models.runner import Runner, bytes_of_weights
 from weft.abi.errors import ConfigError, ModelLoadError, Unsupported
 from weft.gguf.file import read_gguf
+from weft.kernels import dispatch
 from weft.models import gguf_checkpoint
 from weft.models.loader import load_model, open_checkpoint
 from weft.models.random_checkpoints import write_tiny
@@ -133,7 +134,7 @@ def test_quantized_weights_are_what_they_stand_for(family: str, kind: str, tmp_p
     directory = write_tiny(tmp_path / "model", family, seed=4, **LARGE)
     kinds = mixed if kind == "mixed" else all_of(kind)
     path = write_gguf(tmp_path / "m.gguf", directory, kinds, dequantized=tmp_path / "dequantized")
-    got, expected = logits(path, dtype="float32"), logits(tmp_path / "dequantized")
+    got, expected = logits(path, dtype="float32", quantized_blocks="expand"), logits(tmp_path / "dequantized")
     assert expected.std() > 0.1
     assert (got - expected).abs().max() < 1e-4
 
@@ -152,13 +153,14 @@ def test_pieces_of_a_tensor_are_the_tensor(tmp_path: Path, monkeypatch: pytest.M
     assert calls[-1][0] == calls[-1][1] == sum(info.num_bytes for info in open_checkpoint(path).tensors().values())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_expansion_is_announced(dtype: str, tmp_path: Path) -> None:
     directory = write_tiny(tmp_path / "model", seed=4, **LARGE)
     path = write_gguf(tmp_path / "m.gguf", directory, mixed)
-    loaded = load_model(str(path), dtype=dtype)
+    loaded = load_model(str(path), dtype=dtype, quantized_blocks="expand")
     assert loaded.notice is not None
-    assert loaded.notice.startswith(f"Q4_K, Q5_K, Q6_K expanded to {dtype}, as no kernel")
+    why = "the settings ask" if "Q4_K" in dispatch.block_types("cpu", getattr(torch, dtype)) else "no kernel"
+    assert loaded.notice.startswith(f"Q4_K, Q5_K, Q6_K expanded to {dtype}, as {why}")
     quantized = load_model(str(path), dtype=dtype, quantization="int8")
     assert quantized.notice is not None
     assert f"expanded to int8 and {dtype}" in quantized.notice
@@ -258,7 +260,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path)
     directory = write_tiny(tmp_path / "model", **LARGE)
     path = write_gguf(tmp_path / "m.gguf", directory, all_of("Q8_0"))
     sizes = {
-        (dtype, quantization): bytes_of_weights(path, dtype, quantization)
+        (dtype, quantization): bytes_of_weights(directory, dtype, quantization)
         for dtype in (torch.float32, torch.bfloat16)
         for quantization in (None, "int8")
     }
@@ -266,23 +268,27 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path)
     def calls_for_no_progress(done: int, total: int) -> None:
         raise AssertionError("weights were read")
 
-    def check(free: int, *words: str) -> None:
-        for model in (path, directory):
-            refused(
-                model,
-                str(model),
-                *words,
-                error=ConfigError,
-                dtype="float32",
-                memory_bytes=free,
-                progress=calls_for_no_progress,
-            )
+    def check(model: Path, free: int, *words: str, **options: str) -> None:
+        refused(
+            *(model, str(model), *words),
+            error=ConfigError,
+            dtype="float32",
+            memory_bytes=free,
+            progress=calls_for_no_progress,
+            **options,
+        )
 
-    check(sizes[torch.float32, None] - 1, "set dtype to bfloat16")
-    check(sizes[torch.float32, "int8"], "set quantization to int8")
-    check(sizes[torch.bfloat16, "int8"], "set dtype to bfloat16 and quantization to int8")
-    check(1000, "even as int8 and bfloat16", "smaller model")
-    load_model(str(path), dtype="float32", memory_bytes=sizes[torch.float32, None])
+    check(directory, sizes[torch.float32, None] - 1, "set dtype to bfloat16")
+    check(directory, sizes[torch.float32, "int8"], "set quantization to int8")
+    check(directory, sizes[torch.bfloat16, "int8"], "set dtype to bfloat16 and quantization to int8")
+    check(directory, 1000, "even as int8 and bfloat16", "smaller model")
+    load_model(str(directory), dtype="float32", memory_bytes=sizes[torch.float32, None])
+    if dispatch.block_types("cpu", torch.float32):
+        in_blocks = bytes_of_weights(path, torch.float32)
+        assert in_blocks < sizes[torch.bfloat16, "int8"]
+        load_model(str(path), dtype="float32", memory_bytes=in_blocks)
+        check(path, in_blocks, "as Q8_0 and float32", "set quantized_blocks to auto", quantized_blocks="expand")
+        check(path, 1000, "even as Q8_0 and", "smaller model")
 
 
 # Fuzzing

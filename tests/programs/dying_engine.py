@@ -10,6 +10,7 @@ import os
 import signal
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from weft.engine import process
@@ -27,9 +28,9 @@ def main(address: str) -> int:
     def select_dying(*args: object, **options: object) -> Kernels:
         kernels = select(*args, **options)  # type: ignore[arg-type]
 
-        def take_rows(weight: Tensor, indices: Tensor) -> Tensor:
+        def take_rows(weight: Tensor, indices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
             nonlocal calls
-            rows = kernels.take_rows(weight, indices)
+            rows = kernels.take_rows(weight, indices, dtype)
             calls += 1
             if calls == dies_at and not marker.exists():
                 marker.write_text(str(weight.dim()))

@@ -13,6 +13,7 @@ import typer
 
 from weft.abi.errors import ModelLoadError, WeftError
 from weft.config import EMBEDDED_MODEL
+from weft.gguf.types import BLOCK_BYTES, PACKED_BYTES, PACKED_ROWS
 
 if TYPE_CHECKING:
     from weft.gguf.file import GgufTensor
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 GIB = 1024**3
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 NOTE = (
-    "memory: of the weights, in the checkpoint's dtype (bfloat16 for quantized blocks); twice as much where the device "
-    "has no fast kernels for it. `weft doctor MODEL` says what this machine would use, with KV."
+    "memory: of the weights, in the checkpoint's dtype, or in quantized blocks as kernels for CPUs read them; more "
+    "where the device has no kernels for it. `weft doctor MODEL` says what this machine would use, with KV."
 )
 
 
@@ -166,15 +167,18 @@ def _of_file(path: Path) -> dict[str, Any]:
 def _of_tensors(kind: str, tensors: Iterable[tuple[str, TensorInfo | GgufTensor]], dtype: Any) -> dict[str, Any]:
     """Format, bits per weight, and bytes in memory, of tensors with the names of their types."""
     stored: Counter[str] = Counter()
-    numbers = 0
+    numbers = in_blocks = block_bytes = 0
     for name, tensor in tensors:
         stored[name] += tensor.num_bytes
         numbers += math.prod(tensor.shape)
+        if name in PACKED_BYTES:
+            in_blocks += math.prod(tensor.shape)
+            block_bytes += tensor.num_bytes // BLOCK_BYTES[name] * PACKED_BYTES[name] // PACKED_ROWS
     item_bytes = ITEM_BYTES.get(str(dtype).removeprefix("torch."))
     return {
         "format": " ".join([kind, *(name for name, _ in stored.most_common(1))]),
         "bits": round(8 * stored.total() / numbers, 1) if numbers else None,
-        "memory_bytes": None if item_bytes is None else numbers * item_bytes,
+        "memory_bytes": None if item_bytes is None else block_bytes + (numbers - in_blocks) * item_bytes,
     }
 
 

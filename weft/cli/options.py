@@ -42,6 +42,12 @@ FLAGS: Mapping[str, Flag] = {
     ),
     "engine.dtype": Flag(("--dtype",), str, "Data type of weights and KV.", "auto|float32|bfloat16|float16|float64"),
     "engine.quantization": Flag(("--quantization",), str, "Quantize the weights of the layers. (none)", "int8"),
+    "engine.quantized_blocks": Flag(
+        ("--quantized-blocks",),
+        str,
+        "Compute on the quantized blocks of a GGUF file where kernels can (auto), or expand them. (auto)",
+        "auto|expand",
+    ),
     "engine.device": Flag(("--device",), str, "Device that the model runs on.", "auto|cpu|cuda"),
     "engine.max_context": Flag(
         ("--max-context", "--max-model-len"), int, "Longest sequence, prompt and output, in tokens."

@@ -20,7 +20,7 @@ from weft.worker.machine import cpu_lines, cpu_name
 
 if TYPE_CHECKING:
     from weft.config import Quantization
-    from weft.models.base import ModelSpec
+    from weft.models.checkpoint import Checkpoint
 
 REQUIRED = (
     "numpy",
@@ -151,7 +151,7 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     from weft.engine.profiles import find_profile, saturation_tokens
     from weft.kernels import dispatch
     from weft.models.base import KVSpec, LayerKV
-    from weft.models.footprint import storage_notice, weight_bytes
+    from weft.models.footprint import storage_notice, weight_bytes, with_settings
     from weft.models.loader import MODEL_FILES, choose_dtype, open_checkpoint
     from weft.worker.build import choose_device, free_memory, graphs_missing, step_tokens
     from weft.worker.identity import identify_spec
@@ -169,10 +169,10 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     checkpoint = open_checkpoint(path)
     spec = checkpoint.spec
     dtype = choose_dtype(spec.dtype, config.dtype, device)
-    loaded = replace(spec, dtype=dtype, quantization=config.quantization)
+    loaded = with_settings(checkpoint, dtype, device, config.quantization, config.quantized_blocks)
     layout = KVSpec((LayerKV(spec.num_kv_heads, spec.head_dim),) * spec.num_layers, dtype)
     bytes_per_page = layout.bytes_per_page(config.page_size)
-    weights = weight_bytes(checkpoint.family, loaded)
+    weights = weight_bytes(checkpoint, loaded)
     free = free_memory(device)
     on_gpu = device.type == "cuda"
     left = FreeMemory(max(0, free.device - weights), free.host if on_gpu else max(0, free.host - weights))
@@ -199,29 +199,33 @@ def plan(config: EngineConfig) -> dict[str, Any]:
         "max_context": sizing.max_context,
         "max_step_tokens": step_tokens(config),
         "saturation_tokens": saturation_tokens(config, profile) or "none",
-        "measured": _measured(config, spec),
+        "measured": _measured(config, checkpoint),
         "notice": sizing.notice or "none",
     }
 
 
-def _measured(config: EngineConfig, spec: ModelSpec) -> list[str]:
+def _measured(config: EngineConfig, checkpoint: Checkpoint) -> list[str]:
     """Return step times: a line for each dtype and quantization that `weft profile` has measured on this machine."""
     import torch
 
     from weft.core.cost.model import StepShape
     from weft.engine.profiles import find_profile, profile_path
+    from weft.models.footprint import with_settings
+    from weft.worker.build import choose_device
     from weft.worker.identity import identify_spec
 
-    cache = cache_directory(os.environ)
+    cache, device = cache_directory(os.environ), choose_device(config)
     lines = []
     quantizations: tuple[Quantization | None, ...] = (None, "int8")
     for dtype, quantization in product((torch.bfloat16, torch.float16, torch.float32), quantizations):
-        identity = identify_spec(config, replace(spec, dtype=dtype, quantization=quantization))
+        loaded = with_settings(checkpoint, dtype, device, quantization, config.quantized_blocks)
+        identity = identify_spec(config, loaded)
         profile = find_profile(cache, identity, config.model) if profile_path(cache, identity).exists() else None
         if profile is not None:
             token = profile.forward.predict_s(StepShape.decodes(1, 256))
             prompt = profile.forward.predict_s(StepShape.chunk(256, 0, 1))
-            name = str(dtype).removeprefix("torch.") + (f" with {quantization} weights" if quantization else "")
+            weights = quantization or ", ".join(loaded.block_types)
+            name = str(dtype).removeprefix("torch.") + (f" with {weights} weights" if weights else "")
             lines.append(f"{name}: {token * 1e3:.3g} ms for a token, {prompt * 1e3:.3g} ms for a prompt of 256 tokens")
     return lines
 

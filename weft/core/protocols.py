@@ -28,7 +28,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     quantization: str | None = None
-    """Of the layers' weights; None: they have `dtype`."""
+    """Of the layers' weights, or the types of blocks that they stay in; None: they have `dtype`."""
     has_windows: bool = False
     """Some layers see no further back than a number of tokens."""
 

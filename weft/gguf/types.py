@@ -30,6 +30,11 @@ TYPES: Mapping[int, TensorType] = {
     30: TensorType("BF16", 1, 2),
 }
 """By number; those that are supported."""
+BLOCK_BYTES: Mapping[str, int] = {kind.name: kind.num_bytes for kind in TYPES.values()}
+PACKED_ROWS = 32
+PACKED_BYTES: Mapping[str, int] = {"Q8_0": 1088, "Q4_0": 576, "Q4_K": 4736, "Q5_K": 5760, "Q6_K": 6720}
+"""Bytes that `PACKED_ROWS` blocks take, one of each of as many rows, in the order in which kernels read them; of the
+types for which there are kernels."""
 TYPE_NAMES = tuple(kind.name for kind in TYPES.values())
 
 REFUSED: Mapping[int, str] = {

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from weft.gguf.types import TYPES, TensorType
+from weft.gguf.types import PACKED_BYTES, PACKED_ROWS, TYPES, TensorType
 from weft.kernels.quantized_blocks import expand
 
-PANEL = 32
+PANEL = PACKED_ROWS
 """Outputs that a packed weight takes at a time."""
 LARGEST = 127
 """Of a quantized activation, in both directions."""
 LEAST_MAGNITUDE = 2.0**-100
 """A block of activations without a magnitude as large as this is zeros: the inverse of its scale may overflow."""
 _BY_NAME: Mapping[str, TensorType] = {kind.name: kind for kind in TYPES.values()}
-PACKED_BYTES = {"Q8_0": 1088, "Q4_0": 576, "Q4_K": 4736, "Q5_K": 5760, "Q6_K": 6720}
-"""Type -> bytes that the blocks of `PANEL` outputs take when they are packed: `quant_layout.h`. Kernels know these."""
+BLOCK_TYPES = {kind: number for number, kind in enumerate(PACKED_BYTES, 1)}
+"""Types that kernels multiply with: their numbers in the library (`BlockType`)."""
 
 
 class BlockPart(NamedTuple):
@@ -95,8 +95,7 @@ def packed_size(part: BlockPart, inputs: int) -> int:
 
 def can_pack(part: BlockPart, inputs: int) -> bool:
     """Whether kernels take such a part."""
-    known = part.kind in PACKED_BYTES
-    return known and part.outputs % PANEL == 0 and inputs % _BY_NAME[part.kind].numbers == 0
+    return part.kind in BLOCK_TYPES and part.outputs % PANEL == 0 and inputs % _BY_NAME[part.kind].numbers == 0
 
 
 def expand_rows(data: Tensor, part: BlockPart, inputs: int) -> Tensor:
@@ -164,6 +163,6 @@ def take_block_rows(weight: BlockWeight, indices: Tensor) -> Tensor:
 def fields_of(weight: BlockWeight) -> list[tuple[Any, ...]]:
     """(address, outputs, type) of each part."""
     return [
-        (data.data_ptr(), part.outputs, list(PACKED_BYTES).index(part.kind) + 1)
+        (data.data_ptr(), part.outputs, BLOCK_TYPES[part.kind])
         for part, data in zip(weight.parts, weight.data_of_parts(), strict=True)
     ]

@@ -142,9 +142,10 @@ def int8_note(device: torch.device | str, dtype: torch.dtype) -> str:
 
 
 def block_types(device: torch.device | str, dtype: torch.dtype) -> frozenset[str]:
-    """Types of `kernels.quantized_blocks` that `linear` reads as they are, with activations of `dtype`. No variant has
-    such a kernel; weights of all other types are expanded when they are loaded."""
-    return frozenset()
+    """Types of `kernels.quantized_blocks` that `linear` reads as they are, with activations of `dtype`. Weights of all
+    other types are expanded when they are loaded."""
+    ours = _choose("linear", torch.device(device), dtype, None).name == cpu_ops.NAME
+    return cpu_ops.block_types(dtype) if ours else frozenset()
 
 
 def _note(device: torch.device, dtype: torch.dtype) -> str:

@@ -27,6 +27,11 @@ def expand(kind: str, blocks: Tensor) -> Tensor:
     return blocks.view(PLAIN[kind]) if kind in PLAIN else _EXPANDERS[kind](blocks)
 
 
+def check_scales(kind: str, blocks: Tensor) -> None:
+    """Raise `BadScale` as `expand` does, for quantized blocks."""
+    _scales(blocks, *_SCALES[kind])
+
+
 class BadScale(ValueError):
     """A block's scale is NaN or infinite."""
 
@@ -103,6 +108,14 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (values * factors[..., None]).flatten(1)
 
 
+_SCALES: Mapping[str, tuple[int, int]] = {
+    "Q8_0": (0, 1),
+    "Q4_0": (0, 1),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208, 1),
+}
+"""Where the scales of a block begin, and how many there are."""
 _EXPANDERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,

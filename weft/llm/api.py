@@ -89,7 +89,9 @@ class LLM:
         dialect = dialect_of(tokenizer, tool_call_parser, reasoning_parser)
         self._start(lambda: InlineEngine.from_config(config, load_progress), tokenizer, dialect, config.max_waiting)
         path = find_model(config.model, config.revision, files=(), offline=True)
-        self._weights = f"{path.name} {file_stamp(path)} {self.info.dtype} {config.quantization}"
+        self._weights = (
+            f"{path.name} {file_stamp(path)} {self.info.dtype} {config.quantization} {config.quantized_blocks}"
+        )
 
     @classmethod
     def over(

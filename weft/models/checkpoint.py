@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     name: str
     first: int
     values: Tensor
-    """Floats, [rows, ...]."""
+    """Floats, [rows, ...]; or quantized blocks as they are stored, uint8 [rows, bytes of a row]."""
 
 
 class Checkpoint(Protocol):
@@ -57,6 +57,10 @@ class Checkpoint(Protocol):
         """The checkpoint's name of the tensor that a `WeightSource` names."""
         ...
 
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
-        """The values of these tensors, as wholes or a few rows at a time, in the order in which they lie on disk."""
+    def pieces(self, names: Collection[str], in_blocks: Collection[str] = ()) -> Iterator[Piece]:
+        """The values of these tensors, as wholes or a few rows at a time, in the order in which they lie on disk.
+
+        Those of `in_blocks` (matrices of quantized blocks) are not expanded. Raises `ModelLoadError` for scales that
+        are not finite.
+        """
         ...

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from weft.abi.errors import ConfigError
+from weft.config import Quantization, QuantizedBlocks
 from weft.gguf.types import TYPE_NAMES
 from weft.kernels import dispatch
+from weft.kernels.block_weights import BlockPart, can_pack, merged, packed_size
 from weft.kernels.quantized_blocks import PLAIN
 from weft.models.base import ModelSpec
 from weft.models.checkpoint import Checkpoint
 from weft.models.layers.weights import WeightTarget
-from weft.models.registry import ModelFamily
 
 GIB = 2**30
 
@@ -30,47 +31,107 @@ class WeightAllocation(NamedTuple):
 
 
 def allocations(target: WeightTarget, spec: ModelSpec) -> Iterator[WeightAllocation]:
-    """The weight, and its scales if it is quantized."""
-    if target.scales is None or spec.quantization is None:
+    """The weight, and its scales if it is quantized. Of one in blocks, the bytes that it takes when it is packed."""
+    if target.blocks:
+        size = sum(packed_size(part, target.shape[1]) for part in merged(target.blocks))
+        yield WeightAllocation(target.name, (size,), torch.uint8)
+    elif target.scales is None or spec.quantization is None:
         yield WeightAllocation(target.name, target.shape, spec.dtype)
     else:
         yield WeightAllocation(target.name, target.shape, torch.int8)
         yield WeightAllocation(target.scales, target.shape[:1], torch.float32)
 
 
-def weight_targets(family: ModelFamily, spec: ModelSpec) -> list[list[WeightTarget]]:
-    """The weights outside the layers, then those of each layer."""
-    return [family.shared_weights(spec), *(family.layer_weights(spec, i) for i in range(spec.num_layers))]
+def weight_targets(checkpoint: Checkpoint, spec: ModelSpec) -> list[list[WeightTarget]]:
+    """The weights outside the layers, then those of each layer, with the names that the checkpoint has for their
+    sources, and with the types of blocks that `spec` keeps."""
+    family = checkpoint.family
+    groups = [family.shared_weights(spec), *(family.layer_weights(spec, i) for i in range(spec.num_layers))]
+    return [[_as_stored(target, checkpoint, spec) for target in group] for group in groups]
 
 
-def weight_bytes(family: ModelFamily, spec: ModelSpec) -> int:
+def weight_bytes(checkpoint: Checkpoint, spec: ModelSpec) -> int:
     """Bytes of all weights."""
-    targets = (target for group in weight_targets(family, spec) for target in group)
+    targets = (target for group in weight_targets(checkpoint, spec) for target in group)
     return sum(math.prod(a.shape) * a.dtype.itemsize for target in targets for a in allocations(target, spec))
 
 
+def with_settings(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    quantization: Quantization | None = None,
+    quantized_blocks: QuantizedBlocks = "auto",
+) -> ModelSpec:
+    """The spec of the checkpoint when it is loaded so. Blocks stay as they are if kernels multiply with them, unless
+    weights are to be quantized otherwise."""
+    kept: set[str] = set()
+    if quantization is None and quantized_blocks == "auto":
+        kept = {info.dtype for info in checkpoint.tensors().values()} & dispatch.block_types(device, dtype)
+    return replace(checkpoint.spec, dtype=dtype, quantization=quantization, block_types=tuple(sorted(kept)))
+
+
 def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device | str) -> str | None:
-    """Which types of blocks are expanded when the checkpoint is loaded as `spec`; None: none."""
-    tensors = checkpoint.tensors().values()
-    blocks = {info.dtype for info in tensors if info.dtype in TYPE_NAMES and info.dtype not in PLAIN}
-    expanded = blocks - dispatch.block_types(device, spec.dtype)
-    if not expanded:
+    """Which types of blocks weights stay in, and which are expanded, when the checkpoint is loaded as `spec`; None: it
+    has no blocks."""
+    tensors = checkpoint.tensors()
+    kept: set[str] = set()
+    expanded: set[str] = set()
+    for target in (target for group in weight_targets(checkpoint, spec) for target in group):
+        stored = {tensors[source.name].dtype for source in target.sources if source.name in tensors}
+        (kept if target.blocks else expanded).update(_blocks_of(stored))
+    if not kept and not expanded:
         return None
-    stored = sum(info.num_bytes for info in tensors)
+    said = []
+    if kept:
+        said.append(f"{', '.join(sorted(kept))} stay in blocks, which activations meet in 8 bits")
+    if expanded:
+        said.append(f"{', '.join(sorted(expanded))} expanded to {_format(spec)}, {_why_expanded(spec, device)}")
+    stored_bytes = sum(info.num_bytes for info in tensors.values())
     return (
-        f"{', '.join(sorted(expanded))} expanded to {_format(spec)}, as no kernel computes on such blocks: "
-        f"{stored / GIB:.2f} GiB of weights on disk, {weight_bytes(checkpoint.family, spec) / GIB:.2f} GiB in memory"
+        f"{'; '.join(said)}: {stored_bytes / GIB:.2f} GiB of weights on disk, "
+        f"{weight_bytes(checkpoint, spec) / GIB:.2f} GiB in memory"
     )
 
 
-def require_memory(model: str, family: ModelFamily, spec: ModelSpec, free_bytes: int) -> None:
+def _why_expanded(spec: ModelSpec, device: torch.device | str) -> str:
+    if spec.block_types:
+        return "where shapes or mixtures do not fit the kernels"
+    if spec.quantization is not None or dispatch.block_types(device, spec.dtype):
+        return "as the settings ask for"
+    return "as no kernel computes on such blocks"
+
+
+def _blocks_of(types: Iterable[str]) -> set[str]:
+    return {name for name in types if name in TYPE_NAMES and name not in PLAIN}
+
+
+def _as_stored(target: WeightTarget, checkpoint: Checkpoint, spec: ModelSpec) -> WeightTarget:
+    sources = tuple(source._replace(name=checkpoint.stored_name(source.name)) for source in target.sources)
+    target = target._replace(sources=sources)
+    if not spec.block_types or len(target.shape) != 2:
+        return target
+    tensors = checkpoint.tensors()
+    types = [tensors[source.name].dtype if source.name in tensors else "" for source in sources]
+    parts = tuple(BlockPart(kind, source.rows) for kind, source in zip(types, sources, strict=True))
+    fit = set(types) <= set(spec.block_types) and all(can_pack(part, target.shape[1]) for part in merged(parts))
+    return target._replace(blocks=parts, packed=True) if fit else target
+
+
+def require_memory(
+    model: str, checkpoint: Checkpoint, spec: ModelSpec, device: torch.device | str, free_bytes: int
+) -> None:
     """Raise `ConfigError`, with the format that would fit, if `free_bytes` do not hold the weights."""
-    needed = weight_bytes(family, spec)
+    needed = weight_bytes(checkpoint, spec)
     if needed <= free_bytes:
         return
-    others = [replace(spec, dtype=torch.bfloat16), replace(spec, quantization="int8")]
-    others.append(replace(spec, dtype=torch.bfloat16, quantization="int8"))
-    sizes = [(weight_bytes(family, other), other) for other in others]
+    others = [
+        with_settings(checkpoint, spec.dtype, device),
+        with_settings(checkpoint, torch.bfloat16, device),
+        with_settings(checkpoint, spec.dtype, device, "int8"),
+        with_settings(checkpoint, torch.bfloat16, device, "int8"),
+    ]
+    sizes = [(weight_bytes(checkpoint, other), other) for other in others]
     fitting = [(size, other) for size, other in sizes if size <= free_bytes]
     if fitting:
         size, other = fitting[0]
@@ -86,6 +147,8 @@ def require_memory(model: str, family: ModelFamily, spec: ModelSpec, free_bytes:
 
 def _format(spec: ModelSpec) -> str:
     dtype = str(spec.dtype).removeprefix("torch.")
+    if spec.block_types:
+        return f"{', '.join(spec.block_types)} and {dtype}"
     return dtype if spec.quantization is None else f"{spec.quantization} and {dtype}"
 
 
@@ -93,4 +156,6 @@ def _settings(spec: ModelSpec, other: ModelSpec) -> str:
     changes = [] if other.dtype == spec.dtype else [f"dtype to {str(other.dtype).removeprefix('torch.')}"]
     if other.quantization != spec.quantization:
         changes.append(f"quantization to {other.quantization}")
+    if other.block_types and not spec.block_types and spec.quantization is None:
+        changes.append("quantized_blocks to auto")
     return " and ".join(changes)

@@ -14,7 +14,7 @@ import torch
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.gguf.file import GgufTensor, read_gguf
 from weft.gguf.tokens import TOKENS, end_ids, read_tokens
-from weft.kernels.quantized_blocks import BadScale, expand
+from weft.kernels.quantized_blocks import PLAIN, BadScale, check_scales, expand
 from weft.models import gguf_config
 from weft.models.base import ModelSpec, RopeSpec
 from weft.models.checkpoint import Piece, TensorInfo
@@ -87,36 +87,38 @@ class GgufCheckpoint:
         """As `gguf_config.stored_name`."""
         return gguf_config.stored_name(source)
 
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+    def pieces(self, names: Collection[str], in_blocks: Collection[str] = ()) -> Iterator[Piece]:
         """At most about `PIECE_NUMBERS` numbers at a time."""
         maps: dict[Path, Bytes] = {}
         tensors = [self._file.tensors[name] for name in names]
         for tensor in sorted(tensors, key=lambda tensor: (tensor.file, tensor.offset)):
             if tensor.file not in maps:
                 maps[tensor.file] = np.memmap(tensor.file, np.uint8, "r")
-            yield from self._expanded(tensor, maps[tensor.file])
+            yield from self._parts(tensor, maps[tensor.file], tensor.name in in_blocks)
 
-    def _expanded(self, tensor: GgufTensor, data: Bytes) -> Iterator[Piece]:
+    def _parts(self, tensor: GgufTensor, data: Bytes, in_blocks: bool) -> Iterator[Piece]:
         """A matrix in pieces of rows; a vector as a whole."""
         columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
         rows = tensor.shape[0]
         order = self._order(tensor)
         if len(tensor.shape) == 1:
-            values = self._values(tensor, data, np.zeros(1, np.int64), tensor.num_bytes).flatten()
-            yield Piece(tensor.name, 0, values[torch.from_numpy(order)])
+            whole = self._blocks(tensor, data, np.zeros(1, np.int64), tensor.num_bytes)
+            yield Piece(tensor.name, 0, expand(tensor.type.name, whole).flatten()[torch.from_numpy(order)])
             return
         step = max(1, PIECE_NUMBERS // columns)
         for first in range(0, rows, step):
             taken = order[first : first + step]
-            values = self._values(tensor, data, taken, tensor.num_bytes // rows)
-            yield Piece(tensor.name, first, values.view(len(taken), columns))
+            blocks = self._blocks(tensor, data, taken, tensor.num_bytes // rows)
+            values = blocks if in_blocks else expand(tensor.type.name, blocks)
+            yield Piece(tensor.name, first, values.view(len(taken), -1))
 
-    def _values(self, tensor: GgufTensor, data: Bytes, rows: Rows, row_bytes: int) -> torch.Tensor:
-        """Rows of a tensor, in this order, expanded: [blocks, numbers of a block]."""
+    def _blocks(self, tensor: GgufTensor, data: Bytes, rows: Rows, row_bytes: int) -> torch.Tensor:
+        """Rows of a tensor, in this order, as [blocks, bytes of a block], with scales that are finite."""
         stored = data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(-1, row_bytes)
         blocks = torch.from_numpy(stored[rows].reshape(-1, tensor.type.num_bytes))
         try:
-            return expand(tensor.type.name, blocks)
+            if tensor.type.name not in PLAIN:
+                check_scales(tensor.type.name, blocks)
         except BadScale as error:
             row, block = divmod(error.block, row_bytes // tensor.type.num_bytes)
             at = tensor.offset + int(rows[row]) * row_bytes + block * tensor.type.num_bytes
@@ -124,6 +126,7 @@ class GgufCheckpoint:
                 f"{tensor.file}: tensor {tensor.name!r} at byte {tensor.offset}: its block at byte {at} has a scale "
                 "that is NaN or infinite; the file is damaged"
             ) from error
+        return blocks
 
     def _order(self, tensor: GgufTensor) -> Rows:
         """For each row as the families take it, the number of the row in the file.

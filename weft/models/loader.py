@@ -13,7 +13,7 @@ lists exceptions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,16 +21,24 @@ import torch
 from torch import Tensor
 
 from weft.abi.errors import ConfigError, ModelLoadError
-from weft.config import DType, Quantization
+from weft.config import DType, Quantization, QuantizedBlocks
 from weft.gguf.types import TYPE_NAMES
 from weft.hub import find_model
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
+from weft.kernels.block_weights import BlockWeight, merged, stored_size
 from weft.kernels.quantize import quantize
 from weft.models.base import LanguageModel, ModelSpec, ResidentWeights
 from weft.models.checkpoint import Checkpoint, TensorInfo
 from weft.models.config_json import DTYPES
-from weft.models.footprint import allocations, require_memory, storage_notice, weight_bytes, weight_targets
+from weft.models.footprint import (
+    allocations,
+    require_memory,
+    storage_notice,
+    weight_bytes,
+    weight_targets,
+    with_settings,
+)
 from weft.models.gguf_checkpoint import GgufCheckpoint
 from weft.models.layers.weights import WeightTarget
 from weft.models.safetensors_checkpoint import EMBEDDING, HEAD, SafetensorsCheckpoint
@@ -78,6 +86,8 @@ class _Slice(NamedTuple):
     first: int
     scales: Tensor | None
     """[rows of `weight`], where it is quantized."""
+    in_blocks: bool = False
+    """Whether `weight` is the bytes of quantized blocks, [rows, bytes of a row]."""
 
 
 def load_model(
@@ -87,6 +97,7 @@ def load_model(
     offline: bool = False,
     dtype: DType = "auto",
     quantization: Quantization | None = None,
+    quantized_blocks: QuantizedBlocks = "auto",
     device: torch.device | str = "cpu",
     max_context: int | None = None,
     kernels: Kernels | None = None,
@@ -96,8 +107,10 @@ def load_model(
     """Load `model` (the embedded model's name, a directory, a GGUF file, or a hub id) onto `device`.
 
     With `quantization`, the weights of the layers' projections are quantized; embeddings, norms, biases and the output
-    head have the model's dtype. `kernels` default to the best for the device
-    and dtype. Raises `ModelLoadError` for a checkpoint that is missing, damaged or of the wrong shape, `Unsupported`
+    head have the model's dtype. Without, matrices in quantized blocks stay in them where kernels multiply with them, or
+    are expanded if `quantized_blocks` says so. `kernels` default to the best for the device and dtype.
+
+    Raises `ModelLoadError` for a checkpoint that is missing, damaged or of the wrong shape, `Unsupported`
     for an architecture or option that is not implemented, and `ConfigError` when `max_context` exceeds what the
     model's positions allow, or the weights take more than `memory_bytes`.
     """
@@ -105,19 +118,20 @@ def load_model(
     stored = checkpoint.spec
     if max_context is not None and max_context > stored.max_position:
         raise ConfigError(f"max_context {max_context} exceeds the {stored.max_position} positions of {model}; lower it")
-    spec = replace(stored, dtype=choose_dtype(stored.dtype, dtype, device), quantization=quantization)
+    chosen_dtype = choose_dtype(stored.dtype, dtype, device)
+    spec = with_settings(checkpoint, chosen_dtype, device, quantization, quantized_blocks)
     eos_ids = checkpoint.eos_ids()
     chosen = kernels or dispatch.select(device, spec.dtype)
     groups = _checked_targets(checkpoint, spec)
     if memory_bytes is not None:
-        require_memory(model, checkpoint.family, spec, memory_bytes)
+        require_memory(model, checkpoint, spec, device, memory_bytes)
     weights = _load_weights(checkpoint, groups, spec, torch.device(device), chosen, progress)
     return LoadedModel(
         model=checkpoint.family.build(spec, weights, chosen),
         path=checkpoint.path,
         eos_ids=eos_ids,
         max_context=max_context or spec.max_position,
-        num_bytes=weight_bytes(checkpoint.family, spec),
+        num_bytes=weight_bytes(checkpoint, spec),
         notice=storage_notice(checkpoint, spec, device),
     )
 
@@ -136,8 +150,7 @@ def choose_dtype(checkpoint: torch.dtype, wanted: DType, device: torch.device | 
 
 def _checked_targets(checkpoint: Checkpoint, spec: ModelSpec) -> list[list[WeightTarget]]:
     """The weights of the model, which the checkpoint has, with the names that its tensors have there."""
-    groups = weight_targets(checkpoint.family, spec)
-    groups = [[_as_stored(target, checkpoint) for target in group] for group in groups]
+    groups = weight_targets(checkpoint, spec)
     _check(checkpoint, checkpoint.tensors(), [target for group in groups for target in group], spec)
     return groups
 
@@ -167,6 +180,9 @@ def _slices(groups: list[list[WeightTarget]], loaded: list[dict[str, Tensor]]) -
     slices: dict[str, _Slice] = {}
     for group, weights in zip(groups, loaded, strict=True):
         for target in group:
+            if target.blocks:
+                slices.update(_slices_of_blocks(target, weights[target.name]))
+                continue
             first = 0
             scales = None if target.scales is None else weights.get(target.scales)
             for source in target.sources:
@@ -175,17 +191,31 @@ def _slices(groups: list[list[WeightTarget]], loaded: list[dict[str, Tensor]]) -
     return slices
 
 
+def _slices_of_blocks(target: WeightTarget, weight: Tensor) -> dict[str, _Slice]:
+    """The sources of a weight in quantized blocks lie one after the other."""
+    sizes = [stored_size(part, target.shape[1]) for part in target.blocks]
+    parts = zip(target.sources, torch.split(weight, sizes), strict=True)
+    return {source.name: _Slice(data.view(source.rows, -1), 0, None, True) for source, data in parts}
+
+
 def _allocate(targets: list[WeightTarget], spec: ModelSpec, device: torch.device) -> dict[str, Tensor]:
-    """The uninitialized weights of a layer, or those outside the layers."""
-    wanted = [allocation for target in targets for allocation in allocations(target, spec)]
-    return {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in wanted}
+    """The uninitialized weights of a layer, or those outside the layers; of those in blocks, not packed."""
+    wanted = [allocation for target in targets if not target.blocks for allocation in allocations(target, spec)]
+    made = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in wanted}
+    for target in targets:
+        if target.blocks:
+            size = sum(stored_size(part, target.shape[1]) for part in target.blocks)
+            data = torch.empty(size, dtype=torch.uint8, device=device)
+            made[target.name] = BlockWeight.of(data, merged(target.blocks), target.shape[1])
+    return made
 
 
 def _copy(checkpoint: Checkpoint, slices: Mapping[str, _Slice], progress: Progress | None) -> None:
     tensors = checkpoint.tensors()
     done, total = 0, sum(tensors[name].num_bytes for name in slices)
-    for name, start, values in checkpoint.pieces(slices):
-        weight, first, scales = slices[name]
+    in_blocks = {name for name, part in slices.items() if part.in_blocks}
+    for name, start, values in checkpoint.pieces(slices, in_blocks):
+        weight, first, scales, _ = slices[name]
         rows = slice(first + start, first + start + len(values))
         if scales is None:
             weight[rows].copy_(values)
@@ -247,11 +277,6 @@ def _check_tied(checkpoint: Checkpoint, embedding: Tensor) -> None:
                 f"{checkpoint.path}: config.json says tie_word_embeddings, but {HEAD} differs from {EMBEDDING}; "
                 'set "tie_word_embeddings": false in config.json'
             )
-
-
-def _as_stored(target: WeightTarget, checkpoint: Checkpoint) -> WeightTarget:
-    sources = tuple(source._replace(name=checkpoint.stored_name(source.name)) for source in target.sources)
-    return target._replace(sources=sources)
 
 
 def _listed(names: list[str], limit: int = 3) -> str:

@@ -52,7 +52,7 @@ class SafetensorsCheckpoint:
         only_head = self.spec.tie_embeddings and EMBEDDING not in self._tensors and HEAD in self._tensors
         return HEAD if only_head and source == EMBEDDING else source
 
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+    def pieces(self, names: Collection[str], in_blocks: Collection[str] = ()) -> Iterator[Piece]:
         """Whole tensors, as views of the memory-mapped files."""
         by_file: dict[Path, list[str]] = defaultdict(list)
         for name in names:

@@ -64,6 +64,7 @@ def load(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
         offline=config.offline,
         dtype=config.dtype,
         quantization=config.quantization,
+        quantized_blocks=config.quantized_blocks,
         device=device,
         max_context=config.max_context,
         progress=progress,

@@ -78,7 +78,7 @@ class TorchWorker:
             bytes_per_page=kv_spec.bytes_per_page(sizes.page_size),
             device=self._device.type,
             dtype=str(spec.dtype).removeprefix("torch."),
-            quantization=spec.quantization,
+            quantization=spec.quantization or ", ".join(spec.block_types) or None,
             has_windows=any(window is not None for window in spec.sliding_windows),
             **sizes._asdict(),
         )

@@ -176,6 +176,7 @@ def engine_subject(settings: Settings) -> dict[str, Any]:
     engine = settings.config.engine
     return {
         **({"quantization": engine.quantization} if engine.quantization is not None else {}),
+        **({} if engine.quantized_blocks == "auto" else {"quantized blocks": engine.quantized_blocks}),
         **({} if engine.prefix_cache else {"prefix cache": "off"}),
     }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.kernels import reference, torch_attention, torch_ops
 from weft.kernels.base import BlockShape, HeadNorm, HeadShape, Kernels, MovePages, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
-from weft.kernels.block_weights import PACKED_BYTES, BlockWeight, can_pack, fields_of, packed_size
+from weft.kernels.block_weights import BLOCK_TYPES, BlockWeight, can_pack, fields_of, packed_size
 from weft.kernels.cpu import huge_pages, library
 from weft.kernels.cpu.block import CpuBlock, gates_in_one_call, parts_of
 from weft.kernels.cpu.library import KernelsUnavailable, Level
@@ -358,7 +358,7 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
 
 def block_types(dtype: torch.dtype) -> frozenset[str]:
     """Types of quantized blocks that the library multiplies rows of `dtype` with."""
-    return frozenset(PACKED_BYTES) if dtype in DTYPES else frozenset()
+    return frozenset(BLOCK_TYPES) if dtype in DTYPES else frozenset()
 
 
 def supports_bytes(device: torch.device, dtype: torch.dtype) -> bool:

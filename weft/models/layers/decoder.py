@@ -91,7 +91,7 @@ class DecoderModel:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [T] to input embeddings [T, H]."""
-        return self._kernels.take_rows(self._provider.shared["embedding"], token_ids)
+        return self._kernels.take_rows(self._provider.shared["embedding"], token_ids, self._spec.dtype)
 
     def final_norm(self, x: Tensor) -> Tensor:
         """Norm before the head: [T, H] to [T, H]."""

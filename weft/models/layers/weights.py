@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from weft.kernels.block_weights import BlockPart
+
 
 class WeightSource(NamedTuple):
     """A tensor of the checkpoint, which fills consecutive rows of a weight."""
@@ -25,6 +27,8 @@ class WeightTarget(NamedTuple):
     """Whether only `linear` and `take_rows` read it, so that they may have it in an order of their own."""
     scales: str | None = None
     """Name of its scales if weights are quantized; None: it is never quantized."""
+    blocks: tuple[BlockPart, ...] = ()
+    """For each source, its type of quantized blocks and its rows, if it stays in them; empty: it does not."""
 
 
 def vector(name: str, source: str, size: int) -> WeightTarget:
