@@ -372,6 +372,21 @@ class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Maximum number of graphs of a tenant."""
     max_workflow_bytes: int = 256 << 20
     """Maximum total size of a tenant's graphs, as JSON."""
+    max_rows: int = 1_000_000
+    """Maximum number of rows of a run."""
+    max_runs: int = 64
+    """Maximum number of runs in progress; more wait."""
+    max_runs_per_tenant: int = 16
+    max_waiting: int = 1000
+    """Maximum number of waiting runs; more are refused with 429."""
+    max_run_bytes: int = 1 << 30
+    """Maximum total size of rows and results of a tenant's runs; no further run starts beyond it."""
+    max_cache_bytes: int = 1 << 30
+    """Maximum total size of a tenant's answers in the prompt cache; the least recently used ones go first."""
+    max_kept_runs: int = 200
+    """Ended runs of each tenant that are kept, with their results."""
+    max_kept_s: float = 30 * 86400.0
+    """Seconds for which they are kept."""
     max_sessions: int = 100
     """Maximum number of sessions of a tenant (`/v1/calls`)."""
     max_session_bytes: int = 256 << 20
@@ -381,11 +396,9 @@ class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A session without requests for this time ends."""
 
     def __post_init__(self) -> None:
-        if not self.session_idle_s > 0:
-            raise ConfigError(f"session_idle_s must be above 0, got {self.session_idle_s}")
-        for name in ("max_workflows", "max_workflow_bytes", "max_sessions", "max_session_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in self.__struct_fields__:
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from weft.config import ProgramsConfig, ServerConfig
-from weft.endpoints.models import ServedModel
+from weft.endpoints.models import Models, ServedModel
 from weft.programs.run_records import RunRecords
 from weft.server.app import App, create_app
 from weft.server.programs import inline_programs
@@ -143,7 +143,7 @@ def running(
     timer: Timer | None = None,
     programs: ProgramsConfig | None = None,
     records: RunRecords | None = None,
-    workflows: WorkflowService | None = None,
+    workflows: Callable[[Models], WorkflowService] = WorkflowService,
     **settings,
 ) -> Iterator[RunningServer]:
     config = msgspec.structs.replace(ServerConfig(port=0, drain_s=5.0), **settings)

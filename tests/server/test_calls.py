@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -247,7 +248,7 @@ def test_a_client_that_goes_away_ends_nothing() -> None:
 
 def test_a_session_expires_when_nobody_asks_for_anything() -> None:
     timer = ManualTimer()
-    workflows = WorkflowService(WorkflowsConfig(session_idle_s=100.0))
+    workflows = partial(WorkflowService, config=WorkflowsConfig(session_idle_s=100.0))
     with running(timer=timer, workflows=workflows) as server, server.http() as client:
         nodes = [text("a", "x"), {"id": "e", "op": "external"}]
         variables = ids(submit(client, {"session_id": "s", "nodes": nodes}))
@@ -282,7 +283,7 @@ def test_a_session_expires_when_nobody_asks_for_anything() -> None:
 def test_sessions_and_bytes_of_a_tenant_are_bounded() -> None:
     config = WorkflowsConfig(max_sessions=2, max_session_bytes=3000)
     with (
-        running(workflows=WorkflowService(config), api_keys=["alice=a", "bob=b"]) as server,
+        running(workflows=partial(WorkflowService, config=config), api_keys=["alice=a", "bob=b"]) as server,
         server.http(headers=ALICE) as client,
         server.http(headers=BOB) as bob,
     ):

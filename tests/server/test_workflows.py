@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_as_many_nodes_as_may_be_and_one_more(shared: RunningServer) -> None:
 
 def test_a_tenant_stores_so_many_and_no_more() -> None:
     config = WorkflowsConfig(max_workflows=2, max_workflow_bytes=400)
-    with running(workflows=WorkflowService(config)) as server, server.http() as client:
+    with running(workflows=partial(WorkflowService, config=config)) as server, server.http() as client:
         for number in range(2):
             assert client.post("/v1/workflows", json={"graph": graph(text("t", str(number)))}).status_code == 200
         refused = client.post("/v1/workflows", json={"graph": ASK})
@@ -130,16 +131,16 @@ def test_a_tenant_stores_so_many_and_no_more() -> None:
 
 
 def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
-    with running(workflows=WorkflowService(database=Database(tmp_path))) as server:
+    with running(workflows=partial(WorkflowService, database=Database(tmp_path))) as server:
         created = server.post("/v1/workflows", {"graph": ASK, "name": "ask"}).json()
-    with running(workflows=WorkflowService(database=Database(tmp_path))) as server, server.http() as client:
+    with running(workflows=partial(WorkflowService, database=Database(tmp_path))) as server, server.http() as client:
         assert client.get("/v1/workflows").json()["data"] == [created]
 
 
 def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "disk", "2m") as folder,
-        running(workflows=WorkflowService(database=Database(folder))) as server,
+        running(workflows=partial(WorkflowService, database=Database(folder))) as server,
     ):
         created = server.post("/v1/workflows", {"graph": ASK}).json()
         refused = server.post("/v1/workflows", {"graph": graph(text("t", "x" * (4 << 20)))})

@@ -11,7 +11,8 @@ WeftError
 │   ├── UnknownVariable       no variable of this tenant has that id
 │   ├── NoValue               nothing can give a variable a value any more
 │   ├── NotSettable           a variable that is computed, or that has its value already, was set
-│   └── RunEnded              the run has ended and takes no more messages
+│   ├── RunEnded              the run has ended and takes no more messages
+│   └── KeyReused             a request with this idempotency key asked for something else
 ├── ModelLoadError            a checkpoint that is missing, truncated, or of the wrong shape, dtype or architecture
 ├── ConfigError               a setting that cannot work on this machine
 ├── Overloaded                a queue is full; retry after `retry_after_s`
@@ -128,6 +129,12 @@ class RunEnded(InvalidRequest):
     """The run has ended and takes no more messages."""
 
     kind = "run_ended"
+
+
+class KeyReused(InvalidRequest):
+    """An earlier request with the same idempotency key asked for something else."""
+
+    kind = "key_reused"
 
 
 class ModelLoadError(WeftError):

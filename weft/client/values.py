@@ -38,12 +38,12 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a program. Times are seconds since 1970."""
+    """A run of a program or of a workflow. Times are seconds since 1970."""
 
     id: str
     program: str
     hash: str
-    kind: Literal["python", "wasm"]
+    kind: Literal["python", "wasm", "workflow"]
     trusted: bool
     model: str
     status: Literal["queued", "running", "finished", "failed", "cancelled"]
@@ -53,7 +53,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     started: float | None = None
     finished: float | None = None
     usage: dict[str, Any] = {}
-    limits: dict[str, Any] = {}
+    limits: dict[str, Any] | None = {}
+    """Of a program."""
+    workflow: dict[str, Any] | None = None
+    """How far a run of a workflow is: `rows`, `done`, `failed`, `calls`, `by_node`, …"""
     parent: str | None = None
     forgotten: bool = False
     """Its result, messages and log are no longer kept."""

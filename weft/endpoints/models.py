@@ -22,7 +22,15 @@ _SHRINKING = 4
 class ServedModel:
     """One engine and the names under which clients request it. Metrics use the first name."""
 
-    def __init__(self, names: list[str], engine: EngineClient, tokenizer: Tokenizer, *, root: str = ""):
+    def __init__(
+        self,
+        names: list[str],
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        *,
+        root: str = "",
+        stamp: Callable[[], str] = str,
+    ):
         if not names:
             raise ValueError("a served model needs a name")
         self.names = names
@@ -31,6 +39,8 @@ class ServedModel:
         self.root = root.rstrip("/").rpartition("/")[2] or names[0]
         """The name of the model without its folder, which clients must not see."""
         self.created = int(time.time())
+        self.stamp = stamp
+        """Returns what tells the weights from others, when they are there."""
 
 
 class ActiveModel:
@@ -49,6 +59,7 @@ class ActiveModel:
         self.engine = served.engine
         self.tokenizer = served.tokenizer
         self.root = served.root
+        self._stamp = served.stamp
         self.created = served.created
         self.metrics = metrics
         self.dialect = dialect
@@ -64,6 +75,12 @@ class ActiveModel:
     def recovers(self) -> bool:
         """Whether requests wait for the engine while it restarts."""
         return self.was_ready and self._waits_for_engine
+
+    @property
+    def weights(self) -> str:
+        """What answers depend on besides requests: weights and precision. Raises `EngineDead` while the engine
+        starts."""
+        return f"{self.root} {self._stamp()} {self.engine.info.dtype}"
 
     @property
     def max_context(self) -> int:

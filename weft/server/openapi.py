@@ -51,12 +51,24 @@ from weft.server.schemas.variables import (
     VariableCard,
     VariableUpdate,
 )
-from weft.server.schemas.workflows import WorkflowCard, WorkflowDeleted, WorkflowList, WorkflowUpload
+from weft.server.schemas.workflows import (
+    DEFAULT_PAGE,
+    LINES,
+    MAX_PAGE,
+    RowList,
+    WorkflowCard,
+    WorkflowDeleted,
+    WorkflowEvent,
+    WorkflowLimits,
+    WorkflowList,
+    WorkflowRunRequest,
+    WorkflowUpload,
+)
 from weft.version import __version__
 from weft.workflow.service.call_request import CallPlaceholder
 
 Struct = type[msgspec.Struct]
-SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits, CallPlaceholder)
+SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits, WorkflowLimits, CallPlaceholder)
 """All structs inside requests, with those of runs."""
 _PARAMETER = re.compile(r"{(\w+)}")
 
@@ -80,6 +92,12 @@ class Operation(NamedTuple):
 
 _WORK = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 _ASK = (401,)
+_AFTER = {
+    "type": "integer",
+    "minimum": 0,
+    "default": 0,
+    "description": "The number of the last result that is known.",
+}
 
 
 def _seconds(description: str) -> dict[str, Any]:
@@ -155,7 +173,53 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/workflows", "List your workflows.", None, WorkflowList, errors=(401, 507)),
     Operation("GET", "/v1/workflows/{workflow}", "Describe a workflow.", None, WorkflowCard, errors=(401, 404, 507)),
     Operation(
-        "DELETE", "/v1/workflows/{workflow}", "Delete a workflow.", None, WorkflowDeleted, errors=(401, 404, 507)
+        "DELETE", "/v1/workflows/{workflow}", "Delete a workflow.", None, WorkflowDeleted, errors=(400, 401, 404, 507)
+    ),
+    Operation(
+        "POST",
+        "/v1/workflows/{workflow}/runs",
+        "Run a workflow over rows.",
+        WorkflowRunRequest,
+        RunCard,
+        WorkflowEvent,
+        errors=(*_WORK, 403, 409, 507),
+    ),
+    Operation(
+        "GET",
+        "/v1/runs/{run}/events",
+        "The events of a workflow's run: results of rows, progress, its end.",
+        None,
+        None,
+        WorkflowEvent,
+        media="text/event-stream",
+        errors=(400, 401, 404, 507),
+        query={"after": _AFTER},
+    ),
+    Operation(
+        "GET",
+        "/v1/runs/{run}/results",
+        "Results of a workflow's run, in the order in which rows ended.",
+        None,
+        RowList,
+        errors=(400, 401, 404, 507),
+        query={
+            "after": _AFTER,
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_PAGE,
+                "default": DEFAULT_PAGE,
+                "description": "Results in the answer.",
+            },
+        },
+    ),
+    Operation(
+        "POST",
+        "/v1/runs/{run}/resume",
+        "Go on with a workflow's run that failed or was cancelled.",
+        None,
+        RunCard,
+        errors=(400, 401, 404, 429, 503, 507),
     ),
     Operation(
         "GET",
@@ -231,7 +295,7 @@ _STATUS_TEXT = {
     403: "Your uploads have reached their limit.",
     404: "The model or object does not exist.",
     408: "The body did not arrive in time.",
-    409: "The run has ended, or the variable is computed or has its value.",
+    409: "The run has ended, the variable is computed or has its value, or the idempotency key was used otherwise.",
     410: "The session is over, or nothing gives the variable a value.",
     413: "The body is too large.",
     415: "The body is not JSON.",
@@ -332,7 +396,7 @@ def _operation(op: Operation) -> dict[str, Any]:
     if op.event is not None:
         success["text/event-stream"] = {"x-event": _ref(op.event)}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": success}}
-    if op.request in (RunRequest, SourceRunRequest):
+    if op.request in (RunRequest, SourceRunRequest, WorkflowRunRequest):
         responses["202"] = {"description": "With `background`: it runs.", "content": {op.media: success[op.media]}}
     if op.path == "/ready":
         responses["503"] = {"description": "Not now.", "content": {op.media: {"schema": _ref(Status)}}}
@@ -345,6 +409,8 @@ def _operation(op: Operation) -> dict[str, Any]:
         content: dict[str, Any] = {"application/json": {"schema": _ref(op.request)}}
         if op.request is ProgramUpload:
             content |= {kind: {} for kind in RAW_KINDS}
+        if op.request is WorkflowRunRequest:
+            content |= {kind: {} for kind in sorted(LINES)}
         result["requestBody"] = {"required": True, "content": content}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from weft.abi.errors import ConfigError
-from weft.config import Config, ServerConfig
+from weft.config import Config, EngineConfig, ServerConfig
 from weft.endpoints.models import ServedModel
 from weft.engine.supervisor import ProcessEngine, Progress
+from weft.hub import file_stamp, find_model
 from weft.server.app import App, create_app
 from weft.server.connections import Connections, StalledConnections, max_connections
 from weft.server.logs import configure_logging
@@ -62,7 +63,7 @@ def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None
         shared,
         [load_model(config, progress) for config in configs],
         programs=lambda models: process_programs(models, shared, configs[0].programs, engines, database),
-        workflows=WorkflowService(configs[0].workflows, database),
+        workflows=lambda models: WorkflowService(models, configs[0].workflows, database),
     )
     server = Server(create_app(shared, service), shared)
     server.run()
@@ -78,7 +79,14 @@ def load_model(config: Config, progress: ProgressOf | None = None) -> ServedMode
     )
     report = progress(engine.model) if progress is not None else None
     process = ProcessEngine(engine, progress=report, trace=server.trace, log_level=server.log_level)
-    return ServedModel(server.served_model_name or [engine.model], process, tokenizer, root=engine.model)
+    names = server.served_model_name or [engine.model]
+    return ServedModel(names, process, tokenizer, root=engine.model, stamp=lambda: weights_stamp(engine))
+
+
+def weights_stamp(engine: EngineConfig) -> str:
+    """What tells the weights of an engine from others. Raises `ModelLoadError` where they are gone."""
+    path = find_model(engine.model, engine.revision, files=(), offline=True)
+    return f"{file_stamp(path)} {engine.quantization}"
 
 
 def check_tls(config: ServerConfig) -> None:

@@ -38,7 +38,7 @@ class Service:
         models: list[ServedModel],
         timer: Timer | None = None,
         programs: Callable[[Models], ServedPrograms] = inline_programs,
-        workflows: WorkflowService | None = None,
+        workflows: Callable[[Models], WorkflowService] = WorkflowService,
     ):
         self.config = config
         self.timer = timer or Timer()
@@ -55,7 +55,7 @@ class Service:
             for model in models
         )
         self.programs = programs(self.models)
-        self.workflows = workflows or WorkflowService()
+        self.workflows = workflows(self.models)
         self.variables = VariableTable()
         self.sessions = SessionService(self.models, self.variables, self.workflows.config, self.timer)
         num_tenants = len({key.tenant for key in parse_keys(config.api_keys)})
@@ -80,15 +80,22 @@ class Service:
             task = asyncio.create_task(self._wait_ready(model))
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
-        task = asyncio.create_task(self._start_programs())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        for work in (self._start_programs(), self._start_workflows()):
+            task = asyncio.create_task(work)
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
 
     async def _start_programs(self) -> None:
         try:
             await self.programs.begin()
         except WeftError as error:
             logger.error("programs cannot be run: %s", error.message)
+
+    async def _start_workflows(self) -> None:
+        try:
+            await self.workflows.begin()
+        except WeftError as error:
+            logger.error("workflows that were interrupted do not go on: %s", error.message)
 
     async def _wait_ready(self, model: ActiveModel) -> None:
         try:
@@ -106,6 +113,7 @@ class Service:
         for task in list(self._starting):
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
+        await self.workflows.runs.close()
         await self.programs.close()
         await self.sessions.close()
         await self.workflows.close()

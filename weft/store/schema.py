@@ -18,6 +18,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    UniqueConstraint,
     insert,
     inspect,
     select,
@@ -155,7 +156,50 @@ def _third(connection: Connection) -> None:
     _LIBRARY.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third)
+_SERVED_RUNS = MetaData()
+
+served_runs = Table(
+    "served_runs",
+    _SERVED_RUNS,
+    Column("run", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("key", Text),
+    Column("server", Text),
+    Column("created_s", Float, nullable=False),
+    Column("ended_s", Float),
+    Column("size_bytes", Integer, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    UniqueConstraint("tenant", "key"),
+    Index("served_runs_by_age", "tenant", "created_s"),
+)
+"""Runs of workflows on servers. `server` carries the run out; null when it has ended. `key` is the client's idempotency
+key; `size_bytes` that of its inputs and results."""
+
+workflow_inputs = Table(
+    "workflow_inputs",
+    _SERVED_RUNS,
+    Column("run", Text, primary_key=True),
+    Column("first", Integer, primary_key=True),
+    Column("rows", LargeBinary, nullable=False),
+)
+"""The inputs of runs on servers, several rows together from row `first` on."""
+
+workflow_endings = Table(
+    "workflow_endings",
+    _SERVED_RUNS,
+    Column("run", Text, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("row", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+)
+"""The order in which rows of runs on servers ended, from 1. The results are in `workflow_rows`."""
+
+
+def _fourth(connection: Connection) -> None:
+    _SERVED_RUNS.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth)
 """From each version to the next, beginning with an empty database (version 0)."""
 
 

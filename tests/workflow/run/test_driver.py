@@ -269,7 +269,7 @@ def test_others_have_a_turn_while_large_rows_open(monkeypatch: pytest.MonkeyPatc
     assert set(range(2, 9, 2)) <= set(turns)
 
 
-def test_a_run_that_goes_on_counts_from_where_it_was() -> None:
+def test_a_run_that_goes_on_counts_from_the_rows_that_have_ended() -> None:
     before = RunCounts(2, 1, CallCounts(calls=3, prompt_tokens=10), {"a": CallCounts(calls=3)})
     state = RunState(graph_from_dict(ASK), limits=RunLimits(calls=4), counts=before)
     state.open_row(5, {"q": "x"})
@@ -277,8 +277,30 @@ def test_a_run_that_goes_on_counts_from_where_it_was() -> None:
     failed, call = state.take(2)
     assert isinstance(failed, RowDone)
     assert isinstance(call, CallModel)
-    state.answered(call.task, fake_answer(call.request), is_new=False)
-    assert state.counts.calls == before.calls
+    answer = fake_answer(call.request)
+    state.answered(call.task, answer)
+    assert state.counts == state.ended_counts
+    assert state.counts.calls == before.calls.plus(answer)
+    assert state.counts.by_node == {"a": before.by_node["a"].plus(answer)}
     assert (state.counts.rows, state.counts.failed_rows) == (4, 2)
     assert (failed.row, "4 calls" in str(failed.failure)) == (6, True)
     assert [each.failure for each in state.take(0) if isinstance(each, RowDone)] == [None]
+
+
+def test_counts_of_rows_in_progress_are_apart() -> None:
+    state = RunState(graph_from_dict(graph(llm("a", "{{q}}", seed=1), llm("b", "{{a}}", seed=1))))
+    for row in range(2):
+        state.open_row(row, {"q": "same"})
+    (call,) = state.take(5)
+    assert isinstance(call, CallModel)
+    state.answered(call.task, fake_answer(call.request))
+    assert (state.counts.calls.calls, state.counts.calls.merged_calls) == (1, 1)
+    assert state.ended_counts.calls == CallCounts()
+    (call,) = state.take(5)
+    assert isinstance(call, CallModel)
+    state.answered(call.task, fake_answer(call.request))
+    assert state.ended_counts == state.counts
+    assert {name: (each.calls, each.merged_calls) for name, each in state.counts.by_node.items()} == {
+        "a": (1, 1),
+        "b": (1, 1),
+    }

@@ -237,8 +237,9 @@ def test_a_chain_may_be_longer_than_the_stack() -> None:
 def test_rows_leave_nothing_behind() -> None:
     nodes = llm("a", "{{q}}", temperature=0), pick("p", "a", split=" "), mapped("m", "p", body(v="i"))
     player = play(graph(*nodes), [{"q": str(row)} for row in range(50)])
-    left = {name: value for name, value in vars(player.state).items() if isinstance(value, (dict, set, list)) and value}
-    assert set(left) == {"_by_node"}
+    kept = {**vars(player.state), **vars(player.state._ledger)}
+    left = {name: value for name, value in kept.items() if isinstance(value, (dict, set, list)) and value}
+    assert set(left) == {"_by_node", "_ended_by_node"}
 
 
 def test_an_answer_that_is_cut_within_its_json_says_so() -> None:

@@ -27,6 +27,8 @@ from weft.server.schemas.programs import (
     SourceRunRequest,
 )
 from weft.server.state import Service
+from weft.server.workflow_cards import workflow_run_card
+from weft.workflow.service.record import is_workflow_run
 
 _encode = msgspec.json.encode
 
@@ -108,19 +110,28 @@ async def _until_over(service: Service, request: Request, run: Run) -> None:
 
 async def list_runs(service: Service, request: Request) -> ASGIApp:
     """List the caller's runs, newest first."""
-    runs = service.programs.history.runs(record_of(request).tenant)
-    return answer(RunList(data=[card_of(run.record(), forgotten=run.forgotten) for run in runs]))
+    tenant = record_of(request).tenant
+    workflows = await service.workflows.runs.all(tenant)
+    cards = [card_of(run.record(), forgotten=run.forgotten) for run in service.programs.history.runs(tenant)]
+    cards += [workflow_run_card(record, with_nodes=False) for record in workflows]
+    return answer(RunList(data=sorted(cards, key=lambda card: -card.created)))
 
 
 async def get_run(service: Service, request: Request) -> ASGIApp:
     """One run, with its result if it has finished."""
+    if is_workflow_run(request.path_params["run"]):
+        found = await service.workflows.runs.find(record_of(request).tenant, request.path_params["run"])
+        return answer(workflow_run_card(found.record))
     run = _find(service, request)
     await run.refresh()
     return answer(card_of(run.record(), run.result, forgotten=run.forgotten))
 
 
 async def delete_run(service: Service, request: Request) -> ASGIApp:
-    """Delete the record of an ended run."""
+    """Delete the record of an ended run; of a workflow also its results."""
+    if is_workflow_run(request.path_params["run"]):
+        await service.workflows.runs.delete(record_of(request).tenant, request.path_params["run"])
+        return answer(RunDeleted(id=request.path_params["run"]))
     run = _find(service, request)
     service.programs.history.forget(run.tenant, run.id)
     return answer(RunDeleted(id=run.id))
@@ -150,6 +161,11 @@ async def send_message(service: Service, request: Request) -> ASGIApp:
 
 async def cancel(service: Service, request: Request) -> ASGIApp:
     """Cancel a run, and wait until it has ended."""
+    if is_workflow_run(request.path_params["run"]):
+        found = await service.workflows.runs.find_here(record_of(request).tenant, request.path_params["run"])
+        found.cancel()
+        async with Guard(request, service):
+            return answer(workflow_run_card(await found.wait()))
     run = _find(service, request)
     run.cancel()
     async with Guard(request, service):
@@ -158,4 +174,6 @@ async def cancel(service: Service, request: Request) -> ASGIApp:
 
 
 def _find(service: Service, request: Request) -> Run:
-    return service.programs.history.find(record_of(request).tenant, request.path_params["run"])
+    id = request.path_params["run"]
+    require(not is_workflow_run(id), "This is a run of a workflow: it has events and results.", "run")
+    return service.programs.history.find(record_of(request).tenant, id)

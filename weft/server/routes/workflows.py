@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from weft.abi.errors import InvalidRequest
+from weft.endpoints.errors import require
+from weft.endpoints.fields import request_from
+from weft.server.errors import ClientGone
 from weft.server.guard import Guard
+from weft.server.limits import body_of, content_type_of
 from weft.server.record import record_of
 from weft.server.routes.base import answer, read, route
-from weft.server.schemas.workflows import WorkflowCard, WorkflowDeleted, WorkflowList, WorkflowUpload
+from weft.server.run_events import GONE
+from weft.server.schemas.workflows import (
+    DEFAULT_PAGE,
+    LINES,
+    MAX_PAGE,
+    WorkflowCard,
+    WorkflowDeleted,
+    WorkflowLimits,
+    WorkflowList,
+    WorkflowRunRequest,
+    WorkflowUpload,
+)
 from weft.server.state import Service
+from weft.server.workflow_cards import results_page, workflow_run_card
+from weft.server.workflow_events import WorkflowStream
+from weft.workflow.run.instructions import RunLimits
 from weft.workflow.service.library import StoredWorkflow
+from weft.workflow.service.live_run import WorkflowRun
+from weft.workflow.service.record import WorkflowRunSpec, is_workflow_run
+from weft.workflow.service.runs import RunRequested
+
+MAX_KEY_CHARS = 255
+MAX_NUMBER = 10**15
+KEY_LENGTH = f"Idempotency-Key has 1 to {MAX_KEY_CHARS} characters."
 
 
 def routes(service: Service) -> list[Route]:
@@ -22,6 +50,10 @@ def routes(service: Service) -> list[Route]:
         route(service, "GET", "/v1/workflows", list_workflows),
         route(service, "GET", "/v1/workflows/{workflow}", get_workflow),
         route(service, "DELETE", "/v1/workflows/{workflow}", delete_workflow),
+        route(service, "POST", "/v1/workflows/{workflow}/runs", run_workflow),
+        route(service, "GET", "/v1/runs/{run}/events", follow),
+        route(service, "GET", "/v1/runs/{run}/results", list_results),
+        route(service, "POST", "/v1/runs/{run}/resume", resume),
     ]
 
 
@@ -46,9 +78,129 @@ async def get_workflow(service: Service, request: Request) -> ASGIApp:
 
 
 async def delete_workflow(service: Service, request: Request) -> ASGIApp:
-    """Delete a workflow."""
-    id = await service.workflows.library.delete(record_of(request).tenant, request.path_params["workflow"])
-    return answer(WorkflowDeleted(id=id))
+    """Delete a workflow of which no run is in progress."""
+    tenant = record_of(request).tenant
+    found = await service.workflows.library.find(tenant, request.path_params["workflow"])
+    service.workflows.runs.check_unused(tenant, found.id)
+    await service.workflows.library.delete(tenant, found.id)
+    return answer(WorkflowDeleted(id=found.id))
+
+
+async def run_workflow(service: Service, request: Request) -> ASGIApp:
+    """Run a workflow over rows: of a JSON body, or of lines of JSON."""
+    record = record_of(request)
+    workflow = await service.workflows.library.find(record.tenant, request.path_params["workflow"])
+    key = _idempotency_key(request)
+    if content_type_of(request) in LINES:
+        fields = request_from(WorkflowRunRequest, _fields_of_query(request))
+        async with body_of(request, service) as body:
+            run = await _start(service, request, workflow, fields, RunRequested(_spec(fields), body, key))
+    else:
+        fields = await read(service, request, WorkflowRunRequest)
+        run = await _start(service, request, workflow, fields, RunRequested(_spec(fields), fields.rows, key))
+    record.stream, owned = fields.stream, key is None
+    if fields.stream:
+        return WorkflowStream(request, service, run, owned=owned)
+    if fields.background:
+        return answer(workflow_run_card(run.record), 202)
+    await _until_over(service, request, run, owned=owned)
+    page = await service.workflows.runs.results(run, 0, MAX_PAGE)
+    card = workflow_run_card(run.record)
+    return answer(msgspec.structs.replace(card, results=results_page(page, run.record, 0)))
+
+
+async def _start(
+    service: Service, request: Request, workflow: StoredWorkflow, fields: WorkflowRunRequest, asked: RunRequested
+) -> WorkflowRun:
+    require(not (fields.stream and fields.background), "stream and background exclude each other.", "background")
+    async with Guard(request, service):
+        return await service.workflows.runs.start(record_of(request).tenant, workflow, asked)
+
+
+async def _until_over(service: Service, request: Request, run: WorkflowRun, *, owned: bool) -> None:
+    """Wait for the end of a run. Cancel it, if it is `owned`, when the client disconnects or the server interrupts the
+    request."""
+    try:
+        async with Guard(request, service):
+            await run.wait()
+    except BaseException as error:
+        if owned:
+            run.cancel(GONE if isinstance(error, ClientGone) else "the request that started it ended")
+        raise
+
+
+def _spec(fields: WorkflowRunRequest) -> WorkflowRunSpec:
+    try:
+        limits = msgspec.convert(fields.limits, WorkflowLimits)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"limits: {error}.", "limits") from None
+    return WorkflowRunSpec(
+        limits=RunLimits(limits.calls, limits.tokens),
+        cache=fields.cache,
+        optimise=fields.optimise,
+        model=fields.model,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+    )
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    require(key is None or 1 <= len(key) <= MAX_KEY_CHARS, KEY_LENGTH, "Idempotency-Key")
+    return key
+
+
+def _fields_of_query(request: Request) -> dict[str, Any]:
+    """Fields of a run: JSON where the text parses, otherwise the text."""
+    fields: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
+        require(name != "rows" and name not in fields, f"{name[:100]} cannot stand here, or twice.", name[:100])
+        try:
+            fields[name] = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            fields[name] = text
+    return fields
+
+
+async def follow(service: Service, request: Request) -> ASGIApp:
+    """The events of a run as server-sent events, behind the one that `Last-Event-ID` or `after` names."""
+    record = record_of(request)
+    run = await service.workflows.runs.find_here(record.tenant, _workflow_run_id(request))
+    record.stream = True
+    after = request.headers.get("last-event-id") or request.query_params.get("after")
+    return WorkflowStream(request, service, run, after=_number("after", after, 0, 0, MAX_NUMBER))
+
+
+async def list_results(service: Service, request: Request) -> ASGIApp:
+    """A page of results, in the order in which rows ended."""
+    runs, query = service.workflows.runs, request.query_params
+    run = await runs.find(record_of(request).tenant, _workflow_run_id(request))
+    after = _number("after", query.get("after"), 0, 0, MAX_NUMBER)
+    limit = _number("limit", query.get("limit"), DEFAULT_PAGE, 1, MAX_PAGE)
+    record = run.record
+    page = await runs.results(run, after, limit)
+    return answer(results_page(page, record, after))
+
+
+async def resume(service: Service, request: Request) -> ASGIApp:
+    """Go on with a run that failed or was cancelled."""
+    async with Guard(request, service):
+        run = await service.workflows.runs.resume(record_of(request).tenant, _workflow_run_id(request))
+    return answer(workflow_run_card(run.record))
+
+
+def _workflow_run_id(request: Request) -> str:
+    id: str = request.path_params["run"]
+    require(is_workflow_run(id), f"{id[:80]!r} is no run of a workflow: programs have messages and a result.", "run")
+    return id
+
+
+def _number(name: str, text: str | None, default: int, least: int, most: int) -> int:
+    if text is None:
+        return default
+    valid = text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most
+    require(valid, f"{name} must be an integer from {least} to {most}.", name)
+    return int(text)
 
 
 def _card(stored: StoredWorkflow) -> WorkflowCard:

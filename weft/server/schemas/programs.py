@@ -11,6 +11,7 @@ from msgspec import Meta
 from weft.endpoints.schemas.common import MAX_SALT_CHARS, Json, ModelName
 from weft.programs.quota.limits import Limits
 from weft.programs.run.runs import RunUsage
+from weft.server.schemas.workflows import RowList, WorkflowProgress
 
 MAX_FIRST_MESSAGES = 100
 RAW_KINDS: dict[str, Literal["python", "wasm"]] = {"application/wasm": "wasm", "text/x-python": "python"}
@@ -127,21 +128,27 @@ class RunCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["run"] = "run"
     program: str
-    """The name under which it was launched; empty for a source that was not uploaded."""
+    """The name under which it was launched; empty for a source that was not uploaded. Of a workflow: its name."""
     hash: str
-    """SHA-256 of the program's content."""
-    kind: Literal["python", "wasm"]
-    trusted: bool
+    """SHA-256 of the program's content, or the id of the workflow."""
+    kind: Literal["python", "wasm", "workflow"]
+    trusted: bool = False
     model: str
+    """The first served name; empty for a workflow of several models."""
     status: Literal["queued", "running", "finished", "failed", "cancelled"]
     result: Any = None
-    """The value that `main` returned."""
+    """The value that `main` returned. A workflow has `results`."""
     error: RunError | None = None
     created: float
     started: float | None = None
     finished: float | None = None
     usage: RunUsage
-    limits: Limits
+    limits: Limits | None = None
+    """Of a program."""
+    workflow: WorkflowProgress | None = None
+    """How far a run of a workflow is."""
+    results: RowList | None = None
+    """The first results of a run of a workflow, in the answer to the request that started it and waited for it."""
     parent: str | None = None
     """Id of the run that launched this one."""
     forgotten: bool = False

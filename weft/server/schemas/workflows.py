@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from weft.endpoints.schemas.common import Json
+from weft.endpoints.schemas.common import MAX_SALT_CHARS, Json
 
 MAX_NAME_CHARS = 200
+LINES = frozenset({"application/jsonl", "application/x-ndjson"})
+"""Content types of bodies that are rows, one JSON object a line."""
+MAX_PAGE = 1000
+"""Results of one page."""
+DEFAULT_PAGE = 100
 
 
 class WorkflowUpload(msgspec.Struct, kw_only=True, frozen=True):
@@ -54,3 +60,122 @@ class WorkflowDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
     object: Literal["workflow.deleted"] = "workflow.deleted"
     id: str
+
+
+class WorkflowLimits(msgspec.Struct, kw_only=True, frozen=True):
+    """Bounds of a run. What goes past one fails with `limit_exceeded`, which names it."""
+
+    calls: Annotated[int, Meta(ge=0, description="Calls of models.")] | None = None
+    tokens: Annotated[int, Meta(ge=0, description="Tokens of prompts and outputs together.")] | None = None
+
+
+class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """A run of a workflow. A body of JSONL has the rows; the other fields are then query parameters."""
+
+    shapes: ClassVar[Mapping[str, Any]] = {"limits": WorkflowLimits}
+
+    rows: Annotated[list[Json], Meta(description="Rows: objects with the inputs of the workflow.")] = msgspec.field(
+        default_factory=list
+    )
+    limits: Annotated[Json, Meta(description="`calls` and `tokens` at most; what goes past one fails.")] = (
+        msgspec.field(default_factory=dict)
+    )
+    cache: Annotated[
+        bool, Meta(description="Whether calls that can only be answered in one way may have an earlier answer.")
+    ] = True
+    optimise: Annotated[bool, Meta(description="Whether the optimiser may rewrite the graph first.")] = True
+    stream: Annotated[bool, Meta(description="Respond with server-sent events.")] = False
+    background: Annotated[
+        bool, Meta(description="Respond at once; the run continues after the connection has closed.")
+    ] = False
+    model: Annotated[str, Meta(description="A served name, for calls that name none.")] | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000, description="Of the calls; lower runs earlier.")] = 0
+    cache_salt: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=MAX_SALT_CHARS,
+                description="The run shares cached prefixes and answers only with requests of the same key and salt.",
+            ),
+        ]
+        | None
+    ) = None
+
+
+class NodeCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What calls of models have done."""
+
+    calls: int
+    """Requests that were answered."""
+    merged_calls: int
+    """Calls that had the answer of an equal one that was in flight."""
+    cached_calls: int
+    """Calls that had the answer of an equal earlier one."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompts, those whose KV was there."""
+    output_tokens: int
+
+
+class WorkflowProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run of a workflow is."""
+
+    id: str
+    """The workflow."""
+    rows: int
+    done: int
+    """Rows whose results can be read, failed ones included."""
+    failed: int
+    calls: NodeCalls
+    by_node: dict[str, NodeCalls]
+    """Of each node that called a model, by its label, such as `notes.summary`."""
+    limits: WorkflowLimits
+
+
+class RowError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a row has not all outputs."""
+
+    row: int
+    node: str
+    """Where it began, such as `notes[3].summary`."""
+    message: str
+    kind: str
+
+
+class RowCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a row."""
+
+    number: int
+    """The place in the order in which rows ended, from 1."""
+    row: int
+    """From 0, in the order of the rows."""
+    outputs: dict[str, Any]
+    """Without those that failed."""
+    error: RowError | None = None
+
+
+class RowList(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of a run, in the order in which its rows ended."""
+
+    object: Literal["list"] = "list"
+    data: list[RowCard]
+    last: int
+    """`after` of the next page."""
+    has_more: bool
+    """Whether there is a further result now."""
+    status: Literal["queued", "running", "finished", "failed", "cancelled"]
+    """Of the run; while it is in progress, more may come."""
+
+
+class WorkflowEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event of a workflow's run. `type` says which of the other fields is present. Its `id` is the number of the
+    last result before it: a stream goes on behind it."""
+
+    type: Literal["run", "row", "progress", "end"]
+    """`run`: the first event, with the present state of the run. `row`: the result of a row. `progress`: what calls
+    have done by now. `end`: the run has ended; with the run."""
+    run: Any = None
+    """A run, as `GET /v1/runs/{run}` describes it."""
+    row: RowCard | msgspec.Raw | None = None
+    progress: WorkflowProgress | None = None

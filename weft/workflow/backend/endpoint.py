@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -35,7 +36,11 @@ class _CallRecord(Record):
 class EndpointBackend:
     """Calls of one tenant at the models of this process."""
 
-    def __init__(self, models: Models, tenant: str = "", name: str = "workflow"):
+    def __init__(
+        self, models: Models, tenant: str = "", name: str = "workflow", fields: Mapping[str, Any] | None = None
+    ):
+        """`fields` are those of every call that does not give its own, such as `model`."""
+        self._fields = fields or {}
         self._models = models
         self._tenant = tenant
         self._name = name
@@ -51,14 +56,16 @@ class EndpointBackend:
             route=request.endpoint,
             on_start=started,
         )
-        reply = await endpoint.create(endpoint.decode(request.hinted, self._models), record, self._models)
+        body = endpoint.decode({**self._fields, **request.hinted}, self._models)
+        reply = await endpoint.create(body, record, self._models)
         assert isinstance(reply, (ChatResponse, CompletionResponse))
         return _completed(reply) if isinstance(reply, CompletionResponse) else _chatted(reply)
 
     async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
-        """As `ModelBackend.split`, by the first model's tokens. A character in several tokens is in
-        the part in which it begins."""
-        tokenizer = self._models[0].tokenizer
+        """As `ModelBackend.split`, by the tokens of the model of `fields`, else of the first one. A character
+        in several tokens is in the part in which it begins."""
+        name = self._fields.get("model")
+        tokenizer = (self._models[0] if name is None else self._models.find(name)).tokenizer
         packed = await tokenizer.encode_async(text, add_special_tokens=False, tenant=self._tenant)
         pieces = [tokenizer.bytes_of(token) for token in unpack_tokens(packed)]
         whole = b"".join(pieces)

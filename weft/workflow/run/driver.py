@@ -153,7 +153,7 @@ class Driver:
         assert not isinstance(instruction, Notice)
         known = msgspec.UNSET if self._journal is None else self._journal.take(instruction.task)
         if known is not msgspec.UNSET:
-            self._reports.put_nowait(lambda: self._report(instruction.task, known, is_new=False))
+            self._reports.put_nowait(lambda: self._report(instruction.task, known))
             return
         if isinstance(instruction, CallModel):
             self._num_calls += 1
@@ -209,9 +209,9 @@ class Driver:
             self._journal.keep(instruction.task, value)
         self._reports.put_nowait(lambda: self._report(instruction.task, value))
 
-    def _report(self, task: TaskName, value: Any, *, is_new: bool = True) -> None:
+    def _report(self, task: TaskName, value: Any) -> None:
         if isinstance(value, ModelAnswer):
-            self._state.answered(task, value, is_new=is_new)
+            self._state.answered(task, value)
         else:
             self._state.returned(task, value)
 

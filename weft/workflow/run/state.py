@@ -49,7 +49,6 @@ from weft.workflow.run.calls import ModelAnswer, request_of, value_of_answer
 from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, OpenMap, RowFailure, Within
 from weft.workflow.run.instructions import (
     AwaitExternal,
-    CallCounts,
     CallFunction,
     CallModel,
     Instruction,
@@ -59,6 +58,7 @@ from weft.workflow.run.instructions import (
     RunProgram,
     TaskName,
 )
+from weft.workflow.run.ledger import CallLedger, merged
 from weft.workflow.run.order import CallSite, Hints, Order, no_hints, row_by_row
 
 FIRST_PAUSE_S = 0.5
@@ -98,13 +98,11 @@ class RunState:
         hints: Hints = no_hints,
         counts: RunCounts | None = None,
     ):
-        """`counts` are those of a run that goes on."""
+        """`counts` are those of the rows of an interrupted run that have ended."""
         counts = counts or RunCounts()
+        self._ledger = CallLedger(counts)
         self.num_nodes = count_nodes(graph.nodes)
         """Nodes of the graph, those of bodies included."""
-        self._calls = counts.calls
-        self._by_node = dict(counts.by_node)
-        self._num_ended, self._num_failed = counts.rows, counts.failed_rows
         self._plan = BodyPlan(Body(nodes=graph.nodes, outputs=graph.outputs), None)
         self._order = order or row_by_row(graph)
         self._limits = limits or RunLimits()
@@ -129,11 +127,9 @@ class RunState:
         self._todo += Frame(self._plan, values, row).ask(OUTPUTS)
         self._work()
 
-    def answered(self, name: TaskName, answer: ModelAnswer, *, is_new: bool = True) -> None:
-        """A model answered a call, and with it those that are equal. An answer from before an interruption is not new:
-        it was counted."""
-        if is_new:
-            self._count(self._tasks[name], answer)
+    def answered(self, name: TaskName, answer: ModelAnswer) -> None:
+        """A model answered a call, and with it those that are equal."""
+        self._ledger.note(name.row, self._tasks[name].label, lambda counts: counts.plus(answer))
         call = self._tasks[name].instruction
         assert isinstance(call, CallModel)
         for each in self._with_equals(name):
@@ -192,7 +188,12 @@ class RunState:
     @property
     def counts(self) -> RunCounts:
         """What the run has done so far."""
-        return RunCounts(self._num_ended, self._num_failed, self._calls, dict(self._by_node))
+        return self._ledger.counts
+
+    @property
+    def ended_counts(self) -> RunCounts:
+        """What the rows that have ended did: another state goes on from these."""
+        return self._ledger.ended
 
     @property
     def num_rows(self) -> int:
@@ -216,16 +217,11 @@ class RunState:
         return call._replace(request=call.request._replace(hints=self._hints(task.site)))
 
     def _reached(self) -> LimitExceeded | None:
-        used = self._calls.prompt_tokens + self._calls.output_tokens
         if self._limits.calls is not None and self._num_sent >= self._limits.calls:
             return LimitExceeded(f"the run has made the {self._limits.calls:,} calls that it may make", "calls")
-        if self._limits.tokens is not None and used >= self._limits.tokens:
+        if self._limits.tokens is not None and self._ledger.num_tokens >= self._limits.tokens:
             return LimitExceeded(f"the run has used the {self._limits.tokens:,} tokens that it may use", "tokens")
         return None
-
-    def _count(self, task: _Task, answer: ModelAnswer) -> None:
-        self._calls = self._calls.plus(answer)
-        self._by_node[task.label] = self._by_node.get(task.label, CallCounts()).plus(answer)
 
     # ---- evaluation
 
@@ -317,10 +313,8 @@ class RunState:
         if key is None:
             return [name]
         equals = self._equal.pop(key)
-        self._calls = _merged(self._calls, len(equals) - 1)
         for each in equals[1:]:
-            node = self._tasks[each].label
-            self._by_node[node] = _merged(self._by_node.get(node, CallCounts()), 1)
+            self._ledger.note(each.row, self._tasks[each].label, merged)
         return equals
 
     def _settle(self, frame: Frame, node_id: str, value: Any) -> None:
@@ -378,14 +372,9 @@ class RunState:
     def _row_ended(self, row: int, outputs: Mapping[str, Any]) -> None:
         failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)
         made = {name: plain(value) for name, value in outputs.items() if not isinstance(value, RowFailure)}
-        self._num_ended += 1
-        self._num_failed += failure is not None
+        self._ledger.end(row, failed=failure is not None)
         self._rows.remove(row)
         self._out.append(RowDone(row, made, failure))
-
-
-def _merged(counts: CallCounts, number: int) -> CallCounts:
-    return counts._replace(merged_calls=counts.merged_calls + number)
 
 
 def reached_value(frame: Frame, reference: Reference) -> Any:

@@ -72,11 +72,9 @@ class WorkflowLibrary:
         """All of a tenant, oldest first, without their graphs. Raises `StorageFailed`."""
         return [_stored(row) for row in await asyncio.to_thread(self._table.all, tenant)]
 
-    async def delete(self, tenant: str, id: str) -> str:
-        """Remove a workflow. Returns its id. Raises `UnknownWorkflow`, `StorageFailed`."""
-        found = await self.find(tenant, id)
-        await asyncio.to_thread(self._table.delete, tenant, found.id)
-        return found.id
+    async def delete(self, tenant: str, id: str) -> None:
+        """Remove a workflow. Raises `StorageFailed`."""
+        await asyncio.to_thread(self._table.delete, tenant, id)
 
     def _create(self, tenant: str, raw: Any, name: str) -> StoredWorkflow:
         graph = graph_from_dict(raw)

@@ -1,25 +1,42 @@
-"""`WorkflowService`: the workflows of a server. `weft.server.state.Service` has one; routes call it."""
+"""`WorkflowService`: the workflows of a server and their runs. `weft.server.state.Service` has one; routes call it."""
 
 from __future__ import annotations
 
 import asyncio
 
 from weft.config import WorkflowsConfig
+from weft.endpoints.models import Models
+from weft.store.answers import AnswerTable
 from weft.store.database import Database
+from weft.store.served_runs import ServedRunTable
+from weft.store.workflow_runs import WorkflowRunTable
 from weft.store.workflows import WorkflowQuota, WorkflowTable
+from weft.workflow.service.execution import RunTables
 from weft.workflow.service.library import WorkflowLibrary
+from weft.workflow.service.runs import WorkflowRuns
 
 
 class WorkflowService:
     """Used from one event loop."""
 
-    def __init__(self, config: WorkflowsConfig | None = None, database: Database | None = None):
-        """Without a database, workflows are kept in memory. `close` closes it."""
+    def __init__(self, models: Models, config: WorkflowsConfig | None = None, database: Database | None = None):
+        """Without a database, workflows and runs are kept in memory. `close` closes it."""
         self.config = config = config or WorkflowsConfig()
         self._database = database or Database()
         quota = WorkflowQuota(config.max_workflows, config.max_workflow_bytes)
+        tables = RunTables(
+            ServedRunTable(self._database),
+            WorkflowRunTable(self._database),
+            AnswerTable(self._database, config.max_cache_bytes),
+        )
         self.library = WorkflowLibrary(WorkflowTable(self._database, quota))
+        self.runs = WorkflowRuns(config, models, self.library, tables)
+
+    async def begin(self) -> None:
+        """Go on with runs of servers that are gone. Raises `StorageFailed`."""
+        await self.runs.begin()
 
     async def close(self) -> None:
-        """Close the database. Idempotent."""
+        """Stop all runs where they are, and close the database. Idempotent."""
+        await self.runs.close()
         await asyncio.to_thread(self._database.close)

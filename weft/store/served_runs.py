@@ -1,0 +1,272 @@
+"""Rows of workflows' runs on servers: records, inputs, results in the order in which they came.
+
+Records, inputs and results are opaque. Owns which server carries a run out: the first server that finds a run whose
+server is gone takes it over. Values of nodes of rows that have not ended are in `weft.store.workflow_runs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+
+from weft.abi.errors import QuotaExceeded
+from weft.store.database import Database
+from weft.store.schema import served_runs, workflow_endings, workflow_inputs, workflow_rows, workflow_tasks
+from weft.store.sqlite import upsert
+
+_run, _ending, _input = served_runs.c, workflow_endings.c, workflow_inputs.c
+_THIS = _run.run == bindparam("this")
+_OF = _run.tenant == bindparam("of_tenant")
+_FIND = select(_run.record).where(_THIS, _OF)
+_KEYED = select(_run.record).where(_OF, _run.key == bindparam("of_key"))
+_LIST = select(_run.record).where(_OF).order_by(_run.created_s.desc(), _run.run.desc())
+_SIZE = select(func.sum(_run.size_bytes)).where(_OF)
+_ALIVE = select(_run.run, _run.server, _run.record).where(_run.server.is_not(None)).order_by(_run.created_s)
+_IDLE = select(_run.run).where(_THIS, _OF, _run.server.is_(None))
+_OWN = update(served_runs).where(_THIS).values(server=bindparam("by"), ended_s=None)
+_SAVE = update(served_runs).where(_THIS).values(record=bindparam("now"), size_bytes=bindparam("size"))
+_END = update(served_runs).where(_THIS).values(server=None, ended_s=bindparam("at_s"))
+_OLD = select(_run.run, _run.ended_s).where(_OF, _run.server.is_(None)).order_by(_run.ended_s.desc())
+_NEXT_INPUTS = (
+    select(_input.first, _input.rows)
+    .where(_input.run == bindparam("this"), _input.first >= bindparam("least"))
+    .order_by(_input.first)
+    .limit(1)
+)
+_RESULTS = (
+    select(_ending.number, workflow_rows.c.result)
+    .join(workflow_rows, (workflow_rows.c.run == _ending.run) & (workflow_rows.c.row == _ending.row))
+    .where(_ending.run == bindparam("this"), _ending.number > bindparam("after"))
+    .order_by(_ending.number)
+)
+_ENDINGS = select(_ending.number, _ending.row, _ending.failed).where(_ending.run == bindparam("this"))
+_PUT_ROW = upsert(workflow_rows)
+_PUT_ENDING = upsert(workflow_endings)
+_FORGET_ROW = delete(workflow_tasks).where(
+    workflow_tasks.c.run == bindparam("this"), workflow_tasks.c.row == bindparam("this_row")
+)
+_FORGET_WORK = tuple(
+    delete(table).where(table.c.run == bindparam("this")) for table in (workflow_tasks, workflow_inputs)
+)
+_FORGET = (
+    *_FORGET_WORK,
+    *(
+        delete(table).where(table.c.run == bindparam("this"))
+        for table in (workflow_rows, workflow_endings, served_runs)
+    ),
+)
+
+
+class NewRun(NamedTuple):
+    """A run that begins."""
+
+    run: str
+    tenant: str
+    key: str | None
+    """Of the client: a second run with it is the first one."""
+    created_s: float
+    record: bytes
+    inputs: Sequence[tuple[int, bytes]]
+    """(number of the first row, rows)."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the inputs."""
+        return sum(len(rows) for _, rows in self.inputs)
+
+
+class Endings(NamedTuple):
+    """The rows of a run that have ended."""
+
+    last: int
+    """The highest number; 0 where none has ended."""
+    rows: frozenset[int]
+    num_failed: int
+
+
+class NumberedResult(NamedTuple):
+    """The result of a row, and its place in the order in which rows ended, from 1."""
+
+    number: int
+    result: bytes
+
+
+class ServedRunTable:
+    """The runs of a database. Every method raises `StorageFailed`."""
+
+    def __init__(self, database: Database):
+        self._database = database
+
+    # ---- runs
+
+    def begin(self, new: NewRun, max_bytes: int) -> bytes:
+        """Begin a run of this server. Returns its record, or that of the run that began with the same key. Raises
+        `QuotaExceeded` if the tenant's runs exceed `max_bytes` with it. Blocks."""
+
+        def work(connection: Connection) -> bytes:
+            if new.key is not None:
+                known: bytes | None = connection.execute(_KEYED, {"of_tenant": new.tenant, "of_key": new.key}).scalar()
+                if known is not None:
+                    return known
+            size = connection.execute(_SIZE, {"of_tenant": new.tenant}).scalar() or 0
+            if size + new.size_bytes > max_bytes:
+                raise QuotaExceeded(
+                    f"Rows and results of your runs take {size:,} bytes, and {new.size_bytes:,} more would exceed "
+                    f"{max_bytes:,} (workflows.max_run_bytes): delete some runs first."
+                )
+            fields: dict[str, Any] = {"run": new.run, "tenant": new.tenant, "key": new.key, "record": new.record}
+            fields |= {"created_s": new.created_s, "size_bytes": new.size_bytes, "server": self._server}
+            connection.execute(insert(served_runs).values(**fields))
+            connection.execute(
+                insert(workflow_inputs), [{"run": new.run, "first": first, "rows": rows} for first, rows in new.inputs]
+            )
+            return new.record
+
+        return self._database.write(work, new.tenant).result()
+
+    def find(self, tenant: str, run: str) -> bytes | None:
+        """The record of a run. Blocks."""
+        return self._database.read(
+            lambda connection: connection.execute(_FIND, {"this": run, "of_tenant": tenant}).scalar()
+        )
+
+    def with_key(self, tenant: str, key: str) -> bytes | None:
+        """The record of the run that began with a key. Blocks."""
+        return self._database.read(
+            lambda connection: connection.execute(_KEYED, {"of_tenant": tenant, "of_key": key}).scalar()
+        )
+
+    def all(self, tenant: str) -> list[bytes]:
+        """Records of a tenant's runs, newest first. Blocks."""
+        return self._database.read(lambda connection: list(connection.execute(_LIST, {"of_tenant": tenant}).scalars()))
+
+    def take_over(self, wanted: Callable[[bytes], bool]) -> list[bytes]:
+        """Records of runs whose servers are gone, oldest first: those that are `wanted` are this server's now.
+        Blocks."""
+        server = self._database.server
+        if server is None or not self._database.exists():
+            return []
+
+        def work(connection: Connection) -> list[bytes]:
+            taken = []
+            for run, owner, record in connection.execute(_ALIVE).all():
+                if server.is_gone(owner) and wanted(record):
+                    connection.execute(_OWN, {"this": run, "by": self._server})
+                    taken.append(record)
+            return taken
+
+        return self._database.write(work).result()
+
+    def reopen(self, tenant: str, run: str, record: bytes, size_bytes: int) -> bool:
+        """Make a run that has ended one of this server. Returns whether it had ended. Blocks."""
+
+        def work(connection: Connection) -> bool:
+            if connection.execute(_IDLE, {"this": run, "of_tenant": tenant}).scalar() is None:
+                return False
+            connection.execute(_OWN, {"this": run, "by": self._server})
+            connection.execute(_SAVE, {"this": run, "now": record, "size": size_bytes})
+            return True
+
+        return self._database.write(work, tenant).result()
+
+    def save(self, tenant: str, run: str, record: bytes, size_bytes: int) -> Future[None]:
+        """Replace the record of a run in progress. The future is done after the commit, as those of the others."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(_SAVE, {"this": run, "now": record, "size": size_bytes})
+
+        return self._database.write(work, tenant)
+
+    def end(
+        self, tenant: str, run: str, record: bytes, size_bytes: int, ended_s: float, *, is_complete: bool
+    ) -> Future[None]:
+        """Replace the record of a run that has ended. One that is complete is never resumed, so its inputs go."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(_SAVE, {"this": run, "now": record, "size": size_bytes})
+            connection.execute(_END, {"this": run, "at_s": ended_s})
+            for statement in _FORGET_WORK if is_complete else ():
+                connection.execute(statement, {"this": run})
+
+        return self._database.write(work, tenant)
+
+    def forget(self, tenant: str, run: str) -> None:
+        """Remove a run that has ended, with its results. Blocks."""
+
+        def work(connection: Connection) -> None:
+            if connection.execute(_IDLE, {"this": run, "of_tenant": tenant}).scalar() is not None:
+                _forget(connection, run)
+
+        self._database.write(work, tenant).result()
+
+    def forget_old(self, tenant: str, max_kept: int, since_s: float) -> Future[None]:
+        """Remove the runs of a tenant that ended before `since_s`, and those beyond the last `max_kept`."""
+
+        def work(connection: Connection) -> None:
+            ended = connection.execute(_OLD, {"of_tenant": tenant}).all()
+            for place, (run, ended_s) in enumerate(ended):
+                if place >= max_kept or (ended_s or 0.0) < since_s:
+                    _forget(connection, run)
+
+        return self._database.write(work, tenant)
+
+    # ---- rows
+
+    def inputs(self, run: str, least: int) -> tuple[int, bytes] | None:
+        """The first rows from number `least` on, with the number of the first of them. Blocks."""
+
+        def work(connection: Connection) -> tuple[int, bytes] | None:
+            found = connection.execute(_NEXT_INPUTS, {"this": run, "least": least}).one_or_none()
+            return None if found is None else (found.first, found.rows)
+
+        return self._database.read(work)
+
+    def end_row(self, tenant: str, run: str, number: int, row: int, result: bytes, *, failed: bool) -> Future[None]:
+        """Keep the result of a row instead of its nodes' values."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(_PUT_ROW, {"run": run, "row": row, "result": result})
+            connection.execute(_PUT_ENDING, {"run": run, "number": number, "row": row, "failed": int(failed)})
+            connection.execute(_FORGET_ROW, {"this": run, "this_row": row})
+
+        return self._database.write(work, tenant)
+
+    def endings(self, run: str) -> Endings:
+        """Which rows of a run have ended. Blocks."""
+
+        def work(connection: Connection) -> Endings:
+            found = connection.execute(_ENDINGS, {"this": run}).all()
+            last = max((each.number for each in found), default=0)
+            return Endings(last, frozenset(each.row for each in found), sum(each.failed for each in found))
+
+        return self._database.read(work)
+
+    def results(self, run: str, after: int, limit: int, max_bytes: int) -> list[NumberedResult]:
+        """Results with higher numbers than `after`, in their order: at most `limit`, and no further one once they have
+        `max_bytes`. Blocks."""
+
+        def work(connection: Connection) -> list[NumberedResult]:
+            page, size = [], 0
+            rows = connection.execute(_RESULTS.limit(limit), {"this": run, "after": after})
+            for number, result in rows:
+                page.append(NumberedResult(number, result))
+                size += len(result)
+                if size >= max_bytes:
+                    break
+            rows.close()
+            return page
+
+        return self._database.read(work)
+
+    @property
+    def _server(self) -> str:
+        """The name of this server; one of a database in memory has no other beside it."""
+        return self._database.server.name if self._database.server is not None else "this"
+
+
+def _forget(connection: Connection, run: str) -> None:
+    for statement in _FORGET:
+        connection.execute(statement, {"this": run})

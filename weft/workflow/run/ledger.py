@@ -1,0 +1,64 @@
+"""What the calls of a run have done: all of them, and those of rows that have ended.
+
+A run that was interrupted goes on from the counts of rows that have ended. Answers of other rows come again, from the
+journal or from the model, and are counted then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.workflow.run.instructions import CallCounts, RunCounts
+
+_NONE = CallCounts()
+
+
+class CallLedger:
+    """The counts of a run, by node and by row in progress."""
+
+    def __init__(self, before: RunCounts):
+        """`before`: those of the rows that had ended when the run was interrupted."""
+        self._rows, self._failed_rows = before.rows, before.failed_rows
+        self._calls, self._by_node = before.calls, dict(before.by_node)
+        self._ended_calls, self._ended_by_node = before.calls, dict(before.by_node)
+        self._open: dict[int, dict[str, CallCounts]] = {}
+        """Of rows in progress, by label."""
+
+    @property
+    def counts(self) -> RunCounts:
+        """Of all calls so far."""
+        return RunCounts(self._rows, self._failed_rows, self._calls, dict(self._by_node))
+
+    @property
+    def ended(self) -> RunCounts:
+        """Of rows that have ended."""
+        return RunCounts(self._rows, self._failed_rows, self._ended_calls, dict(self._ended_by_node))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompts and outputs so far."""
+        return self._calls.prompt_tokens + self._calls.output_tokens
+
+    def note(self, row: int, label: str, change: Callable[[CallCounts], CallCounts]) -> None:
+        """Count something that a call of a row did."""
+        self._calls = change(self._calls)
+        self._by_node[label] = change(self._by_node.get(label, _NONE))
+        of_row = self._open.setdefault(row, {})
+        of_row[label] = change(of_row.get(label, _NONE))
+
+    def end(self, row: int, *, failed: bool) -> None:
+        """A row has ended."""
+        self._rows += 1
+        self._failed_rows += failed
+        for label, counts in self._open.pop(row, {}).items():
+            self._ended_calls = _sum(self._ended_calls, counts)
+            self._ended_by_node[label] = _sum(self._ended_by_node.get(label, _NONE), counts)
+
+
+def merged(counts: CallCounts) -> CallCounts:
+    """With one more call that had the answer of an equal one."""
+    return counts._replace(merged_calls=counts.merged_calls + 1)
+
+
+def _sum(one: CallCounts, other: CallCounts) -> CallCounts:
+    return CallCounts(*map(sum, zip(one, other, strict=True)))

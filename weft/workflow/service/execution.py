@@ -1,0 +1,162 @@
+"""Carries one run out: rows from the store, calls to the models of this process, results to the store.
+
+A result can be read once it is committed. Writing holds the run up only when much of it is not committed yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from contextlib import aclosing
+from typing import NamedTuple
+
+import msgspec
+
+from weft.abi.errors import ConfigError
+from weft.endpoints.models import Models
+from weft.store.answers import AnswerTable
+from weft.store.served_runs import Endings, ServedRunTable
+from weft.store.workflow_runs import SavedRun, WorkflowRunTable
+from weft.workflow.backend.endpoint import EndpointBackend
+from weft.workflow.graph.digest import digest
+from weft.workflow.passes import optimise
+from weft.workflow.run.driver import Concurrency, Driver, RunServices
+from weft.workflow.run.instructions import RowDone
+from weft.workflow.run.journal import RunJournal
+from weft.workflow.run.prompt_cache import PromptCache
+from weft.workflow.run.results import result_of
+from weft.workflow.run.state import RunState
+from weft.workflow.service.inputs import unfinished_rows
+from weft.workflow.service.library import StoredWorkflow
+from weft.workflow.service.live_run import WorkflowRun
+from weft.workflow.service.record import WorkflowRunRecord
+
+MAX_UNWRITTEN = 64
+"""Results that are not committed yet, after which no further row ends."""
+MAX_OPEN_NODES = 200_000
+"""Nodes of all rows of a run that are in progress; one row always is."""
+MAX_OPEN_BYTES = 64 << 20
+"""The same for the inputs of these rows."""
+
+
+class RunTables(NamedTuple):
+    """What a run reads and writes."""
+
+    runs: ServedRunTable
+    tasks: WorkflowRunTable
+    answers: AnswerTable
+
+
+class _Unwritten(NamedTuple):
+    """A result that is on its way to the store."""
+
+    written: Future[None]
+    failed: bool
+
+
+class _Prepared(NamedTuple):
+    """A run, ready to be carried out."""
+
+    executed: str
+    state: RunState
+    journal: RunJournal
+    endings: Endings
+
+
+class RunExecution:
+    """One run, once. `carry_out` may be cancelled at any time; a later execution then goes on."""
+
+    def __init__(self, run: WorkflowRun, workflow: StoredWorkflow, models: Models, tables: RunTables):
+        self._run = run
+        self._workflow = workflow
+        self._models = models
+        self._tables = tables
+        self._unwritten: asyncio.Queue[_Unwritten | None] = asyncio.Queue(MAX_UNWRITTEN)
+
+    async def carry_out(self) -> None:
+        """Run all rows that have not ended. Raises what ends the run: `ConfigError` if models are not what they were,
+        `StorageFailed`."""
+        record = self._run.record
+        if weights_of(self._models, record.models) != record.weights:
+            raise ConfigError("the models' weights or precision are not those with which this run began: start it anew")
+        prepared = await asyncio.to_thread(self._prepare, record)
+        self._run.update(executed=prepared.executed, counts=prepared.state.counts)
+        # Values of nodes that are kept from now on are those of this graph.
+        self._save()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._confirm(prepared.state))
+                await self._drive(prepared)
+                await self._unwritten.put(None)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._count(prepared.state)
+
+    def _prepare(self, record: WorkflowRunRecord) -> _Prepared:
+        """Blocks."""
+        graph = self._workflow.graph()
+        executed = optimise(graph).graph if record.spec.optimise else graph
+        name = digest(executed)
+        endings = self._tables.runs.endings(record.id)
+        # Another version of the optimiser may make another graph; what is known of nodes is then of no use.
+        tasks = self._tables.tasks.tasks(record.id) if record.executed == name else {}
+        counts = record.ended_counts._replace(rows=len(endings.rows), failed_rows=endings.num_failed)
+        state = RunState(executed, limits=record.spec.limits, counts=counts)
+        return _Prepared(name, state, RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks)), endings)
+
+    async def _drive(self, prepared: _Prepared) -> None:
+        record = self._run.record
+        spec, number = record.spec, prepared.endings.last
+        fields = {"model": spec.model, "priority": spec.priority or None, "cache_salt": spec.cache_salt}
+        given = {name: value for name, value in fields.items() if value is not None}
+        cached_for = f"{record.weights} {record.model} {spec.cache_salt or ''}"
+        services = RunServices(
+            EndpointBackend(self._models, record.tenant, record.id, given),
+            cache=PromptCache(self._tables.answers, cached_for, record.tenant) if spec.cache else None,
+        )
+        rows = unfinished_rows(self._tables.runs, record.id, prepared.endings.rows)
+        driver = Driver(prepared.state, rows, services, at_once(prepared.state, record), prepared.journal)
+        async with aclosing(rows), aclosing(driver.results()) as results:
+            async for done in results:
+                assert isinstance(done, RowDone)
+                number += 1
+                await self._unwritten.put(self._write(number, done))
+
+    def _write(self, number: int, done: RowDone) -> _Unwritten:
+        record, failed = self._run.record, done.failure is not None
+        encoded = msgspec.json.encode(result_of(done).to_dict())
+        self._run.update(size_bytes=record.size_bytes + len(encoded))
+        written = self._tables.runs.end_row(record.tenant, record.id, number, done.row, encoded, failed=failed)
+        return _Unwritten(written, failed)
+
+    def _count(self, state: RunState, *, ended: int = 0, failed: int = 0) -> None:
+        """Note what calls have done; rows count once their results can be read."""
+        before = self._run.record.counts
+        counts = state.counts._replace(rows=before.rows + ended, failed_rows=before.failed_rows + failed)
+        self._run.update(counts=counts, ended_counts=state.ended_counts)
+
+    async def _confirm(self, state: RunState) -> None:
+        """Wait for each result to be committed, then let it be read. Raises `StorageFailed`."""
+        while (result := await self._unwritten.get()) is not None:
+            await asyncio.wrap_future(result.written)
+            self._count(state, ended=1, failed=int(result.failed))
+            if self._unwritten.empty():
+                self._save()
+
+    def _save(self) -> None:
+        record = self._run.record
+        self._tables.runs.save(record.tenant, record.id, msgspec.json.encode(record), record.size_bytes)
+
+
+def at_once(state: RunState, record: WorkflowRunRecord) -> Concurrency:
+    """How many rows of a run may be in progress, by the size of the graph and of the rows."""
+    usual = Concurrency()
+    rows = min(usual.rows, MAX_OPEN_NODES // state.num_nodes, MAX_OPEN_BYTES // record.largest_row)
+    return usual._replace(rows=max(rows, 1))
+
+
+def weights_of(models: Models, names: tuple[str, ...]) -> str:
+    """What answers of these models depend on besides the calls. Raises `UnknownModel`, and `EngineDead` while an
+    engine starts."""
+    return " ".join(sorted({models.find(name).weights for name in names}))

@@ -1,0 +1,80 @@
+"""The record of a run on a server: what was asked for, how far it is, how it ended."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from weft.core.wire import ErrorRecord
+from weft.programs.run.runs import Status
+from weft.workflow.run.instructions import RunCounts, RunLimits
+
+PREFIX = "wrun-"
+"""Of the ids of runs of workflows; those of programs begin otherwise."""
+
+
+class WorkflowRunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a workflow is to be run."""
+
+    limits: RunLimits = RunLimits()
+    cache: bool = True
+    """Whether calls may have answers of equal earlier ones of the tenant."""
+    optimise: bool = True
+    """Whether the optimiser may rewrite the graph first."""
+    model: str | None = None
+    """A served name, for calls that name none."""
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. Times are seconds since 1970."""
+
+    id: str
+    tenant: str
+    workflow: str
+    """The digest of the graph."""
+    name: str
+    """Of the workflow when the run began."""
+    model: str
+    """The served name for calls that name none; empty where every call names one."""
+    spec: WorkflowRunSpec
+    models: tuple[str, ...]
+    """Served names of the models that calls ask."""
+    weights: str
+    """The weights and the precision of these models."""
+    status: Status = "queued"
+    error: ErrorRecord | None = None
+    created_s: float
+    started_s: float | None = None
+    finished_s: float | None = None
+    num_rows: int
+    counts: RunCounts = RunCounts()
+    """What the run has done, as clients see it."""
+    ended_counts: RunCounts = RunCounts()
+    """What rows that have ended did: where a later execution goes on."""
+    largest_row: int
+    """Bytes of the largest row of inputs."""
+    size_bytes: int
+    """Of all inputs and results."""
+    executed: str = ""
+    """The digest of what the optimiser made of the graph; empty before the first start. Values of nodes are those of
+    this graph."""
+    request: str
+    """The digest of what was asked for: a second request with the same key must have the same."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended. One that failed or was cancelled can be resumed."""
+        return self.status in ("finished", "failed", "cancelled")
+
+
+def new_workflow_run_id() -> str:
+    """A new id that cannot be guessed."""
+    return PREFIX + secrets.token_hex(12)
+
+
+def is_workflow_run(id: str) -> bool:
+    """Whether an id is of a run of a workflow."""
+    return id.startswith(PREFIX)

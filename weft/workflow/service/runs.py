@@ -1,0 +1,325 @@
+"""The runs of workflows of a server: started, waiting for their turn, carried out, ended, resumed.
+
+Owns which run has its turn: the oldest whose tenant has room, with bounds for the server and for each tenant. Records
+of runs that have ended are in the store alone. A run whose server was killed, or shut down, is taken over by the first
+server that starts with the same data.
+
+    queued ──▶ running ──▶ finished | failed | cancelled
+       ▲                         resume │        │
+       └────────────────────────────────┴────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from weft.abi.errors import InvalidRequest, KeyReused, Overloaded, RunCancelled, UnknownRun, WeftError
+from weft.config import WorkflowsConfig
+from weft.core.wire import ErrorRecord
+from weft.endpoints.models import Models
+from weft.store.served_runs import NewRun, NumberedResult
+from weft.workflow.service.execution import RunExecution, RunTables, weights_of
+from weft.workflow.service.inputs import rows_of_lines, stored_rows
+from weft.workflow.service.library import StoredWorkflow, WorkflowLibrary
+from weft.workflow.service.live_run import WorkflowRun
+from weft.workflow.service.record import WorkflowRunRecord, WorkflowRunSpec, new_workflow_run_id
+from weft.workflow.service.refusals import called_models
+
+T = TypeVar("T")
+MAX_PAGE_BYTES = 8 << 20
+"""Results of one page; one result always fits."""
+
+logger = logging.getLogger("weft.workflow")
+
+
+class RunRequested(NamedTuple):
+    """A run that a client asks for."""
+
+    spec: WorkflowRunSpec
+    rows: list[Any] | bytes
+    """Objects, or JSONL."""
+    key: str | None = None
+    """A second request of the tenant with the same key gets the run of the first."""
+
+
+class WorkflowRuns:
+    """Used from one event loop."""
+
+    def __init__(self, config: WorkflowsConfig, models: Models, library: WorkflowLibrary, tables: RunTables):
+        self._config = config
+        self._models = models
+        self._library = library
+        self._tables = tables
+        self._live: dict[str, WorkflowRun] = {}
+        """Runs of this server that have not ended, oldest first."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """Of runs that have their turn."""
+        self._beginning: set[asyncio.Task[Any]] = set()
+        self._cancelled: dict[str, str] = {}
+        """Why runs are being cancelled."""
+        self._unstored: dict[str, WorkflowRun] = {}
+        """Runs that have ended, of which the store could not be told."""
+        self._closing = False
+
+    # ---- life
+
+    async def begin(self) -> None:
+        """Take over the runs of servers that are gone, once the engines are ready. Raises `StorageFailed`."""
+        for model in self._models:
+            await model.engine.wait_ready()
+        for found in await asyncio.to_thread(self._tables.runs.take_over, self._serves):
+            record = _decoded(found)
+            logger.info("run %s of a workflow goes on, at row %d of %d", record.id, record.counts.rows, record.num_rows)
+            self._add(WorkflowRun(msgspec.structs.replace(record, status="queued")))
+
+    def _serves(self, record: bytes) -> bool:
+        """Whether this server has the models of a run."""
+        return all(name in self._models.by_name for name in _decoded(record).models)
+
+    async def close(self) -> None:
+        """Stop all runs where they are; they go on when a server starts with the same data. Idempotent."""
+        self._closing = True
+        for task in [*self._tasks.values(), *self._beginning]:
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), *self._beginning, return_exceptions=True)
+
+    @property
+    def num_running(self) -> int:
+        """Runs that have their turn."""
+        return len(self._tasks)
+
+    # ---- requests
+
+    async def start(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
+        """Check and start a run. Raises `InvalidGraph` and `InvalidRows` with all mistakes, `InvalidRequest`,
+        `UnknownModel`, `EngineDead`, `Overloaded`, `QuotaExceeded`, `StorageFailed`."""
+        task = self._spawn(self._begin(tenant, workflow, request))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if request.key is None:
+                # Whoever asked for it does not know the id.
+                task.add_done_callback(_cancel_begun)
+            raise
+
+    async def find(self, tenant: str, id: str) -> WorkflowRun:
+        """A run of a tenant. Raises `UnknownRun`, `StorageFailed`."""
+        live = self._live.get(id) or self._unstored.get(id)
+        if live is not None and live.record.tenant == tenant:
+            return live
+        found = await asyncio.to_thread(self._tables.runs.find, tenant, id)
+        if found is None:
+            raise UnknownRun(f"There is no run {id[:80]!r}, or it was so long ago that it is forgotten.", "run")
+        return WorkflowRun(_decoded(found))
+
+    async def find_here(self, tenant: str, id: str) -> WorkflowRun:
+        """As `find`. Raises `InvalidRequest` for a run that another server carries out."""
+        run = await self.find(tenant, id)
+        if not run.record.ended and run.on_cancel is None:
+            raise InvalidRequest(f"Another server of this data carries out the run {id}: ask that one.", "run")
+        return run
+
+    async def all(self, tenant: str) -> list[WorkflowRunRecord]:
+        """All runs of a tenant, newest first. Raises `StorageFailed`."""
+        self._forget_old(tenant)
+        found = [_decoded(record) for record in await asyncio.to_thread(self._tables.runs.all, tenant)]
+        known = {**self._live, **self._unstored}
+        return [known[record.id].record if record.id in known else record for record in found]
+
+    def check_unused(self, tenant: str, workflow: str) -> None:
+        """Raise `InvalidRequest` for a workflow of which a run is in progress."""
+        for run in self._live.values():
+            if (run.record.tenant, run.record.workflow) == (tenant, workflow):
+                raise InvalidRequest(f"The run {run.id} of it is {run.record.status}; cancel that first.", "workflow")
+
+    async def results(self, run: WorkflowRun, after: int, limit: int) -> list[NumberedResult]:
+        """Results in the order in which rows ended, from 1, behind number `after`. Raises `StorageFailed`."""
+        return await asyncio.to_thread(self._tables.runs.results, run.id, after, limit, MAX_PAGE_BYTES)
+
+    async def resume(self, tenant: str, id: str) -> WorkflowRun:
+        """Go on with a run that failed or was cancelled. Raises `UnknownRun`, `InvalidRequest` for any other,
+        `UnknownWorkflow`, `Overloaded`, `StorageFailed`."""
+        record = (await self.find(tenant, id)).record
+        if record.status not in ("failed", "cancelled"):
+            raise InvalidRequest(
+                f"The run {id} is {record.status}: only one that failed or was cancelled goes on.", "run"
+            )
+        self._check_room()
+        await self._store_end(id)
+        await self._library.find(tenant, record.workflow)
+        record = msgspec.structs.replace(record, status="queued", error=None, finished_s=None)
+        reopen = self._tables.runs.reopen
+        if await asyncio.to_thread(reopen, tenant, id, msgspec.json.encode(record), record.size_bytes):
+            return self._add(WorkflowRun(record))
+        return await self.find(tenant, id)
+
+    async def delete(self, tenant: str, id: str) -> None:
+        """Delete a run that has ended, with its results. Raises `UnknownRun`, `InvalidRequest`, `StorageFailed`."""
+        record = (await self.find(tenant, id)).record
+        if not record.ended:
+            raise InvalidRequest(f"The run {id} is {record.status}; cancel it first.", "run")
+        await self._store_end(id)
+        await asyncio.to_thread(self._tables.runs.forget, tenant, id)
+
+    # ---- inside
+
+    async def _begin(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
+        self._check_room()
+        record, new = await asyncio.to_thread(self._new, tenant, workflow, request)
+        stored = await asyncio.to_thread(self._tables.runs.begin, new, self._config.max_run_bytes)
+        known = _decoded(stored)
+        if known.id != record.id:
+            if known.request != record.request:
+                raise KeyReused(
+                    "Another run, with another workflow, rows or fields, has this Idempotency-Key: use a new one.",
+                    "Idempotency-Key",
+                )
+            return self._live.get(known.id) or WorkflowRun(known)
+        self._forget_old(tenant)
+        return self._add(WorkflowRun(record))
+
+    def _new(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> tuple[WorkflowRunRecord, NewRun]:
+        """Blocks."""
+        graph, spec = workflow.graph(), request.spec
+        models = called_models(graph, spec.model, self._models)
+        for name in models:
+            self._models.usable(name)
+        given = rows_of_lines(request.rows) if isinstance(request.rows, bytes) else request.rows
+        rows = stored_rows(graph, given, self._config.max_rows)
+        asked = hashlib.sha256(msgspec.json.encode([workflow.id, spec], order="deterministic"))
+        for _, chunk in rows.chunks:
+            asked.update(chunk)
+        size = sum(len(chunk) for _, chunk in rows.chunks)
+        record = WorkflowRunRecord(
+            id=new_workflow_run_id(),
+            tenant=tenant,
+            workflow=workflow.id,
+            name=workflow.row.name,
+            model=spec.model or (models[0] if len(models) == 1 else ""),
+            models=models,
+            spec=spec,
+            weights=weights_of(self._models, models),
+            created_s=time.time(),
+            num_rows=rows.num_rows,
+            largest_row=rows.largest,
+            size_bytes=size,
+            request=asked.hexdigest(),
+        )
+        encoded = msgspec.json.encode(record)
+        return record, NewRun(record.id, tenant, request.key, record.created_s, encoded, rows.chunks)
+
+    def _check_room(self) -> None:
+        if len(self._live) - len(self._tasks) >= self._config.max_waiting:
+            raise Overloaded(
+                f"{self._config.max_waiting} runs of workflows wait already (workflows.max_waiting); try again later."
+            )
+
+    def _add(self, run: WorkflowRun) -> WorkflowRun:
+        self._live[run.id] = run
+        run.on_cancel = lambda reason: self._cancel(run, reason)
+        self._start_waiting()
+        return run
+
+    def _start_waiting(self) -> None:
+        if self._closing:
+            return
+        running = Counter(self._live[id].record.tenant for id in self._tasks)
+        for run in list(self._live.values()):
+            if len(self._tasks) >= self._config.max_runs:
+                return
+            tenant = run.record.tenant
+            if run.id not in self._tasks and running[tenant] < self._config.max_runs_per_tenant:
+                running[tenant] += 1
+                self._tasks[run.id] = asyncio.create_task(self._carry_out(run))
+
+    def _cancel(self, run: WorkflowRun, reason: str) -> None:
+        if run.id in self._cancelled:
+            return
+        self._cancelled[run.id] = reason
+        if run.id not in self._tasks:
+            # It waits: its turn comes now, and ends at once.
+            self._tasks[run.id] = asyncio.create_task(self._carry_out(run))
+        elif run.record.status == "running":
+            # A task that has not begun would not even end the run.
+            self._tasks[run.id].cancel()
+
+    async def _carry_out(self, run: WorkflowRun) -> None:
+        error: WeftError | None = None
+        try:
+            if run.id not in self._cancelled:
+                started_s = run.record.started_s or time.time()
+                run.update(status="running", started_s=started_s)
+                workflow = await self._library.find(run.record.tenant, run.record.workflow)
+                await RunExecution(run, workflow, self._models, self._tables).carry_out()
+        except asyncio.CancelledError:
+            if run.id not in self._cancelled:
+                # The server shuts down: the record stays that of a run in progress.
+                self._tables.runs.save(
+                    run.record.tenant, run.id, msgspec.json.encode(run.record), run.record.size_bytes
+                )
+                raise
+        except WeftError as raised:
+            error = raised
+        except Exception:
+            logger.exception("run %s of a workflow failed", run.id)
+            error = WeftError(f"the server failed; its log has the cause under {run.id}")
+        if run.id in self._cancelled:
+            error = RunCancelled(self._cancelled[run.id])
+        await self._end(run, error)
+
+    async def _end(self, run: WorkflowRun, error: WeftError | None) -> None:
+        status = "finished" if error is None else "cancelled" if isinstance(error, RunCancelled) else "failed"
+        record = msgspec.structs.replace(
+            run.record,
+            status=status,
+            error=None if error is None else ErrorRecord.of(error),
+            finished_s=time.time(),
+        )
+        self._unstored[run.id] = WorkflowRun(record)
+        try:
+            await asyncio.shield(self._spawn(self._store_end(run.id)))
+        except WeftError as failure:
+            logger.warning("the end of run %s cannot be stored: %s", run.id, failure.message)
+        finally:
+            run.on_cancel = None
+            for known in (self._live, self._tasks, self._cancelled):
+                known.pop(run.id, None)
+            run.update(**{name: getattr(record, name) for name in ("status", "error", "finished_s")})
+            self._start_waiting()
+
+    async def _store_end(self, id: str) -> None:
+        """Store the record of a run that has ended, if that is still to be done. Raises `StorageFailed`."""
+        if id not in self._unstored:
+            return
+        record = self._unstored[id].record
+        encoded, ended_s = msgspec.json.encode(record), record.finished_s or 0.0
+        end, is_complete = self._tables.runs.end, record.status == "finished"
+        await asyncio.wrap_future(end(record.tenant, id, encoded, record.size_bytes, ended_s, is_complete=is_complete))
+        self._unstored.pop(id, None)
+
+    def _forget_old(self, tenant: str) -> None:
+        since_s = time.time() - self._config.max_kept_s
+        self._tables.runs.forget_old(tenant, self._config.max_kept_runs, since_s)
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+        return task
+
+
+def _cancel_begun(task: asyncio.Task[WorkflowRun]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().cancel("its client went away")
+
+
+def _decoded(record: bytes) -> WorkflowRunRecord:
+    return msgspec.json.decode(record, type=WorkflowRunRecord)
