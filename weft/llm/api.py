@@ -49,7 +49,7 @@ from weft.programs.types import Caller, Chunk, CompletionArgs
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
 from weft.workflow.api import WorkflowHost
-from weft.workflow.backend.endpoint import EndpointBackend
+from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -137,7 +137,7 @@ class LLM:
 
     def workflow_host(self) -> WorkflowHost:
         """Where the workflows that are given this object as `on` run: on its model and its event loop."""
-        return WorkflowHost(self._thread, EndpointBackend(self._models), self._weights)
+        return WorkflowHost(self._thread, EndpointBackend(self._models), self._weights, plan_sources(self._models))
 
     # ---- many prompts
 

@@ -23,3 +23,7 @@ class WordTokens:
         """A number per word, by first appearance."""
         self.encoded.append(text)
         return tuple(self._ids.setdefault(word, len(self._ids)) for word in text.split())
+
+    def count(self, text: str) -> int:
+        """As `PromptTokens.count`."""
+        return len(self.encode(text))

@@ -23,10 +23,14 @@ from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.passes import optimise
+from weft.workflow.planning import check_statistics, unknown_server
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, Driver, RunServices
 from weft.workflow.run.instructions import AwaitExternal, RowDone, RunLimits
 from weft.workflow.run.journal import RunDescription, RunJournal
+from weft.workflow.run.order import row_by_row
+from weft.workflow.run.planned_order import PlannedOrder
+from weft.workflow.run.planning import PlanSources, RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.results import RowResult, RunResults, result_of
 from weft.workflow.run.state import RunState
@@ -39,6 +43,8 @@ class WorkflowHost(NamedTuple):
     backend: ModelBackend
     model: str
     """What answers depend on besides the calls: the model and how it computes."""
+    plans_for: PlanSources | None = None
+    """What plans are made for; None: as for a server of which nothing is known."""
 
 
 class HasWorkflowHost(Protocol):
@@ -68,6 +74,11 @@ class RunOptions(TypedDict, total=False):
     cache: str | Path
     """A folder for answers of calls that can only be answered so (`temperature` 0 or a `seed`): later runs have them
     again. It holds 1 GiB; the least recently used ones go first."""
+    planned: bool
+    """Whether calls run in the order of plans (they do); else row by row. Results are the same."""
+    statistics: Mapping[str, Mapping[str, Any]]
+    """Known figures for plans, as `weft.workflow.plan` takes them. Where they lack the length of an answer, a sample of
+    the rows runs first and gives it."""
     model: str
     """On a server with several models: the one for calls that name none."""
     api_key: str
@@ -78,6 +89,7 @@ class Run:
 
     def __init__(self, graph: WorkflowGraph, rows: Any, on: Target, options: RunOptions):
         """Reads and checks the rows. Raises `InvalidRows` and `InvalidGraph`."""
+        check_statistics(options.get("statistics", {}), graph)
         table = Rows(rows)
         self.graph = graph
         self.optimised = optimise(graph) if options.get("optimise", True) else None
@@ -86,7 +98,10 @@ class Run:
         self.num_rows = table.count()
         """None where the rows can be read once only."""
         self._runs = graph if self.optimised is None else self.optimised.graph
-        self.state = RunState(self._runs, limits=options.get("limits"))
+        self._order = PlannedOrder(row_by_row(self._runs))
+        self.state = RunState(self._runs, self._order, options.get("limits"))
+        self.planner: RunPlanner | None = None
+        """None: calls run row by row."""
         self.journal: RunJournal | None = None
         self._on = on
         self._options = options
@@ -121,7 +136,11 @@ class Run:
     ) -> AsyncGenerator[RowResult, None]:
         """Rows as they end, on the event loop that runs."""
         async with opened_services(self._options, backend, self._model()) as services:
-            driver = Driver(self.state, rows, services, self._options.get("concurrency"), self.journal)
+            if self._options.get("planned", True):
+                sources = self._plan_sources()
+                self.planner = RunPlanner(self._runs, self._order, sources, self._options.get("statistics"))
+            concurrency = self._options.get("concurrency")
+            driver = Driver(self.state, rows, services, concurrency, self.journal, self.planner)
             async with aclosing(driver.results()) as results:
                 async for done in results:
                     assert isinstance(done, RowDone)
@@ -129,6 +148,12 @@ class Run:
                     if self.journal is not None:
                         self.journal.end(result)
                     yield result
+
+    def _plan_sources(self) -> PlanSources:
+        host = None if isinstance(self._on, str) else self._on.workflow_host()
+        if host is not None and host.plans_for is not None:
+            return host.plans_for
+        return unknown_server(self._runs, self._options.get("model", ""))
 
     def _model(self) -> str:
         return model_identity(self._on, self._options)

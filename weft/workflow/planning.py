@@ -16,7 +16,8 @@ from weft.tokenizers.load import load_tokenizer
 from weft.workflow.analysis.analyse import analyse
 from weft.workflow.analysis.objectives import OutputObjective
 from weft.workflow.analysis.prompts import PromptTokens, TokensOf
-from weft.workflow.backend.prompt_tokens import TokenizerPrompts
+from weft.workflow.analysis.statistics import Statistics
+from weft.workflow.backend.prompt_tokens import EstimatedPrompts, TokenizerPrompts
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.frontend.workflow import Workflow
 from weft.workflow.graph.check import check
@@ -24,11 +25,15 @@ from weft.workflow.graph.digest import digest
 from weft.workflow.graph.json import graph_from_dict
 from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.mistakes import InvalidGraph, nearest
-from weft.workflow.graph.nodes import WorkflowGraph
+from weft.workflow.graph.names import all_nodes
+from weft.workflow.graph.nodes import LlmNode, WorkflowGraph
 from weft.workflow.passes import optimise as optimise_graph
 from weft.workflow.planner.place import NoEngine, PlanEngine
 from weft.workflow.planner.plan import Plan, PlanOptions, make_plan
+from weft.workflow.run.planning import PlanSources
 
+ASSUMED_KV_TOKENS = 65_536
+"""KV capacity of a server of which nothing is known."""
 PlannableGraph = WorkflowGraph | Workflow | Mapping[str, Any]
 
 
@@ -68,12 +73,9 @@ def plan(
         raise InvalidRequest(f"rows is {given}: give rows, or how many there are", "rows")
     optimised = optimise_graph(whole) if optimise else None
     passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
-    _check_statistics(statistics or {}, whole)
+    check_statistics(statistics or {}, whole)
     options = PlanOptions(objective=objective, passes=passes, digest=digest(whole))
-    try:
-        analysed = analyse(whole if optimised is None else optimised.graph, given, model, statistics or {}, tokens)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"statistics: {error}", "statistics") from None
+    analysed = analyse(whole if optimised is None else optimised.graph, given, model, statistics or {}, tokens)
     try:
         return make_plan(analysed, made, options)
     except NoEngine as error:
@@ -82,12 +84,26 @@ def plan(
         raise InvalidRequest(f"objective: {error}", "objective") from None
 
 
-def _check_statistics(statistics: Mapping[str, Any], graph: WorkflowGraph) -> None:
-    """Raise `InvalidRequest` for figures of something that the graph does not have."""
+def check_statistics(statistics: Mapping[str, Any], graph: WorkflowGraph) -> None:
+    """Raise `InvalidRequest` for figures that do not exist, or of something that the graph does not have."""
+    try:
+        Statistics(statistics)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"statistics: {error}", "statistics") from None
     known = [*graph.inputs, *(label for label, _ in labelled_nodes(graph.nodes))]
     for name in statistics:
         if not any(name == label or name.startswith(f"{label}.") for label in known):
             raise InvalidRequest(f"statistics: nothing is called {name!r}.{nearest(name, known)}", "statistics")
+
+
+def unknown_server(graph: WorkflowGraph, model: str) -> PlanSources:
+    """What plans are made for where nothing is known of the server but the names of the models that a graph calls;
+    `model` is that of calls that name none."""
+    named = (node.request.get("model") for node in all_nodes(graph.nodes) if isinstance(node, LlmNode))
+    models = dict.fromkeys([model, *(str(name) for name in named if name)])
+    estimated = EstimatedPrompts()
+    engines = [PlanEngine(model=name, kv_tokens=ASSUMED_KV_TOKENS) for name in models]
+    return PlanSources(lambda name: estimated, engines, model)
 
 
 def _graph_of(graph: PlannableGraph) -> WorkflowGraph:

@@ -18,8 +18,9 @@ from weft.workflow.run.instructions import (
     RowDone,
     RunLimits,
     RunProgram,
+    TaskName,
 )
-from weft.workflow.run.order import Order
+from weft.workflow.run.order import CallSite, Order
 from weft.workflow.run.state import RunState
 
 
@@ -54,6 +55,8 @@ class Player:
         self.open: list[Instruction] = []
         self.done: dict[int, RowDone] = {}
         self.sent: list[CallModel] = []
+        self.sites: dict[TaskName, CallSite] = {}
+        """Where the calls stand that were sent."""
 
     def play(self) -> list[RowDone]:
         """To the end. Returns the rows in order."""
@@ -72,6 +75,8 @@ class Player:
 
     def _take(self, instructions: list[Instruction]) -> None:
         for each in instructions:
+            if isinstance(each, CallModel):
+                self.sites[each.task] = self.state._tasks[each.task].site
             if isinstance(each, RowDone):
                 assert each.row not in self.done
                 self.done[each.row] = each

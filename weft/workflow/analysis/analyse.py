@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from weft.workflow.analysis.operators import Unrolled, unroll
 from weft.workflow.analysis.prefix_tree import PrefixTree, prefix_tree
-from weft.workflow.analysis.prompts import PromptTokens, TokensOf
+from weft.workflow.analysis.prompts import TokensOf
 from weft.workflow.analysis.row_prompts import RowPrompts, RowValues
 from weft.workflow.analysis.statistics import RowValue, Statistics, row_value
 from weft.workflow.graph import WorkflowGraph, canonical
@@ -60,9 +60,5 @@ def _row_values(
     for model in models:
         counter = tokens(model)
         if id(counter) not in counted:
-            counted[id(counter)] = {name: _counted(values, counter) for name, values in columns.items()}
+            counted[id(counter)] = {name: row_value(values, counter.count) for name, values in columns.items()}
     return {model: counted[id(tokens(model))] for model in models}
-
-
-def _counted(values: Sequence[Any], tokens: PromptTokens) -> RowValue:
-    return row_value(values, lambda text: len(tokens.encode(text)))

@@ -32,6 +32,10 @@ class PromptTokens(Protocol):
         """Token ids of a piece of a prompt."""
         ...
 
+    def count(self, text: str) -> int:
+        """How many tokens a value of a row has, or about how many."""
+        ...
+
 
 TokensOf = Callable[[str], PromptTokens]
 """The name of a model -> its `PromptTokens`, the same object each time."""

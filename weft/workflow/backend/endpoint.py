@@ -17,7 +17,15 @@ from weft.endpoints.schemas.chat import ChatResponse
 from weft.endpoints.schemas.common import UsageInfo
 from weft.endpoints.schemas.completion import CompletionResponse
 from weft.endpoints.table import ENDPOINTS
+from weft.workflow.analysis.prompts import PromptTokens
+from weft.workflow.backend.prompt_tokens import TokenizerPrompts
+from weft.workflow.planner.place import PlanEngine
 from weft.workflow.run.calls import CallUsage, ModelAnswer, ModelRequest
+from weft.workflow.run.planning import PlanSources
+
+MAX_COUNTED_CHARS = 4096
+"""Of a value of a row that is longer, plans count the tokens of the beginning: a plan must not take longer than the
+calls that it orders."""
 
 
 @dataclass(slots=True)
@@ -72,6 +80,25 @@ class EndpointBackend:
         ends = [0, *itertools.accumulate(map(len, pieces))]
         cuts = [next((at for at in range(end, len(whole)) if whole[at] & 0xC0 != 0x80), len(whole)) for end in ends]
         return [whole[cuts[start] : cuts[end]].decode(errors="replace") for start, end in ranges(len(pieces))]
+
+
+def plan_sources(models: Models) -> PlanSources:
+    """What plans of runs on these models are made for. Their engines must have answered."""
+    prompts: dict[int, TokenizerPrompts] = {}
+
+    def tokens(name: str) -> PromptTokens:
+        tokenizer = models.find(name).tokenizer
+        return prompts.setdefault(id(tokenizer), TokenizerPrompts(tokenizer, MAX_COUNTED_CHARS))
+
+    engines = []
+    for model in models:
+        info = model.engine.info
+        kv_tokens = info.num_device_pages * info.page_size
+        engines += [
+            PlanEngine(name, kv_tokens, page_size=info.page_size, max_step_tokens=info.max_step_tokens)
+            for name in model.names
+        ]
+    return PlanSources(tokens, engines, models[0].names[0])
 
 
 def _chatted(reply: ChatResponse) -> ModelAnswer:

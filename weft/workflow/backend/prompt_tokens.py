@@ -19,8 +19,11 @@ _ESTIMATED_BYTES = 4
 class TokenizerPrompts:
     """`PromptTokens` of a model whose tokenizer and chat template are here."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, max_counted_chars: int | None = None):
+        """Of a value with more than `max_counted_chars` characters the beginning is counted, and the rest is taken to
+        be alike; None: all are counted as they are."""
         self._tokenizer = tokenizer
+        self._max_counted_chars = max_counted_chars
 
     def chat(self, messages: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
         """As `PromptTokens.chat`, with what the server's chat endpoint gives the template."""
@@ -30,6 +33,13 @@ class TokenizerPrompts:
     def encode(self, text: str) -> Sequence[int]:
         """As `PromptTokens.encode`."""
         return unpack_tokens(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def count(self, text: str) -> int:
+        """As `PromptTokens.count`."""
+        most = self._max_counted_chars
+        if most is None or len(text) <= most:
+            return len(self.encode(text))
+        return round(len(self.encode(text[:most])) * len(text) / most)
 
 
 class EstimatedPrompts:
@@ -47,3 +57,7 @@ class EstimatedPrompts:
         data = text.encode("utf-8", "surrogatepass")
         pieces = (data[at : at + _ESTIMATED_BYTES] for at in range(0, len(data), _ESTIMATED_BYTES))
         return [int.from_bytes(piece, "big") for piece in pieces]
+
+    def count(self, text: str) -> int:
+        """As `PromptTokens.count`."""
+        return -(-len(text.encode("utf-8", "surrogatepass")) // _ESTIMATED_BYTES)

@@ -27,6 +27,7 @@ from weft.workflow.run.instructions import (
     TaskName,
 )
 from weft.workflow.run.journal import RunJournal
+from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.state import RunState
 
@@ -79,11 +80,14 @@ class Driver:
         services: RunServices,
         concurrency: Concurrency | None = None,
         journal: RunJournal | None = None,
+        planner: RunPlanner | None = None,
     ):
-        """`rows` are numbered. What the `journal` has of them is not done again."""
+        """`rows` are numbered. What the `journal` has of them is not done again. The `planner` must have been made with
+        the order of the state."""
         self._state = state
         self._rows = rows
         self._journal = journal
+        self._planner = planner
         self._services = services
         self._at_once = concurrency or Concurrency()
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
@@ -102,6 +106,8 @@ class Driver:
         try:
             while True:
                 await self._open_rows()
+                if self._planner is not None:
+                    await self._planner.advance(self._state, is_open=self._is_open)
                 next_try_s = self._state.wake(self._now())
                 for instruction in self._state.take(self._room()):
                     if isinstance(instruction, Notice):
@@ -115,6 +121,8 @@ class Driver:
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
+            if self._planner is not None:
+                await self._planner.close()
 
     async def _open_rows(self) -> None:
         num_nodes = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
@@ -59,6 +59,7 @@ from weft.workflow.run.instructions import (
     TaskName,
 )
 from weft.workflow.run.ledger import CallLedger, merged
+from weft.workflow.run.measures import RunMeasures
 from weft.workflow.run.order import CallSite, Hints, Order, no_hints, row_by_row
 
 FIRST_PAUSE_S = 0.5
@@ -108,6 +109,11 @@ class RunState:
         self._limits = limits or RunLimits()
         self._hints = hints
         self._rows: set[int] = set()
+        self._unstarted: dict[int, Mapping[str, Any]] = {}
+        """The inputs of rows no call of which was sent."""
+        self.num_opened = 0
+        """Rows that have arrived."""
+        self._measures = RunMeasures()
         self._tasks: dict[TaskName, _Task] = {}
         self._todo: deque[tuple[Frame, str]] = deque()
         self._ready: list[tuple[tuple[Any, ...], TaskName]] = []
@@ -124,6 +130,8 @@ class RunState:
     def open_row(self, row: int, values: Mapping[str, Any]) -> None:
         """A row arrives. `values` has all inputs of the graph."""
         self._rows.add(row)
+        self._unstarted[row] = values
+        self.num_opened += 1
         self._todo += Frame(self._plan, values, row).ask(OUTPUTS)
         self._work()
 
@@ -181,6 +189,7 @@ class RunState:
                 self.failed(name, limit, 0.0)
                 continue
             self._num_sent += 1
+            self._unstarted.pop(name.row, None)
             calls.append(self._to_send(self._tasks[name]))
         others, self._out = self._out, []
         return others + calls
@@ -195,9 +204,28 @@ class RunState:
         """What the rows that have ended did: another state goes on from these."""
         return self._ledger.ended
 
+    def sort(self) -> None:
+        """The order has changed: sort the calls that are ready by it."""
+        self._ready = [(self._rank(self._tasks[name]), name) for _, name in self._ready]
+        heapq.heapify(self._ready)
+
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """Figures of nodes by label, as `weft.workflow.plan` takes them: means of what has happened so far."""
+        return self._measures.statistics(self._ledger.counts.by_node)
+
+    @property
+    def rows(self) -> Set[int]:
+        """Rows in progress."""
+        return self._rows
+
+    @property
+    def unstarted(self) -> Mapping[int, Mapping[str, Any]]:
+        """The inputs of rows no call of which was sent, in the order in which they arrived."""
+        return self._unstarted
+
     @property
     def num_rows(self) -> int:
-        """Rows in progress."""
+        """How many rows are in progress."""
         return len(self._rows)
 
     @property
@@ -271,12 +299,14 @@ class RunState:
             case MapNode():
                 items = items_of(node, value_of(reference_of(node.over)))
                 frame.opened[node.id] = OpenMap(len(items))
+                self._measures.map_began(frame.plan.labels[node.id], len(items))
                 for number, item in enumerate(items):
                     self._enter(Within(frame, node.id, f"[{number}]", number), "body", {node.item: item})
                 if not items:
                     self._map_ended(frame, node)
             case SwitchNode():
                 place = case_of(node, value_of(reference_of(node.on)))
+                self._measures.case_taken(frame.plan.labels[node.id], place)
                 self._enter(Within(frame, node.id, case_step(place), 0), place, {})
             case LoopNode():
                 bound = {each: value_of(reference_of(text)) for each, text in node.init.items()}
@@ -364,6 +394,7 @@ class RunState:
             self._settle(outer, node.id, RowFailure(outer.path + node.id, error))
             return
         if is_last:
+            self._measures.loop_ended(outer.plan.labels[node.id], frame.number)
             self._settle(outer, node.id, outputs)
         else:
             number = frame.number + 1
@@ -374,6 +405,7 @@ class RunState:
         made = {name: plain(value) for name, value in outputs.items() if not isinstance(value, RowFailure)}
         self._ledger.end(row, failed=failure is not None)
         self._rows.remove(row)
+        self._unstarted.pop(row, None)
         self._out.append(RowDone(row, made, failure))
 
 

@@ -1,0 +1,62 @@
+"""The order of a run that has plans, and when another plan is due. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any, NamedTuple, Protocol
+
+from weft.workflow.run.order import CallSite, Order
+
+_NO_PLAN = 1 << 62
+"""Behind all plans."""
+UNPLANNED_PART = 0.25
+"""Of the rows in progress: with so many that no plan has, another plan is made."""
+
+
+class Ranks(Protocol):
+    """The places of the calls of some rows in their plan."""
+
+    def rank(self, label: str, rounds: tuple[int, ...], row: int) -> int:
+        """Of a call; `row` is the number of its row within the plan."""
+        ...
+
+
+class _PlannedRow(NamedTuple):
+    number: int
+    """Of the plan."""
+    ranks: Ranks
+    place: int
+    """Of the row within the plan."""
+
+
+class PlannedOrder:
+    """Calls in the order of the plan that has their row: those of earlier plans first, because their rows hold values
+    and KV. Rows that no plan has come last, in an order of their own."""
+
+    def __init__(self, otherwise: Order):
+        self._otherwise = otherwise
+        self._rows: dict[int, _PlannedRow] = {}
+        self._count = 0
+
+    def __call__(self, site: CallSite) -> tuple[Any, ...]:
+        """As `Order`."""
+        found = self._rows.get(site.row)
+        if found is None:
+            return _NO_PLAN, *self._otherwise(site)
+        return found.number, found.ranks.rank(site.label, site.rounds, found.place)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
+
+    def put(self, rows: Mapping[int, int], ranks: Ranks, in_progress: Set[int]) -> None:
+        """A new plan has these rows; `rows` gives the number of each within it. Those of an earlier one move to it, and
+        rows that are not in progress are forgotten."""
+        self._rows = {row: planned for row, planned in self._rows.items() if row in in_progress}
+        for row, index in rows.items():
+            self._rows[row] = _PlannedRow(self._count, ranks, index)
+        self._count += 1
+
+
+def is_plan_due(num_unplanned: int, num_rows: int, *, is_open: bool) -> bool:
+    """Whether rows that came late are enough for another plan: many of those in progress, or the last ones."""
+    return num_unplanned > 0 and (not is_open or num_unplanned >= UNPLANNED_PART * num_rows)
