@@ -140,6 +140,22 @@ def test_cases_of_a_switch_share_the_rows() -> None:
     assert known.operators[2].needs == (0, 1)
 
 
+def test_bodies_wait_for_what_opens_them() -> None:
+    """A case for the value that chooses it, items for their list, a round for the one before."""
+    inside = body(llm("in", "Hi"), value="in")
+    opened = [
+        (switch("s", "first", x=inside), "s"),
+        (mapped("m", "parts", inside), "joined"),
+        (loop("l", {"x": "first"}, body(llm("in", "Hi"), x="in"), max_rounds=2), "l"),
+    ]
+    for node, value in opened:
+        more = [function("joined", "join", of="{{m}}")] if value == "joined" else []
+        parts = pick("parts", "first", split=" ")
+        made = unrolled(graph(llm("first", "{{q}}"), parts, node, *more, llm("after", f"{{{{{value}}}}}")))
+        assert len(made.operators) >= 3
+        assert all(number - 1 in operator.needs for number, operator in enumerate(made.operators) if number)
+
+
 def test_each_model_renders_and_tokenizes_its_own_prompts() -> None:
     tokens = {"m": WordTokens(), "other": WordTokens()}
     raw = graph(llm("a", "Hi"), llm("b", "Hi {{a}}", model="other"), outputs={"a": "a", "b": "b"})

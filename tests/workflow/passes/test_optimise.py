@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.workflow.naive import NaiveRunner, normalized
 from tests.workflow.random_graphs import graphs
+from tests.workflow.shapes import graph, text
 from weft.workflow.graph import WorkflowGraph, canonical, check, graph_from_dict
 from weft.workflow.graph.names import all_nodes, with_unique_names
 from weft.workflow.graph.values import RowError
@@ -57,8 +58,17 @@ def test_all_passes_keep_the_outputs(raw: dict[str, Any], row: dict[str, Any]) -
     assert optimise(made.graph).graph == made.graph
 
 
+FOLDED_THEN_MERGED = graph(
+    text("n0", "{{q}}"),
+    {"id": "n1", "op": "data", "value": "{{braces}}"},
+    text("n2", "{{n1}}"),
+    outputs={name: name for name in ("n0", "n1", "n2")},
+)
+
+
 @settings(deadline=None, max_examples=40)
 @given(graphs())
+@example(FOLDED_THEN_MERGED)
 def test_reports_say_where_every_node_went(raw: dict[str, Any]) -> None:
     before = with_unique_names(graph_from_dict(raw))
     made = optimise(before)

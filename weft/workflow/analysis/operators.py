@@ -106,6 +106,8 @@ class _Around(NamedTuple):
     first_of_item: int
     """The first placeholder that is made for each item of a map around; all after it are too."""
     rounds: tuple[int, ...]
+    after: frozenset[int]
+    """The operators that a body waits for before any of its nodes is evaluated."""
 
 
 def unroll(graph: WorkflowGraph, tokens: TokensOf, statistics: Statistics, model: str) -> Unrolled:
@@ -127,7 +129,7 @@ class _Unroll:
 
     def graph(self, graph: WorkflowGraph) -> Unrolled:
         scope = {name: _Value(self._new(Placeholder(name, None))) for name in graph.inputs}
-        around = _Around("", scope, 1.0, 1, MAX_MARKS, ())
+        around = _Around("", scope, 1.0, 1, MAX_MARKS, (), frozenset())
         values = self._body(Body(nodes=graph.nodes, outputs=graph.outputs), around)
         outputs = tuple(
             (name, self._follow(values, reference_of(graph.outputs[name])).needs) for name in sorted(graph.outputs)
@@ -227,7 +229,7 @@ class _Unroll:
                 rounds=around.rounds,
                 template=template,
                 output_tokens=output_tokens,
-                needs=tuple(sorted(needs)),
+                needs=tuple(sorted(needs | around.after)),
                 calls=around.calls,
                 items=around.items,
                 shared_by_items=_shared_elements(template, around.first_of_item),
@@ -256,35 +258,39 @@ class _Unroll:
             calls=around.calls * items,
             items=around.items * count,
             first_of_item=min(around.first_of_item, first),
+            after=around.after | over.needs,
         )
-        values = self._body(node.body, inside)
+        scope = self._body(node.body, inside)
+        values = {name: self._follow(scope, reference_of(text)) for name, text in node.body.outputs.items()}
+        needs = _needs_of(values, over.needs)
         outputs = {}
-        for name, text in node.body.outputs.items():
-            value = self._follow(values, reference_of(text))
+        for name, value in values.items():
             joined = self._new(Placeholder(f"{path}.{name}", count * (self._expected(value.text) or each)))
-            outputs[name] = _Value(joined, value.needs, length=items)
-        return _Value("", over.needs, outputs=outputs)
+            outputs[name] = _Value(joined, needs, length=items)
+        return _Value("", needs, outputs=outputs)
 
     def _switch(self, node: SwitchNode, path: str, around: _Around) -> _Value:
         on = self._follow(around.scope, reference_of(node.on))
         cases = []
         for place, body in node.bodies.items():
             share = self._statistics.share(path, place, len(node.bodies))
-            inside = around._replace(prefix=label_prefix(path, node, place), calls=around.calls * share)
-            cases.append((body, self._body(body, inside)))
+            prefix = label_prefix(path, node, place)
+            inside = around._replace(prefix=prefix, calls=around.calls * share, after=around.after | on.needs)
+            scope = self._body(body, inside)
+            cases.append({name: self._follow(scope, reference_of(text)) for name, text in body.outputs.items()})
+        needs = on.needs.union(*(_needs_of(values, on.needs) for values in cases))
         outputs = {}
-        for name in cases[0][0].outputs:
-            ends = [self._follow(scope, reference_of(body.outputs[name])) for body, scope in cases]
-            longest = max((self._expected(value.text) or 0 for value in ends), default=0)
+        for name in cases[0]:
+            longest = max(self._expected(values[name].text) or 0 for values in cases)
             text = self._new(Placeholder(f"{path}.{name}", self._statistics.value_tokens(f"{path}.{name}", longest)))
-            outputs[name] = _Value(text, on.needs.union(*(value.needs for value in ends)))
-        return _Value("", on.needs, outputs=outputs)
+            outputs[name] = _Value(text, needs)
+        return _Value("", needs, outputs=outputs)
 
     def _loop(self, node: LoopNode, path: str, around: _Around) -> _Value:
         rounds = self._statistics.rounds(path, node.max_rounds, node.until is not None)
         values = {name: self._follow(around.scope, reference_of(text)) for name, text in node.init.items()}
         planned = min(MAX_UNROLLED, math.ceil(rounds))
-        ends: frozenset[int] = frozenset()
+        needs = _needs_of(values, frozenset())
         for number in range(planned):
             share = 1.0 if number < planned - 1 else rounds - number
             inside = around._replace(
@@ -292,13 +298,17 @@ class _Unroll:
                 scope={**around.scope, **values},
                 calls=around.calls * share,
                 rounds=(*around.rounds, number),
+                after=around.after | needs,
             )
+            first = len(self._operators)
             scope = self._body(node.body, inside)
             values = {name: self._follow(scope, reference_of(text)) for name, text in node.body.outputs.items()}
-            if node.until is not None:
-                ends = self._follow(scope, reference_of(node.until)).needs
-            values = {name: value._replace(needs=value.needs | ends) for name, value in values.items()}
-        return _Value("", ends.union(*(value.needs for value in values.values())), outputs=values)
+            ends = frozenset[int]() if node.until is None else self._follow(scope, reference_of(node.until)).needs
+            made = _needs_of(values, ends)
+            # What the round needs of itself came after all that it began with.
+            needs = made if any(number >= first for number in made) else made | needs
+            values = {name: value._replace(needs=needs) for name, value in values.items()}
+        return _Value("", needs, outputs=values)
 
     def _follow(self, scope: Mapping[str, _Value], reference: Reference) -> _Value:
         """What a reference means. A field has a placeholder of its own."""
@@ -334,6 +344,11 @@ class _Unroll:
             return _Value(*self._fill(item, scope)) if alone is None else self._follow(scope, alone)
         text, needs = self._fill(_as_text(item), scope)
         return _Value(text, needs)
+
+
+def _needs_of(values: Mapping[str, _Value], needs: frozenset[int]) -> frozenset[int]:
+    """What the outputs of a body need, all of which are there at once, beside `needs`."""
+    return needs.union(*(value.needs for value in values.values()))
 
 
 def _list(items: tuple[_Value, ...]) -> _Value:

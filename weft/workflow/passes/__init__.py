@@ -53,11 +53,18 @@ def optimise(
             graph, removed, merged = each(graph, lookup)
             report = reports[number]
             new = tuple(name for name in removed if name not in reported)
+            # What a pass made a constant of is still there, and may be merged later: it is reported once.
+            merged = tuple(group for group in (_unreported(names, reported) for names in merged) if len(group) > 1)
             reported |= {*removed, *(name for _, *gone in merged for name in gone)}
             reports[number] = report._replace(removed=report.removed + new, merged=combined(report.merged, merged))
         if graph == before:
             break
     return OptimisedGraph(graph, tuple(reports))
+
+
+def _unreported(group: tuple[str, ...], reported: set[str]) -> tuple[str, ...]:
+    kept, *gone = group
+    return kept, *(name for name in gone if name not in reported)
 
 
 __all__ = [
