@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
 
 from weft.programs.run.runs import RunUsage
 from weft.server.schemas.programs import RunCard, RunError
-from weft.server.schemas.workflows import NodeCalls, RowList, WorkflowLimits, WorkflowProgress
+from weft.server.schemas.workflows import NodeCalls, RowList, VariableWait, WorkflowLimits, WorkflowProgress
 from weft.store.served_runs import NumberedResult
 from weft.workflow.run.instructions import CallCounts
+from weft.workflow.service.live_run import RunWait, WorkflowRun
 from weft.workflow.service.record import WorkflowRunRecord
 
+MAX_WAITS = 100
+"""Values that a run waits for, of which its card tells."""
 
-def workflow_run_card(record: WorkflowRunRecord, *, with_nodes: bool = True) -> RunCard:
-    """The record of a run in the API's form; lists leave the counts of nodes out."""
+
+def workflow_run_card(run: WorkflowRun, *, in_list: bool = False) -> RunCard:
+    """A run in the API's form; lists leave out the counts of nodes, and what runs wait for."""
+    record = run.record
+    waits = [] if in_list else [wait_card(wait) for wait in itertools.islice(run.waits.values(), MAX_WAITS)]
     counts, error = record.counts, record.error
     calls = counts.calls
     return RunCard(
@@ -40,9 +47,25 @@ def workflow_run_card(record: WorkflowRunRecord, *, with_nodes: bool = True) -> 
             done=counts.rows,
             failed=counts.failed_rows,
             calls=_calls(calls),
-            by_node={name: _calls(each) for name, each in counts.by_node.items()} if with_nodes else {},
+            by_node={name: _calls(each) for name, each in counts.by_node.items() if not in_list},
             limits=WorkflowLimits(**record.spec.limits._asdict()),
+            waits_for=waits,
+            num_waits=len(run.waits),
         ),
+    )
+
+
+def wait_card(wait: RunWait, *, args: bool = False) -> VariableWait:
+    """What a run waits for in the API's form."""
+    return VariableWait(
+        id=wait.id,
+        row=wait.row,
+        node=wait.node,
+        since=wait.since_s,
+        until=wait.until_s,
+        schema=wait.schema,
+        function=wait.function,
+        args=wait.args if args else None,
     )
 
 

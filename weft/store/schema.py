@@ -199,7 +199,28 @@ def _fourth(connection: Connection) -> None:
     _SERVED_RUNS.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth)
+_VARIABLES = MetaData()
+
+workflow_variables = Table(
+    "workflow_variables",
+    _VARIABLES,
+    Column("id", Text, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("row", Integer, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("asked_s", Float, nullable=False),
+    Column("answer", LargeBinary),
+    Index("workflow_variables_by_task", "run", "row", "path"),
+)
+"""Values from outside that runs on servers asked for; `answer` is null until one is set."""
+
+
+def _fifth(connection: Connection) -> None:
+    _VARIABLES.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth)
 """From each version to the next, beginning with an empty database (version 0)."""
 
 

@@ -14,7 +14,14 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 
 from weft.abi.errors import QuotaExceeded
 from weft.store.database import Database
-from weft.store.schema import served_runs, workflow_endings, workflow_inputs, workflow_rows, workflow_tasks
+from weft.store.schema import (
+    served_runs,
+    workflow_endings,
+    workflow_inputs,
+    workflow_rows,
+    workflow_tasks,
+    workflow_variables,
+)
 from weft.store.sqlite import upsert
 
 _run, _ending, _input = served_runs.c, workflow_endings.c, workflow_inputs.c
@@ -55,7 +62,7 @@ _FORGET = (
     *_FORGET_WORK,
     *(
         delete(table).where(table.c.run == bindparam("this"))
-        for table in (workflow_rows, workflow_endings, served_runs)
+        for table in (workflow_rows, workflow_endings, workflow_variables, served_runs)
     ),
 )
 

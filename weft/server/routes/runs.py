@@ -113,7 +113,7 @@ async def list_runs(service: Service, request: Request) -> ASGIApp:
     tenant = record_of(request).tenant
     workflows = await service.workflows.runs.all(tenant)
     cards = [card_of(run.record(), forgotten=run.forgotten) for run in service.programs.history.runs(tenant)]
-    cards += [workflow_run_card(record, with_nodes=False) for record in workflows]
+    cards += [workflow_run_card(run, in_list=True) for run in workflows]
     return answer(RunList(data=sorted(cards, key=lambda card: -card.created)))
 
 
@@ -121,7 +121,7 @@ async def get_run(service: Service, request: Request) -> ASGIApp:
     """One run, with its result if it has finished."""
     if is_workflow_run(request.path_params["run"]):
         found = await service.workflows.runs.find(record_of(request).tenant, request.path_params["run"])
-        return answer(workflow_run_card(found.record))
+        return answer(workflow_run_card(found))
     run = _find(service, request)
     await run.refresh()
     return answer(card_of(run.record(), run.result, forgotten=run.forgotten))
@@ -165,7 +165,8 @@ async def cancel(service: Service, request: Request) -> ASGIApp:
         found = await service.workflows.runs.find_here(record_of(request).tenant, request.path_params["run"])
         found.cancel()
         async with Guard(request, service):
-            return answer(workflow_run_card(await found.wait()))
+            await found.wait()
+        return answer(workflow_run_card(found))
     run = _find(service, request)
     run.cancel()
     async with Guard(request, service):

@@ -31,6 +31,7 @@ from weft.server.schemas.variables import (
 from weft.server.state import Service
 from weft.workflow.criteria import LATENCY, THROUGHPUT, TTFT, Criterion, deadline
 from weft.workflow.run.value_errors import NodeFailed
+from weft.workflow.service.run_variables import VariableAnswer, is_run_variable
 
 _CRITERIA: dict[str, Criterion] = {criterion.name: criterion for criterion in (LATENCY, TTFT, THROUGHPUT)}
 
@@ -66,6 +67,7 @@ async def submit(service: Service, request: Request) -> ASGIApp:
 async def get_variable(service: Service, request: Request) -> ASGIApp:
     """Wait for a value. Raises `UnknownVariable`, `NoValue`, and `ClientGone`, which leaves the calls as they are."""
     id = request.path_params["variable"]
+    require(not is_run_variable(id), "This variable is of a run of a workflow: its row has the value.", "variable")
     found = service.variables.find(record_of(request).tenant, id)
     criterion = _criterion(request)
     timeout_s = _seconds(request, "timeout_s")
@@ -84,6 +86,9 @@ async def set_variable(service: Service, request: Request) -> ASGIApp:
     """Give a variable from outside its value. Raises `UnknownVariable`, `NotSettable`, `NoValue`."""
     body = await read_request(request, service, _update)
     id = request.path_params["variable"]
+    if is_run_variable(id):
+        return await _set_run_variable(service, request, id, body)
+    require(body.kind is None, "kind has an effect on variables of runs alone.", "kind")
     found = service.variables.find(record_of(request).tenant, id)
     if body.error is not None:
         require(body.value is msgspec.UNSET, "Give one of value and error.", "value")
@@ -92,6 +97,17 @@ async def set_variable(service: Service, request: Request) -> ASGIApp:
     require(body.value is not msgspec.UNSET, "value is required, or error.", "value")
     found.owner.set(found.reference, body.value)
     return answer(VariableCard(id=id, status="ready"))
+
+
+async def _set_run_variable(service: Service, request: Request, id: str, body: VariableUpdate) -> ASGIApp:
+    """Give a run of a workflow a value that it waits for. Answers when the value is on the disk."""
+    require((body.error is None) != (body.value is msgspec.UNSET), "Give one of value and error.", "value")
+    require(body.kind is None or body.error is not None, "kind is of an error.", "kind")
+    value = None if body.value is msgspec.UNSET else body.value
+    given = VariableAnswer(value=value, error=body.error, kind=body.kind or "external")
+    async with Guard(request, service):
+        await service.workflows.variables.set(record_of(request).tenant, id, given)
+    return answer(VariableCard(id=id, status="ready" if body.error is None else "failed"))
 
 
 async def end_session(service: Service, request: Request) -> ASGIApp:
@@ -105,7 +121,7 @@ def _update(raw: Any) -> VariableUpdate:
     """The body of a PUT, in which null is a value."""
     if isinstance(raw, dict) and "value" in raw and raw["value"] is None:
         rest = request_from(VariableUpdate, {name: value for name, value in raw.items() if name != "value"})
-        return VariableUpdate(value=None, error=rest.error)
+        return VariableUpdate(value=None, error=rest.error, kind=rest.kind)
     return request_from(VariableUpdate, raw)
 
 

@@ -102,10 +102,10 @@ async def run_workflow(service: Service, request: Request) -> ASGIApp:
     if fields.stream:
         return WorkflowStream(request, service, run, owned=owned)
     if fields.background:
-        return answer(workflow_run_card(run.record), 202)
+        return answer(workflow_run_card(run), 202)
     await _until_over(service, request, run, owned=owned)
     page = await service.workflows.runs.results(run, 0, MAX_PAGE)
-    card = workflow_run_card(run.record)
+    card = workflow_run_card(run)
     return answer(msgspec.structs.replace(card, results=results_page(page, run.record, 0)))
 
 
@@ -141,6 +141,7 @@ def _spec(fields: WorkflowRunRequest) -> WorkflowRunSpec:
         model=fields.model,
         priority=fields.priority,
         cache_salt=fields.cache_salt,
+        functions=tuple(sorted(set(fields.functions))),
     )
 
 
@@ -186,7 +187,7 @@ async def resume(service: Service, request: Request) -> ASGIApp:
     """Go on with a run that failed or was cancelled."""
     async with Guard(request, service):
         run = await service.workflows.runs.resume(record_of(request).tenant, _workflow_run_id(request))
-    return answer(workflow_run_card(run.record))
+    return answer(workflow_run_card(run))
 
 
 def _workflow_run_id(request: Request) -> str:

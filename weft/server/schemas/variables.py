@@ -83,6 +83,10 @@ class VariableUpdate(msgspec.Struct, kw_only=True, frozen=True):
 
     value: Annotated[Any, Meta(description="Any JSON.")] = msgspec.UNSET
     error: Annotated[str, Meta(description="Instead of a value: the node fails with this message.")] | None = None
+    kind: (
+        Annotated[str, Meta(max_length=100, description="Of the error, in a run of a workflow; absent: `external`.")]
+        | None
+    ) = None
 
 
 class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,6 +84,10 @@ class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
         bool, Meta(description="Whether calls that can only be answered in one way may have an earlier answer.")
     ] = True
     optimise: Annotated[bool, Meta(description="Whether the optimiser may rewrite the graph first.")] = True
+    functions: Annotated[
+        list[str],
+        Meta(description="Functions of nodes that the client calls: the run waits for their results as variables."),
+    ] = msgspec.field(default_factory=list)
     stream: Annotated[bool, Meta(description="Respond with server-sent events.")] = False
     background: Annotated[
         bool, Meta(description="Respond at once; the run continues after the connection has closed.")
@@ -118,6 +122,25 @@ class NodeCalls(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
+class VariableWait(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A value that a run waits for: `PUT /v1/variables/{id}` sets it."""
+
+    id: str
+    row: int
+    node: str
+    """Such as `notes[3].verdict`."""
+    since: float
+    """Seconds since 1970, as `until`."""
+    until: float | None = None
+    """When its row fails."""
+    schema: Any = None
+    """JSON schema that the value follows."""
+    function: str | None = None
+    """The function of the client whose result it is."""
+    args: Any = None
+    """Of the function; in events only."""
+
+
 class WorkflowProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run of a workflow is."""
 
@@ -131,6 +154,10 @@ class WorkflowProgress(msgspec.Struct, frozen=True, kw_only=True):
     by_node: dict[str, NodeCalls]
     """Of each node that called a model, by its label, such as `notes.summary`."""
     limits: WorkflowLimits
+    waits_for: list[VariableWait] = []
+    """The first 100 values from outside that it waits for."""
+    num_waits: int = 0
+    """How many there are."""
 
 
 class RowError(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,10 +199,11 @@ class WorkflowEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """An event of a workflow's run. `type` says which of the other fields is present. Its `id` is the number of the
     last result before it: a stream goes on behind it."""
 
-    type: Literal["run", "row", "progress", "end"]
-    """`run`: the first event, with the present state of the run. `row`: the result of a row. `progress`: what calls
-    have done by now. `end`: the run has ended; with the run."""
+    type: Literal["run", "row", "wait", "progress", "end"]
+    """`run`: the first event, with the present state of the run. `row`: the result of a row. `wait`: the run waits for
+    a value from outside. `progress`: what calls have done by now. `end`: the run has ended; with the run."""
     run: Any = None
     """A run, as `GET /v1/runs/{run}` describes it."""
     row: RowCard | msgspec.Raw | None = None
+    wait: VariableWait | None = None
     progress: WorkflowProgress | None = None

@@ -59,6 +59,8 @@ class RunServices(NamedTuple):
     program: Callable[[str, Any], Awaitable[Any]] | None = None
     """(name, args) -> result of an uploaded program."""
     external: Callable[[AwaitExternal], Awaitable[Any]] | None = None
+    elsewhere: Callable[[CallFunction], Awaitable[Any]] | None = None
+    """Calls a function that is not among `functions`, without a limit of time."""
     function_timeout_s: float = FUNCTION_TIMEOUT_S
     cache: PromptCache | None = None
     """For calls whose nodes may have an earlier answer."""
@@ -236,6 +238,8 @@ class Driver:
                 if node.source is not None:
                     raise Unsupported("source of a function runs in the sandbox of a server, which is not here")
                 async with self._functions:
+                    if services.elsewhere is not None and node.name not in services.functions:
+                        return await services.elsewhere(instruction)
                     return await self._function(node.name, args)
             case RunProgram(node=node, args=args):
                 if services.program is None:

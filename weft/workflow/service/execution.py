@@ -30,6 +30,7 @@ from weft.workflow.service.inputs import unfinished_rows
 from weft.workflow.service.library import StoredWorkflow
 from weft.workflow.service.live_run import WorkflowRun
 from weft.workflow.service.record import WorkflowRunRecord
+from weft.workflow.service.run_variables import RunVariables, WaitingVariables
 
 MAX_UNWRITTEN = 64
 """Results that are not committed yet, after which no further row ends."""
@@ -45,6 +46,7 @@ class RunTables(NamedTuple):
     runs: ServedRunTable
     tasks: WorkflowRunTable
     answers: AnswerTable
+    variables: WaitingVariables
 
 
 class _Unwritten(NamedTuple):
@@ -71,6 +73,7 @@ class RunExecution:
         self._workflow = workflow
         self._models = models
         self._tables = tables
+        self._variables = RunVariables(run, tables.variables)
         self._unwritten: asyncio.Queue[_Unwritten | None] = asyncio.Queue(MAX_UNWRITTEN)
 
     async def carry_out(self) -> None:
@@ -113,6 +116,8 @@ class RunExecution:
         cached_for = f"{record.weights} {record.model} {spec.cache_salt or ''}"
         services = RunServices(
             EndpointBackend(self._models, record.tenant, record.id, given),
+            external=self._variables.external,
+            elsewhere=self._variables.function,
             cache=PromptCache(self._tables.answers, cached_for, record.tenant) if spec.cache else None,
         )
         rows = unfinished_rows(self._tables.runs, record.id, prepared.endings.rows)
@@ -120,6 +125,7 @@ class RunExecution:
         async with aclosing(rows), aclosing(driver.results()) as results:
             async for done in results:
                 assert isinstance(done, RowDone)
+                self._variables.row_ended(done.row)
                 number += 1
                 await self._unwritten.put(self._write(number, done))
 

@@ -6,11 +6,31 @@ Clients read what there is and wait for changes; nothing is queued for them, so 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.workflow.service.record import WorkflowRunRecord
+
+
+class RunWait(NamedTuple):
+    """A value that a run waits for."""
+
+    number: int
+    """In the order in which they were asked for."""
+    id: str
+    row: int
+    node: str
+    """Such as `notes[3].verdict`."""
+    function: str | None
+    """The function of the client whose result it is."""
+    args: Mapping[str, Any] | None
+    schema: Mapping[str, Any] | None
+    since_s: float
+    """Seconds since 1970, as the next."""
+    until_s: float | None
+    """When the row fails."""
 
 
 class WorkflowRun:
@@ -20,6 +40,8 @@ class WorkflowRun:
         self.record = record
         self.on_cancel: Callable[[str], None] | None = None
         """Set while this process carries the run out."""
+        self.waits: dict[str, RunWait] = {}
+        """Values that the run waits for, by id, oldest first."""
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         if record.ended:

@@ -26,6 +26,8 @@ class WorkflowRunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A served name, for calls that name none."""
     priority: int = 0
     cache_salt: str | None = None
+    functions: tuple[str, ...] = ()
+    """Functions that the client calls: the run waits for their results."""
 
 
 class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):

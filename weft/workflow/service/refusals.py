@@ -10,10 +10,12 @@ from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
 from weft.workflow.graph.labels import label_prefix
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake
 from weft.workflow.graph.nodes import AnyNode, ExternalNode, FunctionNode, LlmNode, ProgramNode, WorkflowGraph
+from weft.workflow.graph.schema_check import unchecked_keywords
+from weft.workflow.service.record import WorkflowRunSpec
 
 _PYTHON = (
-    "is a Python function, which does not run on a server; the built-in ones are {}. Run the workflow from Python, on "
-    "the address of this server"
+    "is a Python function, which does not run on a server; the built-in ones are {}. Run the workflow from Python "
+    "with on=weft.client.Client(...), or name it in `functions` and set its results"
 )
 
 
@@ -26,13 +28,16 @@ def labelled_nodes(nodes: tuple[AnyNode, ...], prefix: str = "") -> Iterator[tup
             yield from labelled_nodes(body.nodes, label_prefix(label, node, place))
 
 
-def called_models(graph: WorkflowGraph, model: str | None, models: Models) -> tuple[str, ...]:
-    """First served names of the models that a graph calls, where calls that name none ask `model`. Raises
-    `InvalidGraph` with every node that cannot run here."""
+def called_models(graph: WorkflowGraph, spec: WorkflowRunSpec, models: Models) -> tuple[str, ...]:
+    """First served names of the models that a graph calls. Raises `InvalidGraph` with every node that cannot run
+    here, and every function of the client that no node calls."""
+    unused = set(spec.functions)
     found: dict[str, None] = {}
     mistakes = []
     for label, node in labelled_nodes(graph.nodes):
-        reason = _reason(node)
+        if isinstance(node, FunctionNode):
+            unused.discard(node.name or "")
+        reason = _reason(node, spec.functions)
         if reason:
             mistakes.append(Mistake(label, reason))
         splits = isinstance(node, FunctionNode) and node.name == "split"
@@ -40,23 +45,24 @@ def called_models(graph: WorkflowGraph, model: str | None, models: Models) -> tu
             continue
         named = node.request.get("model") if isinstance(node, LlmNode) else None
         try:
-            found[models.find(named or model).names[0]] = None
+            found[models.find(named or spec.model).names[0]] = None
         except WeftError as error:
             mistakes.append(Mistake(f"{label}.model", error.message))
+    mistakes += (Mistake("functions", f"no node calls {name!r}") for name in sorted(unused))
     if mistakes:
         raise InvalidGraph(mistakes)
     return tuple(sorted(found))
 
 
-def _reason(node: AnyNode) -> str:
+def _reason(node: AnyNode, functions: tuple[str, ...]) -> str:
     """Why a node cannot run on this server; empty where it can."""
     match node:
-        case FunctionNode(name=str(name)) if name not in BUILTIN_FUNCTIONS:
+        case FunctionNode(name=str(name)) if name not in BUILTIN_FUNCTIONS and name not in functions:
             return f"{name!r} {_PYTHON.format(' and '.join(BUILTIN_FUNCTIONS))}"
         case FunctionNode(source=str()):
             return "functions with source do not run in workflows of a server yet"
         case ProgramNode():
             return "programs do not run in workflows of a server yet"
-        case ExternalNode():
-            return "values from outside cannot be given to workflows of a server yet"
+        case ExternalNode(schema=schema) if schema is not None and (found := unchecked_keywords(schema)):
+            return f"values from outside are not checked against {', '.join(found)[:300]}"
     return ""

@@ -127,12 +127,12 @@ class WorkflowRuns:
             raise InvalidRequest(f"Another server of this data carries out the run {id}: ask that one.", "run")
         return run
 
-    async def all(self, tenant: str) -> list[WorkflowRunRecord]:
+    async def all(self, tenant: str) -> list[WorkflowRun]:
         """All runs of a tenant, newest first. Raises `StorageFailed`."""
         self._forget_old(tenant)
         found = [_decoded(record) for record in await asyncio.to_thread(self._tables.runs.all, tenant)]
         known = {**self._live, **self._unstored}
-        return [known[record.id].record if record.id in known else record for record in found]
+        return [known.get(record.id) or WorkflowRun(record) for record in found]
 
     def check_unused(self, tenant: str, workflow: str) -> None:
         """Raise `InvalidRequest` for a workflow of which a run is in progress."""
@@ -189,7 +189,7 @@ class WorkflowRuns:
     def _new(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> tuple[WorkflowRunRecord, NewRun]:
         """Blocks."""
         graph, spec = workflow.graph(), request.spec
-        models = called_models(graph, spec.model, self._models)
+        models = called_models(graph, spec, self._models)
         for name in models:
             self._models.usable(name)
         given = rows_of_lines(request.rows) if isinstance(request.rows, bytes) else request.rows

@@ -10,9 +10,11 @@ from weft.store.answers import AnswerTable
 from weft.store.database import Database
 from weft.store.served_runs import ServedRunTable
 from weft.store.workflow_runs import WorkflowRunTable
+from weft.store.workflow_variables import WorkflowVariableTable
 from weft.store.workflows import WorkflowQuota, WorkflowTable
 from weft.workflow.service.execution import RunTables
 from weft.workflow.service.library import WorkflowLibrary
+from weft.workflow.service.run_variables import WaitingVariables
 from weft.workflow.service.runs import WorkflowRuns
 
 
@@ -24,10 +26,12 @@ class WorkflowService:
         self.config = config = config or WorkflowsConfig()
         self._database = database or Database()
         quota = WorkflowQuota(config.max_workflows, config.max_workflow_bytes)
+        self.variables = WaitingVariables(WorkflowVariableTable(self._database))
         tables = RunTables(
             ServedRunTable(self._database),
             WorkflowRunTable(self._database),
             AnswerTable(self._database, config.max_cache_bytes),
+            self.variables,
         )
         self.library = WorkflowLibrary(WorkflowTable(self._database, quota))
         self.runs = WorkflowRuns(config, models, self.library, tables)

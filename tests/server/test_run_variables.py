@@ -1,0 +1,153 @@
+"""Values from outside that runs of workflows on a server wait for: set once, checked, kept over a restart."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.conftest import RunningServer, running
+from tests.server.test_workflow_restart import on, outputs, settled
+from tests.server.test_workflow_runs import ALICE, BOB, ROWS, assert_nothing_left, create, events, start
+from tests.workflow.shapes import Json, function, graph, text
+from weft.store.database import FILE
+
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+PERSON = graph({"id": "person", "op": "external", "schema": SCHEMA}, text("t", "{{q}} {{person.ok}}"))
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    with running(api_keys=["alice=a", "bob=b"]) as server:
+        yield server
+        assert_nothing_left(server)
+
+
+def waits(server: RunningServer, client: httpx.Client, run: str, count: int) -> list[Json]:
+    """What a run waits for, once that are so many values."""
+    server.wait_until(lambda: len(server.service.workflows.variables.by_id) == count)
+    shown = client.get(f"/v1/runs/{run}").json()["workflow"]
+    assert shown["num_waits"] == count
+    return sorted(shown["waits_for"], key=lambda wait: wait["row"])
+
+
+def put(client: httpx.Client, id: str, **given: object) -> httpx.Response:
+    return client.put(f"/v1/variables/{id}", json=given)
+
+
+def test_a_person_decides(server: RunningServer) -> None:
+    with server.http(headers=ALICE) as client:
+        run = start(client, PERSON, ROWS[:3], background=True)["id"]
+        waiting = waits(server, client, run, 3)
+        assert [(wait["row"], wait["node"], wait["schema"]) for wait in waiting] == [
+            (n, "person", SCHEMA) for n in range(3)
+        ]
+        first, second, third = (wait["id"] for wait in waiting)
+        given = put(client, first, value={"ok": True}).json()
+        assert (given["id"], given["status"]) == (first, "ready")
+        again = put(client, first, value={"ok": False})
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "not_settable")
+        wrong = put(client, second, value={"ok": "yes"})
+        assert (wrong.status_code, "ok is not of type boolean" in wrong.json()["error"]["message"]) == (400, True)
+        assert len(waits(server, client, run, 2)) == 2
+        assert put(client, second, value={"ok": False}).status_code == 200
+        assert put(client, third, error="nobody is there").status_code == 200
+        settled_run = events(client.get(f"/v1/runs/{run}/events").text)[-1][1]["run"]
+        assert settled_run["workflow"]["num_waits"] == 0
+        rows = {each["row"]: each for each in client.get(f"/v1/runs/{run}/results").json()["data"]}
+        assert [rows[row]["outputs"] for row in range(3)] == [{"out": "0 true"}, {"out": "1 false"}, {}]
+        error = rows[2]["error"]
+        assert (error["node"], error["kind"], error["message"]) == ("person", "external", "nobody is there")
+        # After the end too: set is set.
+        assert put(client, third, value={"ok": True}).status_code == 409
+
+
+def test_who_may_set_what(server: RunningServer) -> None:
+    with server.http(headers=ALICE) as client, server.http(headers=BOB) as bob:
+        run = start(client, PERSON, ROWS[:1], background=True)["id"]
+        (wait,) = waits(server, client, run, 1)
+        assert put(bob, wait["id"], value={"ok": True}).status_code == 404
+        for id in ("wvar-0", wait["id"] + "0"):
+            missing = put(client, id, value={"ok": True})
+            assert (missing.status_code, missing.json()["error"]["code"]) == (404, "variable_not_found")
+        for given in ({}, {"value": {"ok": True}, "error": "x"}, {"value": {"ok": True}, "kind": "x"}, {"valeu": 1}):
+            assert put(client, wait["id"], **given).status_code == 400
+        assert client.get(f"/v1/variables/{wait['id']}").status_code == 400
+        client.post(f"/v1/runs/{run}/cancel")
+        over = put(client, wait["id"], value={"ok": True})
+        assert (over.status_code, over.json()["error"]["code"]) == (410, "no_value")
+        assert put(bob, wait["id"], value={"ok": True}).status_code == 404
+
+
+def test_null_is_a_value(server: RunningServer) -> None:
+    with server.http(headers=ALICE) as client:
+        run = start(client, graph({"id": "any", "op": "external"}), ROWS[:1], background=True)["id"]
+        (wait,) = waits(server, client, run, 1)
+        assert put(client, wait["id"], value=None).status_code == 200
+        events(client.get(f"/v1/runs/{run}/events").text)
+        assert client.get(f"/v1/runs/{run}/results").json()["data"][0]["outputs"] == {"out": None}
+
+
+def test_a_value_that_does_not_come_in_time(server: RunningServer) -> None:
+    with server.http(headers=ALICE) as client:
+        run = start(client, graph({"id": "late", "op": "external", "timeout_s": 0.01}), ROWS[:1])
+        error = run["results"]["data"][0]["error"]
+        assert (error["node"], error["message"]) == ("late", "no value came within 0.01 s")
+
+
+def test_schemas_that_cannot_be_checked_are_refused(server: RunningServer) -> None:
+    with server.http(headers=ALICE) as client:
+        raw = graph({"id": "person", "op": "external", "schema": {"dependentRequired": {}}})
+        refused = client.post(f"/v1/workflows/{create(client, raw)}/runs", json={"rows": ROWS})
+        assert refused.status_code == 400
+        assert "person: values from outside are not checked against dependentRequired" in refused.text
+
+
+def test_functions_of_the_client_are_variables(server: RunningServer) -> None:
+    raw = graph(function("f", "mine", x="{{q}}"), text("t", "<{{f}}>"))
+    raw["nodes"][0]["retries"] = 1
+    with server.http(headers=ALICE) as client:
+        run = start(client, raw, ROWS[:1], background=True, functions=["mine"])["id"]
+        (wait,) = waits(server, client, run, 1)
+        assert (wait["function"], "args" in wait) == ("mine", False)
+        with client.stream("GET", f"/v1/runs/{run}/events") as stream:
+            told = next(line for line in stream.iter_lines() if '"wait"' in line)
+        assert '"function":"mine","args":{"x":"0"}' in told
+        assert put(client, wait["id"], error="once more", kind="ValueError").status_code == 200
+        server.wait_until(lambda: {wait["id"]} != set(server.service.workflows.variables.by_id) != set())
+        (again,) = waits(server, client, run, 1)
+        assert again["id"] != wait["id"]
+        assert put(client, again["id"], value="done").status_code == 200
+        events(client.get(f"/v1/runs/{run}/events").text)
+        assert client.get(f"/v1/runs/{run}/results").json()["data"][0]["outputs"] == {"out": "<done>"}
+        refused = client.post(
+            f"/v1/workflows/{create(client, raw)}/runs", json={"rows": ROWS, "functions": ["mine", "other"]}
+        )
+        assert (refused.status_code, "no node calls 'other'" in refused.text) == (400, True)
+
+
+def test_values_are_there_after_the_server_was_killed(tmp_path: Path) -> None:
+    two = graph(
+        {"id": "one", "op": "external"},
+        {"id": "two", "op": "external", "timeout_s": 1000},
+        text("t", "{{one}} {{two}}"),
+    )
+    with running(workflows=on(tmp_path / "data")) as server, server.http() as client:
+        run = start(client, two, ROWS[:1], background=True)["id"]
+        waiting = {wait["node"]: wait for wait in waits(server, client, run, 2)}
+        assert put(client, waiting["one"]["id"], value="first").status_code == 200
+        (tmp_path / "killed").mkdir()
+        with sqlite3.connect(tmp_path / "data" / FILE) as source:
+            (tmp_path / "killed" / FILE).write_bytes(source.serialize())
+        client.post(f"/v1/runs/{run}/cancel")
+    with running(workflows=on(tmp_path / "killed")) as server, server.http() as client:
+        (wait,) = waits(server, client, run, 1)
+        # The same variable, whose time began when it was first asked for.
+        assert wait == waiting["two"]
+        assert put(client, waiting["one"]["id"], value="other").status_code == 409
+        assert put(client, wait["id"], value="second").status_code == 200
+        settled(server, run)
+        assert outputs(server, run) == {0: "first second"}

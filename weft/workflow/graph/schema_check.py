@@ -1,0 +1,192 @@
+"""Whether a value follows a JSON schema, for values that come from outside.
+
+Answers of models need no such check: a grammar writes them. Keywords that are not checked here are refused by name
+before anything runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from weft.workflow.graph.regexes import RegexError, compile_regex
+
+MAX_DEPTH = 64
+"""Schemas within schemas, references followed."""
+_ANNOTATIONS = frozenset(
+    [
+        "$comment",
+        "$defs",
+        "$id",
+        "$schema",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "examples",
+        "format",
+        "readOnly",
+        "title",
+        "writeOnly",
+    ]
+)
+_Check = Callable[[Any, Any, Mapping[str, Any]], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "array": lambda value: isinstance(value, (list, tuple)),
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": lambda value: _is_number(value) and float(value).is_integer(),
+    "null": lambda value: value is None,
+    "number": _is_number,
+    "object": lambda value: isinstance(value, Mapping),
+    "string": lambda value: isinstance(value, str),
+}
+_LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]] = {
+    "minimum": (_is_number, lambda value, least: value >= least, "is below {}"),
+    "maximum": (_is_number, lambda value, most: value <= most, "is above {}"),
+    "exclusiveMinimum": (_is_number, lambda value, least: value > least, "is not above {}"),
+    "exclusiveMaximum": (_is_number, lambda value, most: value < most, "is not below {}"),
+    "multipleOf": (
+        _is_number,
+        lambda value, step: math.isclose(value / step, round(value / step)),
+        "is no multiple of {}",
+    ),
+    "minLength": (_TYPES["string"], lambda value, least: len(value) >= least, "has fewer than {} characters"),
+    "maxLength": (_TYPES["string"], lambda value, most: len(value) <= most, "has more than {} characters"),
+    "minItems": (_TYPES["array"], lambda value, least: len(value) >= least, "has fewer than {} items"),
+    "maxItems": (_TYPES["array"], lambda value, most: len(value) <= most, "has more than {} items"),
+    "minProperties": (_TYPES["object"], lambda value, least: len(value) >= least, "has fewer than {} fields"),
+    "maxProperties": (_TYPES["object"], lambda value, most: len(value) <= most, "has more than {} fields"),
+}
+"""Keyword -> (values that it is about, whether one follows it, what is wrong with one that does not)."""
+_INNER = frozenset({"additionalProperties", "items", "not"})
+_LISTS = frozenset({"allOf", "anyOf", "oneOf"})
+_KNOWN = frozenset({"$ref", "const", "enum", "pattern", "properties", "required", "type", *_LIMITS, *_INNER, *_LISTS})
+
+
+def unchecked_keywords(schema: Any) -> list[str]:
+    """Keywords of a schema that `schema_mistake` cannot check, and what else it cannot read, sorted."""
+    found: set[str] = set()
+    _unchecked(schema, found, 0)
+    return sorted(found)
+
+
+def schema_mistake(schema: Any, value: Any) -> str | None:
+    """The first way in which a value does not follow a schema, with its place; None where it does."""
+    return next(_mistakes(schema, value, schema, "", 0), None)
+
+
+def _unchecked(schema: Any, found: set[str], depth: int) -> None:
+    if depth > MAX_DEPTH:
+        found.add(f"schemas {MAX_DEPTH} deep")
+        return
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        found.add(f"{type(schema).__name__} instead of a schema")
+        return
+    found |= set(schema) - _KNOWN - _ANNOTATIONS
+    for name in ("$defs", "definitions", "properties"):
+        inner = schema.get(name, {})
+        for each in inner.values() if isinstance(inner, Mapping) else [inner]:
+            _unchecked(each, found, depth + 1)
+    for name in _INNER & set(schema):
+        _unchecked(schema[name], found, depth + 1)
+    for name in _LISTS & set(schema):
+        for each in schema[name] if isinstance(schema[name], list) else [schema[name]]:
+            _unchecked(each, found, depth + 1)
+    reference = schema.get("$ref", "#")
+    if not isinstance(reference, str) or _resolved(reference, None) is not None:
+        found.add("$ref to another document")
+    if "pattern" in schema:
+        try:
+            compile_regex(schema["pattern"])
+        except (RegexError, TypeError):
+            found.add("pattern that is not RE2's")
+
+
+def _mistakes(schema: Any, value: Any, root: Any, place: str, depth: int) -> Iterator[str]:
+    at = place or "the value"
+    if depth > MAX_DEPTH:
+        yield f"{at} is deeper than {MAX_DEPTH} schemas"
+        return
+    if isinstance(schema, bool):
+        if not schema:
+            yield f"{at} may not be there"
+        return
+    if "$ref" in schema:
+        target = _resolved(schema["$ref"], root)
+        if target is None:
+            yield f"{at}: the schema has no {schema['$ref']}"
+        else:
+            yield from _mistakes(target, value, root, place, depth + 1)
+    kinds = schema.get("type")
+    if kinds is not None:
+        names = [kinds] if isinstance(kinds, str) else kinds
+        if not any(name in _TYPES and _TYPES[name](value) for name in names):
+            yield f"{at} is not of type {' or '.join(map(str, names))}"
+            return
+    if "const" in schema and not _equal(value, schema["const"]):
+        yield f"{at} is not {schema['const']!r:.100}"
+    if "enum" in schema and not any(_equal(value, each) for each in schema["enum"]):
+        yield f"{at} is none of {', '.join(map(repr, schema['enum']))[:200]}"
+    for name in _LIMITS.keys() & schema.keys():
+        concerns, follows, message = _LIMITS[name]
+        if concerns(value) and not follows(value, schema[name]):
+            yield f"{at} {message.format(schema[name])}"
+    if "pattern" in schema and isinstance(value, str) and compile_regex(schema["pattern"]).search(value) is None:
+        yield f"{at} does not match {schema['pattern']!r:.100}"
+    yield from _combined(schema, value, root, place, depth)
+    if isinstance(value, Mapping):
+        yield from _of_object(schema, value, root, place, depth)
+    if isinstance(value, (list, tuple)) and "items" in schema:
+        for number, item in enumerate(value):
+            yield from _mistakes(schema["items"], item, root, f"{place}[{number}]", depth + 1)
+
+
+def _of_object(schema: Mapping[str, Any], value: Mapping[str, Any], root: Any, place: str, depth: int) -> Iterator[str]:
+    properties = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield f"{place or 'the value'} has no field {name!r}"
+    for name, inner in value.items():
+        wanted = properties.get(name, schema.get("additionalProperties", True))
+        yield from _mistakes(wanted, inner, root, f"{place}.{name}" if place else name, depth + 1)
+
+
+def _combined(schema: Mapping[str, Any], value: Any, root: Any, place: str, depth: int) -> Iterator[str]:
+    at = place or "the value"
+
+    def follows(each: Any) -> bool:
+        return next(_mistakes(each, value, root, place, depth + 1), None) is None
+
+    for each in schema.get("allOf", ()):
+        yield from _mistakes(each, value, root, place, depth + 1)
+    if "anyOf" in schema and not any(map(follows, schema["anyOf"])):
+        yield f"{at} follows none of anyOf"
+    if "oneOf" in schema and sum(map(follows, schema["oneOf"])) != 1:
+        yield f"{at} does not follow exactly one of oneOf"
+    if "not" in schema and follows(schema["not"]):
+        yield f"{at} follows what it must not"
+
+
+def _resolved(reference: str, root: Any) -> Any:
+    """What `#/a/b` means in a schema; None where there is nothing. Without a schema: None for one that may be there."""
+    if reference != "#" and not reference.startswith("#/"):
+        return reference if root is None else None
+    found = root
+    for name in reference.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """As JSON: true is not 1."""
+    return isinstance(one, bool) == isinstance(other, bool) and one == other

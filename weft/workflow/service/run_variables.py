@@ -1,0 +1,190 @@
+"""Values that a run on a server waits for: of `external` nodes, and of functions that its client calls.
+
+A variable's id follows from the run, the row and the node, so it is the same after a restart of the server; the id of a
+run cannot be guessed. An answer is on the disk before the run goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.abi.errors import InvalidRequest, NotSettable, NoValue, Overloaded, UnknownVariable, from_kind
+from weft.store.workflow_variables import WorkflowVariableTable
+from weft.workflow.graph.schema_check import schema_mistake
+from weft.workflow.run.driver import MAX_VALUE_BYTES
+from weft.workflow.run.instructions import AwaitExternal, CallFunction, TaskName
+from weft.workflow.service.live_run import RunWait, WorkflowRun
+
+PREFIX = "wvar-"
+"""Of the ids of these variables."""
+MAX_HELD_BYTES = 256 << 20
+"""Values of rows in progress that a run was given."""
+
+
+class VariableAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a variable was set to."""
+
+    value: Any = None
+    error: str | None = None
+    """Why there is no value: its row fails."""
+    kind: str = "external"
+    """Of the error."""
+
+
+class _Waiting(NamedTuple):
+    owner: RunVariables
+    wait: RunWait
+    answer: asyncio.Future[VariableAnswer]
+
+
+class WaitingVariables:
+    """The variables that runs of this server wait for, by id. Used from one event loop."""
+
+    def __init__(self, table: WorkflowVariableTable):
+        self.table = table
+        self.by_id: dict[str, _Waiting] = {}
+
+    async def set(self, tenant: str, id: str, answer: VariableAnswer) -> None:
+        """Set a variable, once. Raises `UnknownVariable`, `NotSettable` for the second time, `NoValue` if nothing waits
+        for it any more, `InvalidRequest` for a value that does not follow its schema, `Overloaded`, `StorageFailed`."""
+        waiting = self.by_id.get(id)
+        if waiting is None or waiting.owner.tenant != tenant:
+            is_set = await asyncio.to_thread(self.table.is_set, tenant, id)
+            if is_set is None:
+                raise UnknownVariable(f"There is no variable {id[:200]!r}.", "variable")
+            if is_set:
+                raise _already_set(id)
+            raise NoValue(f"Nothing waits for {id}: its row or its run has ended.", "variable")
+        encoded = await asyncio.to_thread(_encoded, waiting.wait, answer)
+        waiting.owner.check_room(len(encoded))
+        if not await asyncio.to_thread(self.table.set, tenant, id, encoded):
+            raise _already_set(id)
+        waiting.owner.hold(waiting.wait.row, len(encoded))
+        if not waiting.answer.done():
+            waiting.answer.set_result(answer)
+
+
+class RunVariables:
+    """The variables of one run while it is carried out."""
+
+    def __init__(self, run: WorkflowRun, waiting: WaitingVariables):
+        self._run = run
+        self._waiting = waiting
+        self._attempts: dict[TaskName, int] = {}
+        """Of tasks that were asked for more than once."""
+        self._held: Counter[int] = Counter()
+        """Bytes of values by row."""
+        self._numbers = itertools.count(1)
+
+    @property
+    def tenant(self) -> str:
+        """Whose run it is."""
+        return self._run.record.tenant
+
+    async def external(self, asked: AwaitExternal) -> Any:
+        """Wait for the value of an `external` node. Raises what it was set to, and `TimeoutError`."""
+        node = asked.node
+        return await self._value(asked.task, schema=node.schema, timeout_s=node.timeout_s)
+
+    async def function(self, asked: CallFunction) -> Any:
+        """Wait until the client has called a function. Raises what it raised."""
+        return await self._value(asked.task, function=asked.node.name, args=asked.args)
+
+    def row_ended(self, row: int) -> None:
+        """The values of a row are needed no longer."""
+        del self._held[row]
+
+    def check_room(self, size: int) -> None:
+        """Raise `Overloaded` where values of rows in progress would exceed `MAX_HELD_BYTES`."""
+        held = self._held.total()
+        if held + size > MAX_HELD_BYTES:
+            raise Overloaded(
+                f"Rows in progress of this run hold values of {held:,} bytes; try again when some have ended."
+            )
+
+    def hold(self, row: int, size: int) -> None:
+        """Count a value until its row ends."""
+        self._held[row] += size
+
+    async def _value(
+        self,
+        task: TaskName,
+        *,
+        function: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        table, run = self._waiting.table, self._run.id
+        attempt = self._attempts.get(task)
+        if attempt is None:
+            attempt = max(await asyncio.to_thread(table.latest_attempt, run, *task), 1)
+        id = _variable_id(run, task, attempt)
+        known = await asyncio.to_thread(table.ask, id, run, *task, attempt, time.time())
+        self._attempts[task] = attempt + 1
+        if known.answer is None:
+            until_s = None if timeout_s is None else known.asked_s + timeout_s
+            wait = RunWait(
+                number=next(self._numbers),
+                id=id,
+                row=task.row,
+                node=task.path,
+                function=function,
+                args=args,
+                schema=schema,
+                since_s=known.asked_s,
+                until_s=until_s,
+            )
+            answer = await self._answer(wait)
+        else:
+            answer = msgspec.json.decode(known.answer, type=VariableAnswer)
+        if answer.error is not None:
+            raise from_kind(answer.kind, answer.error)
+        return answer.value
+
+    async def _answer(self, wait: RunWait) -> VariableAnswer:
+        future: asyncio.Future[VariableAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting.by_id[wait.id] = _Waiting(self, wait, future)
+        self._run.waits[wait.id] = wait
+        self._run.notify()
+        try:
+            async with asyncio.timeout(None if wait.until_s is None else max(wait.until_s - time.time(), 0.0)):
+                return await future
+        finally:
+            del self._waiting.by_id[wait.id], self._run.waits[wait.id]
+            self._run.notify()
+
+
+def is_run_variable(id: str) -> bool:
+    """Whether an id is of a variable of a workflow's run."""
+    return id.startswith(PREFIX)
+
+
+def _variable_id(run: str, task: TaskName, attempt: int) -> str:
+    return PREFIX + hashlib.sha256(f"{run} {task} {attempt}".encode()).hexdigest()[:32]
+
+
+def _already_set(id: str) -> NotSettable:
+    return NotSettable(f"{id} has its value already: a variable is set once.", "variable")
+
+
+def _encoded(wait: RunWait, answer: VariableAnswer) -> bytes:
+    """The answer as JSON. Raises `InvalidRequest` where it is too large or does not follow its schema."""
+    if answer.error is None and wait.schema is not None:
+        mistake = schema_mistake(wait.schema, answer.value)
+        if mistake is not None:
+            raise InvalidRequest(f"The value of {wait.node} does not follow its schema: {mistake}.", "value")
+    encoded = msgspec.json.encode(answer)
+    if len(encoded) > MAX_VALUE_BYTES:
+        raise InvalidRequest(
+            f"A value has {MAX_VALUE_BYTES >> 20} MiB at most, this one {len(encoded) >> 20}.", "value"
+        )
+    return encoded
