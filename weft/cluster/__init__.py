@@ -1,0 +1,1 @@
+"""Several engines of one model: which of them a request goes to."""
