@@ -227,6 +227,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Format of the model's tool calls. auto: detected from the chat template."""
     reasoning_parser: ReasoningParserName = "auto"
     """Format of the model's reasoning. auto: `think` if the chat template has `<think>`."""
+    replicas: int = 1
+    """Engines of each model, among which requests are routed. More than one not on CUDA devices."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     trace: bool = False
@@ -235,7 +237,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:  # event loops silently truncate larger numbers to sixteen bits
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        counts = ("max_concurrent_requests", "max_connections")
+        counts = ("max_concurrent_requests", "max_connections", "replicas")
         for name in ("max_body_bytes", "max_bodies_bytes", "max_text_chars", *counts):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,11 +124,30 @@ def test_several_models_share_the_machine():
     assert (first.config.engine.model, second.config.engine.model) == ("weft-tiny", "./other")
     assert first.config.engine.memory_fraction == second.config.engine.memory_fraction == 0.15
     assert first.config.server.served_model_name == ["one"]
-    assert first.given["engine.memory_fraction"].source == "divided among 2 models"
+    assert first.given["engine.memory_fraction"].source == "divided among 2 engines"
     with pytest.raises(ConfigError, match="3 models and 2 served model names"):
         per_model(settings, ["a", "b", "c"])
     with pytest.raises(ConfigError, match="given twice"):
         per_model(settings, ["a", "a"])
+
+
+def test_replicas_share_the_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("weft.worker.memory.usable_cores", lambda: 8)
+    flags = {"engine.device": ("--device", "cpu"), "server.replicas": ("--replicas", 2)}
+    [one] = per_model(load(flags=flags), [])
+    assert (one.config.engine.memory_fraction, one.config.engine.threads) == (0.15, 3)
+    [named] = per_model(load(flags=flags), ["./other"])
+    assert (named.config.engine.model, named.config.engine.memory_fraction) == ("./other", 0.15)
+    assert named.config.server.served_model_name == []
+    several = per_model(load(flags=flags), ["weft-tiny", "./other"])
+    assert [each.config.engine.memory_fraction for each in several] == [0.075, 0.075]
+    [own] = per_model(load(flags=flags | {"engine.num_pages": ("--num-pages", 64)}), [])
+    assert own.config.engine.memory_fraction is None
+    monkeypatch.setattr("weft.worker.build.choose_device", lambda engine: SimpleNamespace(type="cuda"))
+    with pytest.raises(ConfigError, match="replicas share no CUDA device"):
+        per_model(load(flags=flags), [])
+    with pytest.raises(ConfigError, match="replicas must be at least 1"):
+        load(flags={"server.replicas": ("--replicas", 0)})
 
 
 @pytest.mark.parametrize(

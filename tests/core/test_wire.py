@@ -10,6 +10,7 @@ import pytest
 
 from weft.abi import errors
 from weft.core import step, wire
+from weft.core.cost.model import ForwardModel
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 
@@ -83,6 +84,7 @@ _INFO = wire.EngineInfo(
     explicit_pages=True,
     num_embeds=6,
     max_space_pages=7,
+    forward=ForwardModel(0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0, (8,), (0.0, 0.125)),
 )
 EVENTS: list[wire.Event] = [
     wire.Token(1, 5, 2, _SCORES),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -144,11 +144,18 @@ def running(
     programs: ProgramsConfig | None = None,
     records: RunRecords | None = None,
     workflows: Callable[[Models], WorkflowService] = WorkflowService,
+    more_engines: Sequence[FakeEngine] = (),
     **settings,
 ) -> Iterator[RunningServer]:
     config = msgspec.structs.replace(ServerConfig(port=0, drain_s=5.0), **settings)
     engine = engine or FakeEngine(auto=auto)
-    served = ServedModel(names or [MODEL], engine, tokenizer or byte_tokenizer(), root="/somewhere/private/" + MODEL)
+    served = ServedModel(
+        names or [MODEL],
+        engine,
+        tokenizer or byte_tokenizer(),
+        root="/somewhere/private/" + MODEL,
+        more_engines=more_engines,
+    )
     service = Service(
         config, [served], timer, lambda models: inline_programs(models, programs, records), workflows=workflows
     )

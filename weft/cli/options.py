@@ -127,6 +127,7 @@ FLAGS: Mapping[str, Flag] = {
         ("--log-level",), str, "Minimum level of log messages. (info)", "debug|info|warning|error"
     ),
     "server.log_format": Flag(("--log-format",), str, "Format of the log. (text)", "text|json"),
+    "server.replicas": Flag(("--replicas",), int, "Engines of each model, among which requests are routed. (1)"),
     "server.trace": Flag(("--trace/--no-trace",), bool, "Record the events of each request, for /v1/traces."),
 }
 """By `section.name`. Settings without a flag are set in the file or the environment."""

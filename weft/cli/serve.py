@@ -65,12 +65,13 @@ def serve(
 def per_model(settings: Settings, models: list[str]) -> list[Settings]:
     """Return the settings of each model's engine; several models divide memory and threads among them.
 
-    Raises `ConfigError` for models or names that are not distinct.
+    Raises `ConfigError` for models or names that are not distinct, and for replicas on a CUDA device.
     """
-    if not models:
-        return [settings]
+    replicas = settings.config.server.replicas
     if len(models) == 1:
-        return [with_setting(settings, "engine.model", models[0], ARGUMENT)]
+        settings = with_setting(settings, "engine.model", models[0], ARGUMENT)
+    if len(models) < 2:
+        return [settings if replicas == 1 else _shared(settings, replicas)]
     if len(set(models)) != len(models):
         raise ConfigError("a model is given twice; use --served-model-name for several names of one model")
     names = settings.config.server.served_model_name
@@ -78,19 +79,27 @@ def per_model(settings: Settings, models: list[str]) -> list[Settings]:
         raise ConfigError(
             f"{len(models)} models and {len(names)} served model names; give one name per model, in order, or none"
         )
-    return [_share(settings, model, name, len(models)) for model, name in zip(models, names or models, strict=True)]
+    settings = _shared(settings, len(models) * replicas)
+    return [
+        with_setting(
+            with_setting(settings, "engine.model", model, ARGUMENT), "server.served_model_name", [name], ARGUMENT
+        )
+        for model, name in zip(models, names or models, strict=True)
+    ]
 
 
-def _share(settings: Settings, model: str, name: str, count: int) -> Settings:
+def _shared(settings: Settings, count: int) -> Settings:
+    """The settings of one of `count` engines that divide memory and threads. Raises `ConfigError`."""
     from weft.worker.build import choose_device
     from weft.worker.memory import usable_cores
     from weft.worker.sizing import CPU_FRACTION, GPU_FRACTION, kernel_threads
 
     engine = settings.config.engine
-    default = GPU_FRACTION if choose_device(engine).type == "cuda" else CPU_FRACTION
-    source = f"divided among {count} models"
-    settings = with_setting(settings, "engine.model", model, ARGUMENT)
-    settings = with_setting(settings, "server.served_model_name", [name], ARGUMENT)
+    is_cuda = choose_device(engine).type == "cuda"
+    if is_cuda and settings.config.server.replicas > 1:
+        raise ConfigError("replicas share no CUDA device, and are not assigned to several; start a server for each")
+    default = GPU_FRACTION if is_cuda else CPU_FRACTION
+    source = f"divided among {count} engines"
     if engine.memory_fraction is None and engine.kv_cache_bytes is None and engine.num_pages is None:
         settings = with_setting(settings, "engine.memory_fraction", default / count, source)
     if engine.threads is None:

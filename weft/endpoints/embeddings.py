@@ -57,7 +57,8 @@ async def _embed(
         while waiting:
             number, prompt = waiting.pop()
             args = EmbeddingArgs(prompt=prompt, dimensions=body.dimensions)
-            results[number] = await embedding.main(args, caller, model.runtime)
+            with model.engine.placed(prompt, caller.namespace, session=body.session_id, max_output=1) as placed:
+                results[number] = await embedding.main(args, caller, model.runtimes[placed.engine])
 
     tasks = [asyncio.create_task(run_inputs()) for _ in range(min(PROMPTS_AT_ONCE, len(packed)))]
     try:

@@ -45,7 +45,6 @@ ADVISORY: dict[str, str] = {
     "prompt_cache_retention": "prefixes stay until they are evicted",
     "safety_identifier": "not stored",
     "service_tier": "there is one tier; use `priority`",
-    "session_id": "the prefix index matches tokens",
     "store": "responses are not stored",
     "user": "not stored",
 }

@@ -35,24 +35,53 @@ PROMPTS_AT_ONCE = 64
 Args = CompletionArgs | BeamArgs
 
 
-def _start(args: Args, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+class _Place(NamedTuple):
+    """Where the programs of a request run."""
+
+    model: ActiveModel
+    session: str
+    n: int
+
+
+def _start(args: Args, caller: Caller, place: _Place) -> AsyncGenerator[Chunk, None]:
+    if len(place.model.runtimes) == 1:
+        return _program(args, caller, place.model.runtime)
+    return _routed(args, caller, place)
+
+
+async def _routed(args: Args, caller: Caller, place: _Place) -> AsyncGenerator[Chunk, None]:
+    """A program on the engine that its prompt goes to."""
+    most = args.max_tokens if isinstance(args, BeamArgs) or args.max_tokens is not None else args.stop.max_tokens
+    choices = args.width if isinstance(args, BeamArgs) else args.n
+    placing = place.model.engine.placed(
+        args.prompt, caller.namespace, session=place.session, max_output=most, num_choices=choices
+    )
+    with placing as placed:
+        async with aclosing(_program(args, caller, place.model.runtimes[placed.engine])) as chunks:
+            async for chunk in chunks:
+                if chunk.tokens:
+                    placed.generated(chunk.index, chunk.tokens)
+                yield chunk
+
+
+def _program(args: Args, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
     if isinstance(args, BeamArgs):
         return beam.chunks(args, caller, runtime)
     return completion.main(args, caller, runtime)
 
 
-def chunks_of(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+def _chunks_of(args: Sequence[Args], caller: Caller, place: _Place) -> AsyncGenerator[Chunk, None]:
     """Run the programs and yield their chunks as they arrive; choice `p * n + i` is choice i of prompt p. Closing the
     generator releases all pages.
 
     Raises the error of the first program that fails, and closes the others.
     """
     if len(args) == 1:
-        return _start(args[0], caller, runtime)
-    return _merged(args, n, caller, runtime)
+        return _start(args[0], caller, place)
+    return _merged(args, caller, place)
 
 
-async def _merged(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime) -> AsyncGenerator[Chunk, None]:
+async def _merged(args: Sequence[Args], caller: Caller, place: _Place) -> AsyncGenerator[Chunk, None]:
     # One slot: a program that is ahead of the reader waits, and its tokens accumulate in its own operation.
     ready: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue(maxsize=1)
     waiting = list(enumerate(args))[::-1]
@@ -61,9 +90,9 @@ async def _merged(args: Sequence[Args], n: int, caller: Caller, runtime: Runtime
         try:
             while waiting:
                 number, prompt = waiting.pop()
-                async with aclosing(_start(prompt, caller, runtime)) as chunks:
+                async with aclosing(_start(prompt, caller, place)) as chunks:
                     async for chunk in chunks:
-                        await ready.put(msgspec.structs.replace(chunk, index=number * n + chunk.index))
+                        await ready.put(msgspec.structs.replace(chunk, index=number * place.n + chunk.index))
         except Exception as error:
             await ready.put(error)
         else:
@@ -114,7 +143,7 @@ def begin(
     return StartedRequest(
         Head(id=f"{kind}-{record.request_id}", created=int(time.time()), model=body.model or model.names[0]),
         observer,
-        chunks_of(args, body.n, caller, model.runtime),
+        _chunks_of(args, caller, _Place(model, body.session_id, body.n)),
     )
 
 

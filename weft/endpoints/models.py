@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from weft.abi.errors import EngineDead, InvalidRequest, UnknownModel
+from weft.cluster.replicas import ReplicaSet
 from weft.config import ServerConfig
 from weft.core.wire import Event
 from weft.endpoints.dialect import Dialect
@@ -20,7 +21,7 @@ _SHRINKING = 4
 
 
 class ServedModel:
-    """One engine and the names under which clients request it. Metrics use the first name."""
+    """One or more engines and the names under which clients request their model. Metrics use the first name."""
 
     def __init__(
         self,
@@ -30,11 +31,12 @@ class ServedModel:
         *,
         root: str = "",
         stamp: Callable[[], str] = str,
+        more_engines: Sequence[EngineClient] = (),
     ):
         if not names:
             raise ValueError("a served model needs a name")
         self.names = names
-        self.engine = engine
+        self.engines = (engine, *more_engines)
         self.tokenizer = tokenizer
         self.root = root.rstrip("/").rpartition("/")[2] or names[0]
         """The name of the model without its folder, which clients must not see."""
@@ -56,7 +58,8 @@ class ActiveModel:
     ):
         """`on_event` receives the engine's events that do not belong to an operation."""
         self.names = served.names
-        self.engine = served.engine
+        self.engine = ReplicaSet(served.engines)
+        """All engines of the model, as one."""
         self.tokenizer = served.tokenizer
         self.root = served.root
         self._stamp = served.stamp
@@ -69,7 +72,16 @@ class ActiveModel:
         """Whether the engine has answered since the server started."""
         self._max_text_chars = config.max_text_chars
         self._waits_for_engine = config.engine_wait_s > 0
-        self.runtime = Runtime(served.engine, served.tokenizer, on_event=on_event, engine_wait_s=config.engine_wait_s)
+        self.runtimes = tuple(
+            Runtime(engine, served.tokenizer, on_event=on_event, engine_wait_s=config.engine_wait_s)
+            for engine in served.engines
+        )
+        """One for each engine."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """That of the first engine."""
+        return self.runtimes[0]
 
     @property
     def recovers(self) -> bool:
@@ -119,7 +131,7 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        """Whether the engines of all models answer."""
+        """Whether an engine of each model answers."""
         return all(model.engine.ready for model in self._models)
 
     def find(self, name: str | None) -> ActiveModel:

@@ -140,6 +140,7 @@ class Engine:
             explicit_pages=not spec.has_windows and spec.num_embed_slots > 0,
             num_embeds=spec.num_embed_slots,
             max_space_pages=int(spec.num_device_pages * config.space_fraction),
+            forward=None if cost_model is None else cost_model.forward,
         )
 
     def submit(self, client: int, commands: Iterable[Command]) -> None:

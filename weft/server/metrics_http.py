@@ -18,6 +18,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from weft.abi.errors import WeftError
 from weft.core.wire import EngineStats, HistogramSnapshot
 from weft.endpoints.models import ActiveModel
+from weft.engine.client import EngineClient
 from weft.metrics import Histogram, ModelMetrics
 from weft.server.state import Service
 
@@ -82,9 +83,10 @@ WAIT_COUNTERS = (
 
 async def exposition(service: Service, accept: str) -> tuple[bytes, str]:
     """The metrics, and their content type: OpenMetrics where `accept`, the request's header, names it."""
-    stats = await asyncio.gather(*(_stats(model) for model in service.models))
+    engines = [(model, index) for model in service.models for index in range(len(model.engine.engines))]
+    stats = await asyncio.gather(*(_stats(model.engine.engines[index]) for model, index in engines))
     registry = CollectorRegistry()
-    registry.register(_Families(service, dict(zip(service.models, stats, strict=True))))
+    registry.register(_Families(service, dict(zip(engines, stats, strict=True))))
     ProcessCollector(registry=registry)
     # All names are valid in both formats as they are: the libraries' default escaping would turn `weft:` into `weft_`.
     unescaped = openmetrics.ALLOWUTF8
@@ -93,10 +95,10 @@ async def exposition(service: Service, accept: str) -> tuple[bytes, str]:
     return text_format.generate_latest(registry, unescaped), text_format.CONTENT_TYPE_PLAIN_0_0_4
 
 
-async def _stats(model: ActiveModel) -> EngineStats | None:
+async def _stats(engine: EngineClient) -> EngineStats | None:
     try:
         async with asyncio.timeout(SCRAPE_TIMEOUT_S):
-            return await model.engine.stats()
+            return await engine.stats()
     except (WeftError, TimeoutError):
         return None
 
@@ -104,10 +106,18 @@ async def _stats(model: ActiveModel) -> EngineStats | None:
 class _Families:
     """A Prometheus collector over one snapshot of all counts."""
 
-    def __init__(self, service: Service, stats: dict[ActiveModel, EngineStats | None]):
+    def __init__(self, service: Service, stats: dict[tuple[ActiveModel, int], EngineStats | None]):
+        """`stats`: by model and number of its engine. Metrics of engines have the label `engine` where a model has
+        several."""
         self._service = service
-        self._up = {model.names[0]: snapshot is not None for model, snapshot in stats.items()}
-        self._stats = {model.names[0]: snapshot for model, snapshot in stats.items() if snapshot is not None}
+        several = any(index for _, index in stats)
+        self._labels = ["model_name", "engine"] if several else ["model_name"]
+        found = {
+            (model.names[0], str(index)) if several else (model.names[0],): snapshot
+            for (model, index), snapshot in stats.items()
+        }
+        self._up = {labels: snapshot is not None for labels, snapshot in found.items()}
+        self._stats = {labels: snapshot for labels, snapshot in found.items() if snapshot is not None}
 
     def collect(self) -> Iterator[Metric]:
         """All metric families of the server."""
@@ -116,73 +126,73 @@ class _Families:
         yield from self._front()
 
     def _engines(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("weft:engine_up", "Whether the engine answers.", labels=["model_name"])
-        for name, answers in self._up.items():
-            up.add_metric([name], float(answers))
+        up = GaugeMetricFamily("weft:engine_up", "Whether the engine answers.", labels=self._labels)
+        for labels, answers in self._up.items():
+            up.add_metric(labels, float(answers))
         yield up
         for metric, field, meaning in GAUGES:
-            gauge = GaugeMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
-            for name, stats in self._stats.items():
+            gauge = GaugeMetricFamily(f"weft:{metric}", meaning, labels=self._labels)
+            for labels, stats in self._stats.items():
                 value: float | None = getattr(stats, field)
                 if value is not None:
-                    gauge.add_metric([name], value)
+                    gauge.add_metric(labels, value)
             yield gauge
         usage = GaugeMetricFamily(
-            "weft:kv_cache_usage_perc", "Part of the device's KV pages in use, 0 to 1.", labels=["model_name"]
+            "weft:kv_cache_usage_perc", "Part of the device's KV pages in use, 0 to 1.", labels=self._labels
         )
-        for name, stats in self._stats.items():
-            usage.add_metric([name], _kv_usage(stats))
+        for labels, stats in self._stats.items():
+            usage.add_metric(labels, _kv_usage(stats))
         yield usage
         for metric, field, meaning in COUNTERS:
-            counter = CounterMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
-            for name, stats in self._stats.items():
-                counter.add_metric([name], getattr(stats, field))
+            counter = CounterMetricFamily(f"weft:{metric}", meaning, labels=self._labels)
+            for labels, stats in self._stats.items():
+                counter.add_metric(labels, getattr(stats, field))
             yield counter
         for metric, field, meaning in ENGINE_HISTOGRAMS:
-            family = HistogramMetricFamily(f"weft:{metric}", meaning, labels=["model_name"])
-            for name, stats in self._stats.items():
+            family = HistogramMetricFamily(f"weft:{metric}", meaning, labels=self._labels)
+            for labels, stats in self._stats.items():
                 snapshot: HistogramSnapshot | None = getattr(stats, field)
                 if snapshot is not None:
-                    family.add_metric([name], _buckets(snapshot.bounds, snapshot.counts), snapshot.total)
+                    family.add_metric(labels, _buckets(snapshot.bounds, snapshot.counts), snapshot.total)
             yield family
         shares = CounterMetricFamily(
             "weft:engine_objective_device_seconds",
             "Time steps held the device, divided among the objectives of their query tokens.",
-            labels=["model_name", "objective"],
+            labels=[*self._labels, "objective"],
         )
-        for name, stats in self._stats.items():
+        for labels, stats in self._stats.items():
             for objective, seconds in sorted(stats.objective_device_s.items()):
-                shares.add_metric([name, objective], seconds)
+                shares.add_metric([*labels, objective], seconds)
         yield shares
         yield from self._waits()
-        ended = CounterMetricFamily("weft:engine_operations", "Operations by their end.", labels=["model_name", "end"])
-        for name, stats in self._stats.items():
+        ended = CounterMetricFamily("weft:engine_operations", "Operations by their end.", labels=[*self._labels, "end"])
+        for labels, stats in self._stats.items():
             for end, count in sorted(stats.finished.items()):
-                ended.add_metric([name, end], count)
+                ended.add_metric([*labels, end], count)
         yield ended
 
     def _waits(self) -> Iterator[Metric]:
         waste = CounterMetricFamily(
-            "weft:kv_waste_token_seconds", "KV memory x time that did no work.", labels=["model_name", "cause"]
+            "weft:kv_waste_token_seconds", "KV memory x time that did no work.", labels=[*self._labels, "cause"]
         )
-        for name, stats in self._stats.items():
+        for labels, stats in self._stats.items():
             for cause, amount in stats.waste.items():
-                waste.add_metric([name, cause], amount)
+                waste.add_metric([*labels, cause], amount)
         yield waste
         for metric, field, label, meaning in WAIT_COUNTERS:
-            family = CounterMetricFamily(f"weft:{metric}", meaning, labels=["model_name", "kind", label])
-            for name, stats in self._stats.items():
+            family = CounterMetricFamily(f"weft:{metric}", meaning, labels=[*self._labels, "kind", label])
+            for labels, stats in self._stats.items():
                 kinds: dict[str, dict[str, int]] = getattr(stats, field)
                 for kind, counts in kinds.items():
                     for value, count in counts.items():
-                        family.add_metric([name, kind, value], count)
+                        family.add_metric([*labels, kind, value], count)
             yield family
         ratio = HistogramMetricFamily(
-            "weft:wait_ratio", "Time that waits took to the time expected.", labels=["model_name", "kind"]
+            "weft:wait_ratio", "Time that waits took to the time expected.", labels=[*self._labels, "kind"]
         )
-        for name, stats in self._stats.items():
+        for labels, stats in self._stats.items():
             for kind, snapshot in stats.wait_ratio.items():
-                ratio.add_metric([name, kind], _buckets(snapshot.bounds, snapshot.counts), snapshot.total)
+                ratio.add_metric([*labels, kind], _buckets(snapshot.bounds, snapshot.counts), snapshot.total)
         yield ratio
 
     def _models(self, models: dict[str, ModelMetrics]) -> Iterator[Metric]:

@@ -201,7 +201,9 @@ def inline_programs(
     config = config or ProgramsConfig()
 
     def make_host(programs: ServedPrograms) -> RunHost:
-        hosted = [ProgramModel(model.names[0], model.runtime, **_parsers(model)) for model in models]
+        hosted = [
+            ProgramModel(model.names[0], runtime, **_parsers(model)) for model in models for runtime in model.runtimes
+        ]
         parts = host_parts(hosted, config, MemoryValueStore(config.max_store_bytes), guests_for(config))
         parts = replace(parts, resolve=programs.code)
         return ProgramHost(parts, HostOptions(max_waiting=config.max_waiting, allow_trusted=True), programs.history)
@@ -213,7 +215,8 @@ def process_programs(
     models: Models, server: ServerConfig, config: ProgramsConfig, engines: Sequence[EngineConfig], database: Database
 ) -> ServedPrograms:
     """Programs that run in a child process and are kept in the database of `data_folder`. `engines` are the
-    configurations of the models' engines; each engine must be a `ProcessEngine`.
+    configurations of the models' engines; each engine must be a `ProcessEngine`. A model that has several engines is
+    listed once for each.
 
     Raises `StorageFailed` for an unusable folder.
     """
@@ -234,6 +237,7 @@ def process_programs(
                 **_parsers(model),
             )
             for model, engine in zip(models, engines, strict=True)
+            for _ in model.engine.engines
         ]
         args = HostArgs(
             models=hosted,
@@ -242,7 +246,7 @@ def process_programs(
             log_level=server.log_level,
             engine_wait_s=server.engine_wait_s,
         )
-        clients = [model.engine for model in models if isinstance(model.engine, ProcessEngine)]
+        clients = [engine for model in models for engine in model.engine.engines if isinstance(engine, ProcessEngine)]
         return HostClient(args, clients, programs.code, programs.history)
 
     return ServedPrograms(config, registry, make_host, records)

@@ -72,15 +72,24 @@ def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None
 
 
 def load_model(config: Config, progress: ProgressOf | None = None) -> ServedModel:
-    """The engine process and the tokenizer of a configuration. Raises `ModelLoadError` for a tokenizer's files."""
+    """The engine processes and the tokenizer of a configuration. Raises `ModelLoadError` for a tokenizer's files."""
     engine, server = config.engine, config.server
     tokenizer = load_tokenizer(
         engine.model, engine.revision, engine.offline, generation_config=engine.generation_config == "auto"
     )
     report = progress(engine.model) if progress is not None else None
-    process = ProcessEngine(engine, progress=report, trace=server.trace, log_level=server.log_level)
-    names = server.served_model_name or [engine.model]
-    return ServedModel(names, process, tokenizer, root=engine.model, stamp=lambda: weights_stamp(engine))
+    processes = [
+        ProcessEngine(engine, progress=progress, trace=server.trace, log_level=server.log_level)
+        for progress in (report, *[None] * (server.replicas - 1))
+    ]
+    return ServedModel(
+        server.served_model_name or [engine.model],
+        processes[0],
+        tokenizer,
+        root=engine.model,
+        stamp=lambda: weights_stamp(engine),
+        more_engines=processes[1:],
+    )
 
 
 def weights_stamp(engine: EngineConfig) -> str:

@@ -262,6 +262,11 @@ class CostModel:
         self._factor = 1.0
 
     @property
+    def forward(self) -> ForwardModel:
+        """The fitted model of forwards, not corrected."""
+        return self._forward
+
+    @property
     def factor(self) -> float:
         """What predictions of the profile are multiplied by."""
         return self._factor

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from weft.core.cost.model import ForwardModel
+
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a client needs to know of an engine. Constant while the engine lives."""
@@ -31,6 +33,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Embeddings of all spaces together."""
     max_space_pages: int = 0
     """Device pages of all spaces together."""
+    forward: ForwardModel | None = None
+    """Times of steps by the engine's cost profile; None without one."""
 
 
 SessionState = Literal["intercepted", "finished", "queued"]

@@ -16,6 +16,7 @@ from weft.core.objectives import MAX_DEADLINE_S, Objective
 MAX_CHOICES = 128
 """Choices of one prompt, and prompts times choices of one request: bounds what a single request may ask for."""
 MAX_SALT_CHARS = 256
+MAX_SESSION_CHARS = 256
 Json = dict[str, Any]
 _TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 PROMPT_SCHEMA = {
@@ -33,6 +34,13 @@ PROMPT_SCHEMA = {
 ModelName = Annotated[str, Meta(description="A served name; may be left out when only one model is served.")]
 Priority = Annotated[
     int, Meta(ge=-1000, le=1000, description="Lower runs earlier; a waiting request gains priority over time.")
+]
+SessionId = Annotated[
+    str,
+    Meta(
+        max_length=MAX_SESSION_CHARS,
+        description="Requests of one session stay together, where a model has several engines.",
+    ),
 ]
 Documents = Annotated[list[Json], Meta(description="Documents, for chat templates that use them.")]
 AddGenerationPrompt = Annotated[
@@ -136,6 +144,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
         ]
         | None
     ) = None
+    session_id: SessionId = ""
     cache_salt: (
         Annotated[
             str,

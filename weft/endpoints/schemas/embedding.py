@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.endpoints.schemas.common import PROMPT_SCHEMA, ModelName, Priority
+from weft.endpoints.schemas.common import PROMPT_SCHEMA, ModelName, Priority, SessionId
 
 MAX_INPUTS = 2048
 
@@ -40,6 +40,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, frozen=True):
     ) = None
     add_special_tokens: Annotated[bool, Meta(description="Add the tokenizer's special tokens to texts.")] = True
     priority: Priority = 0
+    session_id: SessionId = ""
 
 
 class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):

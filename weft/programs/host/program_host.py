@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import zlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ class HostParts:
     """The parts of a host: models, guests, network and store. `close` closes all of them."""
 
     models: Sequence[ProgramModel]
-    """At least one; the first is the default."""
+    """At least one; the first is the default. Several of one name are engines of one model."""
     store: ValueStore
     network: Network
     guests: GuestFactory
@@ -106,7 +107,9 @@ class ProgramHost:
         self.options = options or HostOptions()
         self.history = history or History(max_ended=self.options.max_ended)
         self._parts = parts
-        self._by_name = {model.name: model for model in parts.models}
+        self._by_name: dict[str, list[ProgramModel]] = {}
+        for model in parts.models:
+            self._by_name.setdefault(model.name, []).append(model)
         self._waiting: dict[str, deque[tuple[int, RunTask]]] = {}
         """Tenant -> (order of arrival, waiting run), in order of arrival; no queue is empty."""
         self._num_waiting = 0
@@ -149,7 +152,7 @@ class ProgramHost:
         Raises `Overloaded` if too many wait, `Unsupported` for a trusted program if none is allowed, `InvalidRequest`
         for an unknown model, or for a sandbox that does not fit even alone.
         """
-        model = self._model(spec.model)
+        model = self._model(spec.model, caller.tenant)
         if spec.trusted and not self.options.allow_trusted:
             raise Unsupported("Programs run in the sandbox here; trusted ones are not allowed.", "trusted")
         if not spec.trusted:
@@ -203,7 +206,7 @@ class ProgramHost:
         if trusted:
             budget.without_sandbox()
         own = RunSpec(code=code, args=spec.args, limits=budget.limits, trusted=trusted, model=parent.run.spec.model)
-        run = Run(own, caller.tenant, parent=parent.id, model=self._model(own.model).name)
+        run = Run(own, caller.tenant, parent=parent.id, model=self._model(own.model, caller.tenant).name)
         child = RunTask(run, caller, on_withdrawn=self._withdrawn)
         self._add(run)
         self._begin(child, budget)
@@ -216,13 +219,13 @@ class ProgramHost:
         if self.on_run is not None:
             self.on_run(run)
 
-    def _model(self, name: str) -> ProgramModel:
-        if not name:
-            return self._parts.models[0]
-        model = self._by_name.get(name)
-        if model is None:
+    def _model(self, name: str, tenant: str) -> ProgramModel:
+        """The model of a run. Of several engines it is always the same one for a tenant: its runs share exported
+        pages."""
+        models = self._by_name.get(name or self._parts.models[0].name)
+        if models is None:
             raise InvalidRequest(f"No model {name[:80]!r} is here; there are {', '.join(self._by_name)}.", "model")
-        return model
+        return models[zlib.crc32(tenant.encode()) % len(models)]
 
     def _check_room(self, tenant: str, input_bytes: int) -> None:
         if self._closed:
@@ -301,11 +304,11 @@ class ProgramHost:
         self.history.ended(run_task.run)
 
     def _begin(self, run_task: RunTask, budget: RunBudget) -> None:
-        parts = self._parts
+        parts, tenant = self._parts, run_task.run.tenant
         launcher = _ChildLauncher(self, run_task)
         services = Services(
-            model=self._model(run_task.run.spec.model),
-            models=lambda: parts.models,
+            model=self._model(run_task.run.spec.model, tenant),
+            models=lambda: [self._model(name, tenant) for name in self._by_name],
             hub=parts.hub,
             store=parts.store,
             network=parts.network.of(run_task.run.tenant),
