@@ -119,9 +119,11 @@ def drained(num_runs: int, folder: Path, exit_s: float) -> None:
         "TMPDIR": str(temporary),
         "WEFT_SERVER_DRAIN_S": str(DRAIN_S),
         "WEFT_PROGRAMS_TRUSTED_DIR": str(folder),
+        "WEFT_PROGRAMS_DATA_DIR": str(folder / "data"),
         "WEFT_PROGRAMS_MAX_RUNS_PER_TENANT": str(num_runs),
     }
-    with serving(*SMALL, own_group=True, **settings) as (front, client):
+    # Nothing reads the log while the runs start, and a server waits for the reader of a full pipe.
+    with serving(*SMALL, "--log-level", "error", own_group=True, **settings) as (front, client):
         answered = client.post("/v1/completions", json=STREAM | {"stream": False, "max_tokens": 2})
         assert answered.status_code == 200, "a plain turn, which nobody will extend"
         ends = asyncio.run(ends_of_intercepted(str(client.base_url), front, num_runs))
