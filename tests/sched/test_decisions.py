@@ -224,7 +224,8 @@ OLDER, NEWER = Holder("running", 6, 3, (False, 0), (1.0, 1, 6)), Holder("running
     [
         ("write", 1, (EARLY, LATE, NEWER), LATE),
         ("write", 1, (OLDER, NEEDY, NEWER), NEWER),
-        ("write", 1, (OLDER, NEEDY), Holder("space")),
+        ("write", 1, (OLDER, NEEDY), None),
+        ("write", 1, (NEEDY,), Holder("space")),
         ("admit", 3, (EARLY, OLDER), EARLY),
         ("admit", 4, (EARLY, OLDER), None),
         ("admit", 4, (EARLY, NEWER), NEWER),

@@ -74,10 +74,11 @@ class ByRank:
     """The sequence of the last rank that waits gives first, then running sequences of later rank than the one in need
     (*preemption*). So the first in rank always gets on, and all others after it.
 
-    To write, pins and spaces give after these. To admit, only waiting sequences of later rank give pages: one that
-    comes back from the host part by part keeps what it has until its turn. They keep their pages where these would not
-    be enough, unless nothing runs. Of running ones only background work is preempted for other work, and for its own
-    kind what has a less urgent priority. Programs get explicit pages from waiting sequences alone.
+    To write, pins give after these, and spaces where nothing else runs. To admit, only waiting sequences of later rank
+    give pages: one that comes back from the host part by part keeps what it has until its turn. They keep their pages
+    where these would not be enough, unless nothing runs. Of running ones only background work is preempted for other
+    work, and for its own kind what has a less urgent priority. Programs get explicit pages from waiting sequences
+    alone.
     """
 
     def choose(self, view: ReclaimView) -> Holder | None:
@@ -102,8 +103,13 @@ class ByRank:
             return None
         return victim
 
-    def _last(self, view: ReclaimView) -> Holder:
-        return Holder("pin") if view.has_pins else Holder("space")
+    def _last(self, view: ReclaimView) -> Holder | None:
+        """For one that only sequences of an earlier rank run beside: these go on, and give their pages at their end,
+        so that no program loses its pages for it."""
+        if view.has_pins:
+            return Holder("pin")
+        is_last_of_several = any(view.needy is None or holder.seq != view.needy.seq for holder in view.running())
+        return None if is_last_of_several else Holder("space")
 
 
 def _holder(kind: Literal["waiting", "running"], sequence: Sequence, sequences: SequenceTable) -> Holder:
