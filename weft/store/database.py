@@ -37,11 +37,13 @@ logger = logging.getLogger("weft.store")
 class Database:
     """The connections to one folder. Used from any thread. Every method may raise `StorageFailed`."""
 
-    def __init__(self, folder: Path | None = None):
-        """The folder is made at the first write or read; None: a database in memory."""
+    def __init__(self, folder: Path | None = None, *, place: str = "the server's programs.data_dir"):
+        """The folder is made at the first write or read; None: a database in memory. `place` names the folder in
+        errors, as their reader knows it."""
         self.server: ServerLock | None = None if folder is None else ServerLock(folder)
         """Held while the database is open."""
         self._folder = folder
+        self._place = place
         self._blobs: Blobs = MemoryBlobs()
         self._engine: Engine | None = None
         self._opening = threading.Lock()
@@ -183,11 +185,11 @@ class Database:
 
     def _failed(self, error: DBAPIError | OSError) -> StorageFailed:
         """The error for callers and clients. The path goes to the log, once until the next commit."""
-        cause = sqlite.cause_of(error)
+        cause = sqlite.cause_of(error, self._place)
         if cause != self._told:
             self._told = cause
             logger.warning("data cannot be kept in %s or read from it: %s", self._folder, cause)
-        failed = StorageFailed(f"the server's data cannot be kept or read: {cause}")
+        failed = StorageFailed(f"data cannot be kept or read: {cause}")
         failed.__cause__ = error
         return failed
 

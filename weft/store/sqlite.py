@@ -23,9 +23,9 @@ BUSY_S = 10.0
 _PAUSE_S = 0.02
 _READERS = 8
 """Connections that are kept open; more are opened while more threads read."""
-_NO_ACCESS = "it cannot be opened; see that programs.data_dir is a folder that may be written"
-_FULL = "the disk is full; free space in the server's programs.data_dir"
-_DAMAGED = "its file is damaged; restore programs.data_dir from a copy, or name another folder"
+_NO_ACCESS = "it cannot be opened; see that {place} is a folder that may be written"
+_FULL = "the disk is full; free space in {place}"
+_DAMAGED = "its file is damaged; restore {place} from a copy, or name another folder"
 _BUSY = "another server is writing and does not come to an end; try again"
 _CAUSES = {
     "FULL": _FULL,
@@ -84,21 +84,27 @@ def user_version(connection: Connection) -> int:
     return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
 
 
-def cause_of(error: DBAPIError | OSError) -> str:
-    """The cause and its remedy, for clients: no statement, no values, no path."""
+def cause_of(error: DBAPIError | OSError, place: str) -> str:
+    """The cause and its remedy: no statement, no values, no path. `place` names the folder, as its reader knows it."""
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _FULL
-        return f"{error.strerror}; see that programs.data_dir is a folder that may be written"
-    code = getattr(error.orig, "sqlite_errorname", None) or ""
-    detailed = code.removeprefix("SQLITE_")
-    unknown = f"{error.orig}; see that the disk has room and may be written (programs.data_dir)"
-    return _CAUSES.get(detailed) or _CAUSES.get(detailed.partition("_")[0], unknown)
+            return _FULL.format(place=place)
+        return f"{error.strerror}; see that {place} is a folder that may be written"
+    cause = _known_cause(error)
+    if cause is None:
+        return f"{error.orig}; see that the disk has room and may be written ({place})"
+    return cause.format(place=place)
 
 
 def is_damage(error: DBAPIError) -> bool:
     """Whether the content of the file is not a valid database."""
-    return cause_of(error) == _DAMAGED
+    return _known_cause(error) == _DAMAGED
+
+
+def _known_cause(error: DBAPIError) -> str | None:
+    code = getattr(error.orig, "sqlite_errorname", None) or ""
+    detailed = code.removeprefix("SQLITE_")
+    return _CAUSES.get(detailed) or _CAUSES.get(detailed.partition("_")[0])
 
 
 def _configure(connection: Any, _: object) -> None:

@@ -7,13 +7,13 @@ import hashlib
 import shutil
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO, TypedDict, Unpack
 
 import msgspec
 
-from weft.abi.errors import ConfigError
+from weft.abi.errors import ConfigError, StorageFailed
 from weft.loop_thread import LoopThread, streamed
 from weft.store.answers import AnswerTable
 from weft.store.database import FILE, Database
@@ -170,7 +170,7 @@ class Run:
 async def opened_services(options: RunOptions, backend: ModelBackend, model: str) -> AsyncIterator[RunServices]:
     """What the options let a run use, until the end of the block. `model` is what answers in the cache depend on."""
     folder = options.get("cache")
-    database = None if folder is None else Database(Path(folder))
+    database = None if folder is None else Database(Path(folder), place="the folder of the cache")
     try:
         yield RunServices(
             backend,
@@ -223,37 +223,59 @@ def run(
         if isinstance(out, (str, Path)):
             if one.num_rows is not None:
                 journal = stack.enter_context(_journal(Path(f"{out}.run"), one))
-            out = stack.enter_context(Path(out).open("w", encoding="utf-8"))
+            out = stack.enter_context(_opened(Path(out)))
         show = stack.enter_context(bars(one.num_rows) if shows else no_bars())
         for result in stack.enter_context(closing(one.results())):
             results.append(result)
             show(one.state.counts)
             if out is not None:
-                out.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
-                out.flush()
-        if journal is not None:
-            journal.forget()
+                try:
+                    out.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
+                    out.flush()
+                except OSError as error:
+                    raise _unwritten(error, journal is not None) from error
     return RunResults(results, one.state.counts)
 
 
 @contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """A file to be written. What a full disk has refused once is not written when it is closed."""
+    file = path.open("w", encoding="utf-8")
+    try:
+        yield file
+    except BaseException:
+        with suppress(OSError):
+            file.close()
+        raise
+    file.close()
+
+
+@contextmanager
 def _journal(folder: Path, one: Run) -> Iterator[RunJournal]:
-    """The journal of a run, in a folder that is removed when the journal has been forgotten. Raises `ConfigError` where
-    the folder has that of another run."""
+    """The journal of a run, in a folder that is removed when the run has ended. Raises `ConfigError` where the folder
+    has that of another run."""
     description = one.description()
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
         # It would be removed at the end.
         raise ConfigError(f"{folder} is not of a run of a workflow: move it, or choose another file")
-    database = Database(folder)
+    database = Database(folder, place="the folder of the run")
     try:
         try:
             one.journal = RunJournal.open(database, "run", description)
         except ConfigError as error:
             raise ConfigError(f"{error.message}: finish that run, remove {folder}, or choose another file") from None
         yield one.journal
+        with suppress(StorageFailed):  # a full disk refuses even that, but not the removal of the folder
+            one.journal.forget()
     finally:
         database.close()
     shutil.rmtree(folder)
+
+
+def _unwritten(error: OSError, may_go_on: bool) -> StorageFailed:
+    """The error of a run whose results cannot be written."""
+    later = "what was computed is kept: run it again to go on from there" if may_go_on else "the run has ended"
+    return StorageFailed(f"the results cannot be written: {error.strerror}; {later}")
 
 
 async def stream_async(

@@ -2,11 +2,14 @@
 
 Each value from outside (an answer, a function's result) is kept under the name of its task, which is the same in every
 run of the graph over the same rows; all else follows from these again. Writing does not hold the run up: what was in
-flight, or not yet committed, is repeated.
+flight, or not yet committed, is repeated. So is what cannot be written: a full disk does not end the run, which has
+what it computed in memory, but it is said once.
 """
 
 from __future__ import annotations
 
+import logging
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -17,6 +20,8 @@ from weft.store.workflow_runs import SavedRun, WorkflowRunTable
 from weft.workflow.run.calls import ModelAnswer
 from weft.workflow.run.instructions import TaskName
 from weft.workflow.run.results import RowResult
+
+_log = logging.getLogger("weft.workflow")
 
 
 class RunDescription(msgspec.Struct, frozen=True):
@@ -38,6 +43,8 @@ class RunJournal:
         self.rows = {row: msgspec.json.decode(result, type=RowResult) for row, result in saved.rows.items()}
         """Results of rows that have ended."""
         self._tasks = saved.tasks
+        self.num_lost = 0
+        """Values and results that could not be kept, as far as is known."""
 
     @classmethod
     def open(cls, database: Database, run: str, description: RunDescription) -> RunJournal:
@@ -62,12 +69,23 @@ class RunJournal:
     def keep(self, task: TaskName, value: Any) -> None:
         """Note what a task gave."""
         kept = {"answer": value} if isinstance(value, ModelAnswer) else {"value": value}
-        self._table.keep_task(self._run, task.row, task.path, msgspec.json.encode(kept))
+        self._note(self._table.keep_task(self._run, task.row, task.path, msgspec.json.encode(kept)))
 
     def end(self, result: RowResult) -> None:
         """Note the result of a row instead of the values of its nodes."""
-        self._table.end_row(self._run, result.row, msgspec.json.encode(result))
+        self._note(self._table.end_row(self._run, result.row, msgspec.json.encode(result)))
 
     def forget(self) -> None:
-        """The run has ended and been read. Blocks."""
+        """The run has ended and been read. Blocks. Raises `StorageFailed`."""
         self._table.forget(self._run)
+
+    def _note(self, written: Future[None]) -> None:
+        written.add_done_callback(self._written)
+
+    def _written(self, written: Future[None]) -> None:
+        """On the thread that writes. The database has said where and why; this says what it means, once."""
+        if written.exception() is None:
+            return
+        self.num_lost += 1
+        if self.num_lost == 1:
+            _log.warning("the run goes on; if it is interrupted, what could not be kept is computed again")
