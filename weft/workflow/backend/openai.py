@@ -108,7 +108,7 @@ class OpenAIBackend:
                 async for line in response.aiter_lines():
                     if not line.startswith("data:") or line == "data: [DONE]":
                         continue
-                    event = msgspec.json.decode(line.removeprefix("data:"))
+                    event = _event(line.removeprefix("data:"))
                     if "error" in event:
                         raise EngineDead(str(event["error"].get("message", event["error"])))
                     yield event
@@ -155,6 +155,15 @@ class _Gathered:
             raise EngineDead("the answer ended before it was complete")
         calls = tuple(self._calls[index] for index in sorted(self._calls))
         return ModelAnswer("".join(self._text), self._finish_reason, calls, self._usage)
+
+
+def _event(data: str) -> dict[str, Any]:
+    """An event of a stream. Raises `EngineDead` for a part of one: the server is gone, and no error says so where the
+    end of the connection is the end of the answer."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise EngineDead("the answer ended within an event") from None
 
 
 def _lost(base: str, error: httpx.HTTPError) -> EngineDead:

@@ -21,6 +21,7 @@ MAX_NODES = 10_000
 """Nodes of a graph, those of bodies included."""
 MAX_ROUNDS = 16
 MAX_ITEMS = 10_000
+CALL_RETRIES = 3
 DEFAULT_OUTPUT = "value"
 """The output of a body that returns one value without a name."""
 
@@ -89,7 +90,7 @@ class LlmNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="llm
     cache: Annotated[bool, Meta(description="Whether an equal earlier call may answer, if it can only answer so.")] = (
         True
     )
-    retries: Annotated[int, Meta(ge=0, le=100, description="Further tries after an overload or a crash.")] = 3
+    retries: Annotated[int, Meta(ge=0, le=100, description="Further tries after an overload or a crash.")] = CALL_RETRIES
     request: dict[str, Any] = {}
     """Fields of the chat completion, as `weft.endpoints.schemas.chat` has them."""
 

@@ -15,6 +15,7 @@ from typing import Any
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
 from weft.workflow.graph.labels import case_step
 from weft.workflow.graph.nodes import (
+    CALL_RETRIES,
     AnyNode,
     Body,
     DataNode,
@@ -421,6 +422,10 @@ def reached_value(frame: Frame, reference: Reference) -> Any:
 
 
 def _retries(node: AnyNode, error: Exception) -> int:
+    of_server = isinstance(error, (EngineDead, Overloaded))
     if isinstance(node, LlmNode):
-        return node.retries if isinstance(error, (EngineDead, Overloaded)) else 0
-    return node.retries if isinstance(node, FunctionNode) else 0
+        return node.retries if of_server else 0
+    if not isinstance(node, FunctionNode):
+        return 0
+    asks_server = node.source is None and node.name == "split"
+    return max(node.retries, CALL_RETRIES) if asks_server and of_server else node.retries
