@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -112,11 +113,15 @@ async def ends_of_intercepted(url: str, front: subprocess.Popen[str], num_runs: 
 
 def drained(num_runs: int, folder: Path, exit_s: float) -> None:
     """A server drains while runs wait: each reader is told an end, every process ends and no file is left."""
+    with tempfile.TemporaryDirectory() as temporary:  # paths of sockets are short: no room for a test's own folder
+        drained_in(temporary, num_runs, folder, exit_s)
+        assert os.listdir(temporary) == []
+
+
+def drained_in(temporary: str, num_runs: int, folder: Path, exit_s: float) -> None:
     (folder / "waits.py").write_text(INTERCEPTED)
-    temporary = folder / "temporary"
-    temporary.mkdir()
     settings = {
-        "TMPDIR": str(temporary),
+        "TMPDIR": temporary,
         "WEFT_SERVER_DRAIN_S": str(DRAIN_S),
         "WEFT_PROGRAMS_TRUSTED_DIR": str(folder),
         "WEFT_PROGRAMS_DATA_DIR": str(folder / "data"),
@@ -134,7 +139,6 @@ def drained(num_runs: int, folder: Path, exit_s: float) -> None:
     assert "Traceback" not in log
     assert len(ends) == num_runs
     assert set(ends) <= {"cancelled", "shutting_down"}
-    assert list(temporary.iterdir()) == []
 
 
 def test_programs_that_wait_are_told_of_a_drain(tmp_path: Path) -> None:
