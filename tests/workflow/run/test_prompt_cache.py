@@ -68,7 +68,13 @@ def test_every_field_is_in_the_key(llm: LLM, tmp_path: Path, fields: dict[str, A
     assert calls(asking("Say", **fields), llm, tmp_path)[0].cached_calls == 0
 
 
-def test_another_precision_is_another_model(llm: LLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [{"dtype": "float64"}, {"generation_config": "none"}, {"max_context": 128}, {"reasoning_parser": "none"}],
+)
+def test_with_another_precision_or_setting_it_is_another_model(
+    llm: LLM, tmp_path: Path, changed: dict[str, Any]
+) -> None:
     calls(asking("Say", temperature=0), llm, tmp_path)
-    with LLM("weft-tiny", **OPTIONS | {"dtype": "float64"}) as other:
+    with LLM("weft-tiny", **OPTIONS | changed) as other:
         assert calls(asking("Say", temperature=0), other, tmp_path)[0].cached_calls == 0
