@@ -17,6 +17,7 @@ from tests.server.test_disconnect import connect, head_of
 from tests.workflow.shapes import Json, function, graph, llm, mapped, text
 from tests.workflow.shapes import body as body_of
 from weft.config import WorkflowsConfig
+from weft.workflow.run.planning import RunPlanner
 from weft.workflow.service.service import WorkflowService
 
 ALICE, BOB = ({"authorization": f"Bearer {key}"} for key in "ab")
@@ -95,6 +96,21 @@ def test_a_run_and_its_results(client: httpx.Client) -> None:
     assert client.delete(f"/v1/runs/{run['id']}").json() == {"object": "run.deleted", "id": run["id"]}
     assert client.get(f"/v1/runs/{run['id']}").status_code == 404
     assert client.get(f"/v1/runs/{run['id']}/results").status_code == 404
+
+
+def test_calls_run_in_the_order_of_plans(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    planners: list[RunPlanner] = []
+
+    class Noted(RunPlanner):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            planners.append(self)
+
+    monkeypatch.setattr("weft.workflow.service.execution.RunPlanner", Noted)
+    start(client, ASK)
+    (planner,) = planners
+    assert planner.failure is None
+    assert planner.num_plans > 0
 
 
 def test_bodies_of_lines(client: httpx.Client) -> None:

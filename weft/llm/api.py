@@ -138,7 +138,12 @@ class LLM:
 
     def workflow_host(self) -> WorkflowHost:
         """Where the workflows that are given this object as `on` run: on its model and its event loop."""
-        return WorkflowHost(self._thread, EndpointBackend(self._models), self._weights, plan_sources(self._models))
+        return WorkflowHost(
+            self._thread,
+            EndpointBackend(self._models),
+            self._weights,
+            plan_sources(self._models, self._models[0].names[0]),
+        )
 
     # ---- many prompts
 

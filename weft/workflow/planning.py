@@ -15,6 +15,7 @@ from weft.abi.errors import InvalidRequest
 from weft.tokenizers.load import load_tokenizer
 from weft.workflow.analysis.analyse import analyse
 from weft.workflow.analysis.objectives import OutputObjective
+from weft.workflow.analysis.operators import TooManyOperators
 from weft.workflow.analysis.prompts import PromptTokens, TokensOf
 from weft.workflow.analysis.statistics import Statistics
 from weft.workflow.backend.prompt_tokens import EstimatedPrompts, TokenizerPrompts
@@ -75,7 +76,10 @@ def plan(
     passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
     check_statistics(statistics or {}, whole)
     options = PlanOptions(objective=objective, passes=passes, digest=digest(whole))
-    analysed = analyse(whole if optimised is None else optimised.graph, given, model, statistics or {}, tokens)
+    try:
+        analysed = analyse(whole if optimised is None else optimised.graph, given, model, statistics or {}, tokens)
+    except TooManyOperators as error:
+        raise InvalidRequest(f"this graph cannot be planned: {error}", "graph") from None
     try:
         return make_plan(analysed, made, options)
     except NoEngine as error:

@@ -188,5 +188,15 @@ def test_what_does_not_fit_is_refused_by_name(options: dict[str, Any], param: st
     assert caught.value.param == param
 
 
+def test_a_workflow_that_would_take_too_long_is_refused() -> None:
+    many = [llm(f"n{number}", f"{number} {{{{q}}}}") for number in range(300)]
+    inside = body(*many, s="n0")
+    raw = graph(loop("l", {"s": "q"}, inside, max_rounds=2), outputs={"out": "l.s"})
+    assert planned(raw, 1, optimise=True).predicted.calls == 2  # of which most are pruned
+    with pytest.raises(InvalidRequest, match="500") as caught:
+        planned(raw, 1, optimise=False)
+    assert caught.value.param == "graph"
+
+
 def test_a_plan_may_be_for_a_graph_object() -> None:
     assert planned(graph_from_dict(DEBATE)).to_dict() == planned(DEBATE).to_dict()

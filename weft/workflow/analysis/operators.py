@@ -38,6 +38,14 @@ MAX_UNROLLED = 8
 """Rounds of a loop that are planned one by one; the last stands for those after it."""
 
 
+MAX_OPERATORS = 500
+"""Of a plan. Its time grows with their square: it is about a second of one core for so many."""
+
+
+class TooManyOperators(ValueError):
+    """A workflow has more operators than plans may have."""
+
+
 class Placeholder(NamedTuple):
     """A value to come, within prompts."""
 
@@ -111,7 +119,8 @@ class _Around(NamedTuple):
 
 
 def unroll(graph: WorkflowGraph, tokens: TokensOf, statistics: Statistics, model: str) -> Unrolled:
-    """The operators of a canonical graph. `model` is that of nodes that name none. Raises the errors of `tokens`."""
+    """The operators of a canonical graph. `model` is that of nodes that name none. Raises the errors of `tokens`,
+    and `TooManyOperators`."""
     return _Unroll(tokens, statistics, model).graph(graph)
 
 
@@ -221,6 +230,10 @@ class _Unroll:
         else:
             text = tokens.chat(messages, node.request)
         number = len(self._operators)
+        if number == MAX_OPERATORS:
+            raise TooManyOperators(
+                f"the workflow has more than {MAX_OPERATORS} calls of models a row, rounds of loops counted"
+            )
         template = template_of(text, tokens)
         output_tokens = self._statistics.output_tokens(path, node.request)
         self._operators.append(

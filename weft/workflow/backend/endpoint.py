@@ -82,8 +82,9 @@ class EndpointBackend:
         return [whole[cuts[start] : cuts[end]].decode(errors="replace") for start, end in ranges(len(pieces))]
 
 
-def plan_sources(models: Models) -> PlanSources:
-    """What plans of runs on these models are made for. Their engines must have answered."""
+def plan_sources(models: Models, model: str) -> PlanSources:
+    """What plans of runs on these models are made for, as far as their engines answer; `model` is that of calls that
+    name none."""
     prompts: dict[int, TokenizerPrompts] = {}
 
     def tokens(name: str) -> PromptTokens:
@@ -91,14 +92,16 @@ def plan_sources(models: Models) -> PlanSources:
         return prompts.setdefault(id(tokenizer), TokenizerPrompts(tokenizer, MAX_COUNTED_CHARS))
 
     engines = []
-    for model in models:
-        info = model.engine.info
+    for active in models:
+        if not active.engine.ready:
+            continue
+        info = active.engine.info
         kv_tokens = info.num_device_pages * info.page_size
         engines += [
-            PlanEngine(name, kv_tokens, page_size=info.page_size, max_step_tokens=info.max_step_tokens)
-            for name in model.names
+            PlanEngine(served, kv_tokens, page_size=info.page_size, max_step_tokens=info.max_step_tokens)
+            for served in active.names
         ]
-    return PlanSources(tokens, engines, models[0].names[0])
+    return PlanSources(tokens, engines, model)
 
 
 def _chatted(reply: ChatResponse) -> ModelAnswer:

@@ -49,6 +49,8 @@ class RunPlanner:
         """`order` is that of the run's state. `statistics` are known figures, as `weft.workflow.plan` takes them; where
         they lack the length of an answer, a sample of the rows runs first and gives it. `beside` makes plans."""
         self.failure: Exception | None = None
+        self.num_plans = 0
+        """Plans that the order has had so far."""
         self._graph = graph
         self._order = order
         self._sources = sources
@@ -123,6 +125,7 @@ class RunPlanner:
         # Rows that have started meanwhile stay where they are, before the others.
         self._order.put({row: index for index, row in enumerate(rows) if row in state.unstarted}, ranks, state.rows)
         state.sort()
+        self.num_plans += 1
 
     def _ranks(self, rows: Sequence[Mapping[str, Any]]) -> CallRanks:
         tokens, engines, model = self._sources

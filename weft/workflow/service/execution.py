@@ -17,12 +17,15 @@ from weft.endpoints.models import Models
 from weft.store.answers import AnswerTable
 from weft.store.served_runs import Endings, ServedRunTable
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
-from weft.workflow.backend.endpoint import EndpointBackend
+from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
 from weft.workflow.graph.digest import digest
 from weft.workflow.passes import optimise
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.journal import RunJournal
+from weft.workflow.run.order import row_by_row
+from weft.workflow.run.planned_order import PlannedOrder
+from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.results import result_of
 from weft.workflow.run.state import RunState
@@ -61,6 +64,7 @@ class _Prepared(NamedTuple):
 
     executed: str
     state: RunState
+    planner: RunPlanner
     journal: RunJournal
     endings: Endings
 
@@ -105,8 +109,11 @@ class RunExecution:
         # Another version of the optimiser may make another graph; what is known of nodes is then of no use.
         tasks = self._tables.tasks.tasks(record.id) if record.executed == name else {}
         counts = record.ended_counts._replace(rows=len(endings.rows), failed_rows=endings.num_failed)
-        state = RunState(executed, limits=record.spec.limits, counts=counts)
-        return _Prepared(name, state, RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks)), endings)
+        order = PlannedOrder(row_by_row(executed))
+        state = RunState(executed, order, record.spec.limits, counts=counts)
+        planner = RunPlanner(executed, order, plan_sources(self._models, record.model))
+        journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks))
+        return _Prepared(name, state, planner, journal, endings)
 
     async def _drive(self, prepared: _Prepared) -> None:
         record = self._run.record
@@ -121,7 +128,8 @@ class RunExecution:
             cache=PromptCache(self._tables.answers, cached_for, record.tenant) if spec.cache else None,
         )
         rows = unfinished_rows(self._tables.runs, record.id, prepared.endings.rows)
-        driver = Driver(prepared.state, rows, services, at_once(prepared.state, record), prepared.journal)
+        concurrency = at_once(prepared.state, record)
+        driver = Driver(prepared.state, rows, services, concurrency, prepared.journal, prepared.planner)
         async with aclosing(rows), aclosing(driver.results()) as results:
             async for done in results:
                 assert isinstance(done, RowDone)
