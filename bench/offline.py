@@ -294,7 +294,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--requests", type=int, nargs="*", default=[REQUESTS, 1])
     parser.add_argument("--input-tokens", type=int, default=INPUT_TOKENS)
     parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
-    parser.add_argument("--quantization", choices=["int8"], help="of Weft's weights; peers keep bfloat16")
+    parser.add_argument("--quantization", choices=["int8", "int4"], help="of Weft's weights; peers keep bfloat16")
     parser.add_argument("--checkpoint", type=Path, help="a checkpoint of SHAPE to use instead of a random one")
     add_arguments(parser, record="every pair of runs", kept="figures")
     args = parser.parse_args(arguments)

@@ -71,4 +71,4 @@ def test_a_worker_says_how_its_weights_are(tmp_path):
 
 def test_what_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="quantization"):
-        LLM(quantization="int4")
+        LLM(quantization="int3")

@@ -22,7 +22,7 @@ EMBEDDED_MODEL = "weft-tiny"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
-Quantization = Literal["int8"]
+Quantization = Literal["int8", "int4"]
 QuantizedBlocks = Literal["auto", "expand"]
 
 
@@ -72,8 +72,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: DType = "auto"
     """auto: the checkpoint's, or float32 where the device is slow or inexact in it."""
     quantization: Quantization | None = None
-    """int8: quantize the weights of the layers' projections at load, with one scale per output channel. Activations,
-    KV, embeddings and the output head keep `dtype`."""
+    """Quantize the weights of the layers' projections at load. int8: with one scale per output channel; activations
+    keep `dtype`. int4: in blocks of 32 or 256 inputs; activations are rounded to 8 bits. KV, embeddings and the output
+    head keep `dtype`."""
     quantized_blocks: QuantizedBlocks = "auto"
     """auto: matrices in quantized blocks of a GGUF file stay in them where kernels multiply with them, with activations
     rounded to 8 bits; expand: they become `dtype` when they are loaded."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.gguf.writing import all_of, write_gguf
 from tests.models.runner import Runner, bytes_of_weights
 from tests.models.test_gguf import LARGE, mixed
 from tests.models.test_quantization import BATCHES, PROMPTS, greedy, plain
+from weft.abi.errors import ModelLoadError, Unsupported
 from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockPart, BlockWeight, expand_rows
 from weft.kernels.cpu import library, ops
+from weft.kernels.quantize_int4 import quantize_int4
+from weft.models import loader
 from weft.models.base import LanguageModel
 from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
+from weft.models.safetensors_files import SINGLE_FILE
 
 pytestmark = pytest.mark.skipif(
     not dispatch.block_types("cpu", torch.float32), reason="without the library in C++ all blocks are expanded"
@@ -168,3 +174,58 @@ def test_shapes_and_mixtures_that_no_kernel_takes(tmp_path: Path) -> None:
     assert loaded.notice.startswith("Q8_0 stay in blocks, which activations meet in 8 bits; Q8_0 expanded to")
     assert "where shapes or mixtures do not fit the kernels" in loaded.notice
     assert loaded.num_bytes == sum(weight.nbytes for weight in all_weights(loaded.model).values())
+
+
+# Quantized to 4 bits when they are loaded
+
+
+def test_int4_is_blocks_of_the_projections(tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path, "qwen2", **{**LARGE, "intermediate_size": 544}, dtype=torch.bfloat16)
+    kept = load_model(str(directory), dtype="bfloat16", kernels=plain("reference")).model
+    loaded = load_model(str(directory), dtype="bfloat16", quantization="int4", kernels=plain("reference"))
+    assert (loaded.spec.quantization, loaded.notice) == ("int4", None)
+    assert not any(isinstance(weight, BlockWeight) for weight in loaded.model.provider.shared.values())
+    for index in range(2):
+        weights, whole = loaded.model.provider.layer(index), kept.provider.layer(index)
+        kinds = {name: w.parts[0].kind for name, w in weights.items() if isinstance(w, BlockWeight)}
+        assert kinds == {"qkv": "Q4_K", "output": "Q4_K", "gate_up": "Q4_K", "down": "Q4_0"}
+        for name in kinds:
+            expected = quantize_int4(whole[name])
+            assert torch.equal(weights[name].as_subclass(torch.Tensor), expected.flatten())
+    assert loaded.num_bytes == bytes_of_weights(directory, torch.bfloat16, "int4")
+    layers = loaded.num_bytes - sum(weight.nbytes for weight in loaded.model.provider.shared.values())
+    assert layers < 0.3 * sum(weight.nbytes for i in range(2) for weight in kept.provider.layer(i).values())
+
+
+def test_int4_some_rows_at_a_time_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_tiny(tmp_path, "qwen3", **LARGE, shards=2)
+    whole = all_weights(load_model(str(directory), quantization="int4").model)
+    monkeypatch.setattr(loader, "QUANTIZED_NUMBERS", 3000)
+    again = all_weights(load_model(str(directory), quantization="int4").model)
+    assert all(torch.equal(weight, again[name]) for name, weight in whole.items())
+
+
+@dtypes
+def test_int4_gets_the_same_in_any_batch(dtype: str, tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path, "qwen3", **LARGE)
+    model = load_model(str(directory), dtype=dtype, quantization="int4").model  # type: ignore[arg-type]
+    alone = [greedy(model, [prompt], steps=4) for prompt in PROMPTS]
+    for batch in BATCHES:
+        _, logits = greedy(model, [PROMPTS[i] for i in batch], steps=4)
+        for column, i in enumerate(batch):
+            assert torch.equal(logits[:, column], alone[i][1][:, 0])
+
+
+def test_int4_is_refused_where_no_kernel_takes_it(tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path / "large", **LARGE)
+    with pytest.raises(Unsupported, match=r"int4 needs the kernels in C\+\+ on a CPU.* the dtype float64"):
+        load_model(str(directory), dtype="float64", quantization="int4")
+    small = write_tiny(tmp_path / "small")
+    with pytest.raises(Unsupported, match=r"self_attn.q_proj.weight, .* are 80 outputs of 48 inputs together"):
+        load_model(str(small), quantization="int4")
+    tensors = load_file(directory / SINGLE_FILE)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][3, 4] = math.nan
+    save_file(tensors, directory / SINGLE_FILE)
+    with pytest.raises(ModelLoadError, match=rf"{name} cannot be quantized: .* not finite"):
+        load_model(str(directory), quantization="int4")

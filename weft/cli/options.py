@@ -41,7 +41,7 @@ FLAGS: Mapping[str, Flag] = {
         "auto|none",
     ),
     "engine.dtype": Flag(("--dtype",), str, "Data type of weights and KV.", "auto|float32|bfloat16|float16|float64"),
-    "engine.quantization": Flag(("--quantization",), str, "Quantize the weights of the layers. (none)", "int8"),
+    "engine.quantization": Flag(("--quantization",), str, "Quantize the weights of the layers. (none)", "int8|int4"),
     "engine.quantized_blocks": Flag(
         ("--quantized-blocks",),
         str,

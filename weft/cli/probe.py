@@ -185,7 +185,7 @@ def plan(config: EngineConfig) -> dict[str, Any]:
         "architecture": spec.architecture,
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
-        "quantization": dispatch.int8_note(device, dtype) if config.quantization == "int8" else "none",
+        "quantization": _quantization_note(config, device, dtype),
         "threads": kernel_threads(config.threads, usable_cores()),
         "kernels": [f"{choice.operation}: {choice.chosen}" for choice in choices],
         "kernels_note": choices[0].note or "none",
@@ -204,20 +204,30 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     }
 
 
+def _quantization_note(config: EngineConfig, device: Any, dtype: Any) -> str:
+    from weft.kernels import dispatch
+
+    if config.quantization == "int4":
+        return "int4: C++, activations in 8 bits"
+    return "none" if config.quantization is None else dispatch.int8_note(device, dtype)
+
+
 def _measured(config: EngineConfig, checkpoint: Checkpoint) -> list[str]:
     """Return step times: a line for each dtype and quantization that `weft profile` has measured on this machine."""
     import torch
 
     from weft.core.cost.model import StepShape
     from weft.engine.profiles import find_profile, profile_path
-    from weft.models.footprint import with_settings
+    from weft.models.footprint import supports_int4, with_settings
     from weft.worker.build import choose_device
     from weft.worker.identity import identify_spec
 
     cache, device = cache_directory(os.environ), choose_device(config)
     lines = []
-    quantizations: tuple[Quantization | None, ...] = (None, "int8")
+    quantizations: tuple[Quantization | None, ...] = (None, "int8", "int4")
     for dtype, quantization in product((torch.bfloat16, torch.float16, torch.float32), quantizations):
+        if quantization == "int4" and not supports_int4(device, dtype):
+            continue
         loaded = with_settings(checkpoint, dtype, device, quantization, config.quantized_blocks)
         identity = identify_spec(config, loaded)
         profile = find_profile(cache, identity, config.model) if profile_path(cache, identity).exists() else None

@@ -86,7 +86,7 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Whether each query and key head is normalised before the rotation."""
-    quantization: Literal["int8"] | None = None
+    quantization: Literal["int8", "int4"] | None = None
     """Quantization of the layers' projections; None: they have `dtype`."""
     block_types: tuple[str, ...] = ()
     """Types of quantized blocks that matrices are kept in and multiplied as, if the checkpoint has them so; sorted."""

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from weft.abi.errors import ConfigError
+from weft.abi.errors import ConfigError, Unsupported
 from weft.config import Quantization, QuantizedBlocks
 from weft.gguf.types import TYPE_NAMES
 from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockPart, can_pack, merged, packed_size
+from weft.kernels.quantize_int4 import int4_kind
 from weft.kernels.quantized_blocks import PLAIN
 from weft.models.base import ModelSpec
 from weft.models.checkpoint import Checkpoint
@@ -64,11 +65,21 @@ def with_settings(
     quantized_blocks: QuantizedBlocks = "auto",
 ) -> ModelSpec:
     """The spec of the checkpoint when it is loaded so. Blocks stay as they are if kernels multiply with them, unless
-    weights are to be quantized otherwise."""
+    weights are to be quantized otherwise. Raises `Unsupported` for int4 where there are no kernels for it."""
     kept: set[str] = set()
+    if quantization == "int4" and not supports_int4(device, dtype):
+        raise Unsupported(
+            "quantization int4 needs the kernels in C++ on a CPU, and dtype float32 or bfloat16; "
+            f"the device is {torch.device(device).type}, the dtype {str(dtype).removeprefix('torch.')}"
+        )
     if quantization is None and quantized_blocks == "auto":
         kept = {info.dtype for info in checkpoint.tensors().values()} & dispatch.block_types(device, dtype)
     return replace(checkpoint.spec, dtype=dtype, quantization=quantization, block_types=tuple(sorted(kept)))
+
+
+def supports_int4(device: torch.device | str, dtype: torch.dtype) -> bool:
+    """Whether kernels multiply with weights of 4 bits."""
+    return {"Q4_K", "Q4_0"} <= dispatch.block_types(device, dtype)
 
 
 def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device | str) -> str | None:
@@ -79,7 +90,7 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
     expanded: set[str] = set()
     for target in (target for group in weight_targets(checkpoint, spec) for target in group):
         stored = {tensors[source.name].dtype for source in target.sources if source.name in tensors}
-        (kept if target.blocks else expanded).update(_blocks_of(stored))
+        (kept if target.blocks and spec.quantization is None else expanded).update(_blocks_of(stored))
     if not kept and not expanded:
         return None
     said = []
@@ -109,6 +120,8 @@ def _blocks_of(types: Iterable[str]) -> set[str]:
 def _as_stored(target: WeightTarget, checkpoint: Checkpoint, spec: ModelSpec) -> WeightTarget:
     sources = tuple(source._replace(name=checkpoint.stored_name(source.name)) for source in target.sources)
     target = target._replace(sources=sources)
+    if spec.quantization == "int4" and target.scales is not None:
+        return target._replace(blocks=(_int4_part(target),), packed=True)
     if not spec.block_types or len(target.shape) != 2:
         return target
     tensors = checkpoint.tensors()
@@ -116,6 +129,18 @@ def _as_stored(target: WeightTarget, checkpoint: Checkpoint, spec: ModelSpec) ->
     parts = tuple(BlockPart(kind, source.rows) for kind, source in zip(types, sources, strict=True))
     fit = set(types) <= set(spec.block_types) and all(can_pack(part, target.shape[1]) for part in merged(parts))
     return target._replace(blocks=parts, packed=True) if fit else target
+
+
+def _int4_part(target: WeightTarget) -> BlockPart:
+    rows, inputs = target.shape
+    part = BlockPart(int4_kind(inputs), rows)
+    if not can_pack(part, inputs):
+        names = ", ".join(source.name for source in target.sources)
+        raise Unsupported(
+            f"quantization int4 takes matrices whose outputs and inputs are multiples of 32; {names} are {rows} "
+            f"outputs of {inputs} inputs together"
+        )
+    return part
 
 
 def require_memory(
@@ -131,6 +156,9 @@ def require_memory(
         with_settings(checkpoint, spec.dtype, device, "int8"),
         with_settings(checkpoint, torch.bfloat16, device, "int8"),
     ]
+    if _takes_int4(checkpoint, spec):
+        dtypes = [dtype for dtype in (spec.dtype, torch.bfloat16) if supports_int4(device, dtype)]
+        others += [with_settings(checkpoint, dtype, device, "int4") for dtype in dtypes]
     sizes = [(weight_bytes(checkpoint, other), other) for other in others]
     fitting = [(size, other) for size, other in sizes if size <= free_bytes]
     if fitting:
@@ -143,6 +171,14 @@ def require_memory(
         f"the weights of {model} take {needed / GIB:.2f} GiB as {_format(spec)} and {free_bytes / GIB:.2f} GiB are "
         f"free; {remedy}"
     )
+
+
+def _takes_int4(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+    try:
+        weight_targets(checkpoint, replace(spec, quantization="int4", block_types=()))
+    except Unsupported:
+        return False
+    return True
 
 
 def _format(spec: ModelSpec) -> str:

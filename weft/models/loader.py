@@ -26,8 +26,9 @@ from weft.gguf.types import TYPE_NAMES
 from weft.hub import find_model
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
-from weft.kernels.block_weights import BlockWeight, merged, stored_size
+from weft.kernels.block_weights import BlockPart, BlockWeight, merged, stored_size
 from weft.kernels.quantize import quantize
+from weft.kernels.quantize_int4 import quantize_int4
 from weft.models.base import LanguageModel, ModelSpec, ResidentWeights
 from weft.models.checkpoint import Checkpoint, TensorInfo
 from weft.models.config_json import DTYPES
@@ -87,7 +88,9 @@ class _Slice(NamedTuple):
     scales: Tensor | None
     """[rows of `weight`], where it is quantized."""
     in_blocks: bool = False
-    """Whether `weight` is the bytes of quantized blocks, [rows, bytes of a row]."""
+    """Whether `weight` is the bytes of quantized blocks, [rows, bytes of a row], as the checkpoint has them."""
+    to_int4: bool = False
+    """Whether it is such bytes, made of what the checkpoint has."""
 
 
 def load_model(
@@ -164,7 +167,7 @@ def _load_weights(
     progress: Progress | None,
 ) -> ResidentWeights:
     loaded = [_allocate(group, spec, device) for group in groups]
-    _copy(checkpoint, _slices(groups, loaded), progress)
+    _copy(checkpoint, _slices(groups, loaded, spec), progress)
     if spec.tie_embeddings:
         _check_tied(checkpoint, loaded[0]["embedding"])
     for group, weights in zip(groups, loaded, strict=True):
@@ -175,13 +178,13 @@ def _load_weights(
     return ResidentWeights(loaded[0], loaded[1:])
 
 
-def _slices(groups: list[list[WeightTarget]], loaded: list[dict[str, Tensor]]) -> dict[str, _Slice]:
+def _slices(groups: list[list[WeightTarget]], loaded: list[dict[str, Tensor]], spec: ModelSpec) -> dict[str, _Slice]:
     """Where each tensor of the checkpoint goes."""
     slices: dict[str, _Slice] = {}
     for group, weights in zip(groups, loaded, strict=True):
         for target in group:
             if target.blocks:
-                slices.update(_slices_of_blocks(target, weights[target.name]))
+                slices.update(_slices_of_blocks(target, weights[target.name], spec))
                 continue
             first = 0
             scales = None if target.scales is None else weights.get(target.scales)
@@ -191,11 +194,16 @@ def _slices(groups: list[list[WeightTarget]], loaded: list[dict[str, Tensor]]) -
     return slices
 
 
-def _slices_of_blocks(target: WeightTarget, weight: Tensor) -> dict[str, _Slice]:
+def _slices_of_blocks(target: WeightTarget, weight: Tensor, spec: ModelSpec) -> dict[str, _Slice]:
     """The sources of a weight in quantized blocks lie one after the other."""
-    sizes = [stored_size(part, target.shape[1]) for part in target.blocks]
+    to_int4 = spec.quantization == "int4"
+    kinds = [target.blocks[0].kind] * len(target.sources) if to_int4 else [part.kind for part in target.blocks]
+    sizes = [
+        stored_size(BlockPart(kind, source.rows), target.shape[1])
+        for kind, source in zip(kinds, target.sources, strict=True)
+    ]
     parts = zip(target.sources, torch.split(weight, sizes), strict=True)
-    return {source.name: _Slice(data.view(source.rows, -1), 0, None, True) for source, data in parts}
+    return {s.name: _Slice(data.view(s.rows, -1), 0, None, not to_int4, to_int4) for s, data in parts}
 
 
 def _allocate(targets: list[WeightTarget], spec: ModelSpec, device: torch.device) -> dict[str, Tensor]:
@@ -215,12 +223,15 @@ def _copy(checkpoint: Checkpoint, slices: Mapping[str, _Slice], progress: Progre
     done, total = 0, sum(tensors[name].num_bytes for name in slices)
     in_blocks = {name for name, part in slices.items() if part.in_blocks}
     for name, start, values in checkpoint.pieces(slices, in_blocks):
-        weight, first, scales, _ = slices[name]
+        weight, first, scales, _, to_int4 = slices[name]
         rows = slice(first + start, first + start + len(values))
-        if scales is None:
+        where = f"{tensors[name].file}: tensor {name}"
+        if to_int4:
+            _quantize_int4(where, values, weight[rows])
+        elif scales is None:
             weight[rows].copy_(values)
         else:
-            _quantize(f"{tensors[name].file}: tensor {name}", values, weight[rows], scales[rows])
+            _quantize(where, values, weight[rows], scales[rows])
         if progress is not None:
             done += tensors[name].num_bytes * len(values) // tensors[name].shape[0]
             progress(done, total)
@@ -237,6 +248,17 @@ def _quantize(name: str, tensor: Tensor, values: Tensor, scales: Tensor) -> None
             raise ModelLoadError(f"{name} cannot be quantized: {error}") from error
         values[rows].copy_(quantized.values)
         scales[rows].copy_(quantized.scales)
+
+
+def _quantize_int4(name: str, tensor: Tensor, blocks: Tensor) -> None:
+    """Write a tensor [O, I] in 4 bits to `blocks` [O, bytes of a row]."""
+    step = max(1, QUANTIZED_NUMBERS // tensor.shape[1])
+    for first in range(0, len(tensor), step):
+        rows = slice(first, first + step)
+        try:
+            blocks[rows].copy_(quantize_int4(tensor[rows]))
+        except ValueError as error:
+            raise ModelLoadError(f"{name} cannot be quantized: {error}") from error
 
 
 def _check(
