@@ -1,7 +1,8 @@
 """Offline throughput and latency against other engines on the same weights, tokens and threads.
 
     python -m bench.offline [--runs 5] [--peers transformers,llama.cpp,openvino,vllm] [--packages DIR]
-                            [--vllm-python PATH] [--level LEVEL] [--shape SHAPE] [--requests 32 1]
+                            [--vllm-python PATH] [--level LEVEL] [--shape SHAPE] [--gguf q8_0|q4_0|q4_k|FILE]
+                            [--requests 32 1]
                             [--json FILE [--resume]]
 
 Random weights in the shape of Qwen3-0.6B (vocabulary 32,000) or Qwen3-1.7B, bfloat16, greedy, end-of-sequence ignored:
@@ -11,6 +12,9 @@ of the runs are reported, the ratio of the medians, and the least and the greate
 
 A peer that is not installed is left out, and said so, with what would install it: into this environment, or with pip's
 `--target` into a directory of its own, which `--packages` names; vLLM needs an environment of its own.
+
+`--gguf` has Weft and llama.cpp, the only peer for it, compute on the same file with quantized blocks: one made of the
+random checkpoint, or FILE, whose vocabulary has at least the 32,000 tokens of SHAPE.
 
 `--level` holds all engines to the instructions of a smaller processor. An engine whose own output does not show that it
 stays there gets no figure. With `--json`, the file is written after every pair of runs, and `--resume` continues such a
@@ -36,6 +40,7 @@ import torch
 from bench import alone
 from bench.peers import INSTALL, PEERS, levels
 from bench.peers.child import ChildPeer
+from bench.peers.gguf_checkpoint import gguf_file
 from bench.peers.text import one_line
 from bench.peers.vllm_cpu import vllm_cpu
 from bench.resume import add_arguments, check_arguments, chosen, continued
@@ -47,6 +52,8 @@ from weft.worker.machine import cpu_name
 INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS = 256, 64, 32, 2
 CONTEXT = 512
 """Tokens that each engine has room for, in each of `REQUESTS` sequences."""
+GGUF_PRECISIONS = ("q8_0", "q4_0", "q4_k")
+GGUF_PEERS = ("llama.cpp",)
 SHAPES = {"qwen3-0.6b": QWEN3_0_6B, "qwen3-1.7b": QWEN3_1_7B}
 # What Weft's engine process sets for itself; here every engine has it.
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
@@ -90,7 +97,13 @@ def start(name: str, checkpoint: Path, args: argparse.Namespace) -> ChildPeer:
     if args.packages:
         command.append(str(args.packages.resolve()))
     options = {"quantization": args.quantization} if name == "weft" else {}
-    return ChildPeer(name, command, environment, checkpoint=str(checkpoint), threads=args.threads, **options)
+    model = checkpoint if args.gguf is None else gguf_of(args.gguf, checkpoint)
+    return ChildPeer(name, command, environment, checkpoint=str(model), threads=args.threads, **options)
+
+
+def gguf_of(wanted: str, checkpoint: Path) -> Path:
+    """The GGUF file that `--gguf` asks for."""
+    return gguf_file(checkpoint, wanted) if wanted in GGUF_PRECISIONS else Path(wanted)  # type: ignore[arg-type]
 
 
 def compare(
@@ -121,8 +134,8 @@ def compare(
     while len(mine) < runs:
         for times, seconds in zip((mine, theirs), _pair(ours, peer, prompts, output_tokens), strict=True):
             times.append(seconds)
-        keep(_comparison(ours, peer, mine, theirs, level))
-    return _comparison(ours, peer, mine, theirs, level)
+        keep(_comparison(ours, peer, mine, theirs))
+    return _comparison(ours, peer, mine, theirs)
 
 
 def _pair(ours: Contender, peer: Contender, prompts: Prompts, output_tokens: int) -> tuple[float, float]:
@@ -134,9 +147,7 @@ def _pair(ours: Contender, peer: Contender, prompts: Prompts, output_tokens: int
         raise Unmeasured(one_line(error)) from error
 
 
-def _comparison(
-    ours: Contender, peer: Contender, mine: list[float], theirs: list[float], level: str | None
-) -> dict[str, Any]:
+def _comparison(ours: Contender, peer: Contender, mine: list[float], theirs: list[float]) -> dict[str, Any]:
     pairs = Spread.of(pair_ratios(theirs, mine))
     return {
         "median_s": statistics.median(theirs),
@@ -147,7 +158,7 @@ def _comparison(
         "ratio_pairs": [pairs.low, pairs.high],
         "version": peer.version,
         "notes": list(peer.notes),
-        "instructions": {each.name: each.instructions() for each in (ours, peer)} if level else {},
+        "instructions": {each.name: said for each in (ours, peer) if (said := each.instructions())},
     }
 
 
@@ -258,7 +269,7 @@ def _keep(args: argparse.Namespace, record: dict[str, Any], count: int, name: st
 
 def asked(args: argparse.Namespace) -> dict[str, Any]:
     """What has to be equal for figures to stand in one file."""
-    names = ("shape", "level", "threads", "runs", "input_tokens", "output_tokens", "quantization")
+    names = ("shape", "level", "threads", "runs", "input_tokens", "output_tokens", "quantization", "gguf")
     return {name: getattr(args, name) for name in names}
 
 
@@ -287,7 +298,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=THREADS)
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"comma-separated: {', '.join(PEERS)}")
+    parser.add_argument("--peers", help=f"comma-separated, by default all: {', '.join(PEERS)}")
     parser.add_argument("--packages", type=Path, help="a directory into which pip installed peers with --target")
     parser.add_argument("--level", choices=levels.LEVELS, help="hold every engine to these instructions")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="of the random checkpoint")
@@ -295,10 +306,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--input-tokens", type=int, default=INPUT_TOKENS)
     parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
     parser.add_argument("--quantization", choices=["int8", "int4"], help="of Weft's weights; peers keep bfloat16")
+    parser.add_argument("--gguf", help=f"a file that engines compute on, or its type: {', '.join(GGUF_PRECISIONS)}")
     parser.add_argument("--checkpoint", type=Path, help="a checkpoint of SHAPE to use instead of a random one")
     add_arguments(parser, record="every pair of runs", kept="figures")
     args = parser.parse_args(arguments)
-    args.peers = chosen(parser, args.peers, PEERS, "peer")
+    peers, kind = (PEERS, "peer") if args.gguf is None else (GGUF_PEERS, "peer with --gguf")
+    args.peers = chosen(parser, args.peers or ",".join(peers), peers, kind)
+    if args.gguf is not None and args.quantization:
+        parser.error("--gguf and --quantization exclude each other")
+    if args.gguf is not None and args.gguf not in GGUF_PRECISIONS and not Path(args.gguf).is_file():
+        parser.error(f"--gguf {args.gguf} is neither a file nor one of {', '.join(GGUF_PRECISIONS)}")
     if max(args.requests, default=1) > REQUESTS or args.input_tokens + args.output_tokens > CONTEXT:
         parser.error(f"every engine has room for {REQUESTS} requests of {CONTEXT} tokens, input and output together")
     if args.packages and not args.packages.is_dir():

@@ -1,19 +1,24 @@
-"""Accuracy of int8 weights: the embedded model in bfloat16, with and without quantization, on held-out text.
+"""Accuracy of weights in 8 and 4 bits: the embedded model in bfloat16, with and without quantization, on held-out text.
 
-    python -m bench.quantization [--cases 500] [--texts 50] [--threads 2] [--json FILE]
+    python -m bench.quantization [--cases 500] [--texts 50] [--shape qwen3-0.6b] [--threads 2] [--json FILE]
+
+Models are quantized when they are loaded (int8, int4), or come from a GGUF file of the same weights (Q8_0, Q4_K), whose
+blocks are computed on as they are, with activations in 8 bits, or expanded. The distance between these two is what
+rounding activations costs.
 
 Two measures. Answers to held-out cases (`training.weft_tiny`), greedy and checked by code: the share of right ones, and
 of answers that are the same tokens with both. And the next-token distribution after every token of held-out
 conversations, gold answers included: how far it is (Kullback-Leibler divergence, in nats) from that of the same model
 in float32 and in bfloat16, and how often the likeliest token is the same. The distance of bfloat16 from float32 is that
-of rounding activations and weights alone: what quantization adds is to be read against it.
+of rounding activations and weights alone: what quantization adds is to be read against it. `--shape` measures the
+distances of a random checkpoint of that shape on random tokens instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +28,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench import alone
+from bench.peers.gguf_checkpoint import Precision, gguf_file
 from training.weft_tiny.data import KINDS, held_out
 from training.weft_tiny.evaluate import COLUMNS, Turn, turns_of
 from training.weft_tiny.render import render
@@ -30,13 +36,15 @@ from training.weft_tiny.tokenizer import IM_END
 from training.weft_tiny.train import ASSET
 from weft import LLM
 from weft.cli.bench.record import command_line, surroundings, write_record
-from weft.config import EMBEDDED_MODEL, DType, Quantization
+from weft.config import DType, Quantization, QuantizedBlocks
 from weft.core.step import ForwardBatch
 from weft.kernels import dispatch
 from weft.models.base import LanguageModel, lower
-from weft.models.loader import load_model
+from weft.models.loader import LoadedModel, load_model
+from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
 
 PAGE = 16
+SHAPES = {"qwen3-0.6b": QWEN3_0_6B}
 MOST_TOKENS = 200
 """Of an answer."""
 
@@ -47,13 +55,37 @@ class Setting(NamedTuple):
     name: str
     dtype: DType
     quantization: Quantization | None = None
+    gguf: Precision | None = None
+    """The matrices of the GGUF file that is loaded; None: the checkpoint itself is."""
+    quantized_blocks: QuantizedBlocks = "auto"
 
 
 FLOAT32 = Setting("float32", "float32")
 BFLOAT16 = Setting("bfloat16", "bfloat16")
 INT8 = Setting("int8", "bfloat16", "int8")
-PAIRS = ((BFLOAT16, FLOAT32), (INT8, FLOAT32), (INT8, BFLOAT16))
+INT4 = Setting("int4", "bfloat16", "int4")
+Q8_0 = Setting("Q8_0", "bfloat16", gguf="q8_0")
+Q8_0_EXPANDED = Setting("Q8_0 expanded", "bfloat16", gguf="q8_0", quantized_blocks="expand")
+Q4_K = Setting("Q4_K", "bfloat16", gguf="q4_k")
+Q4_K_EXPANDED = Setting("Q4_K expanded", "bfloat16", gguf="q4_k", quantized_blocks="expand")
+PAIRS = (
+    (BFLOAT16, FLOAT32),
+    (INT8, FLOAT32),
+    (INT8, BFLOAT16),
+    (INT4, BFLOAT16),
+    (Q8_0, BFLOAT16),
+    (Q8_0_EXPANDED, BFLOAT16),
+    (Q8_0, Q8_0_EXPANDED),
+    (Q4_K, BFLOAT16),
+    (Q4_K_EXPANDED, BFLOAT16),
+    (Q4_K, Q4_K_EXPANDED),
+)
 """Which distributions are compared: the first with the second, which counts as the true one."""
+SETTINGS = tuple(dict.fromkeys(setting for pair in PAIRS for setting in pair))
+ANSWERING = (BFLOAT16, INT8, INT4)
+"""Settings whose answers are checked."""
+RANDOM_TOKENS = 256
+"""Of a text of random tokens."""
 
 
 @torch.inference_mode()
@@ -78,25 +110,43 @@ def next_token_logprobs(model: LanguageModel, ids: list[int]) -> Tensor:
     return model.head(model.final_norm(x)).to(torch.float64).log_softmax(-1)
 
 
-def distances(models: dict[str, LanguageModel], texts: list[list[int]]) -> dict[str, dict[str, float]]:
+def load(setting: Setting, checkpoint: Path, folder: Path) -> LoadedModel:
+    """The model of a checkpoint; its GGUF files are in `folder`."""
+    path = checkpoint if setting.gguf is None else gguf_file(checkpoint, setting.gguf, folder=folder)
+    return load_model(
+        str(path),
+        dtype=setting.dtype,
+        quantization=setting.quantization,
+        quantized_blocks=setting.quantized_blocks,
+    )
+
+
+class Distances(NamedTuple):
+    """What the settings cost in accuracy and take in memory."""
+
+    pairs: dict[str, dict[str, float]]
     """For each pair: divergence per token, mean and largest, and how often the likeliest token is the same."""
-    found: dict[tuple[Setting, Setting], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    for ids in texts:
-        logprobs = {name: next_token_logprobs(model, ids) for name, model in models.items()}
-        for pair in PAIRS:
-            got, true = (logprobs[setting.name] for setting in pair)
-            same = got.argmax(-1) == true.argmax(-1)
-            found[pair].append(((true.exp() * (true - got)).sum(-1), same))
+    weight_bytes: dict[str, int]
+
+
+def distances(checkpoint: Path, folder: Path, texts: list[list[int]]) -> Distances:
+    """Load one model after the other, and compare what they say of the texts."""
+    logprobs, sizes = {}, {}
+    for setting in SETTINGS:
+        loaded = load(setting, checkpoint, folder)
+        sizes[setting.name] = loaded.num_bytes
+        logprobs[setting] = torch.cat([next_token_logprobs(loaded.model, ids) for ids in texts])
     results = {}
-    for (one, other), parts in found.items():
-        divergence, same = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    for one, other in PAIRS:
+        got, true = logprobs[one], logprobs[other]
+        divergence = (true.exp() * (true - got)).sum(-1)
         results[f"{one.name} from {other.name}"] = {
             "tokens": len(divergence),
             "mean_divergence": float(divergence.mean()),
             "largest_divergence": float(divergence.max()),
-            "same_likeliest_token": float(same.double().mean()),
+            "same_likeliest_token": float((got.argmax(-1) == true.argmax(-1)).double().mean()),
         }
-    return results
+    return Distances(results, sizes)
 
 
 def answer(setting: Setting, turns: list[Turn], tokenizer: Tokenizer, threads: int) -> list[list[int]]:
@@ -121,30 +171,35 @@ def answers(cases: int, tokenizer: Tokenizer, threads: int) -> dict[str, dict[st
         turns = {kind: turns_of(kind, cases, column == "templates", 0, tokenizer) for kind in KINDS}
         flat = [turn for kind in KINDS for turn in turns[kind]]
         tokens, right = {}, {}
-        for setting in (BFLOAT16, INT8):
+        for setting in ANSWERING:
             tokens[setting.name] = answer(setting, flat, tokenizer, threads)
             right[setting.name] = [turn.right for turn in flat]
-        same = [a == b for a, b in zip(tokens["bfloat16"], tokens["int8"], strict=True)]
+        same = {
+            f"same_tokens_{setting.name}": [
+                a == b for a, b in zip(tokens["bfloat16"], tokens[setting.name], strict=True)
+            ]
+            for setting in ANSWERING[1:]
+        }
         results[column] = {}
         for kind in (*KINDS, "all"):
             chosen = [i for i, turn in enumerate(flat) if kind in (turn.kind, "all")]
-            shares = {name: sum(values[i] for i in chosen) / len(chosen) for name, values in right.items()}
-            equal = sum(same[i] for i in chosen) / len(chosen)
-            results[column][kind] = {"answers": len(chosen), **shares, "same_tokens": equal}
+            shares = {name: sum(values[i] for i in chosen) / len(chosen) for name, values in (right | same).items()}
+            results[column][kind] = {"answers": len(chosen), **shares}
     return results
 
 
 def table(report: dict[str, Any]) -> str:
     """The results as a readable table."""
-    lines = ["Right answers, held out   answers  bfloat16     int8  same tokens"]
+    names = [*(setting.name for setting in ANSWERING), *(f"same_tokens_{setting.name}" for setting in ANSWERING[1:])]
+    lines = ["Right answers, held out   answers" + "".join(f" {name:>16}" for name in names)]
     for column, kinds in report["answers"].items():
         for kind, row in kinds.items():
-            shares = f"{row['bfloat16']:8.1%} {row['int8']:8.1%} {row['same_tokens']:12.1%}"
-            lines.append(f"  {column:10} {kind:10} {row['answers']:9} {shares}")
-    lines.append("Next-token distributions     tokens  mean divergence  largest  same likeliest token")
+            shares = "".join(f" {row[name]:16.1%}" for name in names)
+            lines.append(f"  {column:10} {kind:10} {row['answers']:9}{shares}")
+    lines.append("Next-token distributions               tokens  mean divergence  largest  same likeliest token")
     for pair, row in report["distances"].items():
         numbers = f"{row['mean_divergence']:16.2e} {row['largest_divergence']:8.3f} {row['same_likeliest_token']:21.2%}"
-        lines.append(f"  {pair:25} {row['tokens']:8} {numbers}")
+        lines.append(f"  {pair:35} {row['tokens']:8} {numbers}")
     return "\n".join(lines)
 
 
@@ -152,28 +207,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cases", type=int, default=500, help="of each kind and column; 0: none")
     parser.add_argument("--texts", type=int, default=50, help="conversations of each kind")
+    parser.add_argument("--shape", choices=SHAPES, help="distances of random weights of this shape, and no answers")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     began = time.monotonic()
     tokenizer = Tokenizer.from_file(str(ASSET / "tokenizer.json"))
-    texts = [
-        tokenizer.encode(render(case.messages, case.tools), add_special_tokens=False).ids
-        for kind in KINDS
-        for case in held_out(kind, args.texts, templates=False)
-    ]
-    loaded = {
-        setting.name: load_model(EMBEDDED_MODEL, dtype=setting.dtype, quantization=setting.quantization)
-        for setting in (FLOAT32, BFLOAT16, INT8)
-    }
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+        folder = Path(scratch)
+        if args.shape is None:
+            checkpoint = ASSET
+            texts = [
+                tokenizer.encode(render(case.messages, case.tools), add_special_tokens=False).ids
+                for kind in KINDS
+                for case in held_out(kind, args.texts, templates=False)
+            ]
+        else:
+            checkpoint = write_checkpoint(folder / args.shape, SHAPES[args.shape], dtype=torch.bfloat16)
+            size = (args.texts, RANDOM_TOKENS)
+            texts = np.random.default_rng(0).integers(0, SHAPES[args.shape]["vocab_size"], size).tolist()
+        found = distances(checkpoint, folder, texts)
+    asked = args.cases if args.shape is None else 0
     report: dict[str, Any] = {
         **surroundings(threads=args.threads),
         "kernels": dispatch.int8_note("cpu", torch.bfloat16),
         "command": command_line("bench.quantization"),
-        "weight_bytes": {name: model.num_bytes for name, model in loaded.items()},
-        "distances": distances({name: one.model for name, one in loaded.items()}, texts),
-        "answers": answers(args.cases, tokenizer, args.threads) if args.cases else {},
+        "weight_bytes": found.weight_bytes,
+        "distances": found.pairs,
+        "answers": answers(asked, tokenizer, args.threads) if asked else {},
         "seconds": None,
     }
     report["seconds"] = round(time.monotonic() - began, 1)

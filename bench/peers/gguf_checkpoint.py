@@ -1,4 +1,4 @@
-"""Qwen3 checkpoints as GGUF, for peers that read that. Needs the `gguf` package.
+"""Qwen3 and Llama checkpoints with tied embeddings as GGUF, for peers that read that. Needs the `gguf` package.
 
 Owns the names and the metadata. What a file is for decides its precision and whether it names tokens: a reader that
 insists on a tokenizer gets one of placeholders, because every peer is given token ids.
@@ -13,7 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from weft.kernels.quantize_int4 import int4_kind, quantize_int4
+
+Precision = Literal["bf16", "f16", "q8_0", "q4_0", "q4_k"]
+"""Of the matrices; vectors are float32. q4_k: Q4_0 where rows are not whole blocks of 256."""
+_ARCHITECTURES = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
 _GLOBAL = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 _LAYER = {
     "input_layernorm": "attn_norm",
@@ -30,12 +36,12 @@ _LAYER = {
 }
 
 
-def gguf_file(checkpoint: Path, precision: Literal["bf16", "f16"], tokens: bool = False) -> Path:
-    """The checkpoint as GGUF, in a file next to it that is written the first time.
+def gguf_file(checkpoint: Path, precision: Precision, tokens: bool = False, folder: Path | None = None) -> Path:
+    """The checkpoint as GGUF, in a file next to it (or in `folder`) that is written the first time.
 
     In f16, weights nearer to zero than 0.00006 keep fewer digits, which changes one in 7,000 of a random checkpoint.
     """
-    file = checkpoint / f"model-{precision}.gguf"
+    file = (folder or checkpoint) / f"model-{precision}.gguf"
     if not file.exists():
         unfinished = file.with_suffix(".unfinished")
         _write(checkpoint, unfinished, precision, tokens)
@@ -43,13 +49,14 @@ def gguf_file(checkpoint: Path, precision: Literal["bf16", "f16"], tokens: bool 
     return file
 
 
-def _write(checkpoint: Path, file: Path, precision: Literal["bf16", "f16"], tokens: bool) -> None:
+def _write(checkpoint: Path, file: Path, precision: Precision, tokens: bool) -> None:
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
-    if config["architectures"] != ["Qwen3ForCausalLM"] or not config["tie_word_embeddings"]:
-        raise ValueError("only Qwen3 checkpoints with tied embeddings can be written as GGUF here")
-    writer = gguf.GGUFWriter(file, "qwen3")
+    architecture = _ARCHITECTURES.get(config["architectures"][0])
+    if architecture is None or not config["tie_word_embeddings"]:
+        raise ValueError("only Qwen3 and Llama checkpoints with tied embeddings can be written as GGUF here")
+    writer = gguf.GGUFWriter(file, architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -61,8 +68,9 @@ def _write(checkpoint: Path, file: Path, precision: Literal["bf16", "f16"], toke
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    kind = gguf.LlamaFileType.MOSTLY_BF16 if precision == "bf16" else gguf.LlamaFileType.MOSTLY_F16
-    writer.add_file_type(kind)
+    writer.add_rope_dimension_count(config["head_dim"])
+    names = {"q4_k": "Q4_K_S"}
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{names.get(precision, precision.upper())}"])
     if tokens:
         _add_tokens(writer, config["vocab_size"], gguf.TokenType)
     else:
@@ -70,15 +78,36 @@ def _write(checkpoint: Path, file: Path, precision: Literal["bf16", "f16"], toke
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         if tensor.dim() == 1:
             writer.add_tensor(_gguf_name(name), tensor.float().numpy())
-        elif precision == "f16":
-            writer.add_tensor(_gguf_name(name), tensor.to(torch.float16).numpy())
-        else:
-            raw = tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
-            writer.add_tensor(_gguf_name(name), raw.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+            continue
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        if architecture == "llama" and heads is not None:
+            tensor = _neighbours(tensor, config[heads])
+        raw, kind = _stored(tensor, precision)
+        writer.add_tensor(_gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _stored(tensor: Tensor, precision: Precision) -> tuple[Any, str]:
+    """A matrix as the bytes or numbers of a type, and the type's name."""
+    import gguf
+
+    if precision == "f16":
+        return tensor.to(torch.float16).numpy(), "F16"
+    if precision == "bf16":
+        return tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy().view(np.uint8), "BF16"
+    if precision == "q4_k":
+        return quantize_int4(tensor).numpy(), int4_kind(tensor.shape[1])
+    kind = precision.upper()
+    return gguf.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType[kind]), kind
+
+
+def _neighbours(tensor: Tensor, heads: int) -> Tensor:
+    """Rows of queries or keys as the `llama` architecture has them: components that are rotated together are
+    neighbours."""
+    return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
 
 
 def _add_tokens(writer: Any, vocab_size: int, types: Any) -> None:

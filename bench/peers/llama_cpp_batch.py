@@ -1,6 +1,7 @@
 """llama.cpp through `llama-cpp-python`: one context, all prompts as sequences of its batches, greedy.
 
-The checkpoint is handed over as bfloat16 GGUF, exactly.
+A checkpoint in a directory is handed over as bfloat16 GGUF, exactly; a GGUF file is read as it is. What llama.cpp says
+of repacked weights while it loads is kept (`instructions`), with the instructions that it was compiled for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 from bench.peers.gguf_checkpoint import gguf_file
 
 BATCH_TOKENS, UBATCH_TOKENS = 2048, 512
+MOST_LINES = 20
+"""Of what is kept of its log."""
 GGML_TYPE_BF16 = 30
 """ggml's number for bfloat16, which the Python package does not export."""
 
@@ -29,11 +32,10 @@ class LlamaCpp:
         self.version = str(llama_cpp.__version__)
         llama_cpp.llama_backend_init()
         self.instructions = [llama_cpp.llama_print_system_info().decode()]
-        self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        self._log = llama_cpp.llama_log_callback(self._heard)
         llama_cpp.llama_log_set(self._log, None)
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(gguf_file(checkpoint, "bf16")).encode(), llama_cpp.llama_model_default_params()
-        )
+        file = checkpoint if checkpoint.is_file() else gguf_file(checkpoint, "bf16")
+        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = max_sequences * context
         params.n_batch, params.n_ubatch = BATCH_TOKENS, UBATCH_TOKENS
@@ -45,6 +47,11 @@ class LlamaCpp:
             raise RuntimeError("llama.cpp could not make a context")
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+
+    def _heard(self, level: int, text: bytes, data: object) -> None:
+        line = text.decode(errors="replace").strip()
+        if "repack" in line.lower() and len(self.instructions) < MOST_LINES and line not in self.instructions:
+            self.instructions.append(line)
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)

@@ -27,7 +27,7 @@ class Weft:
         }
         config = EngineConfig(model=str(checkpoint), dtype="bfloat16", threads=threads, **(defaults | options))
         kernels = ops.best()
-        level = "torch's" if isinstance(kernels, Exception) else kernels.level.name.lower()
+        level = "torch's" if isinstance(kernels, Exception) else kernels.instructions
         self.instructions = [f"kernels: {level}"]
         self.loop = asyncio.new_event_loop()
         self.engine = InlineEngine.from_config(config)

@@ -11,11 +11,15 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import torch
 
 from bench import offline
 from bench.peers import CLASSES, INSTALL, PEERS, levels
 from bench.peers.openvino_genai import OpenVino
+from tests.models.test_gguf import LARGE, logits
 from weft.cli.bench.record import surroundings
+from weft.gguf.file import read_gguf
+from weft.models.random_checkpoints import write_tiny
 
 
 class Engine:
@@ -238,12 +242,29 @@ def test_numbers_carry_the_machine_and_the_versions() -> None:
         (["--input-tokens", "500", "--output-tokens", "13"], "room for 32 requests of 512 tokens"),
         (["--packages", "/nowhere"], "--packages /nowhere is not a directory"),
         (["--resume"], "--resume needs --json"),
+        (["--gguf", "q8_0", "--peers", "llama.cpp,vllm"], "no such peer with --gguf: vllm; there are llama.cpp"),
+        (["--gguf", "q8_0", "--quantization", "int8"], "--gguf and --quantization exclude each other"),
+        (["--gguf", "nowhere.gguf"], "nowhere.gguf is neither a file nor one of q8_0, q4_0, q4_k"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         offline.parse_arguments(arguments)
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["bf16", *offline.GGUF_PRECISIONS])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_gguf_file_is_made_of_the_checkpoint(precision: str, family: str, tmp_path: Path) -> None:
+    checkpoint = write_tiny(tmp_path, family, **LARGE, tie_word_embeddings=True, dtype=torch.bfloat16)
+    file = offline.gguf_file(checkpoint, precision)
+    assert offline.gguf_of(precision, checkpoint) == (Path("bf16") if precision == "bf16" else file)
+    assert offline.gguf_of(str(file), checkpoint) == file
+    types = {tensor.type.name for tensor in read_gguf(file).tensors.values()}
+    assert types == {"F32", precision.upper()}
+    expected = logits(checkpoint, dtype="float32")
+    error = (logits(file, dtype="float32") - expected).square().mean().sqrt() / expected.std()
+    assert error < {"bf16": 1e-4, "q8_0": 0.05}.get(precision, 0.5)
 
 
 class Pipeline:

@@ -67,6 +67,11 @@ class CpuKernels:
         self._probe_read = loaded.weft_probe_read
         self._probe_product = loaded.weft_probe_product
 
+    @property
+    def instructions(self) -> str:
+        """The level, and whether products with quantized blocks use dot products of bytes."""
+        return self.level.name.lower() + (library.WITH_VNNI if self.vnni else "")
+
     def pack_weight(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Rearrange a weight [O, I] to [O / 32, I / 32, 32, 32] for this variant's `linear`, in C++.
 
