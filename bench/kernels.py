@@ -1,6 +1,6 @@
 """The CPU kernels against the machine's memory bandwidth and matmul FLOP/s; shared prefixes, int8, pages to the host.
 
-    python -m bench.kernels [--threads 2] [--runs 5] [--only pages] [--json FILE]
+    python -m bench.kernels [--threads 2] [--runs 5] [--only pages|blocks] [--json FILE]
 
 Shapes of Qwen3-0.6B, bfloat16, every layer with memory of its own, so that caches do not help. Limits are measured
 beside each kernel, in turns; medians are reported.
@@ -30,14 +30,19 @@ from weft.cli import probe
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.core.step import ForwardBatch
+from weft.gguf.types import BLOCK_BYTES
 from weft.kernels import shared_chunks
 from weft.kernels.batch import AttentionBatch, lower
+from weft.kernels.block_weights import BLOCK_TYPES, BlockPart, BlockWeight, stored_size
 from weft.kernels.cpu import huge_pages, limits, ops
 from weft.kernels.quantize import quantize
+from weft.kernels.quantized_blocks import SCALES
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, PAGE = 8, 16, 8, 128, 16
 PRODUCTS = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
 """(inputs, outputs) of a layer."""
+BLOCK_REPEATS = 2
+"""Weights in blocks are small: so many times as many layers, that the last-level cache does not hold them."""
 NUM_WEIGHTS = sum(inputs * outputs for inputs, outputs in PRODUCTS) * LAYERS
 
 
@@ -110,6 +115,30 @@ def int8_products(kernels: ops.CpuKernels, rows: int) -> Products:
     return Products(run, NUM_WEIGHTS + 4.0 * num_scales, 2.0 * rows * NUM_WEIGHTS)
 
 
+def block_products(kernels: ops.CpuKernels, kind: str, rows: int) -> Products:
+    """All products of the layers, with weights in quantized blocks of a type: random bytes with scales of 0.01."""
+    weights: list[tuple[Tensor, BlockWeight]] = []
+    scale = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
+    for inputs, outputs in PRODUCTS:
+        x = torch.randn(rows, inputs).bfloat16()
+        part = BlockPart(kind, outputs)
+        for _ in range(LAYERS * BLOCK_REPEATS):
+            data = torch.randint(0, 256, (stored_size(part, inputs),), dtype=torch.uint8)
+            blocks = data.view(-1, BLOCK_BYTES[kind])
+            first, count = SCALES[kind]
+            for i in range(count):
+                blocks[:, first + 2 * i : first + 2 * i + 2] = scale
+            packed = kernels.pack_weight(BlockWeight.of(data, [part], inputs))
+            assert isinstance(packed, BlockWeight)
+            weights.append((x, packed))
+
+    def run() -> None:
+        for x, weight in weights:
+            kernels.linear(x, weight)
+
+    return Products(run, sum(weight.numel() for _, weight in weights), 2.0 * rows * NUM_WEIGHTS * BLOCK_REPEATS)
+
+
 def attention(kernels: ops.CpuKernels, batch: AttentionBatch, pages: int) -> Callable[[], object]:
     shape = (pages, 2, KV_HEADS, PAGE, HEAD_DIM)
     # On huge pages, as an engine's pages are.
@@ -145,14 +174,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=["pages"], help="pages: only those that move between device and host")
+    parser.add_argument(
+        "--only",
+        choices=["pages", "blocks"],
+        help="only pages that move to the host, or products with quantized blocks",
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     kernels = ops.best()
     if isinstance(kernels, Exception):
         parser.error(f"the kernels in C++ are {kernels}")
     torch.set_num_threads(args.threads)
-    print(f"{probe.cpu_name()}, {args.threads} threads, level {kernels.level.name.lower()}")
+    print(f"{probe.cpu_name()}, {args.threads} threads, level {kernels.instructions}")
     results: dict[str, object] = {}
 
     def compare(name: str, run: Callable[[], object], amount: float, limit: Callable[[], float], unit: str) -> None:
@@ -180,7 +213,7 @@ def main() -> None:
         print(f"  {name:44s} {spread.median:.2f} times as fast ({spread.low:.2f} to {spread.high:.2f})")
         results[name] = {"ratio": spread.median, "ratios": ratios}
 
-    for count in (1, 8, 64):
+    for count in (1, 8, 64) if args.only != "blocks" else ():
         (*ways, (_, memcpy)), size = moves(kernels, 28, count)
 
         def copying(memcpy: Callable[[], object] = memcpy, size: int = size) -> float:
@@ -190,8 +223,10 @@ def main() -> None:
             compare(f"{count} pages of 28 layers, {way}", run, size, copying, "GB/s")
     if args.only is None:
         compare_kernels(args.threads, kernels, compare, ratio)
+    if args.only != "pages":
+        compare_blocks(args.threads, kernels, compare, ratio)
     if args.json:
-        where = {**surroundings(threads=args.threads), "level": kernels.level.name.lower()}
+        where = {**surroundings(threads=args.threads), "level": kernels.instructions}
         write_record(args.json, {**where, "command": command_line("bench.kernels"), "results": results})
 
 
@@ -239,6 +274,33 @@ def compare_kernels(threads: int, kernels: ops.CpuKernels, compare: Compare, rat
             shared_chunks.find = find
 
         ratio(f"decode attention, {rows} rows sharing {shared}", together, alone)
+
+
+def compare_blocks(threads: int, kernels: ops.CpuKernels, compare: Compare, ratio: Ratio) -> None:
+    """Products with quantized blocks, as GGUF files have them; operations against the peak of bfloat16."""
+
+    def reading() -> float:
+        return limits.read_bandwidth(kernels, threads, runs=1)
+
+    def multiplying() -> float:
+        return limits.product_peak(kernels, torch.bfloat16, threads, runs=1)
+
+    for kind in BLOCK_TYPES:
+        for rows in (1, 8):
+            made = block_products(kernels, kind, rows)
+            compare(f"{kind} products, {rows} rows: weights read", made.run, made.bytes, reading, "GB/s")
+        for rows in (32, 512):
+            made = block_products(kernels, kind, rows)
+            compare(f"{kind} products, {rows} rows", made.run, made.operations, multiplying, "GFLOP/s")
+    for kind in ("Q8_0", "Q4_K"):
+        for rows in (1, 8, 32, 512):
+            blocks, plain = block_products(kernels, kind, rows).run, products(kernels, rows).run
+
+            def as_often(plain: Callable[[], object] = plain) -> None:
+                for _ in range(BLOCK_REPEATS):
+                    plain()
+
+            ratio(f"{kind} beside bfloat16 products, {rows} rows", blocks, as_often)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def expand(kind: str, blocks: Tensor) -> Tensor:
 
 def check_scales(kind: str, blocks: Tensor) -> None:
     """Raise `BadScale` as `expand` does, for quantized blocks."""
-    _scales(blocks, *_SCALES[kind])
+    _scales(blocks, *SCALES[kind])
 
 
 class BadScale(ValueError):
@@ -108,7 +108,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (values * factors[..., None]).flatten(1)
 
 
-_SCALES: Mapping[str, tuple[int, int]] = {
+SCALES: Mapping[str, tuple[int, int]] = {
     "Q8_0": (0, 1),
     "Q4_0": (0, 1),
     "Q4_K": (0, 2),
