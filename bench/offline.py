@@ -103,7 +103,7 @@ def start(name: str, checkpoint: Path, args: argparse.Namespace) -> ChildPeer:
 
 def gguf_of(wanted: str, checkpoint: Path) -> Path:
     """The GGUF file that `--gguf` asks for."""
-    return gguf_file(checkpoint, wanted) if wanted in GGUF_PRECISIONS else Path(wanted)  # type: ignore[arg-type]
+    return gguf_file(checkpoint, wanted, tokens=True) if wanted in GGUF_PRECISIONS else Path(wanted)  # type: ignore[arg-type]
 
 
 def compare(

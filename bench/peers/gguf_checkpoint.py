@@ -72,7 +72,11 @@ def _write(checkpoint: Path, file: Path, precision: Precision, tokens: bool) -> 
     names = {"q4_k": "Q4_K_S"}
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{names.get(precision, precision.upper())}"])
     if tokens:
-        _add_tokens(writer, config["vocab_size"], gguf.TokenType)
+        names = [f"<{token}>" for token in range(config["vocab_size"])]
+        if precision == "f16":
+            _add_tokens(writer, names, "< 0", gguf.TokenType)
+        else:  # Weft reads it too, and insists on merges of tokens
+            _add_tokens(writer, [names[0], "a", "b", "ab", *names[4:]], "a b", gguf.TokenType)
     else:
         writer.add_tokenizer_model("none")
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
@@ -110,13 +114,13 @@ def _neighbours(tensor: Tensor, heads: int) -> Tensor:
     return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _add_tokens(writer: Any, vocab_size: int, types: Any) -> None:
+def _add_tokens(writer: Any, names: list[str], merge: str, types: Any) -> None:
     """Placeholders. OpenVINO's tokenizer does not compile unless there is a control token among them."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"<{token}>" for token in range(vocab_size)])
-    writer.add_token_types([types.CONTROL] + [types.NORMAL] * (vocab_size - 1))
-    writer.add_token_merges(["< 0"])
+    writer.add_token_list(names)
+    writer.add_token_types([types.CONTROL] + [types.NORMAL] * (len(names) - 1))
+    writer.add_token_merges([merge])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     writer.add_pad_token_id(0)
