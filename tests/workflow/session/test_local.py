@@ -324,6 +324,23 @@ def test_variables_stay_in_their_session(host: Host) -> None:
             assert mine.get() == "<now>"
 
 
+def test_functions_run_outside_of_every_session(host: Host) -> None:
+    @weft.native_function
+    def inner(text: str) -> str:
+        return f"{text}!"
+
+    @weft.native_function
+    def outer(text: str) -> str:
+        return inner(text)  # a call, not a node of the session around
+
+    @weft.native_function
+    async def later(text: str) -> str:
+        return f"{text}?"
+
+    with weft.session(host), weft.session(host):
+        assert later(outer("x")).get() == "x!?"
+
+
 def test_mistakes_are_refused_at_their_line(host: Host) -> None:
     with weft.session(host):
         numbers = ops.list("a", "b")

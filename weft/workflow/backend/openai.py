@@ -91,20 +91,20 @@ class OpenAIBackend:
         try:
             response = await self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise _lost(self._base, error) from error
+            raise lost(self._base, error) from error
         if response.status_code == httpx.codes.NOT_FOUND and path == "/tokenize":
             raise Unsupported(
                 f"{self._base} has no /tokenize, so texts cannot be split by tokens: split at a separator"
             )
         if response.is_error:
-            raise _refused(response.status_code, response.headers, response.content)
+            raise refused(response.status_code, response.headers, response.content)
         return response.json()
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         try:
             async with self._http.stream("POST", path, json=body) as response:
                 if response.is_error:
-                    raise _refused(response.status_code, response.headers, await response.aread())
+                    raise refused(response.status_code, response.headers, await response.aread())
                 async for line in response.aiter_lines():
                     if not line.startswith("data:") or line == "data: [DONE]":
                         continue
@@ -113,7 +113,7 @@ class OpenAIBackend:
                         raise EngineDead(str(event["error"].get("message", event["error"])))
                     yield event
         except httpx.HTTPError as error:
-            raise _lost(self._base, error) from error
+            raise lost(self._base, error) from error
 
 
 class _Gathered:
@@ -166,11 +166,12 @@ def _event(data: str) -> dict[str, Any]:
         raise EngineDead("the answer ended within an event") from None
 
 
-def _lost(base: str, error: httpx.HTTPError) -> EngineDead:
+def lost(base: str, error: httpx.HTTPError) -> EngineDead:
+    """The error of a request without a response."""
     return EngineDead(f"no answer from {base}: {error or type(error).__name__}")
 
 
-def _refused(status: int, headers: httpx.Headers, content: bytes) -> WeftError:
+def refused(status: int, headers: httpx.Headers, content: bytes) -> WeftError:
     """The error of a response that is none of success."""
     try:
         message = str(msgspec.json.decode(content)["error"]["message"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -159,6 +159,13 @@ def current_trace() -> FlowTrace:
 def is_tracing() -> bool:
     """Whether the function of a flow is running."""
     return _current.get() is not None
+
+
+def untraced() -> Context:
+    """A copy of the context in which no function is traced: for what runs what was traced."""
+    context = copy_context()
+    context.run(_current.set, None)
+    return context
 
 
 @contextmanager

@@ -240,7 +240,8 @@ class Driver:
                 async with self._functions:
                     if services.elsewhere is not None and node.name not in services.functions:
                         return await services.elsewhere(instruction)
-                    return await self._function(node.name, args)
+                    seconds = services.function_timeout_s
+                    return await called_function(services.functions, node.name or "", args, seconds)
             case RunProgram(node=node, args=args):
                 if services.program is None:
                     raise Unsupported(f"programs run on a server of Weft: there {node.program!r} could run")
@@ -252,16 +253,22 @@ class Driver:
                     async with asyncio.timeout(node.timeout_s):
                         return await services.external(instruction)
 
-    async def _function(self, name: str | None, args: Mapping[str, Any]) -> Any:
-        called = self._services.functions.get(name or "")
-        if called is None:
-            raise Unsupported(f"there is no function {name!r} here: pass functions={{{name!r}: ...}}")
-        seconds = self._services.function_timeout_s
-        with _named_timeout(f"{name} did not return within {seconds:g} s"):
-            async with asyncio.timeout(seconds):
-                if inspect.iscoroutinefunction(called):
-                    return await called(**args)
-                return await asyncio.to_thread(called, **args)
+
+async def called_function(
+    functions: Mapping[str, Callable[..., Any]], name: str, args: Mapping[str, Any], seconds: float
+) -> Any:
+    """What a Python function returns; plain ones run in a thread. Raises `Unsupported` for one that is not there,
+    `RowError` after so many seconds, and what it raises."""
+    called = functions.get(name)
+    if called is None:
+        raise Unsupported(f"there is no function {name!r} here: pass functions={{{name!r}: ...}}")
+    with _named_timeout(f"{name} did not return within {seconds:g} s"):
+        async with asyncio.timeout(seconds):
+            if inspect.iscoroutinefunction(called):
+                return await called(**args)
+            result = await asyncio.to_thread(called, **args)
+            # Of an object that calls a coroutine function, such as a native function.
+            return await result if inspect.iscoroutine(result) else result
 
 
 @contextmanager

@@ -16,18 +16,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast
 
+import httpx
+
 from weft.loop_thread import LoopThread
 from weft.workflow.api import RunOptions, Target, model_identity, opened_services
-from weft.workflow.backend.openai import OpenAIBackend
+from weft.workflow.backend.openai import CONNECT_S, SILENCE_S, OpenAIBackend
 from weft.workflow.criteria import Criterion
-from weft.workflow.frontend.trace import tracing
+from weft.workflow.frontend.trace import FlowError, tracing, untraced
 from weft.workflow.graph.nodes import AnyNode
 from weft.workflow.graph.templates import Reference
 from weft.workflow.run.backend import ModelBackend
-from weft.workflow.run.driver import Concurrency
+from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency
 from weft.workflow.run.instructions import RunCounts, RunLimits
+from weft.workflow.session.remote import RemoteSession, check_remote, has_sessions
 from weft.workflow.session.run import SessionRun
 from weft.workflow.session.trace import SessionTrace
+
+_OF_CLIENTS = {"limits", "concurrency", "cache"}
+"""Options that only a session whose graph grows in the client has."""
 
 
 class SessionOptions(TypedDict, total=False):
@@ -56,8 +62,8 @@ class WorkflowSession:
         self._trace = SessionTrace(self._submit, lambda name: self._run.has_failed(name), self)
         self._exits = ExitStack()
         self._thread: LoopThread
-        self._run: SessionRun
-        self._running: AsyncGenerator[SessionRun, None]
+        self._run: SessionRun | RemoteSession
+        self._running: AsyncGenerator[SessionRun | RemoteSession, None]
 
     # ---- values, for variables
 
@@ -76,13 +82,9 @@ class WorkflowSession:
     def set(self, reference: Reference, value: Any) -> None:
         """As `Variable.set`."""
 
-        async def on_loop() -> None:
-            self._run.set(reference, value)
-
-        if self.is_open:
-            self._thread.run(on_loop())
-        else:
-            self._run.set(reference, value)
+        if not self.is_open:
+            raise self._run.missing(reference.name)
+        self._thread.run(self._run.put(reference, value))
 
     # ---- all of it
 
@@ -96,7 +98,8 @@ class WorkflowSession:
 
     @property
     def counts(self) -> RunCounts:
-        """Calls and tokens so far, of the session and of each node."""
+        """Calls and tokens so far, of the session and of each node. Raises `Unsupported` for a session on a server of
+        ours."""
         return self._run.counts
 
     # ---- life
@@ -104,7 +107,11 @@ class WorkflowSession:
     def __enter__(self) -> Self:
         """Open the session. Calls in this thread make nodes of it."""
         self._begin()
-        self._thread.run(self._open())
+        try:
+            untraced().run(self._thread.run, self._open())
+        except BaseException:
+            self._end()
+            raise
         self._opened()
         return self
 
@@ -120,7 +127,11 @@ class WorkflowSession:
     async def __aenter__(self) -> Self:
         """As `__enter__`, for asynchronous code: calls in this task, and in tasks that it starts, make nodes."""
         self._begin()
-        await asyncio.wrap_future(self._thread.submit(self._open()))
+        try:
+            await asyncio.wrap_future(untraced().run(self._thread.submit, self._open()))
+        except BaseException:
+            self._end()
+            raise
         self._opened()
         return self
 
@@ -153,11 +164,23 @@ class WorkflowSession:
         if isinstance(self._on, str):
             self._thread.stop()
 
-    async def _services(self) -> AsyncGenerator[SessionRun, None]:
+    async def _services(self) -> AsyncGenerator[SessionRun | RemoteSession, None]:
         """What runs the session, on its event loop, until the generator is closed."""
         options = self._options
+        functions = ChainMap(self._trace.names.functions, dict(options.get("functions", {})))
+        if isinstance(self._on, str) and not _OF_CLIENTS & set(options):
+            async with _client(self._on, options) as http:
+                if await has_sessions(http):
+                    seconds = options.get("function_timeout_s", FUNCTION_TIMEOUT_S)
+                    remote = RemoteSession(http, self.id, functions, seconds, options.get("model"))
+                    self._trace.check_more = check_remote
+                    try:
+                        yield remote
+                    finally:
+                        await remote.close()
+                    return
         given = cast(RunOptions, {key: value for key, value in options.items() if key != "session_id"})
-        given["functions"] = ChainMap(self._trace.names.functions, dict(options.get("functions", {})))
+        given["functions"] = functions
         async with (
             _backend(self._on, options) as backend,
             opened_services(given, backend, model_identity(self._on, given)) as services,
@@ -169,10 +192,22 @@ class WorkflowSession:
                 await run.close()
 
     def _submit(self, node: AnyNode) -> None:
-        self._thread.loop.call_soon_threadsafe(self._run.submit, [node])
+        if not self.is_open:
+            raise FlowError("the session is closed: make calls within its block")
+        self._thread.loop.call_soon_threadsafe(self._run.submit, [node], context=untraced())
 
     def __repr__(self) -> str:
         return f"<session {self.id}, {'open' if self.is_open else 'closed'}>"
+
+
+def _client(url: str, options: SessionOptions) -> httpx.AsyncClient:
+    key = options.get("api_key")
+    return httpx.AsyncClient(
+        base_url=url.rstrip("/").removesuffix("/v1"),
+        headers={"authorization": f"Bearer {key}"} if key else {},
+        limits=httpx.Limits(max_connections=None),
+        timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S, pool=None),
+    )
 
 
 @asynccontextmanager
@@ -188,7 +223,8 @@ async def _backend(on: Target, options: SessionOptions) -> AsyncGenerator[ModelB
 
 
 def session(on: Target, **options: Unpack[SessionOptions]) -> WorkflowSession:
-    """A session, for `with` or `async with`. `on` is a `weft.LLM`, or the address of a server with OpenAI's API.
+    """A session, for `with` or `async with`. `on` is a `weft.LLM`, or the address of a server with OpenAI's API. On a
+    server of ours the graph grows there; with `limits`, `concurrency` or `cache`, which are a client's, it grows here.
 
     Leaving the block cancels the calls that are in progress: what is wanted is asked for within it, by `get` of a
     variable or `wait` of the session."""

@@ -95,6 +95,10 @@ class SessionRun:
         except RowError as error:
             raise NotSettable(f"{reference}: {error.message}", str(reference)) from None
 
+    async def put(self, reference: Reference, value: Any) -> None:
+        """As `set`."""
+        self.set(reference, value)
+
     def fail(self, reference: Reference, message: str) -> None:
         """Say that a value from outside will not come: its node fails with this message. Raises as `set`."""
         self._to_set(reference).set_exception(RowError(message))
@@ -106,7 +110,7 @@ class SessionRun:
         if reference.path:
             raise NotSettable(f"{reference} is a part of a value: set {name}", name)
         if name not in self._state or (self._over and known is not None and not known.done()):
-            raise self._missing(name)
+            raise self.missing(name)
         if known is None:
             raise NotSettable(f"{name} is computed: only a variable of ops.external is set", name)
         if known.done():
@@ -124,7 +128,7 @@ class SessionRun:
     def value_now(self, reference: Reference) -> Any:
         """A value that is there. Raises `NodeFailed`, and `NoValue` where there is none yet."""
         if not self._state.has_settled(reference.name):
-            raise self._missing(reference.name)
+            raise self.missing(reference.name)
         value = self._state.value(reference)
         if isinstance(value, RowFailure):
             raise self._errors.setdefault(id(value), NodeFailed.of(value)).with_traceback(None)
@@ -188,7 +192,8 @@ class SessionRun:
         # Shielded: a time limit ends the wait of the node, and a late value is refused, not lost.
         return await asyncio.shield(self._externals[instruction.node.id])
 
-    def _missing(self, name: str) -> NoValue:
+    def missing(self, name: str) -> NoValue:
+        """The error of a variable without a value."""
         if name not in self._state:
             return NoValue(f"{name} has no value: no call of this session makes it", name)
         what = "nobody set it, and " if name in self._externals else ""

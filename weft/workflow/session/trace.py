@@ -41,7 +41,7 @@ class SessionTrace(FlowTrace):
         self.values = values
         self._submit = submit
         self._has_failed = has_failed
-        self._check_more = check_more
+        self.check_more = check_more
         self._nodes: dict[str, AnyNode] = {}
         self._by_digest: dict[str, str] = {}
         """Digests of nodes that may answer for others -> their ids."""
@@ -94,7 +94,7 @@ class SessionTrace(FlowTrace):
             if isinstance(inner, ExternalNode) and inner.id not in outer:
                 raise FlowError(f"{inner.id}: a value from outside is set by its variable, so it stands in no body")
         for node in nodes:
-            self._check_more(node)
+            self.check_more(node)
         count = self._num_nodes + count_nodes(nodes)
         if count > MAX_NODES:
             raise FlowError(f"a session has at most {MAX_NODES:,} nodes: open another one")
