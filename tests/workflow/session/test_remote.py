@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -164,8 +165,8 @@ def test_a_wait_ends_with_the_session(server: RunningServer) -> None:
 
 
 def test_a_session_that_expired_there_says_so() -> None:
-    workflows = WorkflowService(WorkflowsConfig(session_idle_s=0.01))
-    with running(workflows=workflows) as server, weft.session(server.url):
+    config = WorkflowsConfig(session_idle_s=0.01)
+    with running(workflows=partial(WorkflowService, config=config)) as server, weft.session(server.url):
         never = ops.external(name="never")
         there = ops.text("x")
         assert there.get() == "x"

@@ -160,7 +160,7 @@ class WorkflowProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How many there are."""
 
 
-class RowError(msgspec.Struct, frozen=True, kw_only=True):
+class RowErrorCard(msgspec.Struct, frozen=True, kw_only=True):
     """Why a row has not all outputs."""
 
     row: int
@@ -179,7 +179,7 @@ class RowCard(msgspec.Struct, frozen=True, kw_only=True):
     """From 0, in the order of the rows."""
     outputs: dict[str, Any]
     """Without those that failed."""
-    error: RowError | None = None
+    error: RowErrorCard | None = None
 
 
 class RowList(msgspec.Struct, frozen=True, kw_only=True):
