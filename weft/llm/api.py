@@ -90,7 +90,13 @@ class LLM:
         self._start(lambda: InlineEngine.from_config(config, load_progress), tokenizer, dialect, config.max_waiting)
         path = find_model(config.model, config.revision, files=(), offline=True)
         # Defaults of sampling and the longest answer are of the answer too, and so are the parsers of its text.
-        settings = config.quantized_blocks, config.generation_config, self.info.max_context, tool_call_parser, reasoning_parser
+        settings = (
+            config.quantized_blocks,
+            config.generation_config,
+            self.info.max_context,
+            tool_call_parser,
+            reasoning_parser,
+        )
         stamp = f"{path.name} {file_stamp(path)} {self.info.dtype} {config.quantization}"
         self._weights = " ".join([stamp, *map(str, settings)])
 

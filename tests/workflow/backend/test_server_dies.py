@@ -73,7 +73,9 @@ class MortalServer(httpx.AsyncBaseTransport):
         for delta, reason in [(text[:3], None), (text[3:], None), ("", "stop")]:
             await asyncio.sleep(0.01)
             self._pass()
-            event = b"data: " + json.dumps({"choices": [{"delta": {"content": delta}, "finish_reason": reason}]}).encode()
+            event = (
+                b"data: " + json.dumps({"choices": [{"delta": {"content": delta}, "finish_reason": reason}]}).encode()
+            )
             if self._num_deaths > born:
                 if self._dies_at % 2:
                     raise httpx.ReadError("connection reset")

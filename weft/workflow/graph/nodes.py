@@ -90,7 +90,9 @@ class LlmNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="llm
     cache: Annotated[bool, Meta(description="Whether an equal earlier call may answer, if it can only answer so.")] = (
         True
     )
-    retries: Annotated[int, Meta(ge=0, le=100, description="Further tries after an overload or a crash.")] = CALL_RETRIES
+    retries: Annotated[int, Meta(ge=0, le=100, description="Further tries after an overload or a crash.")] = (
+        CALL_RETRIES
+    )
     request: dict[str, Any] = {}
     """Fields of the chat completion, as `weft.endpoints.schemas.chat` has them."""
 
