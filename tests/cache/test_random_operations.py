@@ -6,6 +6,7 @@ import math
 import random
 from array import array
 
+import numpy as np
 import pytest
 
 from weft.cache.integrity import check_integrity
@@ -21,7 +22,8 @@ PAGE = 8
 
 def longest_first(runs: PageRuns, now: float) -> Ranking:
     """Another order than that of use."""
-    return Ranking(-runs.num_tokens.astype(float) - runs.weight, runs.order % 2 == 0)
+    kept = np.zeros(len(runs.order), np.bool_)
+    return Ranking(-runs.num_tokens.astype(float) - runs.weight, runs.order % 2 == 0, kept)
 
 
 RANKERS: dict[str, Ranker] = {"lru": least_recently_used, "longest first": longest_first}

@@ -26,7 +26,8 @@ class Noted:
 
         def rank(runs: PageRuns, now: float) -> Ranking:
             self.runs.append(runs)
-            return Ranking(runs.since_s, np.full(len(runs.since_s), self.moves))
+            count = len(runs.since_s)
+            return Ranking(runs.since_s, np.full(count, self.moves), np.zeros(count, np.bool_))
 
         def note(tenant: str, kind: str, seconds: float) -> None:
             self.told.append((kind, seconds))

@@ -197,11 +197,18 @@ def test_the_same_calls_give_the_same_steps(seed: int) -> None:
 
 
 class FakeView:
-    """A view of named holders."""
+    """A view of named holders. Tenant `loud` uses 4 pages beyond its share, the one in need has room for 2."""
 
     def __init__(self, purpose: str, missing: int, needy: Holder | None, *holders: Holder, pins: bool = False):
         self.purpose, self.missing, self.needy, self.has_pins = purpose, missing, needy, pins
         self._holders = holders
+
+    @property
+    def fits_share(self) -> bool:
+        return self.missing <= 2
+
+    def excess(self, tenant: str) -> float:
+        return 4 if tenant == "loud" else -2
 
     def _of(self, kind: str) -> list[Holder]:
         return [holder for holder in self._holders if holder.kind == kind]
@@ -216,6 +223,9 @@ class FakeView:
 EARLY, LATE = Holder("waiting", 3, 3, (False, 0), (4.0, 1, 3)), Holder("waiting", 4, 3, (False, 0), (5.0, 1, 4))
 FIRST = Holder("waiting", 2, 9, (False, 0), (2.0, 1, 2))
 NEEDY = Holder("running", 5, 3, (False, 0), (3.0, 1, 5))
+OTHER = Holder("running", 8, 3, (False, 0), (7.0, 1, 8), "loud")
+LARGER = Holder("running", 9, 5, (False, 0), (9.0, 1, 9), "loud")
+URGENT = Holder("running", 10, 3, (False, -1), (9.5, 1, 10), "loud")
 OLDER, NEWER = Holder("running", 6, 3, (False, 0), (1.0, 1, 6)), Holder("running", 7, 3, (False, 2), (8.0, 1, 7))
 
 
@@ -236,6 +246,12 @@ OLDER, NEWER = Holder("running", 6, 3, (False, 0), (1.0, 1, 6)), Holder("running
         ("start", 9, (FIRST,), None),
         ("spaces", 3, (EARLY, NEWER), EARLY),
         ("spaces", 4, (EARLY, NEWER), None),
+        ("own", 1, (OTHER, EARLY, NEWER), EARLY),
+        ("own", 1, (OTHER, FIRST, NEWER), NEWER),
+        ("own", 1, (OTHER, FIRST, OLDER), None),
+        ("excess", 2, (EARLY, NEWER, OTHER, LARGER, URGENT), OTHER),
+        ("excess", 2, (EARLY, NEWER, LARGER), None),
+        ("excess", 3, (OTHER,), None),
     ],
 )
 def test_who_gives_up_pages(purpose: str, missing: int, holders: tuple[Holder, ...], expected: Holder | None) -> None:

@@ -77,6 +77,26 @@ def test_a_preempted_sequence_comes_before_new_ones_of_its_priority() -> None:
     assert queue.pop() is preempted
 
 
+def test_a_tenant_that_is_held_back_is_passed_over_and_earns_nothing() -> None:
+    queue = make_queue()
+    preempted = make(1, 0.0, tenant="held")
+    queue.push(preempted)
+    assert admit(queue) is preempted
+    queue.push(preempted)
+    for seq in range(2, 30):
+        queue.push(make(seq, 0.0, tenant="held"))
+        queue.push(make(100 + seq, 1.0, tenant="other", priority=seq % 2))
+    for _ in range(10):
+        sequence = queue.pop({"held"})
+        assert sequence is not None
+        assert sequence.tenant == "other"
+        queue.order.admitted(sequence, 500)
+    assert queue.pop({"held", "other"}) is None
+    assert queue.pop() is preempted
+    turns = [sequence.tenant for sequence in (admit(queue, 500) for _ in range(8)) if sequence is not None]
+    assert turns.count("held") <= 5
+
+
 def test_a_sequence_that_overtook_keeps_its_place_when_pages_run_out() -> None:
     queue = make_queue()
     bulk = [make(seq, 0.0, tenant="bulk") for seq in range(10)]

@@ -216,7 +216,7 @@ def test_a_demote_takes_the_budget_of_as_many_steps_as_it_needs(monkeypatch: pyt
     [done] = [e for _, e in engine.events if isinstance(e, wire.Finished) and e.op == op]
     assert done.count == 7, "the last page, which is not full, too"
     assert engine.on_device([1] * 50) == 0
-    assert engine.cache.tiers.moved_pages["http", "host"] == 7, "counted by what the sequence waits for"
+    assert engine.cache.tiers.uses.moved_pages["http", "host"] == 7, "counted by what the sequence waits for"
     assert engine.count(wire.Demote, seq=1) == 0, "nothing is left on the device"
     before = engine.scheduler.stats()
     engine.more(1)

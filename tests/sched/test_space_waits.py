@@ -431,7 +431,7 @@ def test_the_policy_learns_how_long_programs_wait() -> None:
 
 def test_pages_count_for_their_tenant_whether_lent_or_not() -> None:
     stepped = waiting()
-    held = stepped.cache.tiers.candidates.held
+    held = stepped.cache.tiers.candidates.shares.count_held
     assert held()[""] == 6
     stepped.open(8, [800] * 88)
     for _ in range(4):

@@ -10,7 +10,9 @@ import pytest
 
 from tests.sched.stepping import Stepped
 from weft.core import wire
+from weft.core.step import Step
 from weft.sched.batch import StepBuilder
+from weft.sched.policies.min_waste import KEPT_S
 from weft.sched.sequence import Sequence
 
 NUM_PAGES = 160
@@ -117,3 +119,130 @@ def test_a_neighbour_computes_hardly_more_than_alone(
     alone = quiet_tokens(monkeypatch, no_flood, "min_waste", num_host_pages)
     assert quiet_tokens(monkeypatch, flood, "min_waste", num_host_pages) <= 1.05 * alone
     assert quiet_tokens(monkeypatch, flood, "lru", 0) > 1.5 * alone, "the flood is none"
+
+
+class Flooded(Tenants):
+    """The loud tenant has twelve requests under way at any time, once it has begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_host_pages: int, seed: int):
+        super().__init__(monkeypatch, "min_waste", num_host_pages)
+        self.floods = False
+        self.num_flooding = 0
+        """Requests of the loud tenant that have ended."""
+        self._chance = random.Random(seed)
+        self._loud: dict[int, int] = {}
+
+    def turn(self) -> Step:
+        for seq, op in list(self._loud.items()):
+            if self.generations[op].ending is not None:
+                self.release(seq, "chat")
+                del self._loud[seq]
+                self.num_flooding += 1
+        while self.floods and len(self._loud) < 12:
+            seq = 1000 + self.num_flooding + len(self._loud)
+            self.open(seq, unique(seq), tenant="loud")
+            self._loud[seq] = self.generate(seq, 6 + self._chance.randrange(40))
+        return super().turn()
+
+    def until(self, op: int) -> None:
+        """Run until an operation has ended."""
+        for _ in range(400):
+            if self.generations[op].ending is not None:
+                return
+            self.turn()
+        raise AssertionError(f"operation {op} does not end")
+
+    def run_until(self, now: float) -> None:
+        while self.now < now:
+            self.turn()
+
+
+def computed_beside(flooded: Flooded, num_turns: int, wait_s: float) -> int:
+    """Tokens that are computed for a tenant with two chats, whose turns add 30 tokens; at the end they take 60 % of its
+    share."""
+    chats = [[*SYSTEM, 10 + chat] for chat in range(2)]
+    for turn in range(num_turns):
+        for index in range(2):
+            seq = 2 * turn + index + 1
+            flooded.open(seq, [*chats[index], *[5] * 30], tenant="quiet")
+            flooded.until(flooded.generate(seq, 6))
+            chats[index] = list(flooded.known[seq])
+            flooded.release(seq, "chat")
+            flooded.run_until(flooded.now + wait_s)
+    return flooded.computed["quiet"]
+
+
+def beside_many_at_once(monkeypatch: pytest.MonkeyPatch, seed: int, num_host_pages: int, num_turns: int) -> None:
+    alone = computed_beside(Flooded(monkeypatch, num_host_pages, seed), num_turns, 0.1)
+    monkeypatch.undo()
+    flooded = Flooded(monkeypatch, num_host_pages, seed)
+    flooded.floods = True
+    flooded.run_until(1.0)
+    assert computed_beside(flooded, num_turns, 0.5) <= 1.05 * alone
+    assert flooded.num_flooding > 8 * num_turns, "the flood is none"
+    flooded.floods = False
+    flooded.finish()
+
+
+@pytest.mark.parametrize("num_host_pages", [0, 40])
+def test_a_neighbour_of_many_requests_at_once_computes_hardly_more(
+    monkeypatch: pytest.MonkeyPatch, num_host_pages: int
+) -> None:
+    beside_many_at_once(monkeypatch, 1, num_host_pages, 4)
+
+
+def neighbours(monkeypatch: pytest.MonkeyPatch, part: float) -> Flooded:
+    """A quiet tenant has a turn that takes a part of the pages."""
+    flooded = Flooded(monkeypatch, 0, 0)
+    flooded.plain(1, [5] * int(NUM_PAGES * 8 * part), "quiet")
+    return flooded
+
+
+def test_a_newcomer_beyond_its_share_is_admitted_once_its_tenant_runs_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It needs 60 % of the pages, so it takes some of what is kept; until then others of the tenant wait behind it."""
+    flooded = neighbours(monkeypatch, 0.45)
+    first, large, small = 1000, 1001, 1002
+    flooded.open(first, unique(first)[:80], tenant="loud")
+    flooded.generate(first, 40)
+    flooded.turn()
+    flooded.open(large, unique(large) + [7] * (NUM_PAGES * 8 * 6 // 10 - 200), tenant="loud")
+    flooded.generate(large, 2)
+    flooded.open(small, unique(small)[:80], tenant="loud")
+    flooded.generate(small, 2)
+    kept = flooded.cache.tiers.indexed_pages["quiet"]
+    while flooded.sequence(first).slot >= 0:
+        assert flooded.sequence(large).slot < 0
+        flooded.turn()
+    assert flooded.cache.tiers.indexed_pages["quiet"] == kept
+    flooded.run()
+    places = [flooded.sequence(seq).place.admission for seq in (first, large, small)]
+    assert places == sorted(places)
+    assert flooded.cache.tiers.indexed_pages["quiet"] < kept
+    flooded.finish()
+
+
+@pytest.mark.parametrize(("idle_s", "is_kept"), [(KEPT_S - 60.0, True), (KEPT_S + 1.0, False)])
+def test_a_tenant_that_has_gone_takes_no_room_for_long(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float, is_kept: bool
+) -> None:
+    flooded = neighbours(monkeypatch, 0.3)
+    kept = flooded.cache.tiers.indexed_pages["quiet"]
+    flooded.now += idle_s
+    flooded.floods = True
+    most = 0
+    for _ in range(150):
+        flooded.turn()
+        most = max(most, sum(len(s.table.pages) for s in flooded.scheduler.sequences.running.values()))
+    assert (flooded.cache.tiers.indexed_pages["quiet"] == kept) is is_kept
+    assert (most > NUM_PAGES * 8 // 10) is not is_kept, "one tenant alone uses all there is"
+    flooded.floods = False
+    flooded.finish()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("num_host_pages", [0, 40])
+@pytest.mark.parametrize("seed", range(20))
+def test_many_floods_of_many_requests_at_once(monkeypatch: pytest.MonkeyPatch, seed: int, num_host_pages: int) -> None:
+    beside_many_at_once(monkeypatch, 100 + seed, num_host_pages, 12)

@@ -8,12 +8,14 @@ each. Called by `weft.cache.tiers` alone.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.cache.nodes import Node, waits_for
 from weft.cache.runs import PREFIX, UNUSED, PageRuns, Ranker
+from weft.cache.shares import FairShares
 from weft.core.step import F64, I64, Bool
 from weft.core.waits import OTHER, WaitKind
 
@@ -64,13 +66,23 @@ class _Names:
         return found
 
 
+class RunPlace(NamedTuple):
+    """What a policy says of a candidate."""
+
+    value: float
+    """The smallest goes first."""
+    moves: bool
+    """Whether it is worth a copy on the host."""
+    is_kept: bool
+    """Whether it is kept for its tenant's share."""
+
+
 class Candidates:
     """Nodes without locks that nothing of the same tier hangs below."""
 
     def __init__(self, rank: Ranker, page_size: int, num_pages: int):
         """`num_pages`: of the tier."""
         self.rank = rank
-        self._num_pages = num_pages
         self._page_size = page_size
         self._kinds = _Names(PREFIX, UNUSED, WaitKind.QUEUE, OTHER, most=MAX_KINDS)
         self._tenants = _Names("")
@@ -93,10 +105,10 @@ class Candidates:
         """Rows passed over until the next step."""
         self._late: list[tuple[int, int]] = []
         """(row, ticket) of candidates that came after it was made."""
-        self.held: Callable[[], Mapping[str, int]] = dict
-        """Pages of each tenant in this tier, in use or not."""
-        self._shares: Bool | None = None
-        """By tenant, whether it held more than its share when that was first asked for in this step."""
+        self.shares = FairShares(num_pages)
+        self._kept = np.zeros((2, 0), np.int64)
+        """By tenant: pages up to the ends of runs that are kept for it, what several of them share counted for each;
+        and pages of its other runs, those that came after the order was made aside."""
 
     def __len__(self) -> int:
         return len(self._nodes) - len(self._free)
@@ -119,7 +131,7 @@ class Candidates:
         """A new step: the order is made anew when it is next asked for."""
         self._is_ranked = False
         self._passed.clear()
-        self._shares = None
+        self.shares.counted = None
 
     def add(self, node: Node) -> None:
         """Enter a node, or note that it has changed."""
@@ -178,22 +190,28 @@ class Candidates:
         return None
 
     @property
-    def moves_first(self) -> bool:
-        """Whether the candidate that `first` has returned is worth a copy on the host."""
-        return bool(self._bools[2, self._order[0][2]])
+    def first_place(self) -> RunPlace:
+        """What the policy says of the candidate that `first` has returned."""
+        value, _, row, _ = self._order[0]
+        return RunPlace(value, bool(self._bools[2, row]), bool(self._bools[3, row]))
 
-    @property
-    def first_value(self) -> float:
-        """The value of the candidate that `first` has returned."""
-        return self._order[0][0]
+    def num_kept(self, evictable: Mapping[str, int], now: float, but: str | None) -> int:
+        """Pages, at most, that are kept for the shares of tenants, but for one. `evictable`: by tenant, those without
+        locks: what is not at the end of a run counts as kept where anything is."""
+        if not self.shares.is_shared:
+            return 0
+        self.first(now)
+        kept, others = self._kept.tolist()
+        by_tenant = zip(self._tenants.names, kept, others, strict=False)
+        return sum([min(pages, evictable[name] - rest) for name, pages, rest in by_tenant if pages and name != but])
 
-    def keep_place(self, node: Node, value: float, moves: bool) -> None:
+    def keep_place(self, node: Node, place: RunPlace) -> None:
         """A candidate that has just been entered is what is left of one of which this was said, or was part of it: it
         has its place for the rest of the step. A step that takes page after page of one run ranks it once."""
         row, ticket = self._late.pop()
         assert row == node.row, "no other candidate has come since"
-        self._bools[2, row] = moves
-        heapq.heappush(self._order, (value, int(self._ints[3, row]), row, ticket))
+        self._bools[2:, row] = place.moves, place.is_kept
+        heapq.heappush(self._order, (place.value, int(self._ints[3, row]), row, ticket))
 
     def skip(self, node: Node) -> None:
         """Pass over a candidate for the rest of the step."""
@@ -227,10 +245,13 @@ class Candidates:
         self._is_ranked = True
         self._late.clear()
         self._rest = 0
+        self._kept = np.zeros((2, len(self._tenants.names)), np.int64)
         if not len(rows):
             self._order = []
             return
         values = self._say(rows, now)
+        others = rows[~self._bools[3, rows]]
+        np.add.at(self._kept[1], self._ints[4, others], self._ints[2, others])
         if len(rows) > CHUNK:
             last = np.partition(values, CHUNK - 1)[CHUNK - 1]
             chosen = values <= last
@@ -247,7 +268,11 @@ class Candidates:
 
     def _say(self, rows: I64, now: float) -> F64:
         ranking = self.rank(self._runs(rows), now)
-        self._bools[2, rows] = ranking.moves
+        self._bools[2, rows], self._bools[3, rows] = ranking.moves, ranking.kept
+        if ranking.kept.any():
+            rows = rows[ranking.kept]
+            self._kept = np.pad(self._kept, ((0, 0), (0, len(self._tenants.names) - self._kept.shape[1])))
+            np.add.at(self._kept[0], self._ints[4, rows], self._ints[1, rows])
         return ranking.values
 
     def _push(self, rows: I64, values: F64, order: list[tuple[float, int, int, int]]) -> None:
@@ -267,23 +292,21 @@ class Candidates:
             num_tokens=ints[1] * self._page_size,
             num_pages=ints[2],
             has_copy=bools[1],
-            over_share=self._over_share()[ints[4]],
+            over_share=self._over_share(ints[4]),
             weight=floats[2],
             order=ints[3],
             tenant=ints[4],
             explicit=bools[3],
             kinds=self._kinds.names,
             tenants=tenants,
+            is_shared=self.shares.is_shared,
         )
 
-    def _over_share(self) -> Bool:
-        """[tenants] whether each holds more pages than the tier divided by the tenants that hold any."""
-        if self._shares is not None and len(self._shares) == len(self._tenants.names):
-            return self._shares
-        held = {tenant: pages for tenant, pages in self.held().items() if pages}
-        share = self._num_pages / max(len(held), 1)
-        self._shares = np.array([held.get(name, 0) > share for name in self._tenants.names], np.bool_)
-        return self._shares
+    def _over_share(self, tenants: I64) -> Bool:
+        """[n] for numbers of tenants, whether each holds more than its share."""
+        over = np.zeros(len(self._tenants.names), np.bool_)
+        over[[self._tenants.number(name) for name in self.shares.over if name in self._tenants]] = True
+        return over[tenants]
 
     def _grow(self) -> None:
         size = len(self._nodes)

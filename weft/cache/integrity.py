@@ -44,6 +44,7 @@ def _check_trees(cache: KVCache) -> list[Node]:
     found: list[Node] = []
     unlocked = Counter[bool]()
     """By whether they must move to the host to be given up."""
+    evictable = Counter[str]()
     page_bytes = cache.page_size * TOKEN_BYTES
     for name, tree in cache.trees().items():
         if not tree.root.children and not tree.root.locks:
@@ -73,7 +74,9 @@ def _check_trees(cache: KVCache) -> list[Node]:
             if any(wait.end is not node for wait in node.waits.values()):
                 _fail(f"node {node.node_id} has a wait that points elsewhere")
             if node.on_device and node.locks == 0:
-                unlocked[node.is_explicit and not node.copies] += node.num_pages
+                must_move = node.is_explicit and not node.copies
+                unlocked[must_move] += node.num_pages
+                evictable[node.owner] += 0 if must_move else node.num_pages
         for node in [tree.root, *tree.nodes()]:
             if node.device_children != sum(child.on_device for child in node.children.values()):
                 _fail(f"node {node.node_id} miscounts its device children")
@@ -88,6 +91,8 @@ def _check_trees(cache: KVCache) -> list[Node]:
     kept = sum(len(node.copies) for node in found if node.is_explicit)
     if kept != cache.tiers.num_kept:
         _fail(f"explicit nodes have {kept} host pages, {cache.tiers.num_kept} counted")
+    if +evictable != +cache.tiers.evictable_pages:
+        _fail(f"tenants have {dict(evictable)} evictable pages, {dict(cache.tiers.evictable_pages)} counted")
     return found
 
 

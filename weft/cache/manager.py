@@ -120,13 +120,13 @@ class KVCache:
         source = None if partial is None else partial.node
         target = self.index.node_for(match)  # of a run that this cuts, `source` keeps the part with the page
         if not is_own and target.parent is not None:
-            self.tiers.found(target, now)
+            self.tiers.uses.found(target, now)
         self.tiers.lock(target)
         if source is not None:
             # Making room must not take the source: its page would be fenced until the step being built is done, and
             # without the copy that step may be empty and never be launched.
             self.tiers.lock(source)
-        reached, is_complete, num_brought = self._bring(table.node, target, now)
+        reached, is_complete, num_brought = self._bring(table, target, now)
         if reached is not target:
             partial = None
             self.tiers.lock(reached)
@@ -145,11 +145,12 @@ class KVCache:
             self.tiers.unlock(source, now)
         return Acquired(count, is_complete, from_host)
 
-    def _bring(self, start: Node, target: Node, now: float) -> tuple[Node, bool, int]:
-        """Bring the nodes after `start` up to the locked `target` to the device, where they are not. Returns the last
-        node that is there, False if the budget of copies ended before `target`, and the number of pages brought."""
+    def _bring(self, table: PageTable, target: Node, now: float) -> tuple[Node, bool, int]:
+        """Bring the nodes after those of a table up to the locked `target` to the device, where they are not. Returns
+        the last node that is there, False if the budget of copies ended before `target`, and the number of pages
+        brought."""
         path = []
-        num_brought = 0
+        start, num_brought = table.node, 0
         node = target
         while node is not start:
             path.append(node)
@@ -163,7 +164,7 @@ class KVCache:
             if budget <= 0:
                 return start, False, num_brought
             part = node if node.num_pages <= budget else self.index.split(node, budget)
-            if not self.tiers.promote(part, now):
+            if not self.tiers.promote(part, now, spares_kept=table.spares_kept):
                 return start, True, num_brought
             num_brought += part.num_pages
             start = part
@@ -197,15 +198,15 @@ class KVCache:
         return self._fresh(table, end) + len(self._shared(table, start, end))
 
     def prepare_write(self, table: PageTable, start: int, end: int, now: float) -> bool:
-        """Make tokens `start` to `end` writable: pages exist and belong to this table alone. False: out of pages, and
-        nothing has changed."""
+        """Make tokens `start` to `end` writable: pages exist and belong to this table alone. False: out of pages that
+        the table may have, and nothing has changed."""
         first = start // self.page_size
         if first < table.num_indexed:
             raise ValueError(f"sequence {table.seq} would write token {start} into an indexed page")
         shared, fresh = self._shared(table, start, end), self._fresh(table, end)
         if not shared and not fresh:
             return True
-        pages = self.tiers.allocate(fresh + len(shared), now)
+        pages = self.tiers.allocate(fresh + len(shared), now, spares_kept=table.spares_kept)
         if pages is None:
             return False
         if shared:
@@ -363,7 +364,7 @@ class KVCache:
     # Inside
 
     def _acquire_partial(self, table: PageTable, partial: Partial, now: float) -> int:
-        pages = self.tiers.allocate(1, now)
+        pages = self.tiers.allocate(1, now, spares_kept=table.spares_kept)
         if pages is None:
             return 0
         if partial.tier == "device":

@@ -50,6 +50,8 @@ class PageRuns(NamedTuple):
     kinds: tuple[str, ...] = (PREFIX, UNUSED)
     tenants: tuple[str, ...] = ()
     """Names of the tenants; empty where they are not told apart."""
+    is_shared: bool = False
+    """Whether several tenants hold KV."""
 
 
 class Ranking(NamedTuple):
@@ -59,6 +61,8 @@ class Ranking(NamedTuple):
     """[n] the run with the smallest value is given up first."""
     moves: Bool
     """[n] whether a run that is given up is worth a copy on the host."""
+    kept: Bool
+    """[n] whether a run is kept from tenants that exceed their fair share. All others have smaller values."""
 
 
 class Ranker(Protocol):
@@ -71,4 +75,5 @@ class Ranker(Protocol):
 
 def least_recently_used(runs: PageRuns, now: float) -> Ranking:
     """Runs that are retained after all others, then by the time of the last use."""
-    return Ranking(np.where(runs.weight > 0, 1e18, 0.0) + runs.since_s, np.ones(len(runs.since_s), np.bool_))
+    values = np.where(runs.weight > 0, 1e18, 0.0) + runs.since_s
+    return Ranking(values, np.ones(len(values), np.bool_), np.zeros(len(values), np.bool_))

@@ -20,11 +20,10 @@ from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
 from weft.cache.nodes import Node, Wait, move_waits
 from weft.cache.pages import PagePool
 from weft.cache.radix import join_child
-from weft.cache.runs import NEVER_S, PREFIX, UNUSED, Ranker
-from weft.core.waits import label_of
+from weft.cache.run_uses import Observe, RunUses
+from weft.cache.runs import Ranker
+from weft.cache.shares import FairShares
 
-Observe = Callable[[str, str, float], None]
-"""Told (tenant, kind, seconds): for how long a run was of no use, `NEVER_S` where it was given up before it was."""
 UNLIMITED = 1 << 60
 """A budget of copies that no step uses up."""
 
@@ -56,11 +55,12 @@ class TieredPages:
         """Of explicit nodes without locks, the device pages that have no host copy: they take as many of the host."""
         self.num_kept = 0
         """Host pages of explicit nodes: nothing else gets them."""
+        self.evictable_pages: Counter[str] = Counter()
+        """Pages of `num_evictable` by tenant."""
         self.num_evicted = 0
         """Device pages evicted so far, demoted ones included."""
-        self.moved_pages: Counter[tuple[str, str]] = Counter()
-        """(label of the kind of wait, "host" or "nowhere") -> pages given up so, of the device, and of the host that
-        only the host had."""
+        self.uses = RunUses()
+        """What is told of runs that are found, or go."""
         self.given_up = GivenUpPrefixes(page_size, PER_PAGE * (num_device_pages + num_host_pages))
         """What the index had and neither tier has any more."""
         self.candidates = Candidates(rank, page_size, num_device_pages)
@@ -73,7 +73,6 @@ class TieredPages:
         """Pages that the step being built may still move between the tiers."""
         self.num_reshaped = 0
         """Grows when a node is cut, joined with another or forgotten: a `Match` from before may name it."""
-        self._observe: Observe = lambda tenant, kind, seconds: None
         self._by_use = False
         self._split = split
         self._detach = detach
@@ -137,6 +136,7 @@ class TieredPages:
             self.num_movable += num_pages
         else:
             self.num_evictable += num_pages
+            self.evictable_pages[node.owner] += num_pages
 
     def offer(self, node: Node) -> None:
         """Enter `node` among the candidates of its tier if it is an unlocked leaf there; otherwise it is none. The host
@@ -157,8 +157,23 @@ class TieredPages:
         copies of what is on the device are given up by last use among all copies, not before them."""
         self._by_use = by_use
         self.candidates.rank = self.host_candidates.rank = rank
-        self._observe = observe
-        self.candidates.held = lambda: Counter(num_private()) + self.indexed_pages
+        self.uses.observe = observe
+        self.shares.count_held = lambda: Counter(num_private()) + self.indexed_pages
+
+    # Shares of tenants
+
+    @property
+    def shares(self) -> FairShares:
+        """What tenants hold of the device."""
+        return self.candidates.shares
+
+    def num_kept_for_shares(self, now: float, but: str | None = None) -> int:
+        """Evictable device pages, at most, that are kept for the shares of tenants, but for tenant `but`."""
+        return self.candidates.num_kept(self.evictable_pages, now, but)
+
+    def excess_in_use(self, tenant: str) -> float:
+        """Device pages beyond its share that a tenant holds and that cannot be evicted; negative: there are none."""
+        return self.shares.excess(tenant) - self.evictable_pages[tenant]
 
     def end_wait(self, wait: Wait) -> None:
         """What the wait stands for waits no longer."""
@@ -188,13 +203,13 @@ class TieredPages:
         """Host pages that explicit nodes can get."""
         return self.host.num_pages - self.num_kept
 
-    def allocate(self, count: int, now: float) -> list[int] | None:
+    def allocate(self, count: int, now: float, *, spares_kept: bool = False) -> list[int] | None:
         """`count` device pages with one reference each, given up by others as needed; None when there are not so
-        many."""
+        many, or, with `spares_kept`, only with those that are kept for the shares of tenants."""
         if self.device.num_free < count:
             if self.num_available < count:
                 return None
-            self._give_up_device(count, now)
+            self._give_up_device(count, now, spares_kept=spares_kept)
             if self.device.num_free < count:
                 return None
         return self.device.allocate(count)
@@ -214,19 +229,10 @@ class TieredPages:
         if node is not None:
             self.lock(node)
 
-    def found(self, node: Node, now: float) -> None:
-        """A sequence that has not computed the pages up to the end of `node` is about to use them."""
-        if not (node.locks or node.waits):
-            self._observe(node.owner, _unawaited(node), now - node.last_used_s)
-        current: Node | None = node
-        while current is not None and not current.was_found:
-            current.was_found = True
-            current = current.parent
-
-    def promote(self, node: Node, now: float) -> bool:
+    def promote(self, node: Node, now: float, *, spares_kept: bool = False) -> bool:
         """Bring a locked node that only the host has, and whose parent is on the device, to the device. False when
-        there is no room."""
-        pages = self.allocate(node.num_pages, now)
+        there is no room, as `allocate` has it."""
+        pages = self.allocate(node.num_pages, now, spares_kept=spares_kept)
         if pages is None:
             return False
         for host_page, page in zip(node.copies, pages, strict=True):
@@ -283,7 +289,7 @@ class TieredPages:
         self.given_up.add(node, 0)
         if node.on_device:
             self.candidates.discard(node)
-            self.num_evictable -= node.num_pages
+            self._count_evictable(node, -node.num_pages)
             self.num_evicted += node.num_pages
         else:
             self.host_candidates.discard(node)
@@ -313,7 +319,7 @@ class TieredPages:
         """Forget a subtree to make room, and count its pages."""
         for child in list(node.children.values()):
             self._lose(child)
-        self.moved_pages[_label(node), "nowhere"] += node.num_pages
+        self.uses.moved(node, node.num_pages, "nowhere")
         self.forget(node)
 
     def was_split(self, head: Node, node: Node) -> None:
@@ -329,22 +335,24 @@ class TieredPages:
 
     # Giving up
 
-    def _give_up_device(self, count: int, now: float) -> None:
-        """Give up runs until `count` pages are free, or there are none left."""
+    def _give_up_device(self, count: int, now: float, *, spares_kept: bool) -> None:
+        """Give up runs until `count` pages are free, or there are none left, but for those that are kept."""
         while self.device.num_free < count:
             node = self.candidates.first(now)
             if node is None:
+                return
+            place = self.candidates.first_place
+            if place.is_kept and spares_kept:
                 return
             if node.fence > self.copies.completed:
                 # Its pages would not be free before a step in flight is done, or the one being built that brings them.
                 self.candidates.skip(node)
                 continue
-            value, moves = self.candidates.first_value, self.candidates.moves_first
             wanted = min(count - self.device.num_free, node.num_pages)
             num_moved = 0
-            if node.copies and (moves or node.is_explicit):
+            if node.copies and (place.moves or node.is_explicit):
                 num_moved = wanted
-            elif moves or node.is_explicit:
+            elif place.moves or node.is_explicit:
                 num_moved = min(wanted, self.copy_budget, self.host_room)
             rest: Node | None = None
             if num_moved > 0 and (node.copies or self._room_on_host(num_moved, now)):
@@ -354,18 +362,22 @@ class TieredPages:
             elif node.is_explicit:
                 self.candidates.skip(node)
             else:
-                self.moved_pages[_label(node), "nowhere"] += wanted
+                self.uses.moved(node, wanted, "nowhere")
                 rest = node if wanted < node.num_pages else None
                 self._cut(node, node.num_pages - wanted)
             if rest is not None and rest.row >= 0:
-                self.candidates.keep_place(rest, value, moves)
+                self.candidates.keep_place(rest, place)
+
+    def _count_evictable(self, node: Node, num_pages: int) -> None:
+        self.num_evictable += num_pages
+        self.evictable_pages[node.owner] += num_pages
 
     def _copy_out(self, node: Node) -> None:
         """Copy an unlocked node to free host pages."""
         node.copies = self.host.allocate(node.num_pages)
         if node.is_explicit:
             self.num_movable -= node.num_pages
-            self.num_evictable += node.num_pages
+            self._count_evictable(node, node.num_pages)
             self.num_kept += node.num_pages
         for page, host_page in zip(node.pages, node.copies, strict=True):
             self.copies.copy_out(page, host_page)
@@ -375,14 +387,14 @@ class TieredPages:
     def _demote(self, node: Node) -> None:
         """Give up the device pages of an unlocked leaf whose KV the host has or gets."""
         parent = node.parent
-        self.moved_pages[_label(node), "host"] += node.num_pages
+        self.uses.moved(node, node.num_pages, "host")
         self.candidates.discard(node)
         if not node.copies:
             # The swap-out is the first thing its step does, so the pages may be written by that same step.
             self._copy_out(node)
         self._spare_copies.pop(node.node_id, None)
         self._drop_device(node, 0)
-        self.num_evictable -= node.num_pages
+        self._count_evictable(node, -node.num_pages)
         self.num_evicted += node.num_pages
         node.on_device = False
         if join_child(node):
@@ -393,22 +405,12 @@ class TieredPages:
             parent.device_children -= 1
             self.offer(parent)
 
-    def _gave_up(self, node: Node, keep: int) -> None:
-        """The pages of `node` past the first `keep` are given up for good: what they were kept for took longer than
-        there was room for them. Noted once for a wait, and for a run that nothing waits for when all of it is gone."""
-        if not (node.waits or keep):
-            self._observe(node.owner, _unawaited(node), NEVER_S)
-        for wait in node.waits.values():
-            if not (wait.is_open or wait.was_cut or wait.kind == PREFIX):
-                wait.was_cut = True
-                self._observe(wait.tenant, wait.kind, NEVER_S)
-
     def _cut(self, node: Node, keep: int) -> None:
         """Forget the pages of `node` past the first `keep`, and everything below."""
         for child in list(node.children.values()):
             self._lose(child)
         parent = node.parent
-        self._gave_up(node, keep)
+        self.uses.gave_up(node, keep)
         if keep == 0:
             self.forget(node)
             if parent is not None:
@@ -424,7 +426,7 @@ class TieredPages:
         node.page_numbers = None if node.page_numbers is None else node.page_numbers[:keep]
         node.num_pages = keep
         node.depth_pages -= removed
-        self.num_evictable -= removed
+        self._count_evictable(node, -removed)
         self.num_evicted += removed
         self.offer(node)
 
@@ -469,7 +471,7 @@ class TieredPages:
             if keep:
                 self._split(node, keep)
             parent = node.parent
-            self._gave_up(node, keep)
+            self.uses.gave_up(node, keep)
             self._lose(node)
             if parent is not None:
                 self.offer(parent)
@@ -479,22 +481,8 @@ class TieredPages:
         """Whether `node`, the first of what only the host has, goes before the second copy of `spare`."""
         if node is None or self._is_moving(node):
             return False
-        return node.last_used_s < spare.last_used_s if self._by_use else not self.host_candidates.moves_first
+        return node.last_used_s < spare.last_used_s if self._by_use else not self.host_candidates.first_place.moves
 
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""
         return self.copies.uses("host", node.copies[0])
-
-
-def _label(node: Node) -> str:
-    """The label of the wait that a run, an unlocked leaf of its tier, is kept for. The end of the run may be on the
-    host."""
-    while not node.waits and node.children:
-        node = next(reversed(node.children.values()))
-    kinds = (wait.kind for wait in reversed(node.waits.values()) if wait.kind != PREFIX)
-    return label_of(next(kinds, _unawaited(node)))
-
-
-def _unawaited(node: Node) -> str:
-    """The kind of a run that nothing waits for."""
-    return PREFIX if node.was_found else UNUSED

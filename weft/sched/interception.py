@@ -166,7 +166,7 @@ class Interception:
     def _rank(self, runs: PageRuns, now: float) -> Ranking:
         self.waits.tell(self.policy)
         load = self._load_at(now)
-        return Ranking(self.policy.rank(runs, load), self.policy.moves(runs, load))
+        return Ranking(self.policy.rank(runs, load), self.policy.moves(runs, load), self.policy.kept(runs, load))
 
     def _load_at(self, now: float) -> Load:
         if self._load is None:
@@ -221,7 +221,7 @@ class Interception:
         if action == "swap_in_budget":
             whole = end.depth_pages
             end = self._cache.forget_after(end, self._movable(end), wait)
-            self._cache.tiers.moved_pages[label_of(wait.kind), "nowhere"] += whole - end.depth_pages
+            self._cache.tiers.uses.moved_pages[label_of(wait.kind), "nowhere"] += whole - end.depth_pages
         self._cache.move_out(end, now)
 
     def _movable(self, end: Node) -> int:
@@ -359,7 +359,7 @@ class Interception:
 
     def _discard(self, sequence: Sequence, kind: str, now: float, fence: int | None) -> None:
         num_pages = self._cache.discard(sequence.table, now, fence)
-        self._cache.tiers.moved_pages[label_of(kind), "nowhere"] += num_pages
+        self._cache.tiers.uses.moved_pages[label_of(kind), "nowhere"] += num_pages
 
     def _note_turn(self, sequence: Sequence, kind: str) -> None:
         tokens = sequence.tokens.tobytes()

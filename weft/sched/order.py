@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Collection
 from typing import Protocol
 
 from weft.sched.sequence import Rank, Sequence
@@ -48,8 +49,9 @@ class AdmissionOrder(Protocol):
         """Let all sequences of a group wait; costs the same for any number of them."""
         ...
 
-    def next(self) -> Sequence | None:
-        """The sequence to admit next; None: nothing waits. It waits until its ticket changes."""
+    def next(self, but: Collection[str] = ()) -> Sequence | None:
+        """The sequence to admit next, of tenants that are not in `but`; None: nothing of them waits. It waits until its
+        ticket changes."""
         ...
 
     def admitted(self, sequence: Sequence, num_tokens: int) -> None:
@@ -120,6 +122,18 @@ def _first(heap: _Heap) -> WaitingEntry | None:
     return None
 
 
+def _first_but(heap: _Heap, but: Collection[str]) -> WaitingEntry | None:
+    """The first sequence that still waits, of tenants that are not in `but`. The heap has no groups."""
+    entry = _first(heap)
+    held: _Heap = []
+    while entry is not None and entry[4].tenant in but:
+        held.append(heapq.heappop(heap))
+        entry = _first(heap)
+    for item in held:
+        heapq.heappush(heap, item)
+    return entry
+
+
 def _sweep(heap: _Heap) -> None:
     """Drop all void entries."""
     heap[:] = [
@@ -133,9 +147,10 @@ def _sweep(heap: _Heap) -> None:
 class _Lane:
     """Waiting sequences of one tenant in a level."""
 
-    __slots__ = ("has_turn", "heap", "number", "start")
+    __slots__ = ("has_turn", "heap", "number", "start", "tenant")
 
-    def __init__(self, number: int, start: float):
+    def __init__(self, tenant: str, number: int, start: float):
+        self.tenant = tenant
         self.number = number
         self.start = start
         """Virtual time in tokens: what has been served to the tenant, counted from a common origin."""
@@ -168,7 +183,7 @@ class _Level:
         lane = self.lanes.get(tenant)
         if lane is None:
             self._num_lanes += 1
-            lane = self.lanes[tenant] = _Lane(self._num_lanes, self.virtual)
+            lane = self.lanes[tenant] = _Lane(tenant, self._num_lanes, self.virtual)
         elif lane.start < self.virtual and _first(lane.heap) is None:
             lane.start = self.virtual
         heapq.heappush(lane.heap, item)
@@ -176,13 +191,17 @@ class _Level:
             lane.has_turn = True
             heapq.heappush(self._turns, (lane.start, lane.number, lane))
 
-    def next(self) -> Sequence | None:
-        """The next sequence of the level."""
-        entry = _first(self.resumed) if self.resumed else None
+    def next(self, but: Collection[str]) -> Sequence | None:
+        """The next sequence of the level, of tenants that are not in `but`. Their lanes earn nothing meanwhile."""
+        entry = _first_but(self.resumed, but) if self.resumed else None
+        held: list[_Lane] = []
         while entry is None and self._turns:
             start, number, lane = self._turns[0]
             if start != lane.start:
                 heapq.heapreplace(self._turns, (lane.start, number, lane))
+                continue
+            if lane.tenant in but:
+                held.append(heapq.heappop(self._turns)[2])
                 continue
             entry = _first(lane.heap)
             if entry is None:
@@ -190,6 +209,9 @@ class _Level:
                 lane.has_turn = False
             else:
                 self.virtual = max(self.virtual, start)
+        for lane in held:
+            lane.start = max(lane.start, self.virtual)
+            heapq.heappush(self._turns, (lane.start, lane.number, lane))
         return None if entry is None else entry[4]
 
     def charge(self, tenant: str, num_tokens: int) -> None:
@@ -248,13 +270,17 @@ class FairOrder:
             item = (*first[:4], group)
             self._enter(group.level, item).join_lane(group.tenant, item)
 
-    def next(self) -> Sequence | None:
+    def next(self, but: Collection[str] = ()) -> Sequence | None:
         """The level of the smallest rank, in it the lane of the smallest start, in it the smallest rank."""
         if len(self._levels) == 1:
             [level] = self._levels.values()
-            return level.next()
+            return level.next(but)
+        if but:
+            firsts = sorted(entry for level in self._levels.values() if (entry := _first(level.heap)) is not None)
+            levels = (self._levels[entry[4].level].next(but) for entry in firsts)
+            return next((sequence for sequence in levels if sequence is not None), None)
         oldest = _first(self._heap)
-        return None if oldest is None else self._levels[oldest[4].level].next()
+        return None if oldest is None else self._levels[oldest[4].level].next(but)
 
     def first_of(self, service: int) -> Sequence | None:
         """The first in rank of the sequences of a service that wait and are not deferred."""

@@ -257,9 +257,11 @@ class StepPlanner:
     def _admit(self, builder: StepBuilder, now: float, *, background: bool) -> None:
         """Admit sequences from the queue until one is blocked; without `background`, the others alone."""
         later: list[Sequence] = []
+        held: set[str] = set()
+        """Tenants that have more than their share, and whose next sequence waits for those that they run."""
         num_deferred, page_size = 0, self._cache.page_size
         while not self._is_full(builder, self._prompt_budget) and num_deferred < MAX_DEFERRED_PER_STEP:
-            sequence = self._sequences.queue.pop()
+            sequence = self._sequences.queue.pop(held)
             if sequence is None:
                 break
             if sequence.num_pending or sequence.last_step > self._state.last_step_id:
@@ -281,6 +283,10 @@ class StepPlanner:
             if verdict == "returning":
                 later.append(sequence)
                 continue
+            if verdict == "held":
+                held.add(sequence.tenant)
+                later.append(sequence)
+                continue
             if verdict == "blocked":
                 later.append(sequence)
                 break
@@ -294,7 +300,7 @@ class StepPlanner:
 
     def _try_admit(self, sequence: Sequence, now: float) -> str:
         """Admit the first in the queue, defer it, bring more of its pages from the host, or find that it blocks the
-        queue."""
+        queue, for all or for its tenant."""
         tokens = b""
         match = None
         limit = num_reshaped = 0
@@ -312,8 +318,9 @@ class StepPlanner:
             if match is not None
             else self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total)
         )
-        if not self._reclaimer.make_room(sequence, cost, self._num_promised, now):
-            return "blocked"
+        room = self._reclaimer.make_room(sequence, cost, self._num_promised, now)
+        if room != "enough":
+            return "blocked" if room == "none" else "held"
         if match is not None and num_reshaped != self._cache.tiers.num_reshaped:
             match = self._cache.lookup(sequence.table, tokens, limit)
         if match is not None and match.on_host and cost <= self._cache.num_soon:

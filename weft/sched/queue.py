@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
+from collections.abc import Collection
 
 from weft.sched.order import AdmissionOrder, DeferredGroup
 from weft.sched.sequence import AppendOp, Rank, Sequence, SequenceState
@@ -96,12 +97,13 @@ class WaitingQueue:
             self._num_other -= not place.is_turn_based
             self._by_service[place.service] -= 1
 
-    def pop(self) -> Sequence | None:
-        """Take the next sequence out; None: none waits, though some may be deferred."""
+    def pop(self, but: Collection[str] = ()) -> Sequence | None:
+        """Take the next sequence out, of tenants that are not in `but`. None: none of them waits, though some may be
+        deferred."""
         if not self._size:
             self.order.clear()
             return None
-        sequence = self.order.next()
+        sequence = self.order.next(but)
         if sequence is not None:
             self.remove(sequence)
             if sequence.state is SequenceState.DEFERRED:

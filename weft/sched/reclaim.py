@@ -4,11 +4,18 @@ has to wait.
 A parked sequence gives its pages to the prefix index, which gives up as many pages of all that are there as are needed.
 A sequence that computes something in the step being built can give up nothing: then the one in need waits, and is
 served before anything else of the next step is decided. Called by the step planner, and by spaces for explicit pages.
+
+The *fair share* of a tenant is the device divided by the tenants that hold KV. What is kept for the shares of tenants
+(`Ranking.kept`) is not taken as long as there is another choice. A tenant that holds more than its share waits: its new
+sequences for those that it runs, and those that it runs for the first of them in rank. For other tenants, sequences are
+preempted that use nothing but what their tenant has beyond its share. The only running sequence of a tenant gets what
+is kept where nothing else is left, so every sequence comes to its turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from weft.cache.manager import KVCache
 from weft.sched.event_log import EventLog
@@ -16,6 +23,9 @@ from weft.sched.interception import Interception
 from weft.sched.reclaim_policy import Purpose, ReclaimPolicy, ReclaimView
 from weft.sched.sequence import GenerateOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
+
+Room = Literal["enough", "none", "beyond_share"]
+"""Whether there is room for a sequence; if not, `beyond_share`: there may be for sequences of other tenants."""
 
 
 class Reclaimer:
@@ -69,36 +79,63 @@ class Reclaimer:
             cost = self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total)
             self.make_room(sequence, cost, 0, now)
 
-    def make_room(self, sequence: Sequence, cost: int, promised: int, now: float) -> bool:
+    def make_room(self, sequence: Sequence, cost: int, promised: int, now: float) -> Room:
         """Whether a waiting sequence may start: a slot, and `cost` pages for all it has, beside `promised` pages for
         those before it, what running ones lack, and one to spare for each of them. The first may always start
         where nothing runs: it makes room as it writes."""
-        running = self._sequences.running
+        running, table, tiers = self._sequences.running, sequence.table, self._cache.tiers
+        table.spares_kept = False
         while True:
             is_alone = not running and not promised
-            if is_alone and cost <= self._cache.tiers.device.num_free:
-                return True
-            missing = cost + promised + len(running) + sum(self._lacking.values()) - self._cache.num_available
-            if self._sequences.slots.num_free and missing <= 0:
-                return True
+            if is_alone and cost <= tiers.device.num_free:
+                return "enough"
+            needed = cost + promised + len(running) + sum(self._lacking.values())
+            missing = needed - self._cache.num_available
             if missing > 0 and self._interception.park_idle(now):
                 continue
+            if needed > tiers.device.num_free and tiers.shares.is_shared:
+                missing_kept = missing + tiers.num_kept_for_shares(now)
+                table.spares_kept = missing_kept <= 0
+                if missing_kept > 0 and self._exceeds_with(sequence, cost, missing, now):
+                    self.is_short = True
+                    return "beyond_share"
+                if missing <= 0 < missing_kept:
+                    if self._reclaim("excess", missing_kept, sequence, now):
+                        continue
+                    if self._pressed is sequence:
+                        self.is_short = True
+                        return "none"
+            if self._sequences.slots.num_free and missing <= 0:
+                return "enough"
             if not self._reclaim("start" if is_alone else "admit", missing, sequence, now):
                 self.is_short |= missing > 0 and not is_alone
-                return is_alone
+                return "enough" if is_alone else "none"
 
     def make_writable(self, sequence: Sequence, start: int, end: int, now: float) -> bool:
         """Pages for tokens `start` to `end`, taken from others where none are free. False: not in this step."""
-        while not self._cache.prepare_write(sequence.table, start, end, now):
-            missing = self._cache.write_cost(sequence.table, start, end) - self._cache.num_soon
+        cache, table, tiers = self._cache, sequence.table, self._cache.tiers
+        may_spare = True
+        while True:
+            may_need_more = tiers.device.num_free < 2 + (end - start) // cache.page_size
+            table.spares_kept = may_spare and may_need_more and tiers.shares.is_shared
+            if cache.prepare_write(table, start, end, now):
+                return True
+            if self._interception.park_idle(now):
+                continue
+            cost = cache.write_cost(table, start, end)
+            missing = cost - cache.num_soon + (tiers.num_kept_for_shares(now) if table.spares_kept else 0)
+            is_beyond = table.spares_kept and self._exceeds_by_one(sequence.tenant)
+            purpose: Purpose = "own" if is_beyond else "excess" if table.spares_kept else "write"
             # Where nothing is missing, pages are on their way, held back by the steps in flight.
-            if not self._interception.park_idle(now) and (
-                missing <= 0 or not self._reclaim("write", missing, sequence, now)
-            ):
-                self._lacking[sequence.seq] = self._cache.write_cost(sequence.table, start, end)
-                self.is_short = True
-                return False
-        return True
+            if missing > 0 and self._reclaim(purpose, missing, sequence, now):
+                continue
+            if missing > 0 and purpose == "excess" and self._pressed is not sequence:
+                may_spare = False
+                continue
+            if not is_beyond:
+                self._lacking[sequence.seq] = cost
+            self.is_short = True
+            return False
 
     def make_free(self, count: int, now: float) -> bool:
         """Explicit pages of a program, from sequences without a slot alone; one is left for each that runs."""
@@ -117,6 +154,25 @@ class Reclaimer:
             if self._sequences.running or not self._cache.retention.break_pin(now):
                 return False
         return True
+
+    def _of_tenant(self, tenant: str) -> list[Sequence]:
+        return [sequence for sequence in self._sequences.running.values() if sequence.tenant == tenant]
+
+    def _exceeds_with(self, sequence: Sequence, cost: int, missing: int, now: float) -> bool:
+        """Whether `cost` pages for a sequence would be beyond the share of its tenant, at the cost of other tenants'
+        shares, and the tenant runs others."""
+        tiers, tenant = self._cache.tiers, sequence.tenant
+        if tiers.excess_in_use(tenant) + cost <= 0 or missing + tiers.num_kept_for_shares(now, but=tenant) <= 0:
+            return False
+        return bool(self._of_tenant(tenant))
+
+    def _exceeds_by_one(self, tenant: str) -> bool:
+        """Whether a tenant runs several sequences, and uses at least as much beyond its share as the last of them."""
+        if tenant not in self._cache.tiers.shares.over:
+            return False
+        own = self._of_tenant(tenant)
+        last = max(own, key=self._sequences.rank)
+        return len(own) > 1 and self._cache.tiers.excess_in_use(tenant) >= len(last.table.pages)
 
     def _reclaim(self, purpose: Purpose, missing: int, needy: Sequence | None, now: float) -> bool:
         """Have one holder give up its pages. False: the one in need has to wait."""

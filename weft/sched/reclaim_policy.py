@@ -14,9 +14,11 @@ from weft.cache.manager import KVCache
 from weft.sched.sequence import Rank, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
-Purpose = Literal["write", "admit", "start", "spaces"]
+Purpose = Literal["write", "admit", "start", "spaces", "own", "excess"]
 """A sequence with a slot writes tokens; a waiting sequence is to be admitted; the first in the queue is to be admitted
-while nothing runs, so that nothing else will make room; a program allocates explicit pages."""
+while nothing runs, so that nothing else will make room; a program allocates explicit pages. Of the last two there would
+be enough with what is kept for the shares of tenants: `own` if the tenant of the sequence exceeds its share and runs
+others too, `excess` if not."""
 
 
 class Holder(NamedTuple):
@@ -30,6 +32,7 @@ class Holder(NamedTuple):
     urgency: tuple[bool, int] = (False, 0)
     """(whether it is background work, priority)."""
     rank: Rank | None = None
+    tenant: str = ""
 
 
 class ReclaimView:
@@ -57,6 +60,15 @@ class ReclaimView:
             if sequence.seq != needy and sequence.state is not SequenceState.IDLE:
                 yield _holder("waiting", sequence, self._sequences)
 
+    def excess(self, tenant: str) -> float:
+        """Pages that the sequences of a tenant use beyond its fair share."""
+        return self._cache.tiers.excess_in_use(tenant)
+
+    @property
+    def fits_share(self) -> bool:
+        """Whether the tenant in need holds no more than its fair share once it has what is missing."""
+        return self.needy is not None and self._cache.tiers.shares.excess(self.needy.tenant) + self.missing <= 0
+
     def running(self) -> Iterator[Holder]:
         """Sequences with a slot, in no order."""
         return (_holder("running", sequence, self._sequences) for sequence in self._sequences.running.values())
@@ -79,12 +91,21 @@ class ByRank:
     where these would not be enough, unless nothing runs. Of running ones only background work is preempted for other
     work, and for its own kind what has a less urgent priority. Programs get explicit pages from waiting sequences
     alone.
+
+    What is kept for the shares of tenants is spared where other sequences can give. For a tenant that exceeds its
+    share, these are its own of later rank, so its first one gets on. For a tenant that stays within its share, it is
+    the running one of the last rank that uses nothing but what its tenant has beyond its share: so tenants at their
+    shares preempt none of each other's.
     """
 
     def choose(self, view: ReclaimView) -> Holder | None:
         """The first holder of the order above that the purpose allows."""
         if view.purpose == "write":
             return max(view.waiting(), key=_rank, default=None) or self._running(view) or self._last(view)
+        if view.purpose == "own":
+            return self._last_own(view)
+        if view.purpose == "excess":
+            return self._last_beyond_share(view)
         if view.missing > 0:
             later = self._later(view)
             if later and (view.purpose == "start" or sum(holder.num_pages for holder in later) >= view.missing):
@@ -94,6 +115,21 @@ class ByRank:
     def _later(self, view: ReclaimView) -> list[Holder]:
         needy = view.needy
         return [holder for holder in view.waiting() if needy is None or _rank(holder) > _rank(needy)]
+
+    def _last_own(self, view: ReclaimView) -> Holder | None:
+        needy = view.needy
+        for holders in (view.waiting, view.running):
+            later = [h for h in holders() if needy and h.tenant == needy.tenant and _rank(h) > _rank(needy)]
+            if later:
+                return max(later, key=_rank)
+        return None
+
+    def _last_beyond_share(self, view: ReclaimView) -> Holder | None:
+        needy = view.needy
+        if needy is None or not view.fits_share:
+            return None
+        beyond = (h for h in view.running() if h.tenant != needy.tenant and h.urgency >= needy.urgency)
+        return max((h for h in beyond if view.excess(h.tenant) >= h.num_pages), key=_rank, default=None)
 
     def _running(self, view: ReclaimView) -> Holder | None:
         victim, needy = max(view.running(), key=_rank, default=None), view.needy
@@ -114,7 +150,8 @@ class ByRank:
 
 def _holder(kind: Literal["waiting", "running"], sequence: Sequence, sequences: SequenceTable) -> Holder:
     urgency = sequence.is_background, sequence.priority
-    return Holder(kind, sequence.seq, len(sequence.table.pages), urgency, sequences.rank(sequence))
+    rank = sequences.rank(sequence)
+    return Holder(kind, sequence.seq, len(sequence.table.pages), urgency, rank, sequence.tenant)
 
 
 def _rank(holder: Holder) -> Rank:

@@ -205,7 +205,7 @@ class Scheduler:
             swapped_out_pages=counters.swapped_out_pages,
             finished=dict(counters.finished),
             wait_returns=_nested(waits.returns),
-            pages_given_up=_nested(tiers.moved_pages),
+            pages_given_up=_nested(tiers.uses.moved_pages),
             wait_ratio={kind: ratios.snapshot() for kind, ratios in sorted(waits.ratios.items())},
         )
 

@@ -13,7 +13,7 @@ import pytest
 from tests.sched.policies.snapshots import line, make_runs
 from weft.cache.runs import NEVER_S, PageRuns
 from weft.sched.policies import NEVER, InterceptPolicy, Load, first_to_give_up, make_policy
-from weft.sched.policies.min_waste import BOOKKEEPING_S, SOONEST_S
+from weft.sched.policies.min_waste import BOOKKEEPING_S, KEPT_S, SOONEST_S
 from weft.sched.policies.waste import RunSizes, swap_waste
 
 NOW = 1000.0
@@ -83,8 +83,32 @@ def test_a_prefix_is_as_old_as_its_last_use_or_as_learned() -> None:
 
 def test_those_over_their_share_go_first_in_the_same_order() -> None:
     waits = NOW + np.array([40.0, 2.0, 10.0, 0.5])
-    rank = ranks(context(4, expected_s=waits, over_share=[False, True, True, False]))
+    rank = ranks(context(4, expected_s=waits, over_share=[False, True, True, False])._replace(is_shared=True))
     assert np.argsort(rank).tolist() == [2, 1, 0, 3]
+    assert np.argsort(ranks(context(4, expected_s=waits))).tolist() == [0, 2, 1, 3], "one tenant has no share"
+
+
+def test_what_a_tenant_will_hardly_miss_goes_before_what_is_kept_for_its_share() -> None:
+    policy = make_policy()
+    kinds = ("prefix", "unused", "tool", "chat")
+    runs = context(
+        7,
+        kinds=kinds,
+        tenants=("quiet", "loud"),
+        kind=[0, 1, 2, 2, 3, 2, 2],
+        since_s=NOW - np.array([1.0, 2.0, 3.0, KEPT_S + 1, 5.0, KEPT_S + 6, 7.0]),
+        weight=[0, 0, 0, 0, 0, 1, 0],
+        over_share=[False] * 6 + [True],
+    )._replace(is_shared=True)
+    for _ in range(30):
+        policy.observe("quiet", "chat", NEVER_S)
+        policy.observe("loud", "tool", NEVER_S)
+    kept = policy.kept(runs, LOAD)
+    assert kept.tolist() == [True, False, True, False, False, True, False]
+    order = np.argsort(policy.rank(runs, LOAD)).tolist()
+    assert order[0] == 6
+    assert set(order[1:4]) == {1, 3, 4}
+    assert not policy.kept(runs._replace(is_shared=False), LOAD).any()
 
 
 def test_weight_keeps_longer_and_a_pin_keeps() -> None:
@@ -93,7 +117,7 @@ def test_weight_keeps_longer_and_a_pin_keeps() -> None:
     )
     assert weighted == pytest.approx(4 * one)
     assert pinned == over == NEVER
-    flooding = ranks(context(2, expected_s=NOW + 10, weight=[0, 3], over_share=True))
+    flooding = ranks(context(2, expected_s=NOW + 10, weight=[0, 3], over_share=True)._replace(is_shared=True))
     assert flooding[0] < flooding[1] < 0
 
 

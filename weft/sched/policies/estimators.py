@@ -36,6 +36,10 @@ class WaitEstimator(Protocol):
         """[n] the probability that a run is used again."""
         ...
 
+    def own_chance(self, runs: PageRuns, now: float) -> F64:
+        """[n] the same, as far as the tenant's own waits tell: another tenant cannot lower it."""
+        ...
+
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
         """A wait ended after `wait_s` seconds; `NEVER_S`: its run was given up before."""
         ...
@@ -60,6 +64,8 @@ class ElapsedEstimator:
         """[n] ones: everything returns."""
         return np.ones(len(runs.since_s))
 
+    own_chance = return_chance
+
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
         """Nothing is learned from a wait."""
 
@@ -78,6 +84,8 @@ class OracleEstimator:
         """[n] 0 where nothing was announced and nothing has used the run; else 1."""
         is_unused = np.array([kind == UNUSED for kind in runs.kinds])[runs.kind]
         return np.where(is_unused & np.isnan(runs.expected_s), 0.0, 1.0)
+
+    own_chance = return_chance
 
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
         """Nothing is learned from a wait."""
@@ -152,6 +160,11 @@ class LearnedEstimator:
             return np.ones(len(never))
         known = lasted.how_many + never
         return np.where(known >= LASTED_ENOUGH, lasted.how_many / np.maximum(known, 1), 1.0)
+
+    def own_chance(self, runs: PageRuns, now: float) -> F64:
+        """[n] as `return_chance`, and 1 where too few of the tenant's own waits are known."""
+        is_own = self._samples.is_own.take(self._lasted(runs, now).slots)
+        return np.where(is_own, self.return_chance(runs, now), 1.0)
 
     def interval_s(self, runs: PageRuns, now: float, coverage: float) -> tuple[F64, F64]:
         """Two [n]: between which the remaining time lies with probability `coverage`, as much below as above.

@@ -32,6 +32,10 @@ class LruPolicy:
         """[n] ones: everything, as far as the host has room."""
         return np.ones(len(runs.since_s), np.bool_)
 
+    def kept(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] zeros."""
+        return np.zeros(len(runs.since_s), np.bool_)
+
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] token-seconds per page for which the run has not been used: the oldest is given up next."""
         age_s = np.maximum(load.now - runs.since_s, 0.0)

@@ -35,6 +35,13 @@ from weft.sched.policies.estimators import WaitEstimator, elapsed_s
 from weft.sched.policies.runs import NEVER, START, Load, keep_pins
 from weft.sched.policies.waste import RunSizes, least_waste, recompute_waste, swap_waste, waste_preserve
 
+KEPT_S = 600.0
+"""For how long a run is kept after its last use, or the beginning of its wait: tools, readers of an answer and cached
+prompts are mostly back within ten minutes, and a tenant that has gone takes no room from others for longer."""
+KEPT_CHANCE = 0.05
+"""A tenant that loses what it uses less often than this computes at most 5 % of it again."""
+UNUSED_KIND = 1
+"""Index of `UNUSED` in the kinds of every snapshot."""
 SOONEST_S = 1e-6
 """A wait that may end at any moment counts as taking so long still."""
 LEAST_CHANCE = 1e-6
@@ -45,8 +52,9 @@ wait go first."""
 
 
 class MinWastePolicy:
-    """Runs of tenants over their fair share go first, in the same order among themselves. A weight w multiplies the
-    ratio by 1 + w; a pin never goes.
+    """A weight w multiplies the ratio by 1 + w; a pin never goes. Where several tenants hold KV, runs go in this order,
+    and by ratio among themselves: those of tenants over their fair share; those within it that their tenant will hardly
+    miss; those that are *kept* for it.
 
     For a prefix that nothing waits for, the time until its next use is estimated as for a wait: from the time since its
     last use, or from observed intervals between uses (kind "prefix").
@@ -66,20 +74,32 @@ class MinWastePolicy:
         return "keep"
 
     def rank(self, runs: PageRuns, load: Load) -> F64:
-        """[n] waste of giving up divided by waste of preserving; its negative inverse where the share is exceeded."""
+        """[n] waste of giving up divided by waste of preserving: a ratio r. Where several tenants hold KV, -1 - 1 / r
+        for those over their share and -1 / (1 + r) for what is not kept, which are both in the order of r."""
         found = self._assess(runs, load)
         ratio = found.give_up + BOOKKEEPING_S * found.held * found.chance
         ratio /= found.preserve
         if runs.weight.any():
             ratio *= 1.0 + runs.weight
-        if runs.over_share.any():
-            ratio = np.where(runs.over_share, -1.0 / ratio, ratio)
+        if runs.is_shared:
+            not_kept = np.where(runs.over_share, -1.0 - 1.0 / ratio, -1.0 / (1.0 + ratio))
+            ratio = np.where(self.kept(runs, load), ratio, not_kept)
         return keep_pins(ratio, runs)
 
     def moves(self, runs: PageRuns, load: Load) -> Bool:
         """[n] where a swap wastes less than recomputing, times the chance of it."""
         found = self._assess(runs, load)
         return found.swap < found.recompute
+
+    def kept(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] where a tenant within its share is likely to miss the run: something waits for it or has found it, within
+        the last `KEPT_S`, and of the tenant's own runs of the kind at least `KEPT_CHANCE` were used again."""
+        if not runs.is_shared:
+            return np.zeros(len(runs.since_s), np.bool_)
+        is_missed = elapsed_s(runs, load.now) <= KEPT_S
+        is_missed &= self.estimator.own_chance(runs, load.now) >= KEPT_CHANCE
+        is_missed &= runs.kind != UNUSED_KIND
+        return ~runs.over_share & (is_missed | (runs.weight > 0))
 
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] by how much a swap wastes less than the cheaper of preserving and recomputing, per page.

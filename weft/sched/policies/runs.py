@@ -76,6 +76,10 @@ class InterceptPolicy(Protocol):
         """[n] whether a run that is given up is worth a copy on the host, where it has none."""
         ...
 
+    def kept(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] whether a run is kept from tenants that exceed their fair share; `rank` has all others before it."""
+        ...
+
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] worth of a host copy made ahead, in token-seconds saved per page; 0 or less: none is to be made."""
         ...

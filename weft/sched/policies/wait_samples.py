@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.cache.runs import NEVER_S
-from weft.core.step import F64, I64
+from weft.core.step import F64, I64, Bool
 
 ENOUGH = 20
 """Samples from which a group is used."""
@@ -74,12 +74,13 @@ class _Kinds:
 
 class WaitSamples:
     """`sorted_s` [slots, WIDTH]: waits that ended, in ascending order, then inf; `counts` [slots] of them, `num_never`
-    [slots] of those that did not end. Slot 0 is empty forever."""
+    [slots] of those that did not end; `is_own` [slots] whether they are one tenant's. Slot 0 is empty forever."""
 
     def __init__(self) -> None:
         self.sorted_s: F64 = np.full((16, WIDTH), np.inf)
         self.counts: I64 = np.zeros(16, np.int64)
         self.num_never: I64 = np.zeros(16, np.int64)
+        self.is_own: Bool = np.zeros(16, np.bool_)
         self._rings: F64 = np.zeros((16, WIDTH))
         self._num_slots = 1
         self._num_groups = 0
@@ -151,6 +152,8 @@ class WaitSamples:
             self._rings = np.concatenate([self._rings, np.zeros_like(self._rings)])
             self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
             self.num_never = np.concatenate([self.num_never, np.zeros_like(self.num_never)])
+            self.is_own = np.concatenate([self.is_own, np.zeros_like(self.is_own)])
+        self.is_own[slot] = not is_shared
         return slot
 
     def _clear(self, group: _Group) -> int:
