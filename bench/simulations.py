@@ -24,6 +24,8 @@ DEVICE = "gptj-6b-a100"
 HOST_TOKENS = 400_000
 """KV of the host tier: about eight times that of the device, 180 GB."""
 NO_WAITS = "no-waits-host"
+STALE = "stale"
+"""Among the figures of a simulation in a file: why the code does not give them any more."""
 
 
 class Case(Protocol):
@@ -64,11 +66,14 @@ class Simulations:
     """What is known, and how to know more."""
 
     def __init__(self, file: Path | None = None, *, resume: bool = False):
-        """With `resume`, what `file` has is known."""
+        """With `resume`, what `file` has is known, but for what it marks as `STALE`: that stays there until it is made
+        anew."""
         self._file = file
+        self._stale: dict[str, dict[str, Any]] = {}
         self.known: dict[str, dict[str, Any]] = {}
         if resume and file is not None and file.is_file():
-            self.known = json.loads(file.read_text("utf-8"))["simulations"]
+            for key, found in json.loads(file.read_text("utf-8"))["simulations"].items():
+                (self._stale if STALE in found else self.known)[key] = found
 
     def __call__(self, case: Case) -> Figures:
         """The figures of a simulation. Raises `Unknown`."""
@@ -102,7 +107,7 @@ class Simulations:
                     "command": command_line("bench.simulated_rates"),
                     "incomplete": incomplete,
                     "results": results,
-                    "simulations": dict(sorted(self.known.items())),
+                    "simulations": dict(sorted({**self._stale, **self.known}.items())),
                 },
             )
 

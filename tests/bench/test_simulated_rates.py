@@ -11,7 +11,7 @@ import pytest
 
 from bench import simulated_rates
 from bench.simulated_rates import Parts, between, rate_at, shown
-from bench.simulations import MixtureCase, Simulations, Unknown, gather
+from bench.simulations import STALE, MixtureCase, Simulations, Unknown, gather
 
 ARGUMENTS = argparse.Namespace(seeds=[0, 1], latency=25.0)
 CASE = MixtureCase("lru-host", 2.0, 0.05, 0)
@@ -112,3 +112,15 @@ def test_days_have_the_part_of_the_gap_that_is_saved() -> None:
     found = Parts(Invented(), ARGUMENTS).days()
     assert found["0.02/s, pool 0.5"]["saved by min_waste"] == pytest.approx([30 / 80] * 2)
     assert "  0.02/s, pool 0.5             optimum                  20 (20 to 20)" in list(shown(found))
+
+
+def test_a_simulation_that_is_stale_is_made_anew_and_stays_in_the_file_until_then(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps({"simulations": {CASE.key: {"steps": 3, STALE: "another order"}}}), "utf-8")
+    simulations = Simulations(file, resume=True)
+    with pytest.raises(Unknown):
+        simulations(CASE)
+    simulations.write({}, ["rates"])
+    assert json.loads(file.read_text("utf-8"))["simulations"][CASE.key]["steps"] == 3
+    simulations.make([CASE], 1)
+    assert STALE not in json.loads(file.read_text("utf-8"))["simulations"][CASE.key]

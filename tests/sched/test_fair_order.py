@@ -22,7 +22,7 @@ def admit(queue: WaitingQueue, num_tokens: int = 10) -> Sequence | None:
     sequence = queue.pop()
     if sequence is not None:
         sequence.move_to(SequenceState.RUNNING)
-        queue.order.admitted(sequence, num_tokens)
+        queue.order.admitted(sequence, num_tokens, 0.0)
     return sequence
 
 
@@ -48,7 +48,7 @@ def test_two_backlogs_share_by_tokens() -> None:
         sequence = queue.pop()
         assert sequence is not None
         tokens = 400 if sequence.tenant == "long" else 100
-        queue.order.admitted(sequence, tokens)
+        queue.order.admitted(sequence, tokens, 0.0)
         served[sequence.tenant] += tokens
     assert abs(served["long"] - served["short"]) <= 400
 
@@ -90,7 +90,7 @@ def test_a_tenant_that_is_held_back_is_passed_over_and_earns_nothing() -> None:
         sequence = queue.pop({"held"})
         assert sequence is not None
         assert sequence.tenant == "other"
-        queue.order.admitted(sequence, 500)
+        queue.order.admitted(sequence, 500, 0.0)
     assert queue.pop({"held", "other"}) is None
     assert queue.pop() is preempted
     turns = [sequence.tenant for sequence in (admit(queue, 500) for _ in range(8)) if sequence is not None]

@@ -20,7 +20,7 @@ def make(seq: int, arrival_s: float, priority: int = 0, tenant: str = "") -> Seq
 
 
 def make_queue() -> WaitingQueue:
-    return WaitingQueue(FairOrder(aging_s=10.0))
+    return WaitingQueue(FairOrder(aging_s=10.0, max_context=100))
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(-3, 3)), max_size=30))

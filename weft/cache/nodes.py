@@ -159,6 +159,7 @@ class Wait:
     """Who waits, for what, since when. Of kind `PREFIX` it is the mark of a retain or a move, at which nobody waits."""
 
     __slots__ = (
+        "active_s",
         "end",
         "expected_s",
         "first_s",
@@ -187,6 +188,7 @@ class Wait:
         num_tokens: int = 0,
         num_kv: int = 0,
         first_s: float = 0.0,
+        active_s: float = 0.0,
         request_id: str = "",
     ):
         self.seq = seq
@@ -206,7 +208,8 @@ class Wait:
         self.request_id = request_id
         """Of a closed sequence, for lists."""
         self.first_s = first_s
-        """Of a closed sequence: its age (`QueuePlace.first_s`), which the sequence that continues it inherits."""
+        self.active_s = active_s
+        """Of a closed sequence: its age (`QueuePlace`), which the sequence that continues it inherits."""
         self.was_cut = False
         """Whether some of its KV is gone."""
         self.end: Node | None = None

@@ -232,6 +232,7 @@ class CommandHandler:
         """A new operation: an idle sequence takes its place in the queue at this moment."""
         if sequence.state is SequenceState.IDLE and len(sequence.ops) == 1:
             config = self._state.config
+            sequence.place.num_known = sequence.high_water
             sequence.place.arrive(now, now - sequence.last_active_s, config.return_order, config.aging_s)
             self._state.interception.returned(sequence, now)
         else:

@@ -324,6 +324,7 @@ class Interception:
                 num_kv=min(max(sequence.high_water, sequence.num_computed), len(tokens)),
                 request_id=sequence.request_id,
                 first_s=sequence.place.first_s,
+                active_s=sequence.place.active_s,
                 expected_s=None if how.expected_in_s is None else now + how.expected_in_s,
             )
             self._cache.free(table, tokens, num_written, now, wait=wait)
@@ -437,9 +438,9 @@ class Interception:
         match = self._cache.lookup(sequence.table, tokens, len(sequence.tokens))
         waits = self._continued(sequence, match, tokens)
         if waits:
-            place = sequence.place
-            place.first_s = waits[-1].first_s
-            place.arrive(now, now - waits[-1].since_s, self._config.return_order, self._config.aging_s)
+            place, last = sequence.place, waits[-1]
+            place.first_s, place.active_s, place.num_known = last.first_s, last.active_s, last.num_tokens
+            place.arrive(now, now - last.since_s, self._config.return_order, self._config.aging_s)
 
     def end_continued(self, sequence: Sequence, match: Match, tokens: bytes, arrival_s: float) -> None:
         """End the waits that a new sequence, which arrived at `arrival_s`, continues: it supersedes them."""

@@ -9,12 +9,23 @@
    cost, as in Sheng et al., "Fairness in Serving Large Language Models", 2024). Each tenant has a *lane* with a virtual
    start. The lane with the smallest start is served, and its start grows by the tokens that its sequence computes and
    generates. A lane that becomes busy starts no earlier than the lane served last, so that idle time earns nothing.
-3. **Arrival.** Within a lane the order is arrival, then sequence number.
+3. **Session.** Within a lane *returns*, sequences that were intercepted, come before *newcomers*. Returns come by the
+   arrival of their first work (APIServe, section 4.3), newcomers by arrival, both then by sequence number. One that has
+   waited for long may *pass*: the first of the newcomers, or the return that has waited longest, goes before returns
+   that came back more than `aging_s` after it became the first. Once one has passed, returns get `max_context` new
+   tokens before another one does.
+
+Sessions that have begun are finished first because open sessions hold memory. When newcomers went before all returns as
+soon as they had waited for `aging_s`, overload opened more sessions than memory holds, and each lost its KV before its
+next turn. For the same reason returns do not come in the order in which they came back. A session that ends has at most
+`max_context` new tokens, so no more newcomers pass than sessions end.
 
 Every wait within a service is bounded. A level's oldest sequence keeps its key while later arrivals get larger ones, so
 only finitely many sequences of other levels overtake it; within its level every lane that is served moves past the lane
-of the sequence after finitely many turns. `ServiceClasses` bounds waits for earlier services. The order is total: it
-depends on the calls made to it alone.
+of the sequence after finitely many turns. Within a lane newcomers and the longest waiting returns pass in turn, so the
+n-th newcomer waits for no more than n times `aging_s` and the time in which returns get 2 `max_context` new tokens,
+however long sessions last. `ServiceClasses` bounds waits for earlier services. The order is total: it depends on the
+calls made to it alone.
 
 Owns the virtual starts and the numbers of admissions. Knows no pages and no device. Called by `WaitingQueue`.
 """
@@ -23,10 +34,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Collection
 from typing import Protocol
 
-from weft.sched.sequence import Rank, Sequence
+from weft.sched.sequence import COMING_BACK, QueuePlace, Rank, Sequence
 
 WaitingEntry = tuple[float, float, int, int, Sequence]
 """(the three numbers of the rank, ticket, sequence). It is void once the sequence's ticket is another one, or 0. Flat,
@@ -54,7 +66,11 @@ class AdmissionOrder(Protocol):
         ticket changes."""
         ...
 
-    def admitted(self, sequence: Sequence, num_tokens: int) -> None:
+    def begun(self, sequence: Sequence) -> None:
+        """Pages of the sequence that was next begin to come back from the host. It waits on, for the rest of them."""
+        ...
+
+    def admitted(self, sequence: Sequence, num_tokens: int, now: float) -> None:
         """A sequence runs now and has `num_tokens` tokens to compute. Fixes its rank at its first admission."""
         ...
 
@@ -72,15 +88,19 @@ class AdmissionOrder(Protocol):
 
 
 class DeferredGroup:
-    """Sequences of one tenant and level that were set aside together, in order of rank."""
+    """Sequences of one tenant and level that were set aside together, in order of rank: either returns or not."""
 
-    def __init__(self, level: tuple[int, int], tenant: str):
+    def __init__(self, level: tuple[int, int], tenant: str, is_return: bool):
         self.level = level
         self.tenant = tenant
+        self.is_return = is_return
+        self.first_s = math.inf
+        """When the first work of the oldest one arrived."""
         self._heap: list[WaitingEntry] = []
 
     def add(self, entry: WaitingEntry) -> None:
         """Add a sequence, at the place of its rank."""
+        self.first_s = min(self.first_s, entry[4].place.first_s)
         heapq.heappush(self._heap, entry)
 
     def first(self) -> WaitingEntry | None:
@@ -101,6 +121,8 @@ MAX_IDLE_LANES = 1024
 _Item = tuple[float, float, int, int, Sequence | DeferredGroup]
 """An entry of a sequence, or of a group at the place of its first one."""
 _Heap = list[_Item]
+_Aged = tuple[float, int, int, Sequence | DeferredGroup]
+"""(when its first work arrived, sequence number, ticket, sequence or group)."""
 
 
 def _first(heap: _Heap) -> WaitingEntry | None:
@@ -122,6 +144,13 @@ def _first(heap: _Heap) -> WaitingEntry | None:
     return None
 
 
+def _overtake(heap: _Heap, place: QueuePlace, aged_s: float) -> None:
+    """Give a place the arrival of the oldest sequence that still waits, if that is earlier."""
+    oldest = _first(heap)
+    if oldest is not None:
+        place.since_s = min(place.since_s, oldest[0] - aged_s)
+
+
 def _first_but(heap: _Heap, but: Collection[str]) -> WaitingEntry | None:
     """The first sequence that still waits, of tenants that are not in `but`. The heap has no groups."""
     entry = _first(heap)
@@ -136,27 +165,105 @@ def _first_but(heap: _Heap, but: Collection[str]) -> WaitingEntry | None:
 
 def _sweep(heap: _Heap) -> None:
     """Drop all void entries."""
-    heap[:] = [
-        entry
-        for entry in heap
-        if (entry[4].place.ticket == entry[3] if isinstance(entry[4], Sequence) else entry[4].first())
-    ]
+    heap[:] = [entry for entry in heap if _is_waiting(entry[4], entry[3])]
     heapq.heapify(heap)
+
+
+def _is_waiting(item: Sequence | DeferredGroup, ticket: int) -> bool:
+    return item.place.ticket == ticket if isinstance(item, Sequence) else item.first() is not None
+
+
+def _oldest(heap: list[_Aged]) -> WaitingEntry | None:
+    """The return of the oldest sequence that still waits. Drops void entries before it."""
+    while heap:
+        _, _, ticket, item = heap[0]
+        if isinstance(item, Sequence):
+            if item.place.ticket == ticket:
+                return (*item.place.rank, ticket, item)
+        elif (head := item.first()) is not None:
+            return head
+        heapq.heappop(heap)
+    return None
 
 
 class _Lane:
     """Waiting sequences of one tenant in a level."""
 
-    __slots__ = ("has_turn", "heap", "number", "start", "tenant")
+    __slots__ = (
+        "_newcomer_key",
+        "_num_owed",
+        "_return_key",
+        "by_age",
+        "has_turn",
+        "newcomers",
+        "number",
+        "returns",
+        "start",
+        "tenant",
+    )
 
     def __init__(self, tenant: str, number: int, start: float):
         self.tenant = tenant
         self.number = number
         self.start = start
         """Virtual time in tokens: what has been served to the tenant, counted from a common origin."""
-        self.heap: _Heap = []
         self.has_turn = False
         """Whether the level's `turns` have an entry of it."""
+        self.newcomers: _Heap = []
+        self.returns: _Heap = []
+        self.by_age: list[_Aged] = []
+        """The returns again, by the arrival of the first work of their sequences."""
+        self._newcomer_key = self._return_key = -math.inf
+        """As in ranks, the time since when the first of the newcomers, and of the returns, is the first."""
+        self._num_owed = 0
+        """New tokens that returns get before one goes ahead of an older one again because it has waited for long."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no entries, void ones included."""
+        return not (self.newcomers or self.returns)
+
+    def first(self) -> WaitingEntry | None:
+        """Who is next: see the module."""
+        newcomer = _first(self.newcomers) if self.newcomers else None
+        longest = _first(self.returns) if self.returns else None
+        if longest is None:
+            return newcomer
+        oldest = longest if self.by_age[0][3] is longest[4] else _oldest(self.by_age)
+        assert oldest is not None, "every return is in both heaps"
+        newcomer_key = math.inf if newcomer is None else max(newcomer[0], self._newcomer_key)
+        return_key = max(longest[0], self._return_key)
+        if self._num_owed > 0 or oldest[0] < min(newcomer_key, return_key):
+            return oldest
+        return newcomer if newcomer_key <= return_key else longest
+
+    def admitted(self, sequence: Sequence, num_tokens: int, max_context: int, key: float) -> None:
+        """The sequence that was next has been admitted at a time, as in ranks, and has `num_tokens` to compute."""
+        self.start += max(num_tokens, 1)
+        place = sequence.place
+        if not place.is_return:
+            self._newcomer_key = key
+        else:
+            self._num_owed -= max(sequence.total - place.num_known, 1)
+            if self.returns and self.returns[0][:3] == place.rank:  # it is void now, and still in its place
+                self._return_key = key
+        if self.by_age and self.by_age[0][3] is not sequence:
+            oldest = _oldest(self.by_age)
+            if oldest is not None and oldest[4].place.first_s < place.first_s:
+                self._num_owed = max_context
+
+    def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        """A sequence of the lane has generated tokens."""
+        self.start += max(num_tokens, 1)
+        if sequence.place.is_return:
+            self._num_owed -= num_tokens
+
+    def sweep(self) -> None:
+        """Drop void entries."""
+        _sweep(self.newcomers)
+        _sweep(self.returns)
+        self.by_age = [entry for entry in self.by_age if _is_waiting(entry[3], entry[2])]
+        heapq.heapify(self.by_age)
 
 
 class _Level:
@@ -178,15 +285,21 @@ class _Level:
         self._num_lanes = 0
         """Lanes made so far. Their numbers decide between equal starts."""
 
-    def join_lane(self, tenant: str, item: _Item) -> None:
+    def join_lane(self, tenant: str, item: _Item, is_return: bool) -> None:
         """Enter the lane of a tenant."""
         lane = self.lanes.get(tenant)
         if lane is None:
             self._num_lanes += 1
             lane = self.lanes[tenant] = _Lane(tenant, self._num_lanes, self.virtual)
-        elif lane.start < self.virtual and _first(lane.heap) is None:
+        elif lane.start < self.virtual and lane.first() is None:
             lane.start = self.virtual
-        heapq.heappush(lane.heap, item)
+        if is_return:
+            waiting = item[4]
+            first_s = waiting.place.first_s if isinstance(waiting, Sequence) else waiting.first_s
+            heapq.heappush(lane.returns, item)
+            heapq.heappush(lane.by_age, (first_s, *item[2:]))
+        else:
+            heapq.heappush(lane.newcomers, item)
         if not lane.has_turn:
             lane.has_turn = True
             heapq.heappush(self._turns, (lane.start, lane.number, lane))
@@ -203,7 +316,7 @@ class _Level:
             if lane.tenant in but:
                 held.append(heapq.heappop(self._turns)[2])
                 continue
-            entry = _first(lane.heap)
+            entry = lane.first() if lane.returns else _first(lane.newcomers)
             if entry is None:
                 heapq.heappop(self._turns)
                 lane.has_turn = False
@@ -214,29 +327,29 @@ class _Level:
             heapq.heappush(self._turns, (lane.start, lane.number, lane))
         return None if entry is None else entry[4]
 
-    def charge(self, tenant: str, num_tokens: int) -> None:
-        """Move the virtual start of a tenant's lane on, if it has one."""
-        lane = self.lanes.get(tenant)
-        if lane is not None:
-            lane.start += max(num_tokens, 1)
-
     def sweep(self) -> None:
         """Drop void entries. Of too many lanes, drop those that would start anew where they stand now."""
-        for heap in (self.heap, self.resumed, *(lane.heap for lane in self.lanes.values())):
-            _sweep(heap)
-        self._turns = [(lane.start, lane.number, lane) for lane in self.lanes.values() if lane.heap]
+        _sweep(self.heap)
+        _sweep(self.resumed)
+        for lane in self.lanes.values():
+            lane.sweep()
+        self._turns = [(lane.start, lane.number, lane) for lane in self.lanes.values() if not lane.is_empty]
         heapq.heapify(self._turns)
         for lane in self.lanes.values():
-            lane.has_turn = bool(lane.heap)
+            lane.has_turn = not lane.is_empty
         if len(self.lanes) > MAX_IDLE_LANES:
-            self.lanes = {name: lane for name, lane in self.lanes.items() if lane.heap or lane.start > self.virtual}
+            self.lanes = {
+                name: lane for name, lane in self.lanes.items() if not lane.is_empty or lane.start > self.virtual
+            }
 
 
 class FairOrder:
     """Priority with aging, then turns of tenants by tokens, then arrival."""
 
-    def __init__(self, aging_s: float):
+    def __init__(self, aging_s: float, max_context: int):
+        """`max_context`: tokens that a sequence may have."""
         self._aging_s = aging_s
+        self._max_context = max_context
         self._levels: dict[tuple[int, int], _Level] = {}
         """By service and priority."""
         self._heap: _Heap = []
@@ -261,14 +374,14 @@ class FairOrder:
         if place.was_admitted:
             heapq.heappush(level.resumed, item)
         else:
-            level.join_lane(sequence.tenant, item)
+            level.join_lane(sequence.tenant, item, place.is_return)
 
     def push_group(self, group: DeferredGroup) -> None:
         """Enter the lane of the group's tenant and priority as one entry."""
         first = group.first()
         if first is not None:
             item = (*first[:4], group)
-            self._enter(group.level, item).join_lane(group.tenant, item)
+            self._enter(group.level, item).join_lane(group.tenant, item, group.is_return)
 
     def next(self, but: Collection[str] = ()) -> Sequence | None:
         """The level of the smallest rank, in it the lane of the smallest start, in it the smallest rank."""
@@ -293,7 +406,16 @@ class FairOrder:
         self._levels.clear()
         self._heap.clear()
 
-    def admitted(self, sequence: Sequence, num_tokens: int) -> None:
+    def begun(self, sequence: Sequence) -> None:
+        """Take over the arrival of the oldest sequence that it goes before, which takes no pages from it then."""
+        place, level = sequence.place, self._levels.get(sequence.level)
+        if place.was_admitted:
+            return
+        place.admission = COMING_BACK
+        if level is not None and level.heap:
+            _overtake(level.heap, place, self._behind_s(sequence))
+
+    def admitted(self, sequence: Sequence, num_tokens: int, now: float) -> None:
         """Charge the tokens to the lane, and take over the arrival of the oldest sequence that was overtaken."""
         place = sequence.place
         if place.was_admitted:
@@ -305,16 +427,17 @@ class FairOrder:
         aged_s = self._behind_s(sequence)
         # A void entry that comes first is no later than the oldest one: in most cases there is no need to drop it.
         if level.heap and level.heap[0][0] < place.since_s + aged_s:
-            oldest = _first(level.heap)
-            if oldest is not None:
-                place.since_s = min(place.since_s, oldest[0] - aged_s)
-        level.charge(sequence.tenant, num_tokens)
+            _overtake(level.heap, place, aged_s)
+        lane = level.lanes.get(sequence.tenant)
+        if lane is not None:
+            lane.admitted(sequence, num_tokens, self._max_context, now + aged_s)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Move the lane's virtual start on. While no sequence waits at this priority, nothing is counted."""
         level = self._levels.get(sequence.level)
-        if level is not None:
-            level.charge(sequence.tenant, num_tokens)
+        lane = None if level is None else level.lanes.get(sequence.tenant)
+        if lane is not None:
+            lane.charge(sequence, num_tokens)
 
     def _behind_s(self, sequence: Sequence) -> float:
         """By how many seconds a sequence ranks behind its arrival."""

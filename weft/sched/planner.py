@@ -355,7 +355,9 @@ class StepPlanner:
     def _bring(self, sequence: Sequence, match: Match, tokens: bytes, cost: int, now: float) -> None:
         """Bring pages of a waiting sequence from the host, as many as this step's budget of copies has left. It runs in
         a later step: a forward does not wait for the link."""
-        sequence.returning = True
+        if not sequence.returning:
+            sequence.returning = True
+            self._sequences.queue.order.begun(sequence)
         available = self._cache.num_available
         limit = match.num_pages * self._cache.page_size
         found = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=sequence.wait is not None)

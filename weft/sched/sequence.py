@@ -166,10 +166,14 @@ class SetMask:
 Op = AppendOp | GenerateOp | ForkInto | SetMask
 
 ReturnOrder = Literal["fair", "arrival", "last"]
-"""Where a sequence that was intercepted takes its place when it has work again. `fair`: at the arrival of its first
-work, moved forward by all the time for which it was intercepted, and at most `aging_s` ahead of its return, so that an
-endless session starves nobody. `arrival`: at the arrival of its first work (APIServe, section 4.3). `last`: behind all
-that wait."""
+"""Where a sequence that was intercepted takes its place when it has work again. `fair`: before the newcomers of its
+tenant and priority, the oldest session first, but for those that have waited for long (`weft.sched.order`). Among all
+others it counts as having come when its first work did, moved forward by all the time for which it was intercepted, and
+at most `aging_s` ahead of its return. `arrival`: at the arrival of its first work (APIServe, section 4.3), which an
+endless session keeps for ever. `last`: behind all that wait."""
+
+COMING_BACK = 1e15
+"""In place of the number of an admission: later than all numbers, earlier than none."""
 
 Rank = tuple[float, float, int]
 """(seconds of arrival, with priority; number of the first admission, or infinity; sequence number)."""
@@ -184,10 +188,17 @@ class QueuePlace:
     """When the operation under way arrived, or counts as having arrived (`arrive`); at the first admission, no later
     than the arrival of the oldest sequence that was overtaken."""
     first_s: float = math.nan
-    """When the first work of the sequence arrived, moved forward by all the time for which it was intercepted; nan:
-    there was none yet."""
+    """When the first work of the sequence arrived; nan: there was none yet."""
+    active_s: float = math.nan
+    """The same, moved forward by all the time for which the sequence was intercepted, and at most `aging_s` ahead of
+    its last return."""
+    is_return: bool = False
+    """Whether the operation under way found the sequence intercepted, and its place is that of `fair`."""
+    num_known: int = 0
+    """Of its tokens, those whose KV was computed before the operation under way: others are new."""
     admission: float = math.inf
-    """Number of the first admission for the operation under way; infinity before."""
+    """Number of the first admission for the operation under way; `COMING_BACK` while pages come back before that;
+    infinity where it has none."""
     ticket: int = 0
     """Names the one valid entry in the queue's heaps; 0: not in the queue."""
     rank: Rank = (0.0, math.inf, 0)
@@ -204,16 +215,17 @@ class QueuePlace:
     @property
     def was_admitted(self) -> bool:
         """Whether it has run, and been charged, for the operation under way."""
-        return self.admission != math.inf
+        return self.admission < COMING_BACK
 
     def arrive(self, now: float, intercepted_s: float, order: ReturnOrder, aging_s: float) -> None:
         """A sequence that had nothing to do for `intercepted_s` got an operation."""
         self.admission = math.inf
         if math.isnan(self.first_s):
-            self.first_s = now
+            self.first_s = self.active_s = now
         elif order == "fair":
-            self.first_s = max(self.first_s + intercepted_s, now - aging_s)
-        self.since_s = now if order == "last" else self.first_s
+            self.is_return = True
+            self.active_s = max(self.active_s + intercepted_s, now - aging_s)
+        self.since_s = {"fair": self.active_s, "arrival": self.first_s, "last": now}[order]
 
 
 @dataclass(slots=True, eq=False)

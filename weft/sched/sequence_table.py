@@ -92,7 +92,7 @@ class SequenceTable:
 
     def run(self, sequence: Sequence, num_tokens: int, now: float) -> None:
         """Give a sequence a slot. It has `num_tokens` tokens to compute. The caller has seen that a slot is free."""
-        self.queue.order.admitted(sequence, num_tokens)
+        self.queue.order.admitted(sequence, num_tokens, now)
         sequence.slot = self.slots.take()
         self.running[sequence.slot] = sequence
         self.without_slot.pop(sequence.seq, None)

@@ -33,7 +33,10 @@ class SchedulerState:
         self.config = config
         self.cache = cache
         self.sequences = SequenceTable(
-            cache, FairOrder(config.aging_s), max_running=config.max_running, max_context=config.max_context
+            cache,
+            FairOrder(config.aging_s, config.max_context),
+            max_running=config.max_running,
+            max_context=config.max_context,
         )
         self.services = ServiceClasses(self.sequences, StepShare(costs, config.latency_factor, config.min_share))
         self.log = EventLog(traces=config.trace)
