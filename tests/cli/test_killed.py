@@ -41,17 +41,23 @@ def events(answer: httpx.Response) -> Iterator[str]:
     return (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
 
 
+def engines_of(front: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(front).children() if "weft.engine.process" in child.cmdline()]
+
+
 def engine_of(front: int) -> psutil.Process:
-    [engine] = [child for child in psutil.Process(front).children() if "weft.engine.process" in child.cmdline()]
+    [engine] = engines_of(front)
     return engine
 
 
+def lines_of(client: httpx.Client, name: str) -> list[str]:
+    return [line for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
+
+
 def until_running(client: httpx.Client, count: int) -> None:
-    while True:
-        found = client.get("/metrics").text.splitlines()
-        [running] = [line for line in found if line.startswith("weft:num_requests_running{")]
-        if float(running.split()[-1]) >= count:
-            return
+    """Until so many choices run, on all engines together."""
+    while sum(float(line.split()[-1]) for line in lines_of(client, "weft:num_requests_running{")) < count:
+        pass
 
 
 def test_a_killed_front() -> None:
@@ -163,3 +169,23 @@ def test_a_killed_engine_without_patience() -> None:
             assert front.poll() is None
         assert client.post("/v1/completions", json=SHORT).status_code == 200
         assert engine_of(front.pid).pid != engine.pid
+
+
+def test_a_killed_replica_interrupts_only_its_own() -> None:
+    """Streams on both engines go on to their ends, the one of the killed engine on its successor."""
+    with serving(*SMALL, "--replicas", "2") as (front, client), ThreadPoolExecutor(4) as pool:
+        while not all(line.endswith(" 1.0") for line in lines_of(client, "weft:engine_up{")):
+            assert front.poll() is None
+        first = engines_of(front.pid)
+        assert len(first) == 2
+        long = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+        prompts = [f"{name}: Once upon a time a weaver went to the sea and found a shell." for name in "ab"]
+        answers = [pool.submit(client.post, "/v1/completions", json=long | {"prompt": prompt}) for prompt in prompts]
+        until_running(client, 2)
+        first[0].kill()
+        assert client.post("/v1/completions", json=SHORT).status_code == 200
+        for answer in answers:
+            assert answer.result(100).status_code == 200
+            assert answer.result().json()["usage"]["completion_tokens"] == 1500
+        now = {engine.pid for engine in engines_of(front.pid)}
+        assert len(now & {engine.pid for engine in first}) == 1

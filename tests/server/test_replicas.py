@@ -12,7 +12,9 @@ import pytest
 from tests.server.conftest import MODEL, RunningServer, running
 from tests.server.test_operations import samples
 from weft.core.wire import Append, EngineStats, Generate, Open
+from weft.sim.devices import linear_forward
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
+from weft.workflow.backend.endpoint import plan_sources
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
@@ -172,6 +174,13 @@ def test_metrics_and_sessions_of_each_engine(pair: Replicated, monkeypatch: pyte
     assert [found["weft:engine_objective_device_seconds_total", f"{index},batch"] for index in "01"] == [1.0, 2.0]
     assert pair.server.http().get("/v1/sessions").status_code == 200
     assert pair.server.http().get("/v1/models").json()["data"][0]["id"] == MODEL
+
+
+def test_plans_know_the_cost_profile_of_the_engine() -> None:
+    forward = linear_forward(0.01, 0.001)
+    with running(engine=FakeEngine(msgspec.structs.replace(DEFAULT_INFO, forward=forward))) as server:
+        [engine] = plan_sources(server.service.models, MODEL).engines
+    assert engine.forward == forward
 
 
 PROGRAM = """

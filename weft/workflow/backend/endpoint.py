@@ -98,7 +98,13 @@ def plan_sources(models: Models, model: str) -> PlanSources:
         info = active.engine.info
         kv_tokens = info.num_device_pages * info.page_size
         engines += [
-            PlanEngine(served, kv_tokens, page_size=info.page_size, max_step_tokens=info.max_step_tokens)
+            PlanEngine(
+                served,
+                kv_tokens,
+                page_size=info.page_size,
+                max_step_tokens=info.max_step_tokens,
+                forward=info.forward,
+            )
             for served in active.names
         ]
     return PlanSources(tokens, engines, model)
