@@ -111,3 +111,34 @@ def test_mistakes_are_one_line(weft, file, tmp_path, arguments, message):
     result = weft("workflow", *(str(names.get(word, word)) for word in arguments))
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_explain_shows_the_plan_without_a_model(weft, file, tmp_path):
+    statistics = tmp_path / "statistics.json"
+    statistics.write_text('{"llm_1": {"output_tokens": 3}, "topic": {"output_tokens": 9}}')
+    result = weft("workflow", "explain", str(file), "--rows", "20", "--statistics", str(statistics))
+    assert result.exit_code == 0, result.stderr
+    assert "rows 0-19: llm_1" in result.stdout
+    assert "computes " in result.stdout
+    (engines := tmp_path / "engines.json").write_text('[{"model": "weft-tiny", "kv_tokens": 512}]')
+    arguments = (str(file), "--rows", "20", "--engines", str(engines))
+    made = json.loads(weft("workflow", "explain", *arguments, "--json").stdout)
+    assert made["predicted"]["calls"] == 20
+    assert weft("workflow", "explain", *arguments, "--mermaid").stdout.startswith("flowchart TD\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--json", "--mermaid"), "either"),
+        (("--statistics", "nowhere.json"), "nowhere.json"),
+        (("--engines", "FLOW"), "no JSON"),
+        (("--model", "no/such-model-here"), "no/such-model-here"),
+    ],
+)
+def test_explain_says_what_is_wrong(weft, file, arguments, said, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    given = [str(file) if word == "FLOW" else word for word in arguments]
+    result = weft("workflow", "explain", str(file), "--rows", "2", *given)
+    assert result.exit_code != 0
+    assert said in result.stderr

@@ -60,6 +60,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Run workflows: many calls of models that are known in advance.")
     group.command("run", epilog=EXAMPLES, no_args_is_help=True)(run)
     group.command("show", no_args_is_help=True)(show)
+    group.command("explain", no_args_is_help=True)(explain)
     app.add_typer(group, name="workflow")
 
 
@@ -136,6 +137,59 @@ def show(
 
     workflow = load_workflow(file)
     typer.echo(json.dumps(workflow.to_dict(), indent=2, ensure_ascii=False) if as_json else outline(workflow.graph))
+
+
+def explain(
+    file: WorkflowFile,
+    rows: Annotated[
+        str,
+        typer.Option(
+            "--rows", "-r", help="The table (.jsonl or .csv), or how many rows there are.", show_default=False
+        ),
+    ],
+    named_model: Annotated[
+        str, typer.Option("--model", "-m", help="Its tokenizer counts; no weights are loaded.")
+    ] = "weft-tiny",
+    engines: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON: [{"model": ..., "kv_tokens": ...}, ...]. (one engine of the model, of 65,536 KV tokens)',
+            show_default=False,
+        ),
+    ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON: {"NODE": {"output_tokens": ...}, ...}; what is not given has a default.', show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the plan as JSON.")] = False,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Write the calls as a Mermaid diagram.")] = False,
+) -> None:
+    """Show what a run would do, without a call: what the optimiser does, which prompts begin alike, the order of the
+    calls, and expected tokens and times beside the least that any order takes."""
+    from weft.workflow.planning import ASSUMED_KV_TOKENS
+    from weft.workflow.planning import explain as explained
+
+    if as_json and as_mermaid:
+        raise typer.BadParameter("give either --json or --mermaid")
+    given = int(rows) if rows.isdecimal() else Path(rows)
+    figures = None if statistics is None else _read_json(statistics)
+    listed = _read_json(engines) if engines else [{"model": named_model, "kv_tokens": ASSUMED_KV_TOKENS}]
+    made = explained(load_workflow(file), given, named_model, listed, figures)
+    if as_json:
+        typer.echo(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(made.mermaid() if as_mermaid else str(made), nl=as_mermaid)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise WeftError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise WeftError(f"{path} is no JSON: {error}") from error
 
 
 def load_workflow(text: str) -> Workflow:

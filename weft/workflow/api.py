@@ -150,10 +150,7 @@ class Run:
                     yield result
 
     def _plan_sources(self) -> PlanSources:
-        host = None if isinstance(self._on, str) else self._on.workflow_host()
-        if host is not None and host.plans_for is not None:
-            return host.plans_for
-        return unknown_server(self._runs, self._options.get("model", ""))
+        return plan_sources(self._runs, self._on, self._options.get("model", ""))
 
     def _model(self) -> str:
         return model_identity(self._on, self._options)
@@ -189,6 +186,12 @@ def model_identity(on: Target, options: RunOptions) -> str:
     model = on if isinstance(on, str) else on.workflow_host().model
     named = options.get("model")
     return f"{model} {named}" if named else model
+
+
+def plan_sources(graph: WorkflowGraph, on: Target, model: str) -> PlanSources:
+    """What plans of runs there are made for; `model` is that of calls that name none."""
+    host = None if isinstance(on, str) else on.workflow_host()
+    return unknown_server(graph, model) if host is None or host.plans_for is None else host.plans_for
 
 
 def stream(

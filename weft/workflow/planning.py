@@ -19,6 +19,7 @@ from weft.workflow.analysis.operators import TooManyOperators
 from weft.workflow.analysis.prompts import PromptTokens, TokensOf
 from weft.workflow.analysis.statistics import Statistics
 from weft.workflow.backend.prompt_tokens import EstimatedPrompts, TokenizerPrompts
+from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.frontend.workflow import Workflow
 from weft.workflow.graph.check import check
@@ -88,8 +89,22 @@ def plan(
         raise InvalidRequest(f"objective: {error}", "objective") from None
 
 
+def explain(
+    graph: PlannableGraph,
+    rows: Any,
+    model: str,
+    engines: Sequence[Mapping[str, Any] | PlanEngine],
+    statistics: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Explanation:
+    """The plan of a run, in forms for people. As `plan`."""
+    return Explanation(_graph_of(graph), plan(graph, rows, model, engines, statistics, **options))
+
+
 def check_statistics(statistics: Mapping[str, Any], graph: WorkflowGraph) -> None:
     """Raise `InvalidRequest` for figures that do not exist, or of something that the graph does not have."""
+    if not isinstance(statistics, Mapping):
+        raise InvalidRequest("statistics: an object is needed, with figures by node", "statistics")
     try:
         Statistics(statistics)
     except msgspec.ValidationError as error:

@@ -177,6 +177,7 @@ def test_models_have_engines_of_their_own() -> None:
         ({"engines": [{"model": "m", "pages": 1, "kv_tokens": 9}]}, "engines"),
         ({"statistics": {"pro": {"tokens": 1}}}, "statistics"),
         ({"statistics": {"nobody": {"output_tokens": 1}}}, "statistics"),
+        ({"statistics": [1]}, "statistics"),
         ({"objective": {"nothing": "latency"}}, "objective"),
         ({"rows": -1}, "rows"),
     ],
@@ -196,6 +197,16 @@ def test_a_workflow_that_would_take_too_long_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="500") as caught:
         planned(raw, 1, optimise=False)
     assert caught.value.param == "graph"
+
+
+def test_rows_that_are_alike_stay_together() -> None:
+    experts = [llm(f"expert{number}", f"{words(30, f'role{number}_')} {{{{q}}}}") for number in range(8)]
+    answers = " ".join(f"{{{{expert{number}}}}}" for number in range(8))
+    statistics = {f"expert{number}": {"output_tokens": 20} for number in range(8)}
+    engine = PlanEngine(model="m", kv_tokens=600)
+    made = planned(graph(*experts, llm("summary", answers)), 12, engines=[engine], statistics=statistics)
+    assert len(made.calls()) == 9 * 12
+    assert len(made.arrangement.parts) < 9
 
 
 def test_a_plan_may_be_for_a_graph_object() -> None:

@@ -12,6 +12,7 @@ from weft.workflow.graph.nodes import WorkflowGraph
 
 if TYPE_CHECKING:
     from weft.workflow import api
+    from weft.workflow.explain.report import Explanation
     from weft.workflow.run.backend import ModelBackend
     from weft.workflow.run.results import RowResult, RunResults
 
@@ -72,6 +73,16 @@ class Workflow:
         from weft.workflow.api import run
 
         return run(self.graph, rows, on, out=out, progress=progress, **self._with_functions(options))
+
+    def explain(self, rows: Any, on: api.Target, **options: Any) -> Explanation:
+        """What `run` would do, without a call: the plan as text (`print` it), as JSON (`to_dict`) and as a diagram
+        (`mermaid`). `rows` may also be a number, with `statistics` of the inputs. `options`: `statistics`, `objective`,
+        `optimise`, `model`, as `weft.workflow.plan` takes them. Raises as it."""
+        from weft.workflow.api import plan_sources
+        from weft.workflow.planning import explain
+
+        tokens, engines, model = plan_sources(self.graph, on, options.pop("model", ""))
+        return explain(self.graph, rows, model, engines, tokens=tokens, **options)
 
     def stream(self, rows: Any, on: api.Target, **options: Any) -> Generator[RowResult, None, None]:
         """Run the workflow over rows; yields results as they are there. Closing the generator cancels the run."""

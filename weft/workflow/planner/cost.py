@@ -24,6 +24,7 @@ class CallGroup(NamedTuple):
     """Usage up to the completion of the first calls, of those of one row; None: of all calls."""
     last: int = 0
     """Usage of the last row's calls, which is what is left to do when the last results that are needed arrive."""
+    num_calls: int = 1
 
 
 class ScheduleTiming(NamedTuple):
@@ -57,7 +58,7 @@ class ScheduleProblem:
         before: list[int | None] = [None] * self.num_engines
         starts, firsts, ends = ([-1] * len(self.groups) for _ in range(3))
         for group in order:
-            usage, needs, engine, first, last = self.groups[group]
+            usage, needs, engine, first, last, _ = self.groups[group]
             previous = before[engine]
             if previous is not None:
                 usage -= self.savings[previous][group]

@@ -117,7 +117,8 @@ def schedule_problem(groups: Sequence[OperatorGroup], costing: Costing) -> Sched
                 delays[number] = max(delays.get(number, 0), costing.delay(need))
         single = len(group.operators) == 1 and group.rows[1] - group.rows[0] == 1
         needs = tuple(sorted(delays.items()))
-        made.append(CallGroup(usage, needs, group.engine, None if single else first, 0 if single else last))
+        num_calls = len(group.operators) * (group.rows[1] - group.rows[0])
+        made.append(CallGroup(usage, needs, group.engine, None if single else first, 0 if single else last, num_calls))
     return ScheduleProblem(made, _savings(groups, costing), costing.ticks, len(costing.alphas))
 
 

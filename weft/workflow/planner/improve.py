@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from weft.workflow.planner.cost import ScheduleProblem
@@ -16,7 +17,8 @@ SMALLEST_DISTURBED = 4
 STRIDE = 7919
 """A prime, so that disturbances that follow each other are in different places."""
 _Score = tuple[int, int]
-"""Makespan, and the sum of all ends, which tells apart orders of the same makespan."""
+"""Makespan, and the sum of all groups' ends by their calls, which tells apart orders of the same makespan. Were it the
+plain sum, shorter parts of what is alike would come before longer ones."""
 _Move = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
@@ -56,11 +58,12 @@ class _Search:
     def __init__(self, problem: ScheduleProblem, exchanges: Sequence[Mapping[int, int]], max_steps: int):
         self._problem = problem
         self._exchanges: list[_Move] = [functools.partial(_exchange, other) for other in exchanges]
+        self._num_calls = [group.num_calls for group in problem.groups]
         self.left = max_steps
 
     def score(self, order: tuple[int, ...]) -> _Score:
         timing = self._problem.timing(order)
-        return timing.makespan, sum(timing.ends)
+        return timing.makespan, sum(map(operator.mul, timing.ends, self._num_calls))
 
     def descend(self, order: tuple[int, ...], score: _Score, steps: int) -> tuple[_Score, tuple[int, ...]]:
         """Take every move that helps, in a fixed succession, until none does or the steps are used up."""
@@ -90,7 +93,7 @@ class _Search:
         firsts = [-1] * len(order)
         ends = [-1] * len(order)
         for group in order:
-            usage, needs, engine, first, last = groups[group]
+            usage, needs, engine, first, last, _ = groups[group]
             previous = before[engine]
             start = clocks[engine]
             end = 0
@@ -111,7 +114,7 @@ class _Search:
             ends[group] = clocks[engine] = end
             firsts[group] = end if first is None or start + first > end else start + first
             before[engine] = group
-        return max(clocks), sum(ends)
+        return max(clocks), sum(map(operator.mul, ends, self._num_calls))
 
 
 def _moves(size: int) -> Iterator[_Move]:

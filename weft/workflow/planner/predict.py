@@ -78,7 +78,9 @@ class Prediction:
         calls = [
             (operator, row, part.group.engine) for part in arrangement.parts for operator, row in part.group.calls()
         ]
-        self._sources = CacheModel(unrolled, tree, prompts, engines).replay(calls)
+        self._calls = calls
+        self._cache_model = CacheModel(unrolled, tree, prompts, engines)
+        self._sources = self._cache_model.replay(calls)
         used: list[dict[int, None]] = [{} for _ in self._operators]
         for part in arrangement.parts:
             for operator in part.group.operators:
@@ -105,6 +107,11 @@ class Prediction:
             seconds=self._seconds(),
             lower_bound_s=self._bound_s(),
         )
+
+    def row_by_row_prefill_tokens(self) -> int:
+        """What would be computed if each engine took its rows one after the other, each as a whole."""
+        by_row = sorted(self._calls, key=lambda call: (call[1], call[0]))
+        return round(sum(sources.prefill_tokens for sources in self._cache_model.replay(by_row)))
 
     def _of(self, numbers: Sequence[int]) -> Predicted:
         sources = PromptSources()
