@@ -60,6 +60,7 @@ class _ThreadPerCall(ThreadPoolExecutor):
 
     def submit(self, work: Callable[..., R], /, *args: Any, **options: Any) -> Future[R]:
         future: Future[R] = Future()
+        future.set_running_or_notify_cancel()  # the thread cannot be ended, and sets a result in the end
 
         def run() -> None:
             try:

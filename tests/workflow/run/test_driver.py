@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 
 from tests.workflow.run.player import fake_answer
-from tests.workflow.shapes import Json, function, graph, llm
+from tests.workflow.shapes import Json, function, graph, llm, text
 from weft.abi.errors import Overloaded, Unsupported
+from weft.llm import LLM
+from weft.testing.byte_tokenizer import byte_tokenizer
+from weft.testing.fake_engine import FakeEngine
+from weft.workflow import api
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import MAX_VALUE_BYTES, Concurrency, Driver, RunServices
@@ -304,3 +309,52 @@ def test_counts_of_rows_in_progress_are_apart() -> None:
         "a": (1, 1),
         "b": (1, 1),
     }
+
+
+def doubling(levels: int, node: Callable[[str, str], Json]) -> Json:
+    """A graph of nodes each of which has the one before it twice."""
+    names = ["q", *(f"n{number}" for number in range(levels))]
+    return graph(*(node(name, before) for before, name in itertools.pairwise(names)))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        lambda name, before: text(name, f"{{{{{before}}}}}{{{{{before}}}}}"),
+        lambda name, before: {"id": name, "op": "list", "of": [f"{{{{{before}}}}}", f"{{{{{before}}}}}"]},
+        lambda name, before: function(name, "join", of=[f"{{{{{before}}}}}", f"{{{{{before}}}}}"], separator=","),
+    ],
+    ids=["text", "list", "join"],
+)
+def test_values_that_double_fail_their_row(node: Callable[[str, str], Json], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workflow.graph.values.MAX_VALUE_CHARS", 1000)
+    done = run(doubling(200, node), [{"q": "x" * 100}, {"q": "y"}])
+    for row in done.values():
+        assert row.failure is not None
+        assert "Mi characters as text" in str(row.failure.error)
+    assert done[0].failure.node in ("n3", "n4")
+    short = run(doubling(2, node), [{"q": "x" * 100}])
+    assert short[0].failure is None
+
+
+def test_a_function_that_spins_fails_its_row_and_holds_nothing_up() -> None:
+    """Its thread goes on: nothing can end it but the function."""
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    def spin(x: str) -> str:
+        may_end.wait()
+        has_ended.set()
+        return x
+
+    with LLM.over(FakeEngine, byte_tokenizer()) as model:
+        spins = api.run(
+            graph_from_dict(graph(function("f", "f", x="{{q}}"))),
+            [{"q": "it"}],
+            model,
+            functions={"f": spin},
+            function_timeout_s=0.01,
+        )
+    assert "f did not return within 0.01 s" in str(spins.errors)
+    assert not has_ended.is_set()
+    may_end.set()
+    assert has_ended.wait()

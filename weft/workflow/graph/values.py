@@ -6,6 +6,7 @@ one; they call nothing and wait for nothing. Values are never changed in place.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +28,8 @@ from weft.workflow.graph.templates import Reference, parse_template
 ValueOf = Callable[[Reference], Any]
 """The value that a reference means."""
 _ITEM = re.compile(r"-?[0-9]{1,9}")
+MAX_VALUE_CHARS = 16 << 20
+"""Of a value that templates and lists make of others."""
 MAX_SHOWN_CHARS = 60
 """Characters of a value that a message shows."""
 
@@ -86,8 +89,49 @@ def value_at(value: Any, reference: Reference) -> Any:
 
 
 def fill(template: str, value_of: ValueOf) -> str:
-    """A template's text, with each reference replaced by the text of its value."""
-    return parse_template(template).fill(lambda reference: text_of(value_of(reference)))
+    """A template's text, with each reference replaced by the text of its value. Raises `RowError` for one of more than
+    `MAX_VALUE_CHARS`: a few nodes that double a text would fill any memory."""
+    total = 0
+
+    def filled(reference: Reference) -> str:
+        nonlocal total
+        found = text_of(value_of(reference))
+        total = _within(total + len(found))
+        return found
+
+    return parse_template(template).fill(filled)
+
+
+def list_of(values: Any, value_of: ValueOf) -> list[Any]:
+    """The value of a list node. Raises `RowError` for one whose JSON has more than `MAX_VALUE_CHARS` or so: values
+    stand in a list as they are, so one that is in it many times has no size of its own."""
+    made = list(fill_values(values, value_of))
+    sizes: dict[int, int] = {}
+
+    def size(value: Any) -> int:
+        if isinstance(value, AnswerValue):
+            value = value.value
+        if isinstance(value, str):
+            return len(value) + 2
+        if not isinstance(value, (list, tuple, Mapping)):
+            return 1
+        known = sizes.get(id(value))
+        if known is None:
+            items = itertools.chain(value, value.values()) if isinstance(value, Mapping) else value
+            known = sizes[id(value)] = _within(2 + sum(map(size, items)))
+        return known
+
+    try:
+        size(made)
+    except RecursionError:
+        raise RowError("a list is nested too deeply") from None
+    return made
+
+
+def _within(num_chars: int) -> int:
+    if num_chars > MAX_VALUE_CHARS:
+        raise RowError(f"a value may have {MAX_VALUE_CHARS >> 20} Mi characters as text")
+    return num_chars
 
 
 def fill_values(values: Any, value_of: ValueOf) -> Any:
@@ -145,7 +189,12 @@ def join(values: Any, separator: Any, node: GraphNode) -> str:
     values = _content(values)
     if not isinstance(values, (list, tuple)):
         raise _refused(node, "a list", values)
-    return text_of(separator).join(text_of(value) for value in values)
+    between, total = text_of(separator), 0
+    texts = []
+    for value in values:
+        texts.append(text_of(value))
+        total = _within(total + len(texts[-1]) + len(between))
+    return between.join(texts)
 
 
 def split_ranges(args: Mapping[str, Any], num_tokens: int, node: GraphNode) -> list[tuple[int, int]]:

@@ -80,7 +80,7 @@ class _Folder:
             case TextNode():
                 value = values.fill(node.template, self._value_of)
             case ListNode():
-                value = values.fill_values(list(node.of), self._value_of)
+                value = values.list_of(node.of, self._value_of)
             case PickNode():
                 value = values.pick(node, self._value_of(reference_of(node.of)))
             case FunctionNode() if node.name == "join":

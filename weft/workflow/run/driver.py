@@ -84,8 +84,8 @@ class Driver:
         journal: RunJournal | None = None,
         planner: RunPlanner | None = None,
     ):
-        """`rows` are numbered. What the `journal` has of them is not done again. The `planner` must have been made with
-        the order of the state."""
+        """`rows` are numbered, and closed at the end. What the `journal` has of them is not done again. The
+        `planner` must have been made with the order of the state."""
         self._state = state
         self._rows = rows
         self._journal = journal
@@ -125,6 +125,8 @@ class Driver:
             await asyncio.gather(*self._running, return_exceptions=True)
             if self._planner is not None:
                 await self._planner.close()
+            if isinstance(self._rows, AsyncGenerator):
+                await self._rows.aclose()  # what it has open would wait for the garbage collector
 
     async def _open_rows(self) -> None:
         num_nodes = 0

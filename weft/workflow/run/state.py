@@ -42,6 +42,7 @@ from weft.workflow.graph.values import (
     is_last_round,
     items_of,
     join,
+    list_of,
     pick,
     plain,
     value_at,
@@ -283,7 +284,7 @@ class RunState:
             case DataNode():
                 self._settle(frame, node.id, node.value)
             case ListNode():
-                self._settle(frame, node.id, list(fill_values(node.of, value_of)))
+                self._settle(frame, node.id, list_of(node.of, value_of))
             case PickNode():
                 self._settle(frame, node.id, pick(node, value_of(reference_of(node.of))))
             case FunctionNode(name="join"):
