@@ -116,6 +116,7 @@ PIECES = (
     " a¦b ¦the¦ the¦\n¦\n\n¦\r\n¦ \n¦  ¦\t¦'s¦ 's¦'S¦!¦...¦ ?¦12345¦\u65e5\u672c¦\u3002\n\u65e5¦\u8a9e\n¦"
     "\xe9¦e\u0301¦\u0301¦\u0416\n\u0430¦<|begin|>¦<|eot|>¦<s>¦</s>¦<|im_start|>¦<think now>¦\u2581¦"
     "\u2581\u2581¦\xa0¦_x¦-¦\u03a3¦\xdf¦\x00¦\U0001f600¦i am¦can't¦A B¦x.y¦{\n¦},\n  ¦\u01c5¦\ufb01¦"
+    "我们。你们，¦語、¦！？¦가；¦は：は¦。。¦語」。¦語1。¦\u3099。¦"
     "語\nЖ\nа¦\u2028¦\u200b¦\uac00\n\uac01¦\x1c\n"
 )
 PARTS = st.one_of(st.sampled_from(PIECES.split("¦")), st.text(max_size=6))
@@ -145,6 +146,17 @@ def check_family(name: str, num_texts: int) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ids_are_those_of_the_whole_text(name: str) -> None:
     check_family(name, 60)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2", "o200k", "digits first", "weft-tiny"])
+@pytest.mark.parametrize("text", ["我们去市场，买了一条鱼。", "彼は言った\n", "바다로갔다！"])
+def test_texts_without_spaces_have_cuts(name: str, text: str) -> None:
+    cutter = family(name)._cutter
+    assert cutter is not None
+    whole = text * (5 * PIECE_CHARS // len(text))
+    found = list(cutter.pieces(whole))
+    assert "".join(found) == whole
+    assert max(map(len, found)) <= PIECE_CHARS + len(text)
 
 
 @pytest.mark.soak

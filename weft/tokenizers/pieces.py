@@ -5,7 +5,8 @@ its thread until the end; with pieces both are bounded. A cut is right where not
 the other:
 
 - *Space cuts* lie between an ASCII letter and one space with an ASCII letter behind it; *line cuts* between the end of
-  a line that ends with no white space and a letter.
+  a line that ends with no white space and a letter; *mark cuts* between a Chinese, Japanese or Korean letter and a
+  punctuation mark of those scripts, which are often written without spaces.
 - No added token contains, begins or ends with what stands at a cut.
 - Normalizers change a character by itself, or compose it with marks that follow, and neither side of a cut is a mark.
 - Pre-tokenizers split there. A regular expression is trusted where all its alternatives are in `_ALTERNATIVES`: each of
@@ -32,6 +33,8 @@ _WINDOW = 64 * 1024
 
 _SPACE_CUT = r"(?<=[A-Za-z])(?= [A-Za-z])"
 _LINE_CUT = r"(?<=\S\n)(?=[A-Za-zА-Яа-яぁ-ゖァ-ヺ一-龥가-힣])"
+_CJK_MARKS = "。、，！？；："
+_MARK_CUT = rf"(?<=[ぁ-ゖァ-ヺ一-龥가-힣])(?=[{_CJK_MARKS}])"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -51,10 +54,10 @@ _WORDS = re.compile(r"(?<=\(\?:)[a-z]+(?:\|[a-z]+)+(?=\))")
 class Cutter:
     """Where texts for one tokenizer may be cut."""
 
-    def __init__(self, *, lines: bool, drops_space: bool):
-        """`lines`: with line cuts. `drops_space`: pieces behind a cut begin without its space, as the tokenizer puts
-        one before every text."""
-        self._place = re.compile(f"{_SPACE_CUT}|{_LINE_CUT}" if lines else _SPACE_CUT)
+    def __init__(self, *, lines: bool, marks: bool, drops_space: bool):
+        """`lines`, `marks`: with line cuts, with mark cuts. `drops_space`: pieces behind a cut begin without its space,
+        as the tokenizer puts one before every text."""
+        self._place = re.compile("|".join([_SPACE_CUT, *([_LINE_CUT] * lines), *([_MARK_CUT] * marks)]))
         self._skip = int(drops_space)
 
     def pieces(self, text: str) -> Iterator[str]:
@@ -92,7 +95,9 @@ def cutter_of(backend: tokenizers.Tokenizer) -> Cutter | None:
         return None
     prefixes = any(rule.prefixes for rule in known)
     lines = any(rule.splits_lines for rule in known) and not prefixes
-    return Cutter(lines=lines, drops_space=any(rule.drops_space for rule in known))
+    added = "".join(token.content for token in backend.get_added_tokens_decoder().values())
+    marks = lines and not set(_CJK_MARKS).intersection(added)
+    return Cutter(lines=lines, marks=marks, drops_space=any(rule.drops_space for rule in known))
 
 
 class _Rule(NamedTuple):
@@ -101,6 +106,7 @@ class _Rule(NamedTuple):
     splits: bool = False
     """Whether it separates what a space cut does."""
     splits_lines: bool = False
+    """Whether it separates what line cuts and mark cuts do."""
     mark: str = ""
     """What it makes of a space."""
     prefixes: bool = False
@@ -135,9 +141,8 @@ def _rule(step: Mapping[str, Any]) -> _Rule | None:
             return _Rule(splits=splits, splits_lines=splits, mark="Ġ", prefixes=prefixes)
         case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": "Isolated", "invert": False}:
             alternatives = set(_alternatives(regex))
-            return (
-                _Rule(splits=any(map(alternatives.issuperset, _ANY_LETTER))) if alternatives <= _ALTERNATIVES else None
-            )
+            splits = any(map(alternatives.issuperset, _ANY_LETTER))
+            return _Rule(splits=splits, splits_lines=splits) if alternatives <= _ALTERNATIVES else None
         case _:
             return None
 
