@@ -20,7 +20,7 @@ from training.weft_tiny.render import render
 _LEAST_POOL = 2000
 """Rows that are made before they are sorted by length."""
 _TYPICAL_ROW = 150
-"""Tokens of a conversation, about."""
+"""Approximate number of tokens of a conversation."""
 _KEPT_TARGETS = 0.25
 """Share of the targets outside answers that a batch keeps."""
 
@@ -75,7 +75,7 @@ def _raw(example: Example, tokenizer: Tokenizer) -> Row:
 
 
 def joined(rows: list[Row]) -> Row:
-    """Several conversations as one long one; it has no source, as it is harder than each of them."""
+    """Join several conversations into one. Its source is unset, because it is harder than each of them alone."""
     if len(rows) == 1:
         return rows[0]
     return Row([t for row in rows for t in row.tokens], [w for row in rows for w in row.weights])
@@ -84,7 +84,7 @@ def joined(rows: list[Row]) -> Row:
 def thinned(row: Row, rng: random.Random) -> Row:
     """The row with a random quarter of its targets outside answers, at four times their weight.
 
-    The expected loss is the same, and the products with the embedding are a third of what they were.
+    The expected loss stays the same; the matrix products with the embedding cost a third as much.
     """
     weights = [w if w == 1.0 else (w / _KEPT_TARGETS if rng.random() < _KEPT_TARGETS else 0.0) for w in row.weights]
     return Row(row.tokens, weights, row.source)
@@ -130,7 +130,7 @@ def collate(rows: list[Row]) -> Batch:
 
 @dataclass
 class Stream(IterableDataset[Batch]):
-    """`batches`, made by several processes at once, each with a seed of its own."""
+    """Yield `batches` that several processes make in parallel, each with its own seed."""
 
     tokenizer: Path
     seed: int
@@ -149,6 +149,6 @@ class Stream(IterableDataset[Batch]):
                        self.curriculum)  # fmt: skip
 
     def loader(self, workers: int) -> Iterator[Batch]:
-        """Batches without end; without workers they are made by this process, between steps."""
+        """Yield batches without end. Without workers, this process makes them between steps."""
         ahead = 4 if workers else None
         return iter(DataLoader(self, batch_size=None, num_workers=workers, prefetch_factor=ahead))

@@ -1,6 +1,6 @@
 """The frozen cases: test cases for the card, validation cases for choices made while training.
 
-They were written once by the generator of that time and stay as they are when the generator changes: `append` adds
+They were written once and do not change with the generator: `append` adds
 cases of a new kind and changes no others. Validation cases are not in the test set, and neither has an open value
 or a held-out phrasing that training uses.
 """

@@ -37,13 +37,13 @@ def pause(state: RunState) -> str:
 
 
 def resume(state: RunState) -> str:
-    """Let a paused trainer go on."""
+    """Resume a paused trainer."""
     state.pause.unlink(missing_ok=True)
     return "resumed" if holder(state.owner) is not None else "no trainer runs here: start one"
 
 
 def stop(state: RunState) -> str:
-    """Ask the trainer to write a checkpoint and end."""
+    """Tell the trainer to write a checkpoint and exit."""
     owner = holder(state.owner)
     if owner is None:
         return "no trainer runs here"

@@ -32,7 +32,7 @@ class Curriculum:
         return current if rng.random() < _CURRENT else rng.randint(1, current)
 
     def count(self, kind: str, level: int, answers: list[bool]) -> None:
-        """Take note of the answers of one example; enough right ones raise the level."""
+        """Record the answers of one example; the level rises after enough right ones."""
         if level != self.levels.get(kind):
             return
         for right in answers:
@@ -52,7 +52,7 @@ class Curriculum:
         return {kind: round(self.share(kind), 3) for kind in sorted(self._answers)}
 
     def mixture(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """The shares of the kinds: a kind that is learnt at the top level gets as little as a third of its share."""
+        """Return the shares of the kinds. A kind that is learned at the top level gets down to a third of its share."""
         learnt = {kind: self.share(kind) if self.levels.get(kind) == TOP else 0.0 for kind in weights}
         return {kind: weight * min(1.0, max(1 / 3, 10 * (1.0 - learnt[kind]))) for kind, weight in weights.items()}
 
@@ -61,7 +61,7 @@ class Curriculum:
         return {"levels": self.levels, "right": self._right, "answers": self._answers}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `dump` gave."""
+        """Restore a state that `dump` returned."""
         for mine, stored in ((self.levels, "levels"), (self._right, "right"), (self._answers, "answers")):
             mine.clear()
             mine.update(state[stored])

@@ -32,7 +32,7 @@ from training.weft_tiny.train import ASSET
 
 @dataclass
 class Turn:
-    """One answer to be generated and judged."""
+    """An assistant turn to generate and check."""
 
     kind: str
     part: str

@@ -54,7 +54,7 @@ def is_held(value: str) -> bool:
 
 
 def _form(line: str) -> re.Pattern[str]:
-    """What all texts of a line look like: alternations open, slots filled with anything."""
+    """A regular expression for all texts of a line: any alternative, any value in each slot."""
     shape = ""
     for part in re.split(r"(\([^()]*\|[^()]*\)|\{\w+\})", line):
         if part.startswith("(") and "|" in part:
@@ -164,7 +164,7 @@ class Draw:
                 return self.fill(line, **slots)
 
     def vary(self, line: str) -> str:
-        """Now and then a line with small words missing or a word replaced, so that no wording is relied upon."""
+        """Sometimes drop small words of a line or replace a word, so that the model does not rely on a wording."""
         if self.chance(0.65):
             return line
         if self.chance(0.4):

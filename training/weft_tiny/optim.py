@@ -12,7 +12,7 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """An approximation of the nearest semi-orthogonal matrix for each of a stack, by Newton-Schulz iterations."""
+    """Approximate the nearest semi-orthogonal matrix of each matrix in a stack by Newton-Schulz iterations."""
     a, b, c = _QUINTIC
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)

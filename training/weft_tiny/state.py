@@ -64,7 +64,7 @@ class ProcessLock:
 
 
 def holder(path: Path, wait: bool = False) -> dict[str, Any] | None:
-    """What the process that holds a lock wrote about itself; ``None`` once the lock is free (``wait`` for that)."""
+    """Return what the holder of a lock wrote about itself; ``None`` if it is free. ``wait`` blocks until then."""
     if not path.exists():
         return None
     with path.open("rb") as file:

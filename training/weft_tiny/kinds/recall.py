@@ -1,7 +1,7 @@
 """An auxiliary kind for training only: many look-ups in one small table, for dense lessons in matching.
 
-A question on a passage has one or two tokens that only a look-up can tell. Here nearly every token of the answer is
-such a token, over the surfaces that the other kinds use, from single letters to sentences.
+In an answer on a passage, one or two tokens need a look-up. Here nearly every token of the answer does, over the forms
+that the other kinds use, from single letters to sentences.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _family(draw: Draw) -> Tool:
 
 
 def make(draw: Draw) -> Example:
-    """One call, two calls in a row, a chain of two, or small talk although tools are offered."""
+    """One call, two calls in a row, a chain of two calls, or small talk with tools offered."""
     session = Session(draw)
     roll = draw.rng.random()
     if roll < 0.08:
