@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -23,7 +24,8 @@ from weft.llm import LLM
 from weft.tokenizers.load import load_tokenizer
 from weft.workflow import api
 from weft.workflow.backend.openai import OpenAIBackend
-from weft.workflow.run.calls import CHAT, CallUsage, ModelAnswer, ModelRequest
+from weft.workflow.run.backend import KnowsTokens
+from weft.workflow.run.calls import CHAT, COMPLETION, CallUsage, ModelAnswer, ModelRequest
 
 OPTIONS: dict[str, Any] = {"num_pages": 96, "threads": 1, "dtype": "float64", "max_context": 512}
 ROWS = [{"topic": f"a lighthouse on island {number}", "tone": "kind"} for number in range(6)]
@@ -247,3 +249,19 @@ def test_only_a_server_of_ours_is_told_what_changes_no_answer(owner: str | None,
     backend = OpenAIBackend("http://server/v1", "m", transport=httpx.MockTransport(reply))
     assert isinstance(answered(backend, SAY._replace(hints={"session_id": "s"})), ModelAnswer)
     assert ("session_id" in bodies[0]) is sends
+
+
+def test_the_digest_of_a_prompt_is_that_of_its_tokens(llm: LLM) -> None:
+    host = llm.workflow_host()
+    backend = host.backend
+    assert isinstance(backend, KnowsTokens)
+
+    def digest(endpoint: Literal["/v1/chat/completions", "/v1/completions"], **body: Any) -> str:
+        return host.thread.run(backend.prompt_digest(ModelRequest(endpoint, body)))
+
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    tokens = load_tokenizer("weft-tiny").encode(text, add_special_tokens=False)
+    assert digest(CHAT, messages=[{"role": "user", "content": "hi"}], seed=1) == hashlib.sha256(tokens).hexdigest()
+    assert digest(COMPLETION, prompt=text, add_special_tokens=False) == hashlib.sha256(tokens).hexdigest()
+    with pytest.raises(WeftError):
+        digest(CHAT, messages=[])

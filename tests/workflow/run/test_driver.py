@@ -358,3 +358,28 @@ def test_a_function_that_spins_fails_its_row_and_holds_nothing_up() -> None:
     assert not has_ended.is_set()
     may_end.set()
     assert has_ended.wait()
+
+
+def test_an_answer_to_other_tokens_is_not_the_answer() -> None:
+    """As where a chat template writes the date."""
+    kept: dict[str, ModelAnswer] = {}
+
+    class Kept:
+        async def get(self, key: str) -> ModelAnswer | None:
+            return kept.get(key)
+
+        put = kept.__setitem__
+
+    class DatedBackend(InstantBackend):
+        day = "Monday"
+
+        async def prompt_digest(self, request: ModelRequest) -> str:
+            return self.day
+
+    backend = DatedBackend()
+    services = RunServices(backend, cache=Kept())  # type: ignore[arg-type]
+    raw = graph(llm("a", "{{q}}", temperature=0))
+    for day, num_asked in [("Monday", 1), ("Monday", 1), ("Tuesday", 2), ("Monday", 2)]:
+        backend.day = day
+        run(raw, [{"q": "it"}], services)
+        assert len(backend.asked) == num_asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
@@ -12,11 +13,13 @@ import msgspec
 
 from weft.core.ids import unpack_tokens
 from weft.endpoints.models import Models
+from weft.endpoints.prompts import chat_prompt_of
 from weft.endpoints.record import Record
-from weft.endpoints.schemas.chat import ChatResponse
+from weft.endpoints.schemas.chat import ChatRequest, ChatResponse
 from weft.endpoints.schemas.common import UsageInfo
-from weft.endpoints.schemas.completion import CompletionResponse
+from weft.endpoints.schemas.completion import CompletionRequest, CompletionResponse
 from weft.endpoints.table import ENDPOINTS
+from weft.tokenizers import chats
 from weft.workflow.analysis.prompts import PromptTokens
 from weft.workflow.backend.prompt_tokens import TokenizerPrompts
 from weft.workflow.planner.place import PlanEngine
@@ -68,6 +71,20 @@ class EndpointBackend:
         reply = await endpoint.create(body, record, self._models)
         assert isinstance(reply, (ChatResponse, CompletionResponse))
         return _completed(reply) if isinstance(reply, CompletionResponse) else _chatted(reply)
+
+    async def prompt_digest(self, request: ModelRequest) -> str:
+        """As `KnowsTokens.prompt_digest`."""
+        asked = ENDPOINTS[request.endpoint].decode({**self._fields, **request.body}, self._models)
+        assert isinstance(asked, (ChatRequest, CompletionRequest))
+        tokenizer = self._models.find(asked.model).tokenizer
+        special = asked.add_special_tokens
+        if isinstance(asked, ChatRequest):
+            prompt = chat_prompt_of(asked)
+            tokens = (await chats.encode(prompt, tokenizer, add_special_tokens=special, tenant=self._tenant)).tokens
+        else:
+            text = request.body["prompt"]
+            tokens = await tokenizer.encode_async(text, add_special_tokens=special, tenant=self._tenant)
+        return hashlib.sha256(tokens).hexdigest()
 
     async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
         """As `ModelBackend.split`, by the tokens of the model of `fields`, else of the first one. A character

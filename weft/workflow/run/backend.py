@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 
@@ -19,4 +19,13 @@ class ModelBackend(Protocol):
     async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
         """Parts of a text by the model's tokens: `ranges` takes their number and gives the first and the last
         (exclusive) of each part. Raises `Unsupported` where tokens cannot be counted."""
+        ...
+
+
+@runtime_checkable
+class KnowsTokens(Protocol):
+    """A backend that has the tokenizer and the chat template of its models."""
+
+    async def prompt_digest(self, request: ModelRequest) -> str:
+        """A digest of the token ids of a request's prompt. Raises `WeftError` where the request has none."""
         ...

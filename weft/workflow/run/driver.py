@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.abi.errors import Unsupported
+from weft.abi.errors import Unsupported, WeftError
 from weft.workflow.graph.values import RowError, split_ranges, text_of
-from weft.workflow.run.backend import ModelBackend
+from weft.workflow.run.backend import KnowsTokens, ModelBackend
 from weft.workflow.run.calls import ModelAnswer
 from weft.workflow.run.instructions import (
     AwaitExternal,
@@ -200,12 +200,16 @@ class Driver:
             self._num_calls -= 1
 
     async def _complete(self, call: CallModel, started: Callable[[], None]) -> ModelAnswer:
-        cache, key = self._services.cache, call.request.key
+        backend, cache, key = self._services.backend, self._services.cache, call.request.key
         if cache is None or key is None or not call.may_be_cached:
-            return await self._services.backend.complete(call.request, started)
+            return await backend.complete(call.request, started)
+        if isinstance(backend, KnowsTokens):
+            # A template may write other tokens for the same messages: today's date, for example.
+            with suppress(WeftError):  # the call itself will say why
+                key = f"{key} {await backend.prompt_digest(call.request)}"
         found = await cache.get(key)
         if found is None:
-            found = await self._services.backend.complete(call.request, started)
+            found = await backend.complete(call.request, started)
             cache.put(key, found)
         return found
 
