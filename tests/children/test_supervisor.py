@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from weft.children.supervisor import ChildSettings, ChildSupervisor
+from weft.abi.errors import ConfigError
+from weft.children.supervisor import MAX_SOCKET_PATH_BYTES, ChildSettings, ChildSupervisor
 
 pytestmark = pytest.mark.slow
 
@@ -107,3 +109,20 @@ def test_a_stop_that_is_given_up_is_done_by_the_next_one() -> None:
         assert process.returncode is not None
 
     run("wait", 1, test)
+
+
+def test_a_folder_without_room_for_a_socket_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = MAX_SOCKET_PATH_BYTES - len("/weft-12345678/idle_child-12345-4194304")
+
+    async def start(folder: str) -> bool:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        settings = ChildSettings(name="", module="tests.idle_child", args=b"", deadline_s=float("inf"))
+        child = ChildSupervisor(settings, Owner(1))
+        child.start()
+        is_running = child.is_running
+        await child.close()
+        return is_running
+
+    assert asyncio.run(start("/" + "x" * (room - 1)))
+    with pytest.raises(ConfigError, match=r"xxx, is 3 bytes too long for a socket in it: set TMPDIR"):
+        asyncio.run(start("/" + "x" * (room + 2)))

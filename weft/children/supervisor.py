@@ -21,6 +21,7 @@ from typing import Protocol
 
 import psutil
 
+from weft.abi.errors import ConfigError
 from weft.children.progress import ProgressCounter
 from weft.children.watchdog import Signs, Watchdog
 
@@ -71,6 +72,11 @@ class ChildOwner(Protocol):
         another one."""
 
 
+FOLDER_PREFIX = "weft-"
+MAX_SOCKET_PATH_BYTES = 107
+"""Of Unix sockets on Linux."""
+
+
 class ChildSupervisor:
     """Runs one child at a time. Used from one event loop."""
 
@@ -98,8 +104,15 @@ class ChildSupervisor:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Start a child and keep it running. Does nothing if already started."""
+        """Start a child and keep it running. Does nothing if already started. Raises `ConfigError` where the folder for
+        temporary files has no room for the path of a socket."""
         if not self.is_running:
+            longest = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}12345678" / self._name("12345", 1 << 22)
+            if (excess := len(os.fsencode(longest)) - MAX_SOCKET_PATH_BYTES) > 0:
+                raise ConfigError(
+                    f"the path of the folder for temporary files, {tempfile.gettempdir()}, is {excess} bytes too long "
+                    "for a socket in it: set TMPDIR to another one"
+                )
             self._task = asyncio.create_task(self._supervise(), name=f"weft-supervisor-{self._settings.module}")
 
     async def close(self) -> None:
@@ -184,11 +197,15 @@ class ChildSupervisor:
     def _deadline_s(self) -> float:
         return self._settings.deadline_s if self.is_ready else self._settings.start_deadline_s
 
+    def _name(self, number: object, pid: int) -> str:
+        """The name of a child's socket: the next child has another."""
+        return f"{self._settings.module.split('.')[1]}-{number}-{pid}"
+
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, ProgressCounter]:
         settings = self._settings
         if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="weft-"))
-        path = self.folder / f"{settings.module.split('.')[1]}-{self.num_restarts}-{os.getpid()}"
+            self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        path = self.folder / self._name(self.num_restarts, os.getpid())
         progress = ProgressCounter(path.with_suffix(".progress"))
         self.address = f"ipc://{path}"
         self._owner.connect(self.address)

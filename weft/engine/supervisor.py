@@ -76,11 +76,11 @@ class ProcessEngine(TrackingClient):
     async def wait_ready(self) -> EngineInfo:
         """Start the process, and wait until it has loaded its model; after its death, until its successor has.
 
-        Raises what the first loading raised, and `EngineDead` once the engine is closed.
+        Raises what the first loading and `ChildSupervisor.start` raised, and `EngineDead` once the engine is closed.
         """
         if self._started is None:
-            self._started = asyncio.get_running_loop().create_future()
             self.child.start()
+            self._started = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._started)
         return await self._requests.until_ready()
 
