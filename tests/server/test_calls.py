@@ -303,3 +303,42 @@ def test_sessions_and_bytes_of_a_tenant_are_bounded() -> None:
         submit(bob, {"session_id": "z", "nodes": [text("b")]})
         client.delete("/v1/sessions/z")
         submit(client, {"session_id": "z", "nodes": [text("b")]})
+
+
+def test_a_server_that_stops_answers_those_who_wait() -> None:
+    found: list[httpx.Response] = []
+    with running(drain_s=0.01) as server:
+        with server.http() as client:
+            (id,) = ids(submit(client, {"session_id": "s", "nodes": [{"id": "e", "op": "external"}]})).values()
+
+        def wait() -> None:
+            with server.http() as other:
+                found.append(other.get(f"/v1/variables/{id}"))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        server.wait_until(lambda: any(each.is_waited_for for each in server.service.sessions._sessions.values()))
+        server.stop()
+        thread.join()
+    assert error(found[0]) == (503, "shutting_down")
+
+
+def test_a_value_that_comes_while_the_server_stops_is_answered() -> None:
+    found: list[httpx.Response] = []
+    with running(auto=False, drain_s=60.0) as server:
+        with server.http() as client:
+            (id,) = ids(submit(client, {"session_id": "s", "nodes": [llm("a", "hi", max_tokens=1)]})).values()
+
+        def wait() -> None:
+            with server.http() as other:
+                found.append(other.get(f"/v1/variables/{id}"))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        sessions = server.service.sessions._sessions
+        server.wait_until(lambda: len(server.engine.sequences) == 1 and next(iter(sessions.values())).is_waited_for)
+        server.server.loop.call_soon_threadsafe(server.server.begin_drain)
+        server.wait_until(lambda: server.service.draining)
+        server.on_loop(lambda: server.engine.step(9))
+        thread.join()
+    assert found[0].json()["status"] == "ready"

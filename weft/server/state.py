@@ -161,6 +161,7 @@ class Service:
             async with asyncio.timeout(timeout_s):
                 await self.programs.idle()
                 await self._idle.wait()
+                await self.sessions.idle()
         except TimeoutError:
             self.interrupt_all()
 

@@ -224,6 +224,10 @@ def test_only_values_from_outside_are_set_and_once(host: Host) -> None:
             decision.ok.set(True)
         with pytest.raises(NotSettable, match="decision: a object is no JSON value"):
             decision.set(object())
+        with pytest.raises(NotSettable, match=r"decision does not follow its schema: ok"):
+            decision.set({"ok": "yes"})
+        with pytest.raises(InvalidGraph, match=r"external_1\.schema: .*not checked against if"):
+            ops.external(schema={"if": {"type": "string"}})
         decision.set({"ok": True})
         with pytest.raises(NotSettable, match="decision was set already"):
             decision.set({"ok": False})

@@ -156,6 +156,8 @@ class SessionService:
         """By tenant and label."""
         self._used_s: dict[tuple[str, str], float] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
+        """Set when a session is used, and when one that waited has its value."""
 
     def open(self, tenant: str, session_id: str | None, num_bytes: int) -> ServedSession:
         """The session of this label, or a new one, for a request of so many bytes. Raises `InvalidRequest` for a label
@@ -186,6 +188,12 @@ class SessionService:
             raise NoValue(f"There is no session {session_id[:200]!r}.", "session")
         await self._end((tenant, session_id), "the session was ended before it was there")
 
+    async def idle(self) -> None:
+        """Wait until no client waits for a value."""
+        while any(session.is_waited_for for session in self._sessions.values()):
+            self._news.clear()
+            await self._news.wait()
+
     async def close(self) -> None:
         """End all sessions."""
         for key in list(self._sessions):
@@ -205,6 +213,7 @@ class SessionService:
         return session
 
     def _use(self, tenant: str, label: str) -> None:
+        self._news.set()
         if (tenant, label) in self._sessions:
             self._used_s[tenant, label] = self._clock.now()
 

@@ -13,6 +13,7 @@ from typing import Any
 from weft.abi.errors import NotSettable, NoValue
 from weft.workflow.criteria import Criterion
 from weft.workflow.graph.nodes import AnyNode, ExternalNode
+from weft.workflow.graph.schema_check import schema_mistake
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import RowError
 from weft.workflow.run.driver import Concurrency, Driver, RunServices, checked_value
@@ -43,6 +44,8 @@ class SessionRun:
         services = services._replace(external=self._from_outside)
         self._driver = Driver(self._state, iter(()), services, concurrency)
         self._externals: dict[str, asyncio.Future[Any]] = {}
+        self._schemas: dict[str, Any] = {}
+        """Of values from outside."""
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._errors: dict[int, NodeFailed] = {}
         """By the identity of failures, which the state keeps."""
@@ -61,6 +64,8 @@ class SessionRun:
         for node in added:
             if isinstance(node, ExternalNode):
                 self._externals[node.id] = asyncio.get_running_loop().create_future()
+                if node.schema is not None:
+                    self._schemas[node.id] = node.schema
         self._state.grow(added)
         self._driver.wake()
 
@@ -91,9 +96,14 @@ class SessionRun:
         no JSON or is too large, and `NoValue` where there is no such variable or the session is over."""
         known = self._to_set(reference)
         try:
-            known.set_result(checked_value(value))
+            checked = checked_value(value)
         except RowError as error:
             raise NotSettable(f"{reference}: {error.message}", str(reference)) from None
+        schema = self._schemas.get(reference.name)
+        mistake = None if schema is None else schema_mistake(schema, checked)
+        if mistake is not None:
+            raise NotSettable(f"{reference} does not follow its schema: {mistake}", str(reference))
+        known.set_result(checked)
 
     async def put(self, reference: Reference, value: Any) -> None:
         """As `set`."""

@@ -16,9 +16,10 @@ from weft.workflow.frontend.variable import Values, Variable
 from weft.workflow.graph.check import check
 from weft.workflow.graph.digest import canonical, free_references, node_digest
 from weft.workflow.graph.json import growth_from_list
-from weft.workflow.graph.mistakes import InvalidGraph
+from weft.workflow.graph.mistakes import InvalidGraph, Mistake
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import MAX_NODES, AnyNode, ExternalNode, GraphNode, WorkflowGraph, count_nodes
+from weft.workflow.graph.schema_check import unchecked_keywords
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.value_types import ValueType
 from weft.workflow.passes.merge_duplicates import may_merge
@@ -94,6 +95,9 @@ class SessionTrace(FlowTrace):
             if isinstance(inner, ExternalNode) and inner.id not in outer:
                 raise FlowError(f"{inner.id}: a value from outside is set by its variable, so it stands in no body")
         for node in nodes:
+            if isinstance(node, ExternalNode) and (unchecked := unchecked_keywords(node.schema or {})):
+                what = f"values from outside are not checked against {', '.join(unchecked)[:300]}"
+                raise InvalidGraph([Mistake(f"{node.id}.schema", what)])
             self.check_more(node)
         count = self._num_nodes + count_nodes(nodes)
         if count > MAX_NODES:
