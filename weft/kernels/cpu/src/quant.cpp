@@ -88,17 +88,26 @@ void take_apart(Q6_K, const uint8_t* from, Block& to) {
 // Puts the block of output `o` of a panel into a step, which is zeros where nothing was put yet.
 template <class L>
 void put(const Block& block, int o, uint8_t* step) {
-    for (int i = 0; i < L::kInputs; i++) {
-        uint8_t* to = step + i / 32 * L::kSubBytes;
-        const int group = i % 32 / 4, index = group * 128 + o * 4 + i % 4;
-        const uint8_t number = block.numbers[i];
+    // Four numbers at a time, each in its byte.
+    const auto add = [](uint8_t* to, uint32_t bits) {
+        uint32_t there;
+        std::memcpy(&there, to, 4);
+        there |= bits;
+        std::memcpy(to, &there, 4);
+    };
+    for (int i = 0; i < L::kInputs; i += 4) {
+        uint8_t* to = step + i / 32 * L::kSubBytes + o * 4;
+        const int group = i % 32 / 4;
+        uint32_t four;
+        std::memcpy(&four, block.numbers + i, 4);
         if (L::kBits == 8) {
-            to[index] = number;
+            std::memcpy(to + group * 128, &four, 4);
             continue;
         }
-        to[index % 512] |= (uint8_t)((number & 15) << (index / 512 * 4));
-        if (L::kBits == 5) to[512 + index % 128] |= (uint8_t)(number >> 4 << group);
-        if (L::kBits == 6) to[512 + index % 256] |= (uint8_t)(number >> 4 << (index / 256 * 2));
+        add(to + group % 4 * 128, (four & 0x0f0f0f0fu) << (group / 4 * 4));
+        const uint32_t upper = four >> 4 & 0x0f0f0f0fu;
+        if (L::kBits == 5) add(to + 512, upper << group);
+        if (L::kBits == 6) add(to + 512 + group % 2 * 128, upper << (group / 2 * 2));
     }
     uint8_t* at = step + kScalesAt<L>;
     std::memcpy(at + 2 * o, &block.scale, 2);
