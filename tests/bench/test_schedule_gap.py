@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.schedule_gap import measure, schedules_of, summary
+from bench.schedule_gap import measure, plan_times, schedules_of, summary
 from bench.schedules import milp
 from bench.schedules.exact import ExactSearch
 from bench.schedules.problems import problem_of
@@ -78,3 +78,8 @@ def test_instances_are_those_of_their_seed() -> None:
     assert instance(3, 12) == instance(3, 12)
     assert instance(3, 12) != instance(10, 12)
     assert {instance(seed, 12).name for seed in range(7)} == set(SHAPES)
+
+
+def test_the_large_plan_has_all_calls() -> None:
+    times = plan_times(repeats=1)
+    assert (times["operators"], times["rows"]) == (88, 100)
