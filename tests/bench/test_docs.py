@@ -16,7 +16,8 @@ from weft.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/benchmarks.md").read_text()
-HERE = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()} | {"programs"}
+HERE = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()}
+HERE |= {path.parent.name for path in (ROOT / "bench").glob("*/__main__.py")}
 
 
 def test_every_module_is_listed_and_there() -> None:

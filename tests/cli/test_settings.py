@@ -139,7 +139,7 @@ def test_what_is_printed_can_be_read_again(file):
     printed = load(flags=flags)
     text = as_toml(printed)
     assert load(file=file(text)).config == printed.config
-    assert set(tomllib.loads(text)) == {"engine", "server", "programs"}
+    assert set(tomllib.loads(text)) == {"engine", "server", "programs", "workflows"}
     assert "kv_cache_bytes = 2147483648  # flag --kv-cache-size" in text
     assert "page_size = 16  # default" in text
     assert "# num_pages is not set  # default" in text
@@ -147,7 +147,8 @@ def test_what_is_printed_can_be_read_again(file):
 
 def test_every_setting_has_a_variable():
     names = [variable(key) for key in keys()]
-    sections = (Config().engine, Config().server, Config().programs)
+    config = Config()
+    sections = (config.engine, config.server, config.programs, config.workflows)
     assert len(set(names)) == len(names) == sum(len(section.__struct_fields__) for section in sections)
 
 

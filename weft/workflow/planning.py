@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,7 +21,6 @@ from weft.workflow.analysis.statistics import Statistics
 from weft.workflow.backend.prompt_tokens import EstimatedPrompts, TokenizerPrompts
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
-from weft.workflow.frontend.workflow import Workflow
 from weft.workflow.graph.check import check
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.json import graph_from_dict
@@ -36,7 +35,18 @@ from weft.workflow.run.planning import PlanSources
 
 ASSUMED_KV_TOKENS = 65_536
 """KV capacity of a server of which nothing is known."""
-PlannableGraph = WorkflowGraph | Workflow | Mapping[str, Any]
+
+
+class HasGraph(Protocol):
+    """A `Workflow`, for example a flow."""
+
+    @property
+    def graph(self) -> WorkflowGraph:
+        """The graph, checked and canonical."""
+        ...
+
+
+PlannableGraph = WorkflowGraph | HasGraph | Mapping[str, Any]
 
 
 @functools.cache
@@ -126,10 +136,10 @@ def unknown_server(graph: WorkflowGraph, model: str) -> PlanSources:
 
 
 def _graph_of(graph: PlannableGraph) -> WorkflowGraph:
-    if isinstance(graph, Workflow):
-        return graph.graph
     if isinstance(graph, Mapping):
         return graph_from_dict(dict(graph))
+    if not isinstance(graph, WorkflowGraph):
+        return graph.graph
     mistakes = check(graph)
     if mistakes:
         raise InvalidGraph(mistakes)
