@@ -211,3 +211,11 @@ def test_objectives_are_those_of_what_is_still_to_come() -> None:
 def test_a_part_of_a_map_has_its_objective_and_the_earlier_deadline_counts() -> None:
     state = grown(("notes", deadline(9)), ("notes", deadline(20)), ("notes", deadline(3)))
     assert state.objective("notes.note") == CallObjective("deadline", None, 105.0)
+
+
+def test_an_objective_of_the_call_s_own_takes_the_place_of_all_of_the_hint() -> None:
+    state = GrowingState(hints=lambda site: {"objective": "deadline", "deadline_s": 3.0, "priority": 5})
+    state.grow(nodes(llm("a", "Hi", objective="latency", priority=1)).values())
+    (call,) = calls(state)
+    fields = {name: call.request.hinted.get(name) for name in ("objective", "deadline_s", "priority")}
+    assert fields == {"objective": "latency", "deadline_s": None, "priority": 1}

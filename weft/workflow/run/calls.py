@@ -54,8 +54,11 @@ class ModelRequest(NamedTuple):
 
     @property
     def hinted(self) -> dict[str, Any]:
-        """The body with the hints, which give way to fields of the call's own."""
-        return {**self.hints, **self.body}
+        """The body with the hints, which give way to fields of the call's own; a deadline is part of an objective."""
+        given = {**self.hints, **self.body}
+        if "objective" in self.body and "deadline_s" not in self.body:
+            given.pop("deadline_s", None)
+        return given
 
 
 def request_of(node: LlmNode, value_of: ValueOf) -> ModelRequest:
