@@ -89,7 +89,6 @@ class Run:
 
     def __init__(self, graph: WorkflowGraph, rows: Any, on: Target, options: RunOptions):
         """Reads and checks the rows. Raises `InvalidRows` and `InvalidGraph`."""
-        check_statistics(options.get("statistics", {}), graph)
         table = Rows(rows)
         self.graph = graph
         self.optimised = optimise(graph) if options.get("optimise", True) else None
@@ -98,6 +97,7 @@ class Run:
         self.num_rows = table.count()
         """None where the rows can be read once only."""
         self._runs = graph if self.optimised is None else self.optimised.graph
+        check_statistics(options.get("statistics", {}), graph, self._runs)
         self._order = PlannedOrder(row_by_row(self._runs))
         self.state = RunState(self._runs, self._order, options.get("limits"))
         self.planner: RunPlanner | None = None
@@ -237,7 +237,7 @@ def run(
                     out.flush()
                 except OSError as error:
                     raise _unwritten(error, journal is not None) from error
-    return RunResults(results, one.state.counts)
+    return RunResults(results, one.state.counts, one.state.measured())
 
 
 @contextmanager

@@ -85,10 +85,11 @@ def plan(
         raise InvalidRequest(f"rows is {given}: give rows, or how many there are", "rows")
     optimised = optimise_graph(whole) if optimise else None
     passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
-    check_statistics(statistics or {}, whole)
+    runs = whole if optimised is None else optimised.graph
+    check_statistics(statistics or {}, whole, runs)
     options = PlanOptions(objective=objective, passes=passes, digest=digest(whole))
     try:
-        analysed = analyse(whole if optimised is None else optimised.graph, given, model, statistics or {}, tokens)
+        analysed = analyse(runs, given, model, statistics or {}, tokens)
     except TooManyOperators as error:
         raise InvalidRequest(f"this graph cannot be planned: {error}", "graph") from None
     try:
@@ -111,15 +112,17 @@ def explain(
     return Explanation(_graph_of(graph), plan(graph, rows, model, engines, statistics, **options))
 
 
-def check_statistics(statistics: Mapping[str, Any], graph: WorkflowGraph) -> None:
-    """Raise `InvalidRequest` for figures that do not exist, or of something that the graph does not have."""
+def check_statistics(statistics: Mapping[str, Any], *graphs: WorkflowGraph) -> None:
+    """Raise `InvalidRequest` for figures that do not exist, or of something that no graph has: neither that of the user
+    nor what the optimiser made of it, whose nodes runs measure."""
     if not isinstance(statistics, Mapping):
         raise InvalidRequest("statistics: an object is needed, with figures by node", "statistics")
     try:
         Statistics(statistics)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"statistics: {error}", "statistics") from None
-    known = [*graph.inputs, *(label for label, _ in labelled_nodes(graph.nodes))]
+    known = [name for graph in graphs for name in graph.inputs]
+    known += [label for graph in graphs for label, _ in labelled_nodes(graph.nodes)]
     for name in statistics:
         if not any(name == label or name.startswith(f"{label}.") for label in known):
             raise InvalidRequest(f"statistics: nothing is called {name!r}.{nearest(name, known)}", "statistics")

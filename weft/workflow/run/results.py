@@ -55,10 +55,14 @@ def result_of(done: RowDone) -> RowResult:
 class RunResults(Sequence[RowResult]):
     """The results of all rows, in their order."""
 
-    def __init__(self, rows: Sequence[RowResult], counts: RunCounts):
+    def __init__(
+        self, rows: Sequence[RowResult], counts: RunCounts, statistics: Mapping[str, Mapping[str, Any]] | None = None
+    ):
         self._rows = sorted(rows, key=lambda row: row.row)
         self.counts = counts
         """What the run did."""
+        self.statistics = statistics or {}
+        """What it measured of its nodes, for the plans of later runs: `flow.run(rows, on, statistics=...)`."""
 
     @property
     def errors(self) -> list[RowMistake]:
