@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -77,6 +78,10 @@ class GgufCheckpoint:
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """All tensors but the rotary factors, which are part of the spec."""
+        return self._infos
+
+    @functools.cached_property
+    def _infos(self) -> Mapping[str, TensorInfo]:
         return {
             name: TensorInfo(tensor.file, tensor.type.name, tensor.shape, tensor.num_bytes, tensor.offset)
             for name, tensor in self._file.tensors.items()
