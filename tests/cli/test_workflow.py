@@ -142,3 +142,60 @@ def test_explain_says_what_is_wrong(weft, file, arguments, said, monkeypatch):
     result = weft("workflow", "explain", str(file), "--rows", "2", *given)
     assert result.exit_code != 0
     assert said in result.stderr
+
+
+# ---- on a server
+
+
+@pytest.fixture
+def server():
+    with running() as server:
+        yield server
+
+
+def test_the_graph_runs_on_a_server_and_its_functions_here(weft, file, tmp_path, server):
+    out = tmp_path / "out.jsonl"
+    result = weft("workflow", "run", str(file), "--row", "topic=the sea", "--url", server.url, "-o", str(out))
+    assert result.exit_code == 0, result.stderr
+    assert lines(out.read_text())[0]["outputs"]["loud"] == "THE SEA"
+    assert "1 rows in" in result.stderr or "1 row in" in result.stderr
+    assert "1 calls; " in result.stderr
+    listed = weft("workflow", "list", "--url", server.url).stdout.splitlines()
+    assert listed[0].split() == ["RUN", "WORKFLOW", "STATUS", "ROWS", "FAILED", "CALLS", "STARTED"]
+    assert listed[1].split()[2:6] == ["finished", "1/1", "0", "1"]
+
+
+def test_runs_in_the_background(weft, file, tmp_path, server):
+    graph = json.loads(weft("workflow", "show", str(file), "--json").stdout)
+    graph["nodes"] = [node for node in graph["nodes"] if node["op"] == "llm"] + [{"id": "person", "op": "external"}]
+    graph["outputs"] = {"text": "llm_1", "person": "person"}
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph))
+    started = weft("workflow", "run", str(path), "--row", "topic=the sea", "--url", server.url, "--background")
+    assert started.exit_code == 0, started.stderr
+    run = started.stdout.strip()
+    server.wait_until(lambda: len(server.service.workflows.variables.by_id) == 1)
+    (variable,) = server.service.workflows.variables.by_id
+    shown = weft("workflow", "show", run, "--url", server.url).stdout
+    assert f"run: {run} of unnamed@" in shown
+    assert "status: running" in shown
+    assert f"waits for: {variable} (row 0, person)" in shown
+    assert json.loads(weft("workflow", "show", run, "--json", "--url", server.url).stdout)["id"] == run
+    assert weft("workflow", "cancel", run, "--url", server.url).stdout == f"{run} cancelled\n"
+    resumed = weft("workflow", "resume", run, "--url", server.url)
+    assert resumed.exit_code == 0, resumed.stderr
+    server.wait_until(lambda: len(server.service.workflows.variables.by_id) == 1)
+    server.http().put(f"/v1/variables/{variable}", json={"value": "yes"})
+    followed = weft("workflow", "results", run, "--follow", "--url", server.url)
+    assert lines(followed.stdout)[0]["outputs"]["person"] == "yes"
+    assert weft("workflow", "results", run, "--url", server.url).stdout == followed.stdout
+    assert "finished" in weft("workflow", "list", "--url", server.url).stdout
+    again = weft("workflow", "resume", run, "--url", server.url)
+    assert (again.exit_code, "is finished" in again.stderr) == (1, True)
+
+
+def test_background_runs_have_no_functions_here(weft, file, server):
+    for more in ((), ("-o", "x")):
+        result = weft("workflow", "run", str(file), "--row", "topic=x", "--url", server.url, "--background", *more)
+        assert result.exit_code == 2
+        assert "--background needs --url" in " ".join(result.stderr.replace("│", " ").split())

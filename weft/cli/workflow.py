@@ -16,13 +16,20 @@ from weft.abi.errors import WeftError
 from weft.cli.local import local_llm
 from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.run import refuse_flags_of_engines
-from weft.cli.run_values import EXIT_FAILED, ApiKey, pair
+from weft.cli.run_values import EXIT_FAILED, ApiKey, Url, pair
 from weft.cli.settings import Settings, with_setting
+from weft.cli.workflow_runs import PREFIX, cancel, client_of, list_runs, results, resume, show_run
 
 if TYPE_CHECKING:
-    from weft.workflow.api import Target
+    from weft.workflow.api import RunTarget
     from weft.workflow.frontend.workflow import Workflow
     from weft.workflow.run.results import RunResults
+
+HELP = """Run workflows: many calls of models that are known in advance.
+
+`run` runs one in this process (a model here, or any server with OpenAI's API: --on), or on a server of Weft (--url),
+where runs outlive this command: `list`, `show`, `results`, `resume` and `cancel` are about those. The server is --url,
+WEFT_URL, or http://127.0.0.1:8000."""
 
 EXAMPLES = """A workflow is a JSON file, or a Python file with a flow:
 
@@ -46,6 +53,8 @@ Examples:
 
   weft workflow run flows.py:summary --rows articles.csv --on http://127.0.0.1:8000
 
+  weft workflow run summary.py --rows articles.jsonl -o summaries.jsonl --url http://127.0.0.1:8000
+
   weft workflow show summary.py
 """
 
@@ -57,10 +66,12 @@ WorkflowFile = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group `workflow` to the application."""
-    group = typer.Typer(no_args_is_help=True, help="Run workflows: many calls of models that are known in advance.")
+    group = typer.Typer(no_args_is_help=True, help=HELP)
     group.command("run", epilog=EXAMPLES, no_args_is_help=True)(run)
     group.command("show", no_args_is_help=True)(show)
     group.command("explain", no_args_is_help=True)(explain)
+    for name, command in (("list", list_runs), ("results", results), ("resume", resume), ("cancel", cancel)):
+        group.command(name)(command)
     app.add_typer(group, name="workflow")
 
 
@@ -84,8 +95,17 @@ def run(
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option("--on", envvar="WEFT_URL", help="Run it on this server with OpenAI's API.", show_default=False),
+        typer.Option(
+            "--on", envvar="WEFT_URL", help="Send its calls to this server with OpenAI's API.", show_default=False
+        ),
     ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="Run the graph itself on this server of Weft.", show_default=False),
+    ] = None,
+    background: Annotated[
+        bool, typer.Option("--background", "-b", help="With --url: write the run's id and return.")
+    ] = False,
     api_key: ApiKey = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="Calls of models that the run may make.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens, prompts included, that it may use.")] = None,
@@ -97,8 +117,9 @@ def run(
 ) -> None:
     """Run a workflow over rows; writes `{"row", "outputs", "error"}` for each as soon as it is there.
 
-    Without --on the model is loaded into this process. Flows in a Python file, and the functions they call, have all
-    your permissions. Standard error gets bars and a summary. The exit status is 1 if a row fails.
+    Without --on or --url the model is loaded into this process. With --url only functions of Python run here. Flows in
+    a Python file, and the functions they call, have all your permissions. Standard error gets bars and a summary. The
+    exit status is 1 if a row fails.
     """
     from weft.workflow.frontend.rows import Rows
     from weft.workflow.run.instructions import RunLimits
@@ -108,9 +129,20 @@ def run(
     workflow = load_workflow(file)
     table = Rows(rows if rows is not None else [dict(pair(field, "--row") for field in row or [])])
     options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
+    if background and (url is None or output is not None or workflow.functions):
+        raise typer.BadParameter("--background needs --url, no --output, and no functions of Python, which run here")
     with ExitStack() as scope:
-        target: Target
-        if on is not None:
+        target: RunTarget
+        if url is not None:
+            refuse_flags_of_engines(settings)
+            target = client = scope.enter_context(client_of(url, api_key))
+            options |= {"model": named_model} if named_model else {}
+            if background:
+                options["limits"] = options["limits"]._asdict()
+                checked = table.check(workflow.graph)
+                typer.echo(client.workflows.start(client.workflows.create(workflow).id, checked, **options).id)
+                return
+        elif on is not None:
             refuse_flags_of_engines(settings)
             target = on
             options |= {"model": named_model} if named_model else {}
@@ -121,20 +153,30 @@ def run(
             target = scope.enter_context(local_llm(settings.config.engine))
         started_s = time.monotonic()
         out = sys.stdout if output is None else output
-        results = workflow.run(table, target, out=out, progress=False if quiet else None, **options)
+        done = workflow.run(table, target, out=out, progress=False if quiet else None, **options)
         if not quiet:
-            _summarise(results, time.monotonic() - started_s)
-    if results.errors:
+            _summarise(done, time.monotonic() - started_s)
+    if done.errors:
         raise typer.Exit(EXIT_FAILED)
 
 
 def show(
-    file: WorkflowFile,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the graph as JSON.")] = False,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE[:NAME] | RUN", help="A workflow, or the id of a run on a server.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Write the graph, or the run, as JSON.")] = False,
+    url: Url = None,
+    api_key: ApiKey = None,
 ) -> None:
-    """Check a workflow and show its graph: inputs, nodes with what they need, outputs, digest."""
+    """Check a workflow and show its graph: inputs, nodes with what they need, outputs, digest.
+
+    Of a run on a server: how far it is, and what it waits for.
+    """
     from weft.workflow.graph.outline import outline
 
+    if file.startswith(PREFIX) and not Path(file).exists():
+        show_run(file, url, api_key, as_json=as_json)
+        return
     workflow = load_workflow(file)
     typer.echo(json.dumps(workflow.to_dict(), indent=2, ensure_ascii=False) if as_json else outline(workflow.graph))
 

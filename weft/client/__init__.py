@@ -1,4 +1,4 @@
-"""Weft's programs from Python, over HTTP: `Client`, and `AsyncClient` with the same methods to await.
+"""Weft's programs and workflows from Python, over HTTP: `Client`, and `AsyncClient` with the same methods to await.
 
 from weft.client import Client
 
@@ -12,6 +12,7 @@ from weft.client.asynchronous import AsyncClient
 from weft.client.errors import ClientError, RunFailedError, ServerError
 from weft.client.synchronous import Client
 from weft.client.values import LogEntry, Program, Run, RunEvent, Session, SessionPage
+from weft.client.workflow_values import ResultPage, StoredGraph, WorkflowRunEvent
 
 __all__ = [
     "AsyncClient",
@@ -19,10 +20,13 @@ __all__ = [
     "ClientError",
     "LogEntry",
     "Program",
+    "ResultPage",
     "Run",
     "RunEvent",
     "RunFailedError",
     "ServerError",
     "Session",
     "SessionPage",
+    "StoredGraph",
+    "WorkflowRunEvent",
 ]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from weft.client import protocol
 from weft.client.protocol import ApiCall
 from weft.client.values import Program, Run, RunEvent, SessionPage
+from weft.client.workflows import AsyncWorkflows
+
+E = TypeVar("E")
 
 
 class AsyncClient:
@@ -25,6 +28,7 @@ class AsyncClient:
         self._http = httpx.AsyncClient(**protocol.client_options(url, api_key, timeout_s))
         self.programs = AsyncPrograms(self)
         self.runs = AsyncRuns(self)
+        self.workflows = AsyncWorkflows(self)
 
     async def call(self, call: ApiCall) -> bytes:
         """Make a request; the body of its answer. Raises `ClientError` and `ServerError`."""
@@ -40,15 +44,16 @@ class AsyncClient:
         """Return the sequences of the tenant that wait, those that wait longest first. Raises `ServerError`."""
         return protocol.parsed(await self.call(protocol.sessions_call(limit, model)), SessionPage)
 
-    async def events(self, call: ApiCall) -> AsyncGenerator[RunEvent, None]:
-        """Make a request whose answer is a stream. Closing the generator closes the connection."""
+    async def events(self, call: ApiCall, read: Callable[[str], E | None]) -> AsyncGenerator[E, None]:
+        """Make a request whose answer is a stream, of which `read` decodes the lines. Closing the generator closes the
+        connection."""
         try:
             async with self._http.stream(call.method, call.path, json=call.json) as response:
                 if not response.is_success:
                     await response.aread()
                     protocol.checked(response)
                 async for line in response.aiter_lines():
-                    event = protocol.event_of(line)
+                    event = read(line)
                     if event is not None:
                         yield event
         except httpx.HTTPError as error:
@@ -100,7 +105,9 @@ class AsyncPrograms:
         self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
     ) -> AsyncGenerator[RunEvent, None]:
         """Run a program and yield its events as they come; the last is `end`. Closing the generator ends the run."""
-        return self._client.events(protocol.launch(program, args, source=source, options=options, stream=True))
+        return self._client.events(
+            protocol.launch(program, args, source=source, options=options, stream=True), protocol.event_of
+        )
 
     async def start(
         self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
@@ -143,7 +150,7 @@ class AsyncRuns:
 
     def messages(self, run_id: str) -> AsyncGenerator[RunEvent, None]:
         """Yield the events of a run, from the oldest message that is kept to its end."""
-        return self._client.events(protocol.run_call("GET", run_id, "messages"))
+        return self._client.events(protocol.run_call("GET", run_id, "messages"), protocol.event_of)
 
     async def wait(self, run_id: str) -> Run:
         """Wait for the end of a run. Raises `RunFailedError` if it failed or was cancelled."""

@@ -166,14 +166,20 @@ def event_in(frame: str | bytes) -> RunEvent:
         raise ClientError(f"an event of the run cannot be read: {error}") from error
 
 
-def event_of(line: str) -> RunEvent | None:
-    """Decode a line of a stream; None if it holds no event. Raises `ServerError` if it holds an error."""
+def event_data(line: str) -> str | None:
+    """Return the data of a line of a stream; None if it has none. Raises `ServerError` if it holds an error."""
     if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
         return None
     if data.startswith('{"error"'):
         error = parsed(data.encode(), dict[str, dict[str, Any]])["error"]
         raise ServerError(200, str(error.get("message")), code=error.get("code"), param=error.get("param"))
-    return event_in(data)
+    return data
+
+
+def event_of(line: str) -> RunEvent | None:
+    """Decode a line of a stream; None if it holds no event. Raises `ServerError` if it holds an error."""
+    data = event_data(line)
+    return None if data is None else event_in(data)
 
 
 def command(kind: str, message: Any = None) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from weft.client import protocol
 from weft.client.protocol import ApiCall
 from weft.client.values import Program, Run, RunEvent, SessionPage
+from weft.client.workflows import Workflows
+
+E = TypeVar("E")
 
 
 class Client:
-    """A client of a Weft server; `programs` and `runs` have its methods. Several threads may use it."""
+    """A client of a Weft server; `programs`, `runs` and `workflows` have its methods. Several threads may use it."""
 
     def __init__(self, url: str = protocol.DEFAULT_URL, *, api_key: str | None = None, timeout_s: float | None = None):
         """`timeout_s` bounds the wait for each answer; None: a run may take as long as it takes."""
@@ -25,6 +28,7 @@ class Client:
         self._http = httpx.Client(**protocol.client_options(url, api_key, timeout_s))
         self.programs = Programs(self)
         self.runs = Runs(self)
+        self.workflows = Workflows(self)
 
     def call(self, call: ApiCall) -> bytes:
         """Make a request; the body of its answer. Raises `ClientError` and `ServerError`."""
@@ -36,19 +40,24 @@ class Client:
             raise protocol.unreachable(self.url, error) from error
         return protocol.checked(response)
 
+    def workflow_server(self) -> Workflows:
+        """Where workflows run that are given this client as `on`."""
+        return self.workflows
+
     def sessions(self, *, limit: int = 100, model: str | None = None) -> SessionPage:
         """Return the sequences of the tenant that wait, those that wait longest first. Raises `ServerError`."""
         return protocol.parsed(self.call(protocol.sessions_call(limit, model)), SessionPage)
 
-    def events(self, call: ApiCall) -> Generator[RunEvent, None, None]:
-        """Make a request whose answer is a stream. Closing the generator closes the connection."""
+    def events(self, call: ApiCall, read: Callable[[str], E | None]) -> Generator[E, None, None]:
+        """Make a request whose answer is a stream, of which `read` decodes the lines. Closing the generator closes the
+        connection."""
         try:
             with self._http.stream(call.method, call.path, json=call.json) as response:
                 if not response.is_success:
                     response.read()
                     protocol.checked(response)
                 for line in response.iter_lines():
-                    event = protocol.event_of(line)
+                    event = read(line)
                     if event is not None:
                         yield event
         except httpx.HTTPError as error:
@@ -99,7 +108,9 @@ class Programs:
         self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any
     ) -> Generator[RunEvent, None, None]:
         """Run a program and yield its events as they come; the last is `end`. Closing the generator ends the run."""
-        return self._client.events(protocol.launch(program, args, source=source, options=options, stream=True))
+        return self._client.events(
+            protocol.launch(program, args, source=source, options=options, stream=True), protocol.event_of
+        )
 
     def start(self, program: str | None = None, args: Any = None, *, source: str | None = None, **options: Any) -> Run:
         """Start a run in the background; it goes on when this client is closed."""
@@ -140,7 +151,7 @@ class Runs:
 
     def messages(self, run_id: str) -> Generator[RunEvent, None, None]:
         """Yield the events of a run, from the oldest message that is kept to its end."""
-        return self._client.events(protocol.run_call("GET", run_id, "messages"))
+        return self._client.events(protocol.run_call("GET", run_id, "messages"), protocol.event_of)
 
     def wait(self, run_id: str) -> Run:
         """Wait for the end of a run. Raises `RunFailedError` if it failed or was cancelled."""

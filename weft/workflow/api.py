@@ -24,9 +24,10 @@ from weft.workflow.graph.digest import digest
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.passes import optimise
 from weft.workflow.planning import check_statistics, unknown_server
+from weft.workflow.remote import ServerRun, WorkflowServer
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, Driver, RunServices
-from weft.workflow.run.instructions import AwaitExternal, RowDone, RunLimits
+from weft.workflow.run.instructions import AwaitExternal, RowDone, RunCounts, RunLimits
 from weft.workflow.run.journal import RunDescription, RunJournal
 from weft.workflow.run.order import row_by_row
 from weft.workflow.run.planned_order import PlannedOrder
@@ -55,8 +56,18 @@ class HasWorkflowHost(Protocol):
         ...
 
 
+class HasWorkflowServer(Protocol):
+    """What `on` may be so that a whole graph runs on a server: `weft.client.Client`."""
+
+    def workflow_server(self) -> WorkflowServer:
+        """Where workflows run."""
+        ...
+
+
 Target = HasWorkflowHost | str
 """`weft.LLM`, or the address of any server with OpenAI's API, such as `http://127.0.0.1:8000/v1`."""
+RunTarget = Target | HasWorkflowServer
+"""Of a run: also a server of ours, on which the graph itself runs."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -105,6 +116,38 @@ class Run:
         self.journal: RunJournal | None = None
         self._on = on
         self._options = options
+
+    @property
+    def counts(self) -> RunCounts:
+        """What the run has done so far."""
+        return self.state.counts
+
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """What the run measured of its nodes, as `RunResults.statistics`."""
+        return self.state.measured()
+
+    @contextmanager
+    def kept(self, folder: Path) -> Iterator[None]:
+        """Within the block, a folder keeps what the run computes, so that the same call goes on after an interruption;
+        it is removed at the end. Raises `ConfigError` where the folder is of another run."""
+        description = self.description()
+        if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
+            # It would be removed at the end.
+            raise ConfigError(f"{folder} is not of a run of a workflow: move it, or choose another file")
+        database = Database(folder, place="the folder of the run")
+        try:
+            try:
+                self.journal = RunJournal.open(database, "run", description)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{error.message}: finish that run, remove {folder}, or choose another file"
+                ) from None
+            yield
+            with suppress(StorageFailed):  # a full disk refuses even that, but not the removal of the folder
+                self.journal.forget()
+        finally:
+            database.close()
+        shutil.rmtree(folder)
 
     def results(self) -> Generator[RowResult, None, None]:
         """Rows as they end; first those of the journal. Closing the generator cancels what is in progress."""
@@ -195,17 +238,23 @@ def plan_sources(graph: WorkflowGraph, on: Target, model: str) -> PlanSources:
 
 
 def stream(
-    graph: WorkflowGraph, rows: Any, on: Target, **options: Unpack[RunOptions]
+    graph: WorkflowGraph, rows: Any, on: RunTarget, **options: Unpack[RunOptions]
 ) -> Generator[RowResult, None, None]:
     """Run a graph over rows; yields results as they are there, in no order. Closing the generator cancels what is in
     progress. Raises what concerns the whole run; what concerns a row is its `error`."""
-    return Run(graph, rows, on, options).results()
+    return _run_on(graph, rows, on, options).results()
+
+
+def _run_on(graph: WorkflowGraph, rows: Any, on: RunTarget, options: RunOptions) -> Run | ServerRun:
+    if isinstance(on, str) or not hasattr(on, "workflow_server"):
+        return Run(graph, rows, on, options)
+    return ServerRun(graph, rows, on.workflow_server(), options)
 
 
 def run(
     graph: WorkflowGraph,
     rows: Any,
-    on: Target,
+    on: RunTarget,
     *,
     out: str | Path | TextIO | None = None,
     progress: bool | None = None,
@@ -216,28 +265,29 @@ def run(
     (None: only on a terminal).
 
     A run that writes to a named file can be interrupted: until it has ended, a folder beside the file, `OUT.run`, has
-    what was computed, and the same call goes on from there. Rows of an iterator cannot be read again, so their run
-    begins anew."""
-    one = Run(graph, rows, on, options)
+    what was computed, or names the run on a server, and the same call goes on from there. Rows of an iterator cannot be
+    read again, so their run begins anew."""
+    one = _run_on(graph, rows, on, options)
     shows = sys.stderr.isatty() if progress is None else progress
     results = []
+    is_kept = False
     with ExitStack() as stack:
-        journal = None
         if isinstance(out, (str, Path)):
             if one.num_rows is not None:
-                journal = stack.enter_context(_journal(Path(f"{out}.run"), one))
+                stack.enter_context(one.kept(Path(f"{out}.run")))
+                is_kept = True
             out = stack.enter_context(_opened(Path(out)))
         show = stack.enter_context(bars(one.num_rows) if shows else no_bars())
         for result in stack.enter_context(closing(one.results())):
             results.append(result)
-            show(one.state.counts)
+            show(one.counts)
             if out is not None:
                 try:
                     out.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
                     out.flush()
                 except OSError as error:
-                    raise _unwritten(error, journal is not None) from error
-    return RunResults(results, one.state.counts, one.state.measured())
+                    raise _unwritten(error, is_kept) from error
+    return RunResults(results, one.counts, one.measured())
 
 
 @contextmanager
@@ -251,28 +301,6 @@ def _opened(path: Path) -> Iterator[TextIO]:
             file.close()
         raise
     file.close()
-
-
-@contextmanager
-def _journal(folder: Path, one: Run) -> Iterator[RunJournal]:
-    """The journal of a run, in a folder that is removed when the run has ended. Raises `ConfigError` where the folder
-    has that of another run."""
-    description = one.description()
-    if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
-        # It would be removed at the end.
-        raise ConfigError(f"{folder} is not of a run of a workflow: move it, or choose another file")
-    database = Database(folder, place="the folder of the run")
-    try:
-        try:
-            one.journal = RunJournal.open(database, "run", description)
-        except ConfigError as error:
-            raise ConfigError(f"{error.message}: finish that run, remove {folder}, or choose another file") from None
-        yield one.journal
-        with suppress(StorageFailed):  # a full disk refuses even that, but not the removal of the folder
-            one.journal.forget()
-    finally:
-        database.close()
-    shutil.rmtree(folder)
 
 
 def _unwritten(error: OSError, may_go_on: bool) -> StorageFailed:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Workflow:
     """A graph with methods to run it.
 
-    `on` is a `weft.LLM`, or the address of a server with OpenAI's API. `options` are those of
+    `on` is a `weft.LLM`, the address of a server with OpenAI's API, or a `weft.client.Client`: then the graph runs on
+    that server, and functions of Python in this process. `options` are those of
     `weft.workflow.api.RunOptions`.
     """
 
@@ -58,7 +59,7 @@ class Workflow:
     def run(
         self,
         rows: Any,
-        on: api.Target,
+        on: api.RunTarget,
         *,
         out: str | Path | TextIO | None = None,
         progress: bool | None = None,
@@ -84,7 +85,7 @@ class Workflow:
         tokens, engines, model = plan_sources(self.graph, on, options.pop("model", ""))
         return explain(self.graph, rows, model, engines, tokens=tokens, **options)
 
-    def stream(self, rows: Any, on: api.Target, **options: Any) -> Generator[RowResult, None, None]:
+    def stream(self, rows: Any, on: api.RunTarget, **options: Any) -> Generator[RowResult, None, None]:
         """Run the workflow over rows; yields results as they are there. Closing the generator cancels the run."""
         from weft.workflow.api import stream
 

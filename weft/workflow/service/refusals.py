@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from weft.abi.errors import WeftError
 from weft.endpoints.models import Models
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
-from weft.workflow.graph.labels import label_prefix
+from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake
 from weft.workflow.graph.nodes import AnyNode, ExternalNode, FunctionNode, LlmNode, ProgramNode, WorkflowGraph
 from weft.workflow.graph.schema_check import unchecked_keywords
@@ -17,15 +15,6 @@ _PYTHON = (
     "is a Python function, which does not run on a server; the built-in ones are {}. Run the workflow from Python "
     "with on=weft.client.Client(...), or name it in `functions` and set its results"
 )
-
-
-def labelled_nodes(nodes: tuple[AnyNode, ...], prefix: str = "") -> Iterator[tuple[str, AnyNode]]:
-    """These nodes and those of their bodies, with their labels."""
-    for node in nodes:
-        label = prefix + node.id
-        yield label, node
-        for place, body in node.bodies.items():
-            yield from labelled_nodes(body.nodes, label_prefix(label, node, place))
 
 
 def called_models(graph: WorkflowGraph, spec: WorkflowRunSpec, models: Models) -> tuple[str, ...]:

@@ -1,0 +1,206 @@
+"""Workflows from Python on a server of ours: the graph runs there, functions of Python here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from tests.server.conftest import RunningServer, running
+from tests.server.test_workflow_runs import assert_nothing_left
+from weft import ops
+from weft.abi.errors import ConfigError, LimitExceeded, Unsupported, WeftError
+from weft.client import Client, ServerError
+from weft.workflow.run.instructions import RunLimits
+
+ROWS = [{"topic": f"topic {number}"} for number in range(6)]
+THREADS: set[str] = set()
+
+
+def shout(text: str) -> str:
+    THREADS.add(threading.current_thread().name)
+    return text.upper()
+
+
+async def whisper(text: str) -> str:
+    await asyncio.sleep(0)
+    return text.lower()
+
+
+def broken(text: str) -> str:
+    raise KeyError(text)
+
+
+@weft.flow
+def tell(topic: Any) -> Any:
+    first = ops.llm(f"Tell me about {topic}.", max_tokens=3, temperature=0)
+    return {"text": first, "loud": ops.function(shout, topic), "low": ops.function(whisper, topic)}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RunningServer]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def client(shared: RunningServer) -> Iterator[Client]:
+    with Client(shared.url) as client:
+        yield client
+    assert_nothing_left(shared)
+
+
+def test_the_graph_runs_there_and_functions_here(shared: RunningServer, client: Client) -> None:
+    results = tell.run(ROWS, on=client)
+    local = tell.run(ROWS, on=f"{shared.url}/v1")
+    assert [result.outputs for result in results] == [result.outputs for result in local]
+    assert results[2]["loud"] == "TOPIC 2"
+    assert results.errors == []
+    assert results.counts.calls.calls + results.counts.calls.cached_calls == 6
+    assert set(results.counts.by_node) == set(local.counts.by_node)
+    assert (results.counts.rows, results.counts.failed_rows) == (6, 0)
+    assert THREADS
+    run = client.runs.list()[0]
+    assert run.workflow is not None
+    assert (run.status, run.workflow["rows"], run.hash) == ("finished", 6, tell.digest)
+
+
+def test_errors_are_those_of_a_local_run(shared: RunningServer, client: Client) -> None:
+    flow = weft.flow(lambda topic: {"bad": ops.function(broken, topic), "good": ops.text(f"{topic}!")})
+    remote, local = flow.run(ROWS[:2], on=client), flow.run(ROWS[:2], on=f"{shared.url}/v1")
+    assert remote.errors == local.errors
+    assert remote.errors[0].kind == "KeyError"
+    assert [result.outputs for result in remote] == [result.outputs for result in local]
+
+
+def test_values_from_outside(client: Client) -> None:
+    async def external(asked: Any) -> Any:
+        return {"row": asked.task.row, "node": asked.node.id}
+
+    flow = weft.flow(lambda topic: {"v": ops.external(schema={"type": "object"})})
+    results = flow.run(ROWS[:3], on=client, external=external)
+    assert [result["v"]["row"] for result in results] == [0, 1, 2]
+
+    async def wrong(asked: Any) -> Any:
+        return "a text"
+
+    error = flow.run(ROWS[:1], on=client, external=wrong).errors[0]
+    assert "does not follow its schema" in error.message
+
+
+def test_a_function_that_takes_too_long(client: Client) -> None:
+    async def endless(text: str) -> None:
+        await asyncio.Event().wait()
+
+    flow = weft.flow(lambda topic: ops.function(endless, topic))
+    error = flow.run(ROWS[:1], on=client, function_timeout_s=0.01).errors[0]
+    assert error.message == "endless did not return within 0.01 s"
+
+
+def test_limits_and_fields_go_along(client: Client) -> None:
+    rows = [{"topic": f"a limit, {number}"} for number in range(6)]  # of which the prompt cache has no answers
+    results = tell.run(rows, on=client, limits=RunLimits(calls=2), optimise=False)
+    assert {error.kind for error in results.errors} == {LimitExceeded.kind}
+    assert results.counts.calls.calls == 2
+    for name, value in (("cache", "x"), ("api_key", "k")):
+        with pytest.raises(Unsupported, match=name):
+            tell.run(ROWS, on=client, **{name: value})
+    with pytest.raises(ServerError, match="'other' is not served"):
+        tell.run(ROWS, on=client, model="other")
+
+
+def test_leaving_early_cancels_the_run(client: Client) -> None:
+    stream = tell.stream(ROWS, on=client)
+    next(stream)
+    stream.close()
+    assert client.runs.list()[0].status in ("cancelled", "finished")
+
+
+def test_an_interrupted_run_goes_on(client: Client, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    calls: list[str] = []
+
+    class Interrupted(BaseException):
+        pass
+
+    class Stopping:
+        """A client that is interrupted after some events."""
+
+        def __init__(self, most: int):
+            self.most = most
+
+        def workflow_server(self) -> Any:
+            return self
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(client.workflows, name)
+
+        def events(self, run_id: str, after: int = 0) -> Any:
+            calls.append(run_id)
+            for number, event in enumerate(client.workflows.events(run_id, after)):
+                if number == self.most:
+                    raise Interrupted
+                yield event
+
+    for most in (0, 2):
+        with pytest.raises(Interrupted):
+            tell.run(ROWS, on=Stopping(most), out=out)
+    assert Path(f"{out}.run").exists()
+    other = weft.flow(lambda topic: ops.text(f"{topic}"))
+    with pytest.raises(ConfigError, match="another run was interrupted here"):
+        other.run(ROWS, on=client, out=out)
+    with pytest.raises(ConfigError, match="is not of a run of a workflow"):
+        other.run(ROWS, on=client.url, out=out)
+    results = tell.run(ROWS, on=Stopping(1000), out=out)
+    assert sorted(json.loads(line)["row"] for line in out.read_text().splitlines()) == list(range(6))
+    assert len(results) == 6
+    assert len(set(calls)) == 1
+    assert not Path(f"{out}.run").exists()
+
+
+def test_a_lost_connection_goes_on_behind_the_last_result(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workflow.remote.FIRST_PAUSE_S", 0.0)
+    afters: list[int] = []
+
+    class Losing:
+        def workflow_server(self) -> Any:
+            return self
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(client.workflows, name)
+
+        def events(self, run_id: str, after: int = 0) -> Any:
+            afters.append(after)
+            rows = 0
+            for event in client.workflows.events(run_id, after):
+                yield event
+                rows += event.row is not None
+                if rows == 2:
+                    raise WeftError("the connection was lost")
+
+    results = tell.run(ROWS, on=Losing())
+    assert [result["loud"] for result in results] == [f"TOPIC {number}" for number in range(6)]
+    assert afters == [0, 2, 4, 6]
+
+
+def test_the_client_s_own_methods(client: Client) -> None:
+    graph = weft.flow(lambda topic: ops.text(f"<{topic}>"))
+    stored = client.workflows.create(graph, "mine")
+    assert client.workflows.get(stored.id[:12]).graph["inputs"] == ["topic"]
+    assert stored.id in [each.id for each in client.workflows.list()]
+    first = client.workflows.start(stored.id, ROWS, key="k", limits={"calls": 1})
+    assert client.workflows.start(stored.id, ROWS, key="k", limits={"calls": 1}).id == first.id
+    types = [event.type for event in client.workflows.events(first.id)]
+    assert (types[0], types.count("row"), types[-1]) == ("run", 6, "end")
+    page = client.workflows.results(first.id, 4)
+    assert ([row.number for row in page.data], page.has_more) == ([5, 6], False)
+    client.runs.delete(first.id)
+    client.workflows.delete(stored.id)
+    with pytest.raises(ServerError):
+        client.workflows.get(stored.id)

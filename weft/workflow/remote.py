@@ -1,0 +1,249 @@
+"""A run on a server of ours, from Python: the graph runs there, functions of Python run here.
+
+Values of functions and of `external` nodes are exchanged as variables of the run. Where the connection is lost, the
+stream goes on behind the last result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from weft.abi.errors import ConfigError, Unsupported, WeftError, from_kind
+from weft.loop_thread import LoopThread
+from weft.workflow.frontend.rows import Rows
+from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
+from weft.workflow.graph.digest import digest
+from weft.workflow.graph.json import graph_to_dict
+from weft.workflow.graph.labels import labelled_nodes
+from weft.workflow.graph.nodes import ExternalNode, FunctionNode, WorkflowGraph
+from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, called_function, checked_value
+from weft.workflow.run.instructions import AwaitExternal, CallCounts, RunCounts, TaskName
+from weft.workflow.run.results import RowMistake, RowResult
+from weft.workflow.run.value_errors import kind_of
+
+MAX_LOST = 8
+"""Connections lost one after the other, after which this process gives up."""
+FIRST_PAUSE_S = 0.2
+FILE = "server.json"
+"""Names the run, in a folder beside the file of its results."""
+_HERE = {
+    "concurrency": "the server decides how much is in progress",
+    "cache": "a server keeps its own prompt cache",
+    "api_key": "the client has its own key",
+    "statistics": "the server plans its runs itself",
+}
+"""Options of runs on models -> why a run on a server has none."""
+
+
+class WorkflowServer(Protocol):
+    """A server, such as `weft.client.Client.workflows`."""
+
+    def create(self, graph: Any, name: str = "") -> Any:
+        """Store a graph; the result has its `id`."""
+
+    def start(self, workflow: str, rows: Iterable[Mapping[str, Any]], *, key: str | None = None, **options: Any) -> Any:
+        """Start a run; the result has its `id`."""
+
+    def events(self, run_id: str, after: int = 0) -> Generator[Any, None, None]:
+        """The events of a run."""
+
+    def resume(self, run_id: str) -> Any:
+        """Go on with a run that failed or was cancelled."""
+
+    def cancel(self, run_id: str) -> Any:
+        """Cancel a run."""
+
+    def get_run(self, run_id: str) -> Any:
+        """A run as it is now."""
+
+    def set_variable(
+        self, variable_id: str, value: Any = None, *, error: str | None = None, kind: str | None = None
+    ) -> None:
+        """Set a variable."""
+
+
+class _KeptRun(msgspec.Struct, frozen=True):
+    """What a folder says of a run."""
+
+    run: str
+    graph: str
+    rows: str
+
+
+class ServerRun:
+    """One run of a graph over rows, on a server."""
+
+    def __init__(self, graph: WorkflowGraph, rows: Any, server: WorkflowServer, options: Mapping[str, Any]):
+        """Reads and checks the rows. Raises `InvalidRows`, `InvalidGraph`, and `Unsupported` for options that have no
+        effect there."""
+        for name in _HERE.keys() & options.keys():
+            raise Unsupported(f"{name} is not for a run on a server: {_HERE[name]}", name)
+        table = Rows(rows)
+        self.graph = graph
+        self.rows = table.check(graph)
+        self.num_rows = table.count()
+        """None where the rows can be read once only."""
+        self.counts = RunCounts()
+        self._server = server
+        self._options = options
+        self._functions = _called(graph) & options.get("functions", {}).keys()
+        self._folder: Path | None = None
+        self._run_id: str | None = None
+        self._taken: set[str] = set()
+        """Variables that are answered here."""
+
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """Nothing: the server plans its runs itself."""
+        return {}
+
+    def results(self) -> Generator[RowResult, None, None]:
+        """Rows as they end. Closing the generator cancels the run. Raises what ended it."""
+        run_id = self._begin()
+        thread = LoopThread()
+        ended: Any = None
+        last = lost = 0
+        try:
+            while ended is None:
+                try:
+                    with closing(self._server.events(run_id, last)) as events:
+                        for event in events:
+                            lost = 0
+                            if event.row is not None:
+                                last = event.row.number
+                                yield _result(event.row)
+                            elif event.wait is not None:
+                                self._take(thread, event.wait)
+                            self._count(event)
+                            ended = event.run if event.type == "end" else None
+                    if ended is None:
+                        raise WeftError("the stream of the run's events ended before the run did")
+                except WeftError as error:
+                    if getattr(error, "status", None) is not None or lost == MAX_LOST:
+                        raise
+                    time.sleep(FIRST_PAUSE_S * 2**lost)
+                    lost += 1
+        finally:
+            if ended is None:
+                with suppress(WeftError):
+                    self._server.cancel(run_id)
+            thread.stop()
+        if ended.status != "finished":
+            raise from_kind(ended.error.kind, ended.error.message, param=ended.error.param)
+
+    @contextmanager
+    def kept(self, folder: Path) -> Iterator[None]:
+        """Within the block, a folder names the run, so that the same call goes on with it after an interruption; it is
+        removed at the end. Raises `ConfigError` where the folder is of another run."""
+        if (folder / FILE).exists():
+            kept = msgspec.json.decode((folder / FILE).read_bytes(), type=_KeptRun)
+            if (kept.graph, kept.rows) != self._description():
+                raise ConfigError(
+                    f"another run was interrupted here, with another graph or other rows: finish that run, remove "
+                    f"{folder}, or choose another file"
+                )
+            self._run_id = kept.run
+        elif folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not of a run on a server: finish that run, or choose another file")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        yield
+        shutil.rmtree(folder)
+
+    def _begin(self) -> str:
+        """Start the run, or go on with the one that the folder names."""
+        if self._run_id is not None:
+            try:
+                if self._server.get_run(self._run_id).status in ("failed", "cancelled"):
+                    self._server.resume(self._run_id)
+                return self._run_id
+            except WeftError as error:
+                if getattr(error, "status", None) != 404:
+                    raise
+                # It was deleted, or was so long ago that it is forgotten.
+        limits = self._options.get("limits")
+        run = self._server.start(
+            self._server.create(graph_to_dict(self.graph)).id,
+            self.rows,
+            limits=None if limits is None else limits._asdict(),
+            optimise=self._options.get("optimise"),
+            model=self._options.get("model"),
+            functions=sorted(self._functions) or None,
+        )
+        run_id: str = run.id
+        if self._folder is not None:
+            kept = msgspec.json.encode(_KeptRun(run_id, *self._description()))
+            temporary = self._folder / f"{FILE}.new"
+            temporary.write_bytes(kept)
+            temporary.replace(self._folder / FILE)
+        return run_id
+
+    def _description(self) -> tuple[str, str]:
+        """Digests of the graph and of the rows. Reads the rows."""
+        hashed = hashlib.sha256()
+        for row in self.rows:
+            hashed.update(msgspec.json.encode(row, order="deterministic"))
+        return digest(self.graph), hashed.hexdigest()
+
+    def _count(self, event: Any) -> None:
+        progress = event.progress or (event.run.workflow if event.run is not None else None)
+        if progress is not None:
+            calls = CallCounts(**progress["calls"])
+            by_node = {name: CallCounts(**each) for name, each in progress["by_node"].items()}
+            self.counts = RunCounts(progress["done"], progress["failed"], calls, by_node)
+
+    # ---- variables
+
+    def _take(self, thread: LoopThread, wait: Any) -> None:
+        """Answer a variable, if that is to be done here; others wait for someone else."""
+        is_here = wait.function in self._functions if wait.function is not None else "external" in self._options
+        if is_here and wait.id not in self._taken:
+            self._taken.add(wait.id)
+            thread.submit(self._answer(wait))
+
+    async def _answer(self, wait: Any) -> None:
+        try:
+            given: dict[str, Any] = {"value": checked_value(await self._value(wait))}
+        except Exception as error:
+            kind = kind_of(error)
+            given = {"error": str(error) or kind, "kind": kind}
+        await asyncio.to_thread(self._set, wait.id, given)
+
+    async def _value(self, wait: Any) -> Any:
+        if wait.function is None:
+            node = ExternalNode(id=wait.node.rpartition(".")[2], schema=wait.schema)
+            return await self._options["external"](AwaitExternal(TaskName(wait.row, wait.node), node))
+        seconds = self._options.get("function_timeout_s", FUNCTION_TIMEOUT_S)
+        return await called_function(self._options["functions"], wait.function, wait.args or {}, seconds)
+
+    def _set(self, id: str, given: Mapping[str, Any]) -> None:
+        for attempt in range(MAX_LOST):
+            try:
+                self._server.set_variable(id, **given)
+                return
+            except WeftError as error:
+                status = getattr(error, "status", None)
+                if status == 400 and "value" in given:
+                    given = {"error": error.message, "kind": error.kind}
+                elif status is not None and status not in (429, 503):
+                    return  # the row or the run has ended, or the value is set
+                else:
+                    time.sleep(FIRST_PAUSE_S * 2**attempt)
+
+
+def _called(graph: WorkflowGraph) -> set[str]:
+    """Functions of Python that a graph calls."""
+    nodes = (node for _, node in labelled_nodes(graph.nodes) if isinstance(node, FunctionNode))
+    return {node.name for node in nodes if node.name is not None} - BUILTIN_FUNCTIONS.keys()
+
+
+def _result(row: Any) -> RowResult:
+    return RowResult(row.row, row.outputs, None if row.error is None else RowMistake(**row.error))
