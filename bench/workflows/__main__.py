@@ -9,8 +9,9 @@ The model has random weights (`--model`, a shape), and every call generates a fi
 
 Contenders take turns on one `weft serve` with its prefix cache on, each run with a cache salt of its own, so that none
 finds KV of another. `query-wise`, `operator-wise` and `clients` (asynchronous) are plain HTTP clients: one row after
-the other, one operator after the other, and every call as soon as its inputs are there. `weft-unmerged` is Weft without
-its optimiser; `weft` merges equal calls too. `vllm` is `clients` on vLLM's server with as many KV tokens.
+the other, one operator after the other, and every call as soon as its inputs are there. `weft` gives the server the
+graph and the rows; `weft-unmerged` does so without the optimiser, which merges equal calls. `weft-api` runs the graph
+in the client, without plans, over the API of the others. `vllm` is `clients` on vLLM's server with as many KV tokens.
 
 Pools: `large` holds the trie of all prompts and outputs, `small` a third of it (or the longest call, if that is more).
 Figures: seconds, tokens that were computed from prompts (prompt less cached, as the server says) over the *minimum*
@@ -44,6 +45,7 @@ from weft.cli.bench.server import own_server
 from weft.cli.random_weights import SHAPES as MODELS
 from weft.cli.random_weights import random_weights
 from weft.cli.settings import load
+from weft.client import Client
 from weft.core.ids import unpack_tokens
 from weft.tokenizers.chats import ChatPrompt, render
 from weft.tokenizers.load import load_tokenizer
@@ -55,7 +57,7 @@ POOLS = {"small": 1 / 3, "large": 1.25}
 """Pool -> its tokens over those of the trie. Copies of partial pages and pages of running calls need a margin."""
 VLLM = "vllm"
 REFERENCE = "clients"
-CONTENDERS = (*STRATEGIES, "weft-unmerged", "weft", VLLM)
+CONTENDERS = (*STRATEGIES, "weft-api", "weft-unmerged", "weft", VLLM)
 _salts = count()
 
 
@@ -94,11 +96,15 @@ def weft_server(checkpoint: Path, kv_tokens: int) -> Iterator[str]:
         yield url
 
 
-def run_weft(work: Workload, url: str, salt: str, *, merges: bool) -> Found:
+def run_weft(contender: str, work: Workload, url: str, salt: str) -> Found:
     """Run a workload as a graph."""
-    graph = salted(work, salt)
+    flow = weft.Workflow(salted(work, salt))
     began = time.perf_counter()
-    results = weft.Workflow(graph).run(work.rows, on=f"{url}/v1", optimise=merges, progress=False)
+    if contender == "weft-api":
+        results = flow.run(work.rows, on=f"{url}/v1", optimise=False, progress=False)
+    else:
+        with Client(url) as client:
+            results = flow.run(work.rows, on=client, optimise=contender == "weft", progress=False)
     seconds = time.perf_counter() - began
     if results.errors:
         raise RuntimeError(f"row {results.errors[0].row} failed: {results.errors[0].message}")
@@ -111,7 +117,7 @@ def run_once(contender: str, work: Workload, url: str, model: str) -> Found:
     """One run."""
     salt = f"run{next(_salts)}"
     if contender.startswith("weft"):
-        return run_weft(work, url, salt, merges=contender == "weft")
+        return run_weft(contender, work, url, salt)
     began = time.perf_counter()
     strategy, salt = (REFERENCE, "") if contender == VLLM else (contender, salt)
     client = asyncio.run(run_clients(strategy, work, url, model, salt))
