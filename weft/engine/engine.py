@@ -308,8 +308,6 @@ class Engine:
 
     def _count_objectives(self, flight: InFlight, device_s: float) -> None:
         """Divide a step's time among the objectives of its query tokens."""
-        if not flight.num_tokens:
-            return
         tokens, seconds = flight.objective_tokens, self._objective_device_s
         others = flight.num_tokens - sum(tokens.values())
         for objective, num_tokens in (("latency", others), *tokens.items()):
@@ -322,7 +320,10 @@ class Engine:
         result = launched.handle.wait()
         self._waited_s += time.perf_counter() - began
         self._step_time.observe(result.device_s)
-        self._count_objectives(launched.flight, result.device_s)
+        if launched.flight.objective_tokens:
+            self._count_objectives(launched.flight, result.device_s)
+        elif launched.flight.num_tokens:
+            self._objective_device_s["latency"] = self._objective_device_s.get("latency", 0.0) + result.device_s
         self._gather.stepped(result.device_s)
         self.costs.finished(result)
         self._waste.finished(result.step_id, result.device_s)

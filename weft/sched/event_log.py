@@ -54,7 +54,7 @@ class EventLog:
         """As in `Events`."""
         self.is_invalid = False
         """As in `Events`."""
-        self._traces = traces
+        self.traces = traces
 
     def send(self, client: int, event: Event) -> None:
         """Add an event for a client, after those before it."""
@@ -69,7 +69,7 @@ class EventLog:
 
     def trace(self, sequence: Sequence, what: str, now: float, detail: int = 0) -> None:
         """Note a moment of a request's life, where traces are on."""
-        if self._traces:
+        if self.traces:
             self.messages.append((sequence.client, TraceSpan(sequence.request_id, what, now, detail)))
 
     def take(self) -> Events:

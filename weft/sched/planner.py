@@ -57,7 +57,8 @@ class StepPlanner:
         step_id = self._state.last_step_id + 1
         self._sequences.queue.end_deferrals(step_id)
         self._interception.begin_step(now)
-        self._services.begin_step(now)
+        if self._services.is_active:
+            self._services.begin_step(now)
         builder = StepBuilder(step_id, self._sequences.slots, self._cache.page_size)
         self._reclaimer.begin_step(step_id, now)
         self._num_promised = self._spaces.bring(now)
@@ -78,7 +79,8 @@ class StepPlanner:
         if self._state.residency.moves:
             self._state.residency.advance(now)
         self._interception.end_step(now)
-        self._services.end_step(builder.in_flight)
+        if self._services.is_active:
+            self._services.end_step(builder.in_flight)
         if self._reclaimer.is_short:
             builder.in_flight.waits_for_pages = True
             builder.in_flight.intercepted_tokens = self._interception.tokens_on_device()
@@ -100,7 +102,7 @@ class StepPlanner:
             return
         table = self._sequences.slots
         ready = table.remaining[slots] > 0
-        if not alone:
+        if self._services.is_active and not alone:
             room = prompt_budget(self._config, len(sequences), self._cache.page_size) - len(sequences)
             ready = self._services.ready_to_decode(slots, sequences, ready, room)
         growing = ready & (
@@ -119,7 +121,8 @@ class StepPlanner:
             turn = (np.arange(self._config.max_rows) + builder.in_flight.step_id) % len(sequences)
             slots, sequences = slots[turn], [sequences[index] for index in turn]
         if sequences:
-            self._services.decodes(slots, sequences)
+            if self._services.is_active:
+                self._services.decodes(slots, sequences)
             builder.add_decodes(slots, sequences)
 
     def _own_last_page(self, sequence: Sequence, now: float) -> bool:
@@ -163,7 +166,8 @@ class StepPlanner:
         """Give a running sequence as many known tokens as budget and pages allow."""
         start = sequence.num_computed
         end = min(sequence.target, len(sequence.tokens), start + self._prompt_budget - builder.num_tokens)
-        end = start + self._services.chunk_tokens(sequence, end - start, self._cache.page_size)
+        if sequence.is_background:
+            end = start + self._services.chunk_tokens(sequence, end - start, self._cache.page_size)
         head = sequence.head
         if isinstance(head, AppendOp) and head.outputs is not None and head.outputs.logprobs is not None:
             end = min(end, start + MAX_SCORE_ROWS)
@@ -177,7 +181,8 @@ class StepPlanner:
             samplers.append(sequence)
         samplers += self._resolve_pending_forks(builder, sequence, end, now)
         builder.add_chunk(sequence, start, end, samplers)
-        self._services.chunk(sequence, start, end, len(samplers))
+        if self._services.is_active:
+            self._services.chunk(sequence, start, end, len(samplers))
         again = self._count_chunk(sequence, start, end, now)
         if again:
             builder.in_flight.recomputed_tokens += again
@@ -345,7 +350,9 @@ class StepPlanner:
 
     def _trace_start(self, sequence: Sequence, now: float) -> None:
         """Note that a sequence got a slot, with how many tokens that have KV, and how many of these go on from other
-        KV."""
+        KV, where traces are on."""
+        if not self._log.traces:
+            return
         num_tokens = len(sequence.tokens)
         self._log.trace(sequence, "scheduled", now, sequence.sources.counts(num_tokens).cached)
         num_continued = sequence.sources.num_continued(num_tokens)

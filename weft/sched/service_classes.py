@@ -45,6 +45,9 @@ class ServiceClasses:
         self._share = share
         self._others: dict[int, Sequence] = {}
         """Open sequences of another objective than `latency`, by number."""
+        self.is_active = False
+        """Whether there are sequences of another objective than `latency`. Where there are none, the methods about the
+        step being built need not be called."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
         """A heap of (when to look at the slack, number, sequence)."""
         self._idle_since_s: dict[int, float] = {}
@@ -61,16 +64,12 @@ class ServiceClasses:
         self._decoding = EMPTY
         """Foreground that decoded in the last step that had other work too."""
 
-    @property
-    def is_active(self) -> bool:
-        """Whether there are sequences of another objective than `latency`."""
-        return bool(self._others)
-
     def add(self, sequence: Sequence) -> None:
         """A sequence was opened, or made by a fork."""
         if sequence.objective == "latency":
             return
         self._others[sequence.seq] = sequence
+        self.is_active = True
         sequence.service = SERVICE[sequence.objective]
         sequence.is_background = sequence.service > LATENCY
         if sequence.objective == "deadline":
@@ -78,17 +77,17 @@ class ServiceClasses:
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence was released."""
-        self._others.pop(sequence.seq, None)
+        if self._others.pop(sequence.seq, None) is not None and not self._others:
+            self.is_active = False
+            self.has_held = False
+            self._owed_s = 0.0
+            self._idle_since_s.clear()
+            self._promoted.clear()
 
     # The step being built
 
     def begin_step(self, now: float) -> None:
         """Look at deadlines, and promote what has waited too long."""
-        if not self._others:
-            self._owed_s = 0.0
-            self._idle_since_s.clear()
-            self._promoted.clear()
-            return
         self._foreground = self._background = EMPTY
         self._num_tokens.clear()
         self._end_slack(now)
@@ -99,8 +98,6 @@ class ServiceClasses:
         """[n] which of the decoding sequences compute a token in this step, of those that are `ready` [n]. They are in
         order of rank. Prompts get at most `prompt_tokens` tokens of this step."""
         self.has_held = False
-        if not self._others:
-            return ready
         background = np.fromiter((s.is_background for s in sequences), np.bool_, len(sequences))
         kv = self._sequences.slots.total[slots]
         first = ready & ~background
@@ -116,8 +113,6 @@ class ServiceClasses:
 
     def decodes(self, slots: I32, sequences: list[Sequence]) -> None:
         """These sequences decode in this step, in `slots` [n]."""
-        if not self._others:
-            return
         kv = self._sequences.slots.total[slots]
         background = np.fromiter((s.is_background for s in sequences), np.bool_, len(sequences))
         num_background = int(np.count_nonzero(background))
@@ -140,8 +135,6 @@ class ServiceClasses:
 
     def chunk(self, sequence: Sequence, start: int, end: int, num_outputs: int) -> None:
         """Tokens `start` to `end` of a prompt are in this step."""
-        if not self._others:
-            return
         shape = StepShape.chunk(end - start, start, num_outputs)
         if sequence.is_background:
             self._background = self._background.plus(shape)
@@ -151,8 +144,6 @@ class ServiceClasses:
 
     def end_step(self, flight: InFlight) -> None:
         """The step is complete: account for it."""
-        if not self._others:
-            return
         flight.objective_tokens = dict(self._num_tokens)
         if self._background.num_tokens or self._has_background():
             self._owed_s = self._share.owed_after(self._view())
