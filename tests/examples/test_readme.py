@@ -25,7 +25,8 @@ ADDRESS = "http://127.0.0.1:8000"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 PROGRAMS = [block for block in BLOCKS if "async def main" in block]
 CLIENTS = [block for block in BLOCKS if ADDRESS in block]
-OFFLINE = [block for block in BLOCKS if "weft.LLM" in block]
+FLOWS = [block for block in BLOCKS if "weft.flow" in block]
+OFFLINE = [block for block in BLOCKS if "weft.LLM" in block and block not in FLOWS]
 COMMANDS = [
     shlex.split(line.removeprefix("$ .venv/bin/"), comments=True)
     for line in README.replace("\\\n", "").splitlines()
@@ -67,7 +68,7 @@ def server() -> Iterator[str]:
 
 
 def test_every_block_and_command_is_tried_below() -> None:
-    assert len(PROGRAMS) + len(CLIENTS) + len(OFFLINE) == len(BLOCKS) == 4
+    assert len(PROGRAMS) + len(CLIENTS) + len(FLOWS) + len(OFFLINE) == len(BLOCKS) == 5
     assert {command[1] for command in COMMANDS} == {"chat", "serve", "run", "programs", "generate", "doctor"}
     assert len(CURLS) == 1
 
@@ -91,6 +92,16 @@ def test_offline_use_runs(block: str, capsys: pytest.CaptureFixture[str]) -> Non
     *people, joke = capsys.readouterr().out.splitlines()
     assert [json.loads(person) for person in people] == [{"name": "Ada", "age": 36}, {"name": "Nora", "age": 34}]
     assert ends_sensibly(joke)
+
+
+@pytest.mark.parametrize("block", FLOWS)
+def test_flows_run(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block, {})
+    ada, nora, counts = capsys.readouterr().out.splitlines()
+    assert ada.startswith("Ada, 36: ")
+    assert nora.startswith("Nora, 34: ")
+    assert ends_sensibly(ada.removeprefix("Ada, 36: "))
+    assert "calls=3, merged_calls=1" in counts
 
 
 def test_commands_run(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
