@@ -244,6 +244,6 @@ def test_doctor_says_what_computes_with_int8(weft):
     assert plain["will_use"]["quantization"] == "none"
     assert small["will_use"]["quantization"] == "int8: torch with widened weights"
     assert small["will_use"]["weights_gib"] < plain["will_use"]["weights_gib"]
-    refused = weft("doctor", "--quantization", "int4")
+    refused = weft("doctor", "--quantization", "int3")
     assert refused.exit_code != 0
-    assert "there is int8" in refused.output
+    assert "there are int8, int4" in refused.output

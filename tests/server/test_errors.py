@@ -184,6 +184,8 @@ def test_an_engine_that_cannot_start_stops_the_server() -> None:
     from weft.testing.fake_engine import FakeEngine
 
     class Broken(FakeEngine):
+        ready = False
+
         async def wait_ready(self):
             raise ModelLoadError("no such file")
 
