@@ -249,7 +249,7 @@ class Sequence:
     deadline_s: float = math.inf
     """When it should be done, with objective `deadline`."""
     service: int = 0
-    """Those of a smaller one come before it, whatever their priorities."""
+    """Those of a smaller one come before it, at any priority."""
     is_background: bool = False
     """It leaves steps to others, as `StepShare` says."""
     state: SequenceState = SequenceState.IDLE

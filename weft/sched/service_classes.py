@@ -5,7 +5,7 @@ not gone yet, the work of the step being built by kind, and the time owed to the
 step may take. While all open sequences have objective `latency`, nothing here does anything. Called by the step
 planner, and by commands that open and release sequences.
 
-A smaller service comes first, whatever the priorities; `priority` orders within one. A sequence of a later service
+A smaller service comes first at any priority; `priority` orders within one. A sequence of a later service
 waits for a place behind all earlier ones, but not for ever: where a service has work and none of it was in a step for
 `WINDOW_S`, its first sequence is *promoted*: it stands among those of the first service, by priority and arrival. It
 preempts no more sequences for that, and `StepShare` counts it as before.
@@ -76,7 +76,7 @@ class ServiceClasses:
             heapq.heappush(self._deadlines, (0.0, sequence.seq, sequence))
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence was released."""
+        """Forget a sequence that was released; without any, nothing here acts on steps."""
         if self._others.pop(sequence.seq, None) is not None and not self._others:
             self.is_active = False
             self.has_held = False

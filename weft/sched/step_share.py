@@ -34,7 +34,7 @@ EMPTY = StepShape(0, 0, 0, 0, 0, 0)
 
 
 class ShareView(NamedTuple):
-    """A step being built."""
+    """The work in a step being built, foreground and background, and the time owed to the background."""
 
     foreground: StepShape
     """What of it is foreground."""

@@ -42,7 +42,7 @@ AGENT_WAITS: Mapping[str, AgentWait] = {
 
 
 class AgentParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a coding-agent day."""
+    """Arrivals, turns, lengths and waits of the sessions of a coding-agent day."""
 
     sessions: int = 400
     rate: float = 0.02

@@ -112,12 +112,12 @@ FirstToGo = Callable[[IdlePages], tuple[float, ...]]
 
 
 def farthest_next_use(idle: IdlePages) -> tuple[float, ...]:
-    """The offline optimum."""
+    """Give up what is used again last: no policy computes fewer tokens again."""
     return (-idle.next_s, idle.order)
 
 
 def least_recently_used(idle: IdlePages) -> tuple[float, ...]:
-    """Plain prefix caching."""
+    """Give up what was used longest ago, as a plain prefix cache does."""
     return (idle.last_s, idle.order)
 
 
@@ -168,7 +168,7 @@ class CacheReplay:
         self._again = self._found = 0
 
     def run(self) -> Replayed:
-        """Play all turns."""
+        """Play all turns in order of time; returns the tokens computed again and found, and the peak of pages."""
         # What ends makes room for what begins at the same time.
         events = [(turn.begin_s, 1, index) for index, turn in enumerate(self.turns)]
         events += [(turn.end_s, 0, index) for index, turn in enumerate(self.turns)]

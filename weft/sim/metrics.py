@@ -26,7 +26,7 @@ from weft.sim.worker import StepTiming
 
 
 class WasteTotals(NamedTuple):
-    """Sums over steps."""
+    """KV memory x time over steps, in token-seconds: all of it, and what was wasted by cause."""
 
     capacity: float
     """Token-seconds of the whole pool."""
@@ -71,7 +71,7 @@ class WasteLedger:
         self._all = self._pressed = Waste()
 
     def observe(self, step: Step, flight: InFlight, timing: StepTiming) -> None:
-        """Add a step."""
+        """Add the waste and the memory of a step."""
         computing = timing.shape.decode_kv + timing.shape.chunk_kv
         again, recomputing = self._recomputed(step, flight) if flight.written else (0, 0)
         recompute_s = 0.0

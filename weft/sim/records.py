@@ -21,7 +21,7 @@ class TurnRecord(NamedTuple):
 
 
 class SessionRecord(msgspec.Struct):
-    """How a session went."""
+    """Times and tokens of a session, from its arrival to its last turn."""
 
     number: int
     kind: str
@@ -34,7 +34,7 @@ class SessionRecord(msgspec.Struct):
 
     @property
     def output_tokens(self) -> int:
-        """Generated so far."""
+        """Tokens generated in all turns so far."""
         return sum(turn.output_tokens for turn in self.turns)
 
     @property

@@ -52,7 +52,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation found."""
+    """Records of all sessions, and the engine's figures at the end."""
 
     summary: Summary
     records: list[SessionRecord]

@@ -53,7 +53,7 @@ class PreTokenizer(NamedTuple):
     nfc: bool = False
     """Whether texts are normalized."""
     ignore_merges: bool = False
-    """Whether a piece that is a token is that token, whatever its merges."""
+    """Whether a piece that is a token is that token, without regard to merges."""
     adds_bos: bool = False
     """Whether texts begin with the token bos if the metadata do not say."""
 

@@ -18,7 +18,7 @@ class DiscardPolicy(LruPolicy):
     uses_index = False
 
     def at_start(self, kind: str) -> START:
-        """Given up at once."""
+        """Give up the KV of every sequence when its wait begins."""
         return "discard"
 
     def copy_value(self, runs: PageRuns, load: Load) -> F64:

@@ -33,7 +33,7 @@ class LruPolicy:
         return np.ones(len(runs.since_s), np.bool_)
 
     def kept(self, runs: PageRuns, load: Load) -> Bool:
-        """[n] zeros."""
+        """[n] zeros: no run is kept from others, so age alone decides."""
         return np.zeros(len(runs.since_s), np.bool_)
 
     def copy_value(self, runs: PageRuns, load: Load) -> F64:

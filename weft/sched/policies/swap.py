@@ -16,7 +16,7 @@ class SwapPolicy(LruPolicy):
     name = "swap"
 
     def at_start(self, kind: str) -> START:
-        """Moved to the host."""
+        """Move the KV of every sequence to the host when its wait begins."""
         return "swap"
 
     def copy_value(self, runs: PageRuns, load: Load) -> F64:

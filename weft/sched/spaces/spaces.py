@@ -143,7 +143,7 @@ class Spaces:
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: give up all its spaces."""
         for space in [space for space in self._spaces.values() if space.client == client]:
-            space.is_ending = False  # it ends here, whatever it would have exported
+            space.is_ending = False  # it ends here, and exports nothing
             self._end_space(space, now)
 
     def expire(self, now: float) -> None:

@@ -39,7 +39,7 @@ class CallRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CallVariable(msgspec.Struct, frozen=True, kw_only=True):
-    """A value to come."""
+    """An output of a submitted call: its name and the id of its variable."""
 
     id: str
     name: str
@@ -47,7 +47,7 @@ class CallVariable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What was submitted."""
+    """Answer to a submission: the session, and a variable for each output."""
 
     object: Literal["call"] = "call"
     session_id: str
@@ -66,7 +66,7 @@ class VariableError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariableCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable."""
+    """A variable as a client sees it: its state, and its value or error once there is one."""
 
     id: str
     object: Literal["variable"] = "variable"

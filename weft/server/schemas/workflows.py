@@ -56,7 +56,7 @@ class WorkflowList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkflowDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a deletion."""
+    """Answer to the deletion of a workflow: its id."""
 
     object: Literal["workflow.deleted"] = "workflow.deleted"
     id: str

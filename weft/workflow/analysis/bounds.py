@@ -62,7 +62,7 @@ class EngineWork(NamedTuple):
     """Of those, what calls share with no other: their outputs."""
 
     def plus(self, other: EngineWork) -> EngineWork:
-        """The work of both."""
+        """The sum of two amounts of work."""
         return EngineWork(*(a + b for a, b in zip(self, other, strict=True)))
 
 

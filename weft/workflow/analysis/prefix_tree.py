@@ -15,7 +15,7 @@ from weft.workflow.analysis.prompts import Template
 
 
 class PrefixNode(NamedTuple):
-    """A piece of prompts."""
+    """A piece that prompts share: tokens that are known, or one value to come."""
 
     parent: int | None
     """None: prompts begin here."""

@@ -1,8 +1,8 @@
 """Prompts with values that are still to come.
 
 A text stands for its values by **marks**: single characters that no text of a user has. A chat template renders them
-like other text; what it rendered is then cut at them, and the static text between is tokenized. So roles, and whatever
-else the template writes between messages, are part of the static text, and adjacent static text is one piece.
+like other text; what it rendered is then cut at them, and the static text between is tokenized. So roles, and all
+that the template writes between messages, are part of the static text, and adjacent static text is one piece.
 """
 
 from __future__ import annotations

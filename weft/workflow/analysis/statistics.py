@@ -10,7 +10,7 @@ import msgspec
 DEFAULT_OUTPUT_TOKENS = 256
 """Of an answer without `max_tokens`; with it, half of that where it is less."""
 DEFAULT_VALUE_TOKENS = 64
-"""Of an input, or of what a function, a program or somebody outside returns."""
+"""Of an input, or of what a function, a program or a client returns."""
 DEFAULT_ITEMS = 8
 """Of a list that a map goes through."""
 SAMPLED_PART = 0.1
@@ -43,7 +43,7 @@ class Statistics:
     """Known figures first, stored by path of the node or name of the input; then defaults."""
 
     def __init__(self, known: Mapping[str, Any] | None = None):
-        """Raises `msgspec.ValidationError` for a field that is no statistic."""
+        """Raises `msgspec.ValidationError` for an unknown field."""
         self._known = {name: msgspec.convert(fields, NodeStatistics) for name, fields in (known or {}).items()}
 
     def output_tokens(self, path: str, request: Mapping[str, Any]) -> int:
@@ -97,7 +97,7 @@ def sampled_rows(num_rows: int) -> tuple[int, ...]:
 
 
 def row_value(values: Sequence[Any], count: Callable[[str], int]) -> RowValue:
-    """Lengths and classes of one input over the rows. `count` gives the tokens of a text; a value that is no text
+    """Lengths and classes of one input over the rows. `count` gives the tokens of a text; a value that is not a text
     stands in prompts as JSON. Equal values are counted once."""
     classes: dict[str, int] = {}
     tokens: list[int] = []

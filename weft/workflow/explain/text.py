@@ -16,7 +16,7 @@ _FIGURES = ("calls", "prompt", "cached", "continued", "prefill", "least", "outpu
 
 
 def explained(graph: WorkflowGraph, plan: Plan) -> str:
-    """The text."""
+    """The plan as text: graph, passes, prefixes, schedule, figures."""
     sections = [
         outline(graph),
         "\n".join(["optimiser", *_passes(plan)]),

@@ -85,7 +85,7 @@ def _read_jsonl(path: Path, max_bytes: int) -> Iterator[SourceRow]:
 
 
 class _UnreadableLine(ValueError):
-    """A line of CSV that is no text, or with which a row gets too long."""
+    """A line of CSV that is not text, or with which a row gets too long."""
 
 
 class _CsvLines:

@@ -30,7 +30,7 @@ class Rows:
     DataFrame of pandas, or an Arrow table. Fields of CSV are texts. `max_row_bytes` limits a row of a file."""
 
     def __init__(self, source: Any, *, max_row_bytes: int = MAX_ROW_BYTES):
-        """Raises `InvalidRows` for what is no table. No row is read yet."""
+        """Raises `InvalidRows` for a value that is not a table. No row is read yet."""
         if isinstance(source, Rows):
             self._source: RowSource = source._source
         elif isinstance(source, (str, os.PathLike)):

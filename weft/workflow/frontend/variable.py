@@ -1,5 +1,5 @@
 """A variable: a value to come. It can stand in f-strings, messages and arguments; it has no value while the function of
-a flow runs, and whatever would need one raises at its line and names the operator to use."""
+a flow runs, and an operation that needs one raises at its line and names the operator to use."""
 
 from __future__ import annotations
 

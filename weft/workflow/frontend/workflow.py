@@ -49,7 +49,7 @@ class Workflow:
 
     @property
     def digest(self) -> str:
-        """The digest of the graph, the same in whatever way the graph was written."""
+        """The digest of the graph, the same for flows, semantic functions and JSON."""
         return digest(self.graph)
 
     def to_dict(self) -> dict[str, Any]:

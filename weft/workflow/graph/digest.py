@@ -98,7 +98,7 @@ class _Level:
         self._digests: dict[str, str] = {}
 
     def name(self, name: str) -> str:
-        """A name that says what a value is, whatever it is called."""
+        """A name made of what a value is, not of its id."""
         if name in self.nodes and name not in self._digests:
             for node in list(self.nodes.values())[len(self._digests) :]:
                 self._digests[node.id] = node_digest(node, lambda ref: ref._replace(name=self.name(ref.name)))

@@ -13,7 +13,7 @@ MAX_SHOWN = 50
 
 
 class Mistake(NamedTuple):
-    """One thing to correct."""
+    """A mistake in a graph: its place and what is wrong there."""
 
     place: str
     """Such as `reply.messages[0].content`: the id of a node and what in it. In a flow file and line stand before it."""

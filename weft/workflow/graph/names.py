@@ -26,7 +26,7 @@ from weft.workflow.graph.templates import Reference, is_name
 
 
 class NameTable:
-    """Names in use."""
+    """The names that a body can refer to: its own, and those around it."""
 
     def __init__(self) -> None:
         self.used: set[str] = set()

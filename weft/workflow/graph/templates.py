@@ -105,5 +105,5 @@ def join_parts(parts: Iterable[str | Reference]) -> Template:
 
 
 def escape(text: str) -> str:
-    """The template whose value is this text, whatever braces it has."""
+    """The template whose value is this text, with its braces."""
     return _PLACEHOLDER.sub(lambda found: found[1] * 2 + "\\" + found[0][len(found[1]) :], text)

@@ -67,7 +67,7 @@ def plain(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as text: a text as it is, others as compact JSON. Raises `RowError` for what is no JSON."""
+    """A value as text: a text as it is, others as compact JSON. Raises `RowError` for one that is not JSON."""
     value = plain(value)
     if isinstance(value, str):
         return value
@@ -185,7 +185,7 @@ def pick(node: PickNode, value: Any) -> Any:
 
 
 def join(values: Any, separator: Any, node: GraphNode) -> str:
-    """The built-in function `join`. Raises `RowError` for what is no list."""
+    """The built-in function `join`. Raises `RowError` for a value that is not a list."""
     values = _content(values)
     if not isinstance(values, (list, tuple)):
         raise _refused(node, "a list", values)
@@ -212,7 +212,7 @@ def split_ranges(args: Mapping[str, Any], num_tokens: int, node: GraphNode) -> l
 
 
 def items_of(node: MapNode, value: Any) -> list[Any]:
-    """What a map goes over. Raises `RowError` for what is no list, or a list that is too long."""
+    """The items of a map. Raises `RowError` for a value that is not a list, or a list that is too long."""
     value = _content(value)
     if not isinstance(value, (list, tuple)):
         raise _refused(node, "a list", value)

@@ -32,7 +32,7 @@ class OperatorCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachedResult(NamedTuple):
-    """What a cache has."""
+    """An answer of a cache to a call: its value."""
 
     value: Any
     """Of a call of a model the answer's text, of a function its value."""

@@ -36,7 +36,7 @@ MAX_TEXT_CHARS = 65_536
 
 
 def fold_constants(graph: WorkflowGraph, lookup: Lookup = nothing_cached) -> PassResult:
-    """Replace what is constant."""
+    """Compute nodes whose inputs are constants, and put constants into templates."""
     return result(graph, _Folder().body(body_of(graph)))
 
 

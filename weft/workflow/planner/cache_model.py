@@ -27,7 +27,7 @@ class PromptSources(NamedTuple):
 
     @property
     def prefill_tokens(self) -> float:
-        """What is computed."""
+        """Prompt tokens that are neither cached nor continued."""
         return self.prompt_tokens - self.cached_tokens - self.continued_tokens
 
     def plus(self, other: PromptSources) -> PromptSources:

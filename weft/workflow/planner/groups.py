@@ -56,7 +56,7 @@ class Costing:
         return alone * operator.items - (operator.items - 1) * operator.output_tokens * shared
 
     def delay(self, operator: int) -> int:
-        """The precedence delay in ticks: alpha x M x output tokens, whatever the engine."""
+        """The precedence delay in ticks: alpha x M x output tokens, the same on every engine."""
         return self.ticks * self.operators[operator].output_tokens
 
     def group(self, group: OperatorGroup) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from weft.workflow.planner.cost import ScheduleProblem
 
 MAX_STEPS = 40_000
-"""Groups timed in all, which bounds the time whatever the machine."""
+"""Groups timed in all, a bound that does not depend on the machine."""
 LONGEST_RUN = 3
 """Groups that move together."""
 SMALLEST_DISTURBED = 4

@@ -1,6 +1,6 @@
 """A plan: the order in which a workflow's calls run, and what is known of the run before it begins.
 
-Plans are functions of their arguments: equal in every process, whatever the order in which the nodes were written.
+Plans are functions of their arguments: equal in every process and for every order of the nodes.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Speed(NamedTuple):
 
 
 class Prediction:
-    """Figures of an arrangement."""
+    """Calls, tokens and seconds that a schedule is expected to take, in all and by node."""
 
     def __init__(
         self,

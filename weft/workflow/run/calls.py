@@ -25,7 +25,7 @@ class CallUsage(NamedTuple):
 
 
 class ModelAnswer(NamedTuple):
-    """What a model answered."""
+    """A model's answer to a call: text, reason of its end, tool calls and tokens used."""
 
     text: str
     finish_reason: str = "stop"

@@ -67,7 +67,7 @@ class Within(NamedTuple):
 
 
 class OpenMap:
-    """A map in progress."""
+    """A map of a row in progress: the values of its items so far."""
 
     __slots__ = ("done", "left")
 

@@ -47,7 +47,7 @@ class CallLedger:
         of_row[label] = change(of_row.get(label, _NONE))
 
     def end(self, row: int, *, failed: bool) -> None:
-        """A row has ended."""
+        """Count a row that has ended, and its calls among those of ended rows."""
         self._rows += 1
         self._failed_rows += failed
         for label, counts in self._open.pop(row, {}).items():

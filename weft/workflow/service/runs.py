@@ -106,7 +106,7 @@ class WorkflowRuns:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if request.key is None:
-                # Whoever asked for it does not know the id.
+                # The client does not know the id.
                 task.add_done_callback(_cancel_begun)
             raise
 
