@@ -10,8 +10,9 @@ The model has random weights (`--model`, a shape), and every call generates a fi
 Contenders take turns on one `weft serve` with its prefix cache on, each run with a cache salt of its own, so that none
 finds KV of another. `query-wise`, `operator-wise` and `clients` (asynchronous) are plain HTTP clients: one row after
 the other, one operator after the other, and every call as soon as its inputs are there. `weft` gives the server the
-graph and the rows; `weft-unmerged` does so without the optimiser, which merges equal calls. `weft-api` runs the graph
-in the client, without plans, over the API of the others. `vllm` is `clients` on vLLM's server with as many KV tokens.
+graph and the rows. `weft-api` runs the graph in the client, without plans and optimiser, over the API of the others.
+Both make equal calls once, those in flight; `--no-duplicates` replaces calls that are equal by such that begin alike.
+`vllm` is `clients` on vLLM's server with as many KV tokens.
 
 Pools: `large` holds the trie of all prompts and outputs, `small` a third of it (or the longest call, if that is more).
 Figures: seconds, tokens that were computed from prompts (prompt less cached, as the server says) over the *minimum*
@@ -57,7 +58,7 @@ POOLS = {"small": 1 / 3, "large": 1.25}
 """Pool -> its tokens over those of the trie. Copies of partial pages and pages of running calls need a margin."""
 VLLM = "vllm"
 REFERENCE = "clients"
-CONTENDERS = (*STRATEGIES, "weft-api", "weft-unmerged", "weft", VLLM)
+CONTENDERS = (*STRATEGIES, "weft-api", "weft", VLLM)
 _salts = count()
 
 
@@ -104,7 +105,7 @@ def run_weft(contender: str, work: Workload, url: str, salt: str) -> Found:
         results = flow.run(work.rows, on=f"{url}/v1", optimise=False, progress=False)
     else:
         with Client(url) as client:
-            results = flow.run(work.rows, on=client, optimise=contender == "weft", progress=False)
+            results = flow.run(work.rows, on=client, progress=False)
     seconds = time.perf_counter() - began
     if results.errors:
         raise RuntimeError(f"row {results.errors[0].row} failed: {results.errors[0].message}")
@@ -150,7 +151,7 @@ def size_of(work: Workload, checkpoint: Path, kv_tokens: int) -> Size:
 def measure(args: argparse.Namespace, record: dict[str, Any], checkpoint: Path) -> None:
     """Measure what the record lacks; it is written after each turn."""
     for name in args.workloads:
-        work = workload(name, args.scale, args.calls)
+        work = workload(name, args.scale, args.calls, duplicates=not args.no_duplicates)
         found = record["results"].setdefault(name, {})
         if "size" not in found:
             generous = sum(len(text) for row in work.rows for text in row.values()) + work.num_calls * 4000
@@ -220,6 +221,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--scale", type=float, default=8.0, help="divides all lengths (8)")
     parser.add_argument("--calls", type=int, default=150, help="of a workload, about; at least one row (150)")
     parser.add_argument("--runs", type=int, default=3, help="of each contender (3)")
+    parser.add_argument("--no-duplicates", action="store_true", help="no two calls of a row are equal")
     parser.add_argument("--vllm-python", help=f"the interpreter of an environment with vLLM ({PYTHON_VARIABLE})")
     parser.add_argument("--json", type=Path, help="write every run to this file")
     parser.add_argument("--resume", action="store_true", help="keep the runs that the file has")
@@ -244,7 +246,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def main() -> None:
     args = parse_arguments()
     alone.require()
-    asked = {"model": args.model, "scale": args.scale, "calls": args.calls}
+    asked = {"model": args.model, "scale": args.scale, "calls": args.calls, "duplicates": not args.no_duplicates}
     record: dict[str, Any] = {**surroundings(), "command": command_line("bench.workflows"), "asked": asked}
     record["results"] = {}
     if args.resume:

@@ -53,8 +53,9 @@ class _Draw:
 class _Graph:
     """Collects the calls of a graph."""
 
-    def __init__(self, draw: _Draw, output_tokens: int):
+    def __init__(self, draw: _Draw, output_tokens: int, *, duplicates: bool):
         self._draw = draw
+        self._duplicates = duplicates
         self._output_tokens = output_tokens
         self.nodes: list[Json] = []
 
@@ -71,9 +72,12 @@ class _Graph:
         return f"{{{{{name}}}}}"
 
     def again(self, name: str, other: str) -> None:
-        """Add a call equal to the call `other`."""
+        """Add a call equal to the call `other`; without duplicates, one that begins like it."""
         (equal,) = (node for node in self.nodes if node["id"] == other)
-        self.nodes.append({**equal, "id": name})
+        *messages, last = equal["messages"]
+        if not self._duplicates:
+            last = {**last, "content": last["content"] + self.text(0)}
+        self.nodes.append({**equal, "id": name, "messages": [*messages, last]})
 
 
 def map_reduce_mmlu(graph: _Graph) -> None:
@@ -200,12 +204,14 @@ SHAPES: Mapping[str, _Shape] = {
 """Prompts have about the least, mean and greatest lengths of the paper; see the test."""
 
 
-def workload(name: str, scale: float, max_calls: int | None = None, seed: int = 0) -> Workload:
+def workload(
+    name: str, scale: float, max_calls: int | None = None, seed: int = 0, *, duplicates: bool = True
+) -> Workload:
     """A workflow with lengths divided by `scale`, and at most the rows of the paper: as many as give `max_calls` calls,
-    one at least."""
+    one at least. Without `duplicates` no two calls of a row are equal."""
     shape = SHAPES[name]
     draw = _Draw(seed, scale)
-    graph = _Graph(draw, shape.output_tokens)
+    graph = _Graph(draw, shape.output_tokens, duplicates=duplicates)
     shape.make(graph)
     common: Json = {"temperature": 0, "ignore_eos": True, "allowed_token_ids": list(LETTERS)}
     raw = {
@@ -216,7 +222,8 @@ def workload(name: str, scale: float, max_calls: int | None = None, seed: int = 
     }
     num_rows = shape.rows if max_calls is None else max(1, min(shape.rows, max_calls // len(graph.nodes)))
     rows = [{key: draw.text(tokens) for key, tokens in shape.inputs.items()} for _ in range(num_rows)]
-    return Workload(name, graph_from_dict(raw), tuple(rows), shape.num_distinct)
+    num_distinct = shape.num_distinct if duplicates else len(graph.nodes)
+    return Workload(name, graph_from_dict(raw), tuple(rows), num_distinct)
 
 
 def salted(workload: Workload, salt: str) -> WorkflowGraph:

@@ -70,6 +70,8 @@ def test_calls_that_differ(name: str) -> None:
     merged = optimise(work.graph).graph
     assert len(merged.nodes) == work.num_distinct == SHAPES[name].num_distinct
     assert len(graph_to_dict(work.graph)["nodes"]) == PAPER[name][0]
+    alone = workload(name, 8, 1, duplicates=False)
+    assert len(optimise(alone.graph).graph.nodes) == alone.num_distinct == PAPER[name][0]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
