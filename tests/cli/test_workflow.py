@@ -130,7 +130,7 @@ def test_explain_shows_the_plan_without_a_model(weft, file, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--json", "--mermaid"), "either"),
+        (("--json", "--mermaid"), "one of --json"),
         (("--statistics", "nowhere.json"), "nowhere.json"),
         (("--engines", "FLOW"), "no JSON"),
         (("--model", "no/such-model-here"), "no/such-model-here"),
@@ -199,3 +199,50 @@ def test_background_runs_have_no_functions_here(weft, file, server):
         result = weft("workflow", "run", str(file), "--row", "topic=x", "--url", server.url, "--background", *more)
         assert result.exit_code == 2
         assert "--background needs --url" in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_texts_are_shown_while_they_are_written(weft, file):
+    with running() as server:
+        for where in (("--on", server.url), ("--url", server.url)):
+            result = weft("workflow", "run", str(file), "--row", "topic=the sea", "--stream", "text", *where)
+            assert result.exit_code == 0, result.stderr
+            said = lines(result.stdout)[0]["outputs"]["text"]
+            assert result.stderr.startswith(said + "\n")
+            refused = weft("workflow", "run", str(file), "--row", "topic=the sea", "--stream", "loud", *where)
+            assert refused.exit_code == 1
+            assert "'loud' (function_1) is not the text of one call" in refused.stderr
+
+
+def test_several_texts_are_shown_by_line():
+    from weft.cli.workflow_text import LINE_CHARS, TextDisplay
+    from weft.workflow.run.feed import TextDelta
+
+    written = []
+    display = TextDisplay(written.append, alone=False)
+    display.show(TextDelta(0, "a", 0, "one\ntw"))
+    display.show(TextDelta(1, "a", 0, "\x1b[2Jcleared"))
+    display.show(TextDelta(0, "a", 6, "o " + "word " * 30))
+    display.show(TextDelta(1, "a", 4, "new"))
+    display.end()
+    text = "".join(written)
+    assert text.startswith("[row 0 a] one\n[row 0 a] two word ")
+    assert "\x1b" not in text
+    assert "[row 1 a] [2Jcleared\n\n[row 1 a: another try" in text
+    assert text.count("word") == 30
+    assert max(map(len, text.splitlines())) < LINE_CHARS + 30
+
+
+def test_a_run_on_a_server_is_explained(weft, file):
+    with running() as server:
+        where = ("--url", server.url)
+        result = weft("workflow", "run", str(file), "--row", "topic=the sea", *where)
+        assert result.exit_code == 0, result.stderr
+        run = weft("workflow", "list", *where).stdout.splitlines()[1].split()[0]
+        assert "expected and actual" in weft("workflow", "explain", run, *where).stdout
+        assert json.loads(weft("workflow", "explain", run, "--json", *where).stdout)["actual"]["calls"] == 1
+        assert weft("workflow", "explain", run, "--svg", *where).stdout.startswith("<svg ")
+        assert weft("workflow", "explain", run, "--mermaid", *where).stdout.startswith("flowchart TD")
+        refused = weft("workflow", "explain", run, "--rows", "3", *where)
+        assert refused.exit_code == 2
+    assert weft("workflow", "explain", str(file), "--rows", "3", "--svg").stdout.startswith("<svg ")
+    assert weft("workflow", "explain", str(file)).exit_code == 2

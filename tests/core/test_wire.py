@@ -88,8 +88,9 @@ _INFO = wire.EngineInfo(
 )
 EVENTS: list[wire.Event] = [
     wire.Token(1, 5, 2, _SCORES),
+    wire.Started(op=1, num_prompt_tokens=9, num_cached_tokens=5, num_continued_tokens=4, queued_s=0.5),
     wire.Finished(op=1, stop="x", cut_bytes=1, prompt_logprobs=[None, _SCORES], hidden=[0.5]),
-    wire.Finished(op=1, reason="length", stop=17, usage=wire.OperationUsage(9, 5, 3, 4, 0.5, 0.25, 1.0, 2, 1, 7)),
+    wire.Finished(op=1, reason="length", stop=17, usage=wire.OperationUsage(9, 5, 3, 4, 0.5, 0.25, 1.0, 2, 1, 7, 4, 6)),
     wire.Finished(op=1, tokens=b"\x01\0\0\0", dists=wire.Dists(b"\x02\0\0\0", bytes(4), bytes(8)), count=3),
     wire.Failed(op=2, error=wire.ErrorRecord("overloaded", "m", "p")),
     wire.Failed(op=2, error=wire.ErrorRecord("overloaded", "m", retry_after_s=2.5)),

@@ -94,6 +94,7 @@ def test_what_was_cached_is_told_once_it_is_known(stepped: RunningServer) -> Non
     assert known == sorted(known)
     assert told[-1]["usage"]["prompt_tokens_details"] == {
         "cached_tokens": 0,
+        "continued_tokens": 0,
         "host_tokens": 0,
         "recomputed_tokens": 0,
         "new_tokens": 21,

@@ -166,7 +166,7 @@ def test_an_interrupted_run_goes_on(client: Client, tmp_path: Path) -> None:
 
 def test_a_lost_connection_goes_on_behind_the_last_result(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.workflow.remote.FIRST_PAUSE_S", 0.0)
-    afters: list[int] = []
+    afters: list[str] = []
 
     class Losing:
         def workflow_server(self) -> Any:
@@ -175,7 +175,7 @@ def test_a_lost_connection_goes_on_behind_the_last_result(client: Client, monkey
         def __getattr__(self, name: str) -> Any:
             return getattr(client.workflows, name)
 
-        def events(self, run_id: str, after: int = 0) -> Any:
+        def events(self, run_id: str, after: str = "0") -> Any:
             afters.append(after)
             rows = 0
             for event in client.workflows.events(run_id, after):
@@ -186,7 +186,7 @@ def test_a_lost_connection_goes_on_behind_the_last_result(client: Client, monkey
 
     results = tell.run(ROWS, on=Losing())
     assert [result["loud"] for result in results] == [f"TOPIC {number}" for number in range(6)]
-    assert afters == [0, 2, 4, 6]
+    assert afters == ["0", "2", "4", "6"]
 
 
 def test_the_client_s_own_methods(client: Client) -> None:

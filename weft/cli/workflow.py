@@ -18,7 +18,7 @@ from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.run import refuse_flags_of_engines
 from weft.cli.run_values import EXIT_FAILED, ApiKey, Url, pair
 from weft.cli.settings import Settings, with_setting
-from weft.cli.workflow_runs import PREFIX, cancel, client_of, list_runs, results, resume, show_run
+from weft.cli.workflow_runs import PREFIX, cancel, client_of, explain_served, list_runs, results, resume, show_run
 
 if TYPE_CHECKING:
     from weft.workflow.api import RunTarget
@@ -113,6 +113,10 @@ def run(
         Path | None,
         typer.Option(help="Keep answers of greedy and seeded calls here, for later runs.", show_default=False),
     ] = None,
+    stream: Annotated[
+        list[str] | None,
+        typer.Option("--stream", metavar="NAME", help="Show this output on standard error while it is written."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no summary.")] = False,
 ) -> None:
     """Run a workflow over rows; writes `{"row", "outputs", "error"}` for each as soon as it is there.
@@ -121,6 +125,7 @@ def run(
     a Python file, and the functions they call, have all your permissions. Standard error gets bars and a summary. The
     exit status is 1 if a row fails.
     """
+    from weft.cli.workflow_text import TextDisplay
     from weft.workflow.frontend.rows import Rows
     from weft.workflow.run.instructions import RunLimits
 
@@ -129,6 +134,10 @@ def run(
     workflow = load_workflow(file)
     table = Rows(rows if rows is not None else [dict(pair(field, "--row") for field in row or [])])
     options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
+    display = None
+    if stream:
+        options["stream"] = stream
+        display = TextDisplay(_write_err, alone=len(stream) == 1 and table.count() == 1)
     if background and (url is None or output is not None or workflow.functions):
         raise typer.BadParameter("--background needs --url, no --output, and no functions of Python, which run here")
     with ExitStack() as scope:
@@ -153,7 +162,11 @@ def run(
             target = scope.enter_context(local_llm(settings.config.engine))
         started_s = time.monotonic()
         out = sys.stdout if output is None else output
-        done = workflow.run(table, target, out=out, progress=False if quiet else None, **options)
+        shows_bars = False if quiet or display is not None else None
+        listen = None if display is None else display.show
+        done = workflow.run(table, target, out=out, progress=shows_bars, listen=listen, **options)
+        if display is not None:
+            display.end()
         if not quiet:
             _summarise(done, time.monotonic() - started_s)
     if done.errors:
@@ -182,13 +195,15 @@ def show(
 
 
 def explain(
-    file: WorkflowFile,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE[:NAME] | RUN", help="A workflow, or the id of a run on a server.")
+    ],
     rows: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--rows", "-r", help="The table (.jsonl or .csv), or how many rows there are.", show_default=False
         ),
-    ],
+    ] = None,
     named_model: Annotated[
         str, typer.Option("--model", "-m", help="Its tokenizer counts; no weights are loaded.")
     ] = "weft-tiny",
@@ -207,14 +222,28 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the plan as JSON.")] = False,
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Write the calls as a Mermaid diagram.")] = False,
+    as_svg: Annotated[bool, typer.Option("--svg", help="Write the schedule, or the calls of a run, as SVG.")] = False,
+    url: Url = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Show what a run would do, without a call: what the optimiser does, which prompts begin alike, the order of the
-    calls, and expected tokens and times beside the least that any order takes."""
+    calls, and expected tokens and times beside the least that any order takes.
+
+    Of a run on a server: the same, beside what it did, in progress or after its end.
+    """
     from weft.workflow.planning import ASSUMED_KV_TOKENS
     from weft.workflow.planning import explain as explained
 
-    if as_json and as_mermaid:
-        raise typer.BadParameter("give either --json or --mermaid")
+    if as_json + as_mermaid + as_svg > 1:
+        raise typer.BadParameter("give one of --json, --mermaid and --svg")
+    if file.startswith(PREFIX) and not Path(file).exists():
+        if rows is not None or engines is not None or statistics is not None:
+            raise typer.BadParameter("a run has its rows and engines: give none")
+        form = "json" if as_json else "mermaid" if as_mermaid else "svg" if as_svg else "text"
+        explain_served(file, form, url, api_key)
+        return
+    if rows is None:
+        raise typer.BadParameter("give --rows: a table, or how many rows there are")
     given = int(rows) if rows.isdecimal() else Path(rows)
     figures = None if statistics is None else _read_json(statistics)
     listed = _read_json(engines) if engines else [{"model": named_model, "kv_tokens": ASSUMED_KV_TOKENS}]
@@ -222,7 +251,12 @@ def explain(
     if as_json:
         typer.echo(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
     else:
-        typer.echo(made.mermaid() if as_mermaid else str(made), nl=as_mermaid)
+        typer.echo(made.mermaid() if as_mermaid else made.svg() if as_svg else str(made), nl=as_mermaid)
+
+
+def _write_err(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def _read_json(path: Path) -> Any:

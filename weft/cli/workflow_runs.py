@@ -61,6 +61,16 @@ def show_run(run_id: str, url: str | None, api_key: str | None, *, as_json: bool
         typer.echo(line)
 
 
+def explain_served(run_id: str, form: str, url: str | None, api_key: str | None) -> None:
+    """Write what a run on a server was expected to do, and what it did."""
+    with client_of(url, api_key) as client:
+        made = client.workflows.explain_run(run_id, form)
+    if form == "json":
+        typer.echo(json.dumps(made, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(made, nl=form == "mermaid")
+
+
 def results(
     run_id: RunId,
     url: Url = None,

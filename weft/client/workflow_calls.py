@@ -39,9 +39,21 @@ def start(workflow: str, rows: Iterable[Mapping[str, Any]], key: str | None, opt
     return ApiCall("POST", f"/v1/workflows/{quote(workflow)}/runs?{query}", content=content, headers=headers)
 
 
-def run_query(run_id: str, what: str, **query: int) -> ApiCall:
+def run_query(run_id: str, what: str, **query: int | str) -> ApiCall:
     """Ask for results or events of a run."""
     return ApiCall("GET", f"/v1/runs/{quote(run_id)}/{what}?{urlencode(query)}")
+
+
+def explain(workflow: str, rows: Iterable[Mapping[str, Any]] | int, form: str, options: Mapping[str, Any]) -> ApiCall:
+    """Ask what a run would do."""
+    given = {"num_rows": rows} if isinstance(rows, int) else {"rows": list(rows)}
+    body = {**given, "format": form, **{name: value for name, value in options.items() if value is not None}}
+    return ApiCall("POST", f"/v1/workflows/{quote(workflow)}/explain", json=body)
+
+
+def explanation_in(body: bytes, form: str) -> Any:
+    """Decode an explanation: a mapping, or a text. Raises `ClientError`."""
+    return parsed(body, dict[str, Any]) if form == "json" else body.decode()
 
 
 def set_variable(variable_id: str, value: Any, error: str | None, kind: str | None) -> ApiCall:
@@ -55,12 +67,20 @@ def graphs_in(body: bytes) -> list[StoredGraph]:
     return parsed(bytes(parsed(body, Listed).data), list[StoredGraph])
 
 
-def event_of(line: str) -> WorkflowRunEvent | None:
-    """Decode a line of a stream; None if it holds no event. Raises `ServerError` if it holds an error."""
-    data = event_data(line)
-    if data is None:
-        return None
-    try:
-        return _event.decode(data)
-    except msgspec.MsgspecError as error:
-        raise ClientError(f"an event of the run cannot be read: {error}") from error
+class EventLines:
+    """Decodes the lines of one stream."""
+
+    def __init__(self) -> None:
+        self._id = ""
+
+    def __call__(self, line: str) -> WorkflowRunEvent | None:
+        """Decode a line; None if it holds no event. Raises `ServerError` if it holds an error."""
+        if line.startswith("id:"):
+            self._id = line[3:].strip()
+        data = event_data(line)
+        if data is None:
+            return None
+        try:
+            return msgspec.structs.replace(_event.decode(data), id=self._id)
+        except msgspec.MsgspecError as error:
+            raise ClientError(f"an event of the run cannot be read: {error}") from error

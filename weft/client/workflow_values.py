@@ -56,11 +56,36 @@ class WaitFields(msgspec.Struct, frozen=True, kw_only=True):
     args: dict[str, Any] | None = None
 
 
-class WorkflowRunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a workflow's run: first `run`, then `row`, `wait` and `progress`, last `end`."""
+class TextFields(msgspec.Struct, frozen=True, kw_only=True):
+    """A further piece of the text of an output: it stands behind `start` characters and replaces what was there."""
 
-    type: Literal["run", "row", "wait", "progress", "end"]
+    row: int
+    output: str
+    start: int
+    text: str
+
+
+class StartFields(msgspec.Struct, frozen=True, kw_only=True):
+    """A model has begun with a call."""
+
+    row: int
+    node: str
+    at: float
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    continued_tokens: int | None = None
+
+
+class WorkflowRunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a workflow's run: first `run`, then `row`, `wait`, `live` and `progress`, last `end`."""
+
+    type: Literal["run", "row", "wait", "live", "progress", "end"]
     run: Run | None = None
     row: RowFields | None = None
     wait: WaitFields | None = None
+    texts: list[TextFields] = []
+    starts: list[StartFields] = []
+    lost_starts: int = 0
     progress: dict[str, Any] | None = None
+    id: str = ""
+    """Where a stream goes on behind this event: `after`."""

@@ -35,7 +35,7 @@ class AsyncApiCaller(Protocol):
 
 class Workflows:
     """Stores workflows and runs them on the server. `options` of a run: `limits`, `cache`, `optimise`, `model`,
-    `priority`, `cache_salt`, `functions`, as in the HTTP API."""
+    `priority`, `cache_salt`, `functions`, `stream` (names of outputs), `starts`, as in the HTTP API."""
 
     def __init__(self, client: ApiCaller):
         self._client = client
@@ -60,10 +60,10 @@ class Workflows:
         """Start a run, which goes on when this client is closed. A second start with the same `key` is the first."""
         return protocol.parsed(self._client.call(workflow_calls.start(workflow, rows, key, options)), Run)
 
-    def events(self, run_id: str, after: int = 0) -> Generator[WorkflowRunEvent, None, None]:
-        """Yield the events of a run to its end, behind the result of this number."""
+    def events(self, run_id: str, after: int | str = 0) -> Generator[WorkflowRunEvent, None, None]:
+        """Yield the events of a run to its end, behind the result of this number, or behind the event of this `id`."""
         call = workflow_calls.run_query(run_id, "events", after=after)
-        return self._client.events(call, workflow_calls.event_of)
+        return self._client.events(call, workflow_calls.EventLines())
 
     def results(self, run_id: str, after: int = 0, limit: int = 100) -> ResultPage:
         """Return results of a run, behind the one of this number."""
@@ -81,6 +81,20 @@ class Workflows:
     def get_run(self, run_id: str) -> Run:
         """Return a run as it is now."""
         return protocol.parsed(self._client.call(protocol.run_call("GET", run_id)), Run)
+
+    def explain(
+        self, workflow: str, rows: Iterable[Mapping[str, Any]] | int, format: str = "json", **options: Any
+    ) -> Any:
+        """Return what a run over these rows, or so many, would do: `json` as a mapping, `text`, `mermaid` or `svg` as
+        text. `options`: `statistics`, `model`, `optimise`. Raises `ServerError`."""
+        body = self._client.call(workflow_calls.explain(workflow, rows, format, options))
+        return workflow_calls.explanation_in(body, format)
+
+    def explain_run(self, run_id: str, format: str = "json") -> Any:
+        """Return what a run was expected to do and what it did by now, in a format of `explain`. Raises
+        `ServerError`."""
+        call = workflow_calls.run_query(run_id, "explain", format=format)
+        return workflow_calls.explanation_in(self._client.call(call), format)
 
     def set_variable(
         self, variable_id: str, value: Any = None, *, error: str | None = None, kind: str | None = None
@@ -117,10 +131,10 @@ class AsyncWorkflows:
         """Start a run, which goes on when this client is closed. A second start with the same `key` is the first."""
         return protocol.parsed(await self._client.call(workflow_calls.start(workflow, rows, key, options)), Run)
 
-    def events(self, run_id: str, after: int = 0) -> AsyncGenerator[WorkflowRunEvent, None]:
-        """Yield the events of a run to its end, behind the result of this number."""
+    def events(self, run_id: str, after: int | str = 0) -> AsyncGenerator[WorkflowRunEvent, None]:
+        """Yield the events of a run to its end, behind the result of this number, or behind the event of this `id`."""
         call = workflow_calls.run_query(run_id, "events", after=after)
-        return self._client.events(call, workflow_calls.event_of)
+        return self._client.events(call, workflow_calls.EventLines())
 
     async def results(self, run_id: str, after: int = 0, limit: int = 100) -> ResultPage:
         """Return results of a run, behind the one of this number."""
@@ -138,6 +152,20 @@ class AsyncWorkflows:
     async def get_run(self, run_id: str) -> Run:
         """Return a run as it is now."""
         return protocol.parsed(await self._client.call(protocol.run_call("GET", run_id)), Run)
+
+    async def explain(
+        self, workflow: str, rows: Iterable[Mapping[str, Any]] | int, format: str = "json", **options: Any
+    ) -> Any:
+        """Return what a run over these rows, or so many, would do: `json` as a mapping, `text`, `mermaid` or `svg` as
+        text. `options`: `statistics`, `model`, `optimise`. Raises `ServerError`."""
+        body = await self._client.call(workflow_calls.explain(workflow, rows, format, options))
+        return workflow_calls.explanation_in(body, format)
+
+    async def explain_run(self, run_id: str, format: str = "json") -> Any:
+        """Return what a run was expected to do and what it did by now, in a format of `explain`. Raises
+        `ServerError`."""
+        call = workflow_calls.run_query(run_id, "explain", format=format)
+        return workflow_calls.explanation_in(await self._client.call(call), format)
 
     async def set_variable(
         self, variable_id: str, value: Any = None, *, error: str | None = None, kind: str | None = None

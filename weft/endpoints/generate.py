@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -136,6 +136,9 @@ def begin(
 ) -> StartedRequest:
     """Start a program for each of `args`. `kind` is the prefix of the answer's id."""
     prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
+    first = args[0]
+    if record.on_start is not None and isinstance(first, CompletionArgs):
+        args = [replace(first, on_start=record.on_start), *args[1:]]
     caller = record.caller(
         cache_salt=body.cache_salt, priority=body.priority, objective=body.objective, deadline_s=body.deadline_s
     )

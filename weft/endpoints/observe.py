@@ -77,6 +77,8 @@ class Observer:
         prompt, choice = divmod(index, self._n)
         if choice == 0:
             self._prompts[prompt] = usage
+            if prompt == 0:
+                self._record.usage = usage
             self._queued_s = max(self._queued_s or 0.0, usage.queued_s)
             self._record.cached_tokens = sum(usage.num_cached_tokens for usage in self._prompts.values())
 
@@ -102,6 +104,7 @@ class Observer:
         recomputed = min(sum(usage.num_recomputed_tokens for usage in usages), computed)
         return PromptTokensDetails(
             cached_tokens=cached,
+            continued_tokens=min(sum(usage.num_continued_tokens for usage in usages), cached),
             host_tokens=min(sum(usage.num_host_tokens for usage in usages), cached),
             recomputed_tokens=recomputed,
             new_tokens=computed - recomputed,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from weft.core.objectives import Objective, check_objective
+from weft.core.wire import OperationUsage, Started
 from weft.programs.types import Caller
 
 
@@ -37,6 +39,10 @@ class Record:
     spans: list[tuple[str, float]] = field(default_factory=list)
     """(name, time on the monotonic clock); kept only while tracing is on."""
     tracing: bool = False
+    on_start: Callable[[Started], None] | None = None
+    """Told when the engine begins with the first choice of the first prompt; after a crash of the engine again."""
+    usage: OperationUsage | None = None
+    """Of that choice, once it has ended."""
 
     def mark(self, what: str) -> None:
         """Record the present time under a name, while tracing is on."""

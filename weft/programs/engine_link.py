@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from weft.abi.errors import EngineDead, InvalidRequest, WeftError
-from weft.core.wire import Cancelled, Command, Envelope, Event, Failed, Finished, OperationUsage, Token
+from weft.core.wire import Cancelled, Command, Envelope, Event, Failed, Finished, OperationUsage, Started, Token
 from weft.engine.client import EngineClient
 from weft.programs.operations import EngineOperation
 
@@ -134,6 +134,10 @@ class EngineLink:
                 elif isinstance(event, Failed) and event.op > 0:
                     # A late event of an operation that was given up: its program no longer waits for it.
                     logger.debug("operation %d failed after its end: %s", event.op, event.error)
+            elif isinstance(event, Started):
+                operation = operations.get(event.op)
+                if operation is not None:
+                    operation.begin(event)
             elif self._on_event is not None:
                 self._on_event(event)
         if dead is not None:

@@ -8,13 +8,15 @@ pile up in a list, and the program takes the whole list when it comes back. It k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol, Self
 
 import msgspec
 
 from weft.abi.errors import Cancelled, WeftError
-from weft.core.wire import Finished, OperationUsage, Token
+from weft.core.wire import Finished, OperationUsage, Started, Token
+
+OnStart = Callable[[Started], None]
 
 
 class Wakes(Protocol):
@@ -76,6 +78,9 @@ class EngineOperation:
         """Take a token. Whether it is the first since the program last looked."""
         return False
 
+    def begin(self, event: Started) -> None:
+        """The engine has begun with it."""
+
     def finish(self, event: Finished) -> None:
         """The operation ended without an error."""
         if not self.ended:
@@ -133,12 +138,19 @@ class TokenStream(EngineOperation):
     Ends when the operation finished, or when its own program cancelled it; otherwise raises what it failed with.
     """
 
-    __slots__ = ("tokens",)
+    __slots__ = ("on_start", "tokens")
 
     def __init__(self, op: int, handle: int):
         super().__init__(op, handle)
         self.tokens: list[Token] = []
         """Those that have arrived and were not yet taken."""
+        self.on_start: OnStart | None = None
+        """Told when the engine has begun with it. Must not wait."""
+
+    def begin(self, event: Started) -> None:
+        """The engine has begun with it."""
+        if self.on_start is not None:
+            self.on_start(event)
 
     def put(self, token: Token) -> bool:
         """Take a token. Whether it is the first since the program last looked."""

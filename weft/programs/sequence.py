@@ -29,7 +29,7 @@ from weft.core.wire import (
     Truncate,
 )
 from weft.programs.engine_link import EngineLink
-from weft.programs.operations import EngineOperation, Report, SilentAppend, TokenStream
+from weft.programs.operations import EngineOperation, OnStart, Report, SilentAppend, TokenStream
 from weft.programs.types import Caller
 
 
@@ -92,13 +92,16 @@ class SequenceHandle:
         grammar: Grammar | None = None,
         *,
         num_generated: int = 0,
+        on_start: OnStart | None = None,
     ) -> TokenStream:
         """Sample tokens. Iterate over the result for lists of `Token`, as many as came together.
 
         The sequence's last `num_generated` tokens count as sampled by this generation, which goes on behind them.
+        `on_start` is told when the engine begins, before the first token.
         """
         op = self._begin()
         stream = self._stream_type(op, self.id)
+        stream.on_start = on_start
         command = Generate(
             seq=self.id,
             op=op,
@@ -106,6 +109,7 @@ class SequenceHandle:
             stop=stop or StopParams(),
             grammar=grammar,
             num_generated=num_generated,
+            tells_start=on_start is not None,
         )
         self._add(stream, command)
         return stream

@@ -13,7 +13,7 @@ from weft.core.grammar import Grammar
 from weft.core.objectives import LEAST_DEADLINE_S, Objective
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.waits import WaitKind
-from weft.core.wire import FinishReason, Open, OperationUsage, TokenLogprobs
+from weft.core.wire import FinishReason, Open, OperationUsage, Started, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,8 @@ class CompletionArgs:
     until: Callable[[], Callable[[str], bool]] | None = None
     """Makes, for each choice, what is called with its text, token by token, and ends the choice by returning True. The
     last token is the one after which it did so, also where the engine sampled more before it learned of it."""
+    on_start: Callable[[Started], None] | None = None
+    """Told when the engine begins with the first choice; after a crash again."""
 
 
 class BeamScore(NamedTuple):

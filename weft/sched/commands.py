@@ -214,6 +214,7 @@ class CommandHandler:
             monitor=self._make_monitor(stop.stop) if stop.stop else None,
             guide=None if command.grammar is None else self._make_guide(command.grammar),
             num_output=command.num_generated,
+            tells_start=command.tells_start,
         )
         sequence.ops.append(op)
         if others and config.prefix_cache and not sequence.high_water:

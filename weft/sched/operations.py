@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from weft.abi.errors import ContextTooLong, InvalidRequest
-from weft.core.wire import Cancelled, ErrorRecord, Failed, Finished, OperationUsage, OpEvent, TokenLogprobs
+from weft.core.wire import Cancelled, ErrorRecord, Failed, Finished, OperationUsage, OpEvent, Started, TokenLogprobs
 from weft.sched.masks import Mask, add_mask, unpack_ranges
 from weft.sched.sequence import AppendOp, ForkInto, GenerateOp, Op, Sequence, SequenceState, SetMask
 from weft.sched.state import SchedulerState
@@ -179,6 +179,8 @@ def finish_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: 
         num_host_tokens=found.host,
         num_recomputed_tokens=found.recomputed,
         first_different_token=sequence.first_different,
+        num_continued_tokens=sequence.sources.num_continued(len(sequence.tokens)),
+        num_prefill_tokens=sequence.sources.num_prefilled,
         total_s=now - op.arrival_s,
     )
     sequence.reuse_limit = None
@@ -273,12 +275,28 @@ def usage_of(sequence: Sequence, op: Op, now: float) -> OperationUsage:
         num_host_tokens=found.host,
         num_recomputed_tokens=found.recomputed,
         first_different_token=sequence.first_different,
+        num_continued_tokens=sequence.sources.num_continued(op.num_prompt),
+        num_prefill_tokens=sequence.sources.num_prefilled,
         num_output_tokens=op.num_output,
         num_preemptions=op.num_preemptions,
         queued_s=first_launch - op.arrival_s,
         first_token_s=0.0 if op.first_token_s is None else op.first_token_s - op.arrival_s,
         total_s=now - op.arrival_s,
     )
+
+
+def tell_start(state: SchedulerState, sequence: Sequence, op: GenerateOp, now: float) -> None:
+    """Tell the client that a generation has begun, and what of its prompt has KV."""
+    op.tells_start = False
+    usage = usage_of(sequence, op, now)
+    started = Started(
+        op=op.op,
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_cached_tokens=usage.num_cached_tokens,
+        num_continued_tokens=usage.num_continued_tokens,
+        queued_s=usage.queued_s,
+    )
+    state.log.send(sequence.client, started)
 
 
 def _failed(kind: str, message: str) -> Callable[[int], OpEvent]:

@@ -19,6 +19,7 @@ from weft.sched.batch import StepBuilder
 from weft.sched.config import prompt_budget
 from weft.sched.in_flight import InFlight
 from weft.sched.masks import mask_at, next_start
+from weft.sched.operations import tell_start
 from weft.sched.outputs import sampling_state
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState
 from weft.sched.service_classes import LATENCY
@@ -206,6 +207,8 @@ class StepPlanner:
         op = sequence.head
         if not isinstance(op, GenerateOp):
             raise TypeError(f"sequence {sequence.seq} samples without a generate")
+        if op.tells_start:  # it came when its prompt was being computed already
+            tell_start(self._state, sequence, op, now)
         slot = sequence.slot
         table = self._sequences.slots
         table.set_sampling(slot, op)
@@ -239,7 +242,7 @@ class StepPlanner:
             samples = same_row and isinstance(child.head, GenerateOp) and self._sequences.slots.num_free > 0
             if samples:
                 self._sequences.run(child, 1, now)
-                self._trace_start(child, now)
+                self._note_start(child, now)
                 sampling.append(child)
             else:
                 self._sequences.rewind(child, now)
@@ -345,12 +348,15 @@ class StepPlanner:
                 self._cache.announce(sequence.table, tokens, len(sequence.tokens))
         if sequence.returned_kind:
             self._interception.count_return(sequence)
-        self._trace_start(sequence, now)
+        self._note_start(sequence, now)
         return "admitted"
 
-    def _trace_start(self, sequence: Sequence, now: float) -> None:
-        """Note that a sequence got a slot, with how many tokens that have KV, and how many of these go on from other
-        KV, where traces are on."""
+    def _note_start(self, sequence: Sequence, now: float) -> None:
+        """A sequence got a slot: tell its client, if that is to be told, and note it where traces are on, with how many
+        tokens that have KV, and how many of these go on from other KV."""
+        head = sequence.head
+        if isinstance(head, GenerateOp) and head.tells_start:
+            tell_start(self._state, sequence, head, now)
         if not self._log.traces:
             return
         num_tokens = len(sequence.tokens)

@@ -138,6 +138,8 @@ class GenerateOp:
     num_preemptions: int = 0
     first_launch_s: float | None = None
     first_token_s: float | None = None
+    tells_start: bool = False
+    """Its client is still to be told of its start."""
     is_plain: bool = field(init=False)
     """Only token ids are needed: no stop strings, no grammar, no log-probabilities."""
     needs_last: ClassVar[bool] = True

@@ -29,13 +29,15 @@ class SourceCounts(NamedTuple):
 class TokenSources:
     """One byte for each token, from the first on, that has or had KV."""
 
-    __slots__ = ("_sources", "continued")
+    __slots__ = ("_sources", "continued", "num_prefilled")
 
     def __init__(self, num_cached: int = 0):
         self._sources = bytearray(num_cached)
         self.continued = num_cached
         """The first so many tokens go on from KV of the sequence itself, of the one that it is a fork of, or of a
         finished turn: where they are cached, they were found as these."""
+        self.num_prefilled = 0
+        """Tokens that were computed since the last operation ended; those that were computed twice count twice."""
 
     def found(self, start: int, end: int, num_from_host: int) -> None:
         """The KV of tokens `start` to `end` was found, that of the last `num_from_host` of them on the host. What was
@@ -51,12 +53,14 @@ class TokenSources:
         """The KV of tokens `start` to `end` is computed; that of the first `num_known` tokens of the sequence had
         existed."""
         again = max(0, min(end, num_known) - start)
+        self.num_prefilled += end - start
         self._sources[start:end] = _RECOMPUTED * again + _NEW * (end - start - again)
 
     def settle(self, num_computed: int) -> None:
         """An operation has ended, and `num_computed` tokens have KV."""
         self._sources = bytearray(num_computed)
         self.continued = num_computed
+        self.num_prefilled = 0
 
     def num_continued(self, num_tokens: int) -> int:
         """Of the first `num_tokens` tokens, the cached ones that go on from other KV."""

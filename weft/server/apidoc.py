@@ -24,7 +24,7 @@ from weft.server.openapi import default_text, description_of, openapi, type_text
 from weft.server.schemas.programs import MessageRequest, ProgramUpload, RunRequest, SourceRunRequest
 from weft.server.schemas.sessions import SessionCard
 from weft.server.schemas.variables import CallRequest, VariableUpdate
-from weft.server.schemas.workflows import WorkflowRunRequest, WorkflowUpload
+from weft.server.schemas.workflows import WorkflowExplainRequest, WorkflowRunRequest, WorkflowUpload
 from weft.workflow.service.call_request import CallPlaceholder
 
 Struct = type[msgspec.Struct]
@@ -38,6 +38,7 @@ _REQUESTS: dict[str, Struct] = {
     "/v1/runs": SourceRunRequest,
     "/v1/runs/{run}/messages": MessageRequest,
     "/v1/workflows": WorkflowUpload,
+    "/v1/workflows/{workflow}/explain": WorkflowExplainRequest,
     "/v1/workflows/{workflow}/runs": WorkflowRunRequest,
     "/v1/calls": CallRequest,
     "/v1/variables/{variable}": VariableUpdate,

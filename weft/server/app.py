@@ -24,6 +24,7 @@ from weft.server.origins import HostMiddleware
 from weft.server.routes import (
     documentation,
     endpoints,
+    explanations,
     models,
     operations,
     programs,
@@ -48,6 +49,7 @@ FAMILIES: tuple[Family, ...] = (
     programs,
     runs,
     workflows,
+    explanations,
     variables,
     sessions,
     operations,

@@ -59,6 +59,8 @@ from weft.server.schemas.workflows import (
     WorkflowCard,
     WorkflowDeleted,
     WorkflowEvent,
+    WorkflowExplainRequest,
+    WorkflowExplanation,
     WorkflowLimits,
     WorkflowList,
     WorkflowRunRequest,
@@ -183,6 +185,29 @@ OPERATIONS: tuple[Operation, ...] = (
         RunCard,
         WorkflowEvent,
         errors=(*_WORK, 403, 409, 507),
+    ),
+    Operation(
+        "POST",
+        "/v1/workflows/{workflow}/explain",
+        "Say what a run of a workflow would do, without a call of a model.",
+        WorkflowExplainRequest,
+        WorkflowExplanation,
+        errors=_WORK,
+    ),
+    Operation(
+        "GET",
+        "/v1/runs/{run}/explain",
+        "Say what a workflow's run was expected to do, and what it did.",
+        None,
+        WorkflowExplanation,
+        errors=(400, 401, 404, 507),
+        query={
+            "format": {
+                "enum": ["json", "text", "mermaid", "svg"],
+                "default": "json",
+                "description": "The form of the answer.",
+            }
+        },
     ),
     Operation(
         "GET",

@@ -9,9 +9,17 @@ import msgspec
 
 from weft.programs.run.runs import RunUsage
 from weft.server.schemas.programs import RunCard, RunError
-from weft.server.schemas.workflows import NodeCalls, RowList, VariableWait, WorkflowLimits, WorkflowProgress
+from weft.server.schemas.workflows import (
+    NodeCalls,
+    RowList,
+    StartedCall,
+    VariableWait,
+    WorkflowLimits,
+    WorkflowProgress,
+)
 from weft.store.served_runs import NumberedResult
-from weft.workflow.run.instructions import CallCounts
+from weft.workflow.actuals import CallCounts
+from weft.workflow.run.feed import CallStarted
 from weft.workflow.service.live_run import RunWait, WorkflowRun
 from weft.workflow.service.record import WorkflowRunRecord
 
@@ -67,6 +75,12 @@ def wait_card(wait: RunWait, *, args: bool = False) -> VariableWait:
         function=wait.function,
         args=wait.args if args else None,
     )
+
+
+def started_card(start: CallStarted) -> StartedCall:
+    """The start of a call in the API's form."""
+    fields = start._asdict()
+    return StartedCall(at=fields.pop("at_s"), **fields)
 
 
 def results_page(page: Sequence[NumberedResult], record: WorkflowRunRecord, after: int) -> RowList:

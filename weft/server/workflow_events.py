@@ -1,6 +1,7 @@
 """The events of a workflow's run, as server-sent events.
 
-The number of an event is that of the last result before it. Results come from the store, so a stream that begins again
+The number of an event is that of the last result before it; in a run that tells texts or starts of calls, the position
+in its feed stands behind that. Results come from the store, so a stream that begins again
 behind a number misses none, and a client that reads slowly holds nothing in memory. What is between results (progress)
 is told as it is when it is sent.
 """
@@ -15,11 +16,12 @@ from starlette.types import Send
 
 from weft.server.errors import ClientGone
 from weft.server.run_events import GONE
-from weft.server.schemas.workflows import DEFAULT_PAGE, WorkflowEvent
+from weft.server.schemas.workflows import DEFAULT_PAGE, TextPiece, WorkflowEvent
 from weft.server.sse import DONE, EventStream
 from weft.server.state import Service
-from weft.server.workflow_cards import numbered, wait_card, workflow_run_card
-from weft.workflow.run.instructions import RunCounts
+from weft.server.workflow_cards import numbered, started_card, wait_card, workflow_run_card
+from weft.workflow.actuals import RunCounts
+from weft.workflow.run.feed import FeedReader, RunFeed, TextDelta
 from weft.workflow.service.live_run import WorkflowRun
 
 PROGRESS_S = 0.25
@@ -28,11 +30,23 @@ _encoder = msgspec.json.Encoder()
 
 
 class WorkflowStream(EventStream):
-    """A run's results behind number `after`, its progress, then its end. `owned`: the run is cancelled if the client
-    disconnects."""
+    """A run's results behind number `after`, what it tells behind `position`, its progress, then its end. `owned`: the
+    run is cancelled if the client disconnects."""
 
-    def __init__(self, request: Request, service: Service, run: WorkflowRun, *, after: int = 0, owned: bool = False):
+    def __init__(
+        self,
+        request: Request,
+        service: Service,
+        run: WorkflowRun,
+        *,
+        after: int = 0,
+        position: int = 0,
+        owned: bool = False,
+    ):
         super().__init__(request, service)
+        self._position = position
+        self._feed: RunFeed | None = None
+        self._reader: FeedReader | None = None
         self._run = run
         self._runs = service.workflows.runs
         self._timer = service.timer
@@ -47,9 +61,10 @@ class WorkflowStream(EventStream):
         await self._send(send, self._line(WorkflowEvent(type="run", run=workflow_run_card(self._run))))
         while True:
             changes, record = self._run.changes(), self._run.record
-            lines = b""
+            lines = self._news()
             if record.counts.rows > self._last:
                 for number, result in await self._runs.results(self._run, self._last, DEFAULT_PAGE):
+                    lines += self._rest(number, result)
                     self._last = number
                     lines += self._line(WorkflowEvent(type="row", row=msgspec.Raw(numbered(number, result))))
             lines += self._waits() + self._progress(has_results=bool(lines))
@@ -60,6 +75,36 @@ class WorkflowStream(EventStream):
                 break
             await changes.wait()
         await self._send(send, self._line(WorkflowEvent(type="end", run=workflow_run_card(self._run))) + DONE)
+
+    def _news(self) -> bytes:
+        """Texts and starts of calls that were not told yet."""
+        if self._feed is not self._run.feed:
+            self._begin_reading()
+        if self._reader is None or not self._reader.has_news:
+            return b""
+        news = self._reader.read()
+        self._position = news.position
+        if not (news.texts or news.starts or news.num_lost):
+            return b""
+        # One event, which a client has or has not: its position says what was told.
+        starts = [started_card(start) for start in news.starts]
+        return self._line(
+            WorkflowEvent(type="live", texts=_pieces(news.texts), starts=starts, lost_starts=news.num_lost)
+        )
+
+    def _begin_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._feed = self._run.feed
+        self._reader = None if self._feed is None else self._feed.reader(self._position, self._run.notify)
+
+    def _rest(self, number: int, result: bytes) -> bytes:
+        """What is left to tell of the texts of a row that has ended, unless it had when this stream began."""
+        if self._reader is None or number <= self._reader.num_ended_before:
+            return b""
+        row = msgspec.json.decode(result)
+        rest = self._reader.rest(row["row"], row["outputs"])
+        return self._line(WorkflowEvent(type="live", texts=_pieces(rest))) if rest else b""
 
     def _waits(self) -> bytes:
         """Values that the run has begun to wait for."""
@@ -79,8 +124,15 @@ class WorkflowStream(EventStream):
         return self._line(WorkflowEvent(type="progress", progress=workflow_run_card(self._run).workflow))
 
     def _line(self, event: WorkflowEvent) -> bytes:
-        return b"id: %d\ndata: %b\n\n" % (self._last, _encoder.encode(event))
+        position = b".%d" % self._position if self._reader is not None or self._position else b""
+        return b"id: %d%b\ndata: %b\n\n" % (self._last, position, _encoder.encode(event))
 
     def _close(self, failure: BaseException | None) -> None:
+        if self._reader is not None:
+            self._reader.close()
         if self._owned and failure is not None:
             self._run.cancel(GONE if isinstance(failure, ClientGone) else "the stream that started it ended")
+
+
+def _pieces(texts: list[TextDelta]) -> list[TextPiece]:
+    return [TextPiece(**one._asdict()) for one in texts]

@@ -220,7 +220,23 @@ def _fifth(connection: Connection) -> None:
     _VARIABLES.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth)
+_TRACES = MetaData()
+
+workflow_traces = Table(
+    "workflow_traces",
+    _TRACES,
+    Column("run", Text, primary_key=True),
+    Column("row", Integer, primary_key=True),
+    Column("calls", LargeBinary, nullable=False),
+)
+"""Tokens and times of the calls of rows that have ended, of runs on servers."""
+
+
+def _sixth(connection: Connection) -> None:
+    _TRACES.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth, _sixth)
 """From each version to the next, beginning with an empty database (version 0)."""
 
 

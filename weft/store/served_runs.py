@@ -20,6 +20,7 @@ from weft.store.schema import (
     workflow_inputs,
     workflow_rows,
     workflow_tasks,
+    workflow_traces,
     workflow_variables,
 )
 from weft.store.sqlite import upsert
@@ -55,16 +56,25 @@ _PUT_ENDING = upsert(workflow_endings)
 _FORGET_ROW = delete(workflow_tasks).where(
     workflow_tasks.c.run == bindparam("this"), workflow_tasks.c.row == bindparam("this_row")
 )
-_FORGET_WORK = tuple(
-    delete(table).where(table.c.run == bindparam("this")) for table in (workflow_tasks, workflow_inputs)
+_FORGET_TASKS = delete(workflow_tasks).where(workflow_tasks.c.run == bindparam("this"))
+_FORGET = tuple(
+    delete(table).where(table.c.run == bindparam("this"))
+    for table in (
+        workflow_tasks,
+        workflow_inputs,
+        workflow_rows,
+        workflow_endings,
+        workflow_traces,
+        workflow_variables,
+        served_runs,
+    )
 )
-_FORGET = (
-    *_FORGET_WORK,
-    *(
-        delete(table).where(table.c.run == bindparam("this"))
-        for table in (workflow_rows, workflow_endings, workflow_variables, served_runs)
-    ),
+_TRACED = (
+    select(workflow_traces.c.row, workflow_traces.c.calls)
+    .where(workflow_traces.c.run == bindparam("this"))
+    .order_by(workflow_traces.c.row)
 )
+_PUT_TRACE = upsert(workflow_traces)
 
 
 class NewRun(NamedTuple):
@@ -190,13 +200,14 @@ class ServedRunTable:
     def end(
         self, tenant: str, run: str, record: bytes, size_bytes: int, ended_s: float, *, is_complete: bool
     ) -> Future[None]:
-        """Replace the record of a run that has ended. One that is complete is never resumed, so its inputs go."""
+        """Replace the record of a run that has ended. One that is complete is never resumed, so values of its nodes
+        go; its inputs stay, to explain it by."""
 
         def work(connection: Connection) -> None:
             connection.execute(_SAVE, {"this": run, "now": record, "size": size_bytes})
             connection.execute(_END, {"this": run, "at_s": ended_s})
-            for statement in _FORGET_WORK if is_complete else ():
-                connection.execute(statement, {"this": run})
+            if is_complete:
+                connection.execute(_FORGET_TASKS, {"this": run})
 
         return self._database.write(work, tenant)
 
@@ -231,15 +242,25 @@ class ServedRunTable:
 
         return self._database.read(work)
 
-    def end_row(self, tenant: str, run: str, number: int, row: int, result: bytes, *, failed: bool) -> Future[None]:
-        """Keep the result of a row instead of its nodes' values."""
+    def end_row(
+        self, tenant: str, run: str, number: int, row: int, result: bytes, *, failed: bool, calls: bytes = b""
+    ) -> Future[None]:
+        """Keep the result of a row, and what is to be kept of its calls, instead of its nodes' values."""
 
         def work(connection: Connection) -> None:
             connection.execute(_PUT_ROW, {"run": run, "row": row, "result": result})
             connection.execute(_PUT_ENDING, {"run": run, "number": number, "row": row, "failed": int(failed)})
             connection.execute(_FORGET_ROW, {"this": run, "this_row": row})
+            if calls:
+                connection.execute(_PUT_TRACE, {"run": run, "row": row, "calls": calls})
 
         return self._database.write(work, tenant)
+
+    def traces(self, run: str) -> list[tuple[int, bytes]]:
+        """(row, what is kept of its calls), in the order of the rows. Blocks."""
+        return self._database.read(
+            lambda connection: [(row, calls) for row, calls in connection.execute(_TRACED, {"this": run})]
+        )
 
     def endings(self, run: str) -> Endings:
         """Which rows of a run have ended. Blocks."""

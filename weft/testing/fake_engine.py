@@ -37,6 +37,7 @@ from weft.core.wire import (
     SessionInfo,
     Sessions,
     SetPriority,
+    Started,
     Truncate,
     answered_op,
 )
@@ -360,6 +361,8 @@ class FakeEngine:
                 seq.operations.popleft()
                 return
             seq.begin(op, self._scripts.popleft() if self._scripts else None, self._model)
+            if op.tells_start:
+                events.append(Started(op=op.op, num_prompt_tokens=seq.num_prompt))
         events.append(self._model.generate(seq, op))
         self._generated += 1
         ending = self._model.ending(seq, op)

@@ -64,8 +64,12 @@ class FakeSequence:
         self.generated, self.text, self.script = [], b"", None
 
     def usage(self) -> OperationUsage:
-        """What the generation has used."""
-        return OperationUsage(num_prompt_tokens=self.num_prompt, num_output_tokens=len(self.generated))
+        """What the generation has used: everything is computed once."""
+        return OperationUsage(
+            num_prompt_tokens=self.num_prompt,
+            num_output_tokens=len(self.generated),
+            num_prefill_tokens=self.num_prompt,
+        )
 
 
 class FakeEnding(NamedTuple):

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import shutil
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO, TypedDict, Unpack
 
 import msgspec
 
-from weft.abi.errors import ConfigError, StorageFailed
+from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed, Unsupported
 from weft.loop_thread import LoopThread, streamed
 from weft.store.answers import AnswerTable
 from weft.store.database import FILE, Database
+from weft.workflow.actuals import RowTrace, RunActuals, RunCounts
 from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.bars import bars, no_bars
+from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.nodes import WorkflowGraph
+from weft.workflow.graph.streamed import check_streamed, streamed_calls
 from weft.workflow.passes import optimise
-from weft.workflow.planning import check_statistics, unknown_server
+from weft.workflow.planning import check_statistics, explain_run, unknown_server
 from weft.workflow.remote import ServerRun, WorkflowServer
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, Driver, RunServices
-from weft.workflow.run.instructions import AwaitExternal, RowDone, RunCounts, RunLimits
+from weft.workflow.run.feed import FeedReader, RunFeed, RunNews
+from weft.workflow.run.instructions import AwaitExternal, FeedChanged, RowDone, RunLimits
 from weft.workflow.run.journal import RunDescription, RunJournal
 from weft.workflow.run.order import row_by_row
 from weft.workflow.run.planned_order import PlannedOrder
@@ -90,9 +96,17 @@ class RunOptions(TypedDict, total=False):
     statistics: Mapping[str, Mapping[str, Any]]
     """Known figures for plans, as `weft.workflow.plan` takes them. Where they lack the length of an answer, a sample of
     the rows runs first and gives it."""
+    stream: Sequence[str]
+    """Outputs whose texts are told while they are generated."""
+    starts: bool
+    """Whether starts of calls are told."""
     model: str
     """On a server with several models: the one for calls that name none."""
     api_key: str
+
+
+RunEvent = RowResult | RunNews
+"""What a run tells while it goes on. The pieces of a text come before the result that has it."""
 
 
 class Run:
@@ -114,6 +128,13 @@ class Run:
         self.planner: RunPlanner | None = None
         """None: calls run row by row."""
         self.journal: RunJournal | None = None
+        self._feed = _feed_of(graph, self._runs, options)
+        self._reader: FeedReader | None = None
+        self._is_announced = False
+        self._traces: list[RowTrace] = []
+        self._began_s: float | None = None
+        """On the monotonic clock, as the next."""
+        self._ended_s: float | None = None
         self._on = on
         self._options = options
 
@@ -149,26 +170,46 @@ class Run:
             database.close()
         shutil.rmtree(folder)
 
-    def results(self) -> Generator[RowResult, None, None]:
-        """Rows as they end; first those of the journal. Closing the generator cancels what is in progress."""
+    def results(self) -> Generator[RunEvent, None, None]:
+        """Rows as they end, first those of the journal, and the news that the options ask for. Closing the generator
+        cancels what is in progress."""
         known = {} if self.journal is None else self.journal.rows
         yield from known.values()
         rows = ((number, row) for number, row in enumerate(self.rows) if number not in known)
         if not isinstance(self._on, str):
             host = self._on.workflow_host()
-            yield from streamed(host.thread, lambda: self.on_loop(rows, host.backend))
+            yield from self._read_on(host.thread, lambda: self._on_loop(rows, host.backend))
             return
         thread = LoopThread()
         try:
-            yield from streamed(thread, lambda: self._over_http(rows))
+            yield from self._read_on(thread, lambda: self._over_http(rows))
         finally:
             thread.stop()
 
-    async def _over_http(self, rows: Iterator[tuple[int, Mapping[str, Any]]]) -> AsyncGenerator[RowResult, None]:
+    def _read_on(
+        self, thread: LoopThread, items: Callable[[], AsyncGenerator[RowResult | FeedChanged, None]]
+    ) -> Generator[RunEvent, None, None]:
+        """The results of a loop, and what its feed has by the time at which they are taken here."""
+        for item in streamed(thread, items):
+            if self._feed is not None:
+                yield from thread.run(self._read(item))
+            if isinstance(item, RowResult):
+                yield item
+
+    async def _read(self, item: RowResult | FeedChanged) -> list[RunNews]:
+        assert self._reader is not None
+        self._is_announced = False
+        news = self._reader.read()
+        rest = self._reader.rest(item.row, item.outputs) if isinstance(item, RowResult) else []
+        return [*news.starts, *news.texts, *rest]
+
+    async def _over_http(
+        self, rows: Iterator[tuple[int, Mapping[str, Any]]]
+    ) -> AsyncGenerator[RowResult | FeedChanged, None]:
         assert isinstance(self._on, str)
         backend = OpenAIBackend(self._on, self._options.get("model"), self._options.get("api_key"))
         try:
-            async with aclosing(self.on_loop(rows, backend)) as results:
+            async with aclosing(self._on_loop(rows, backend)) as results:
                 async for result in results:
                     yield result
         finally:
@@ -176,21 +217,63 @@ class Run:
 
     async def on_loop(
         self, rows: Iterator[tuple[int, Mapping[str, Any]]], backend: ModelBackend
-    ) -> AsyncGenerator[RowResult, None]:
-        """Rows as they end, on the event loop that runs."""
+    ) -> AsyncGenerator[RunEvent, None]:
+        """As `results`, on the event loop that runs."""
+        async with aclosing(self._on_loop(rows, backend)) as items:
+            async for item in items:
+                if self._feed is not None:
+                    for news in await self._read(item):
+                        yield news
+                if isinstance(item, RowResult):
+                    yield item
+
+    async def _on_loop(
+        self, rows: Iterator[tuple[int, Mapping[str, Any]]], backend: ModelBackend
+    ) -> AsyncGenerator[RowResult | FeedChanged, None]:
+        """Rows as they end, and signs that the feed has something to read."""
+        self._began_s = time.monotonic()
         async with opened_services(self._options, backend, self._model()) as services:
             if self._options.get("planned", True):
                 sources = self._plan_sources()
                 self.planner = RunPlanner(self._runs, self._order, sources, self._options.get("statistics"))
             concurrency = self._options.get("concurrency")
-            driver = Driver(self.state, rows, services, concurrency, self.journal, self.planner)
+            driver = Driver(self.state, rows, services, concurrency, self.journal, self.planner, self._feed)
+            if self._feed is not None:
+                self._reader = self._feed.reader(on_news=lambda: self._announce(driver))
             async with aclosing(driver.results()) as results:
                 async for done in results:
+                    if isinstance(done, FeedChanged):
+                        yield done
+                        continue
                     assert isinstance(done, RowDone)
                     result = result_of(done)
+                    self._note(done)
                     if self.journal is not None:
                         self.journal.end(result)
                     yield result
+        self._ended_s = time.monotonic()
+
+    def _note(self, done: RowDone) -> None:
+        if done.calls:
+            self._traces.append(RowTrace(done.row, done.calls))
+
+    def explain(self) -> Explanation:
+        """What the run was expected to do, and what it did by now. Reads the rows again. Raises `Unsupported` where
+        they can be read once only."""
+        if self.num_rows is None:
+            raise Unsupported("rows of an iterator cannot be read again: explain the run of a list or a file", "rows")
+        seconds = None if self._began_s is None else (self._ended_s or time.monotonic()) - self._began_s
+        actual = RunActuals(self.counts, seconds, tuple(self._traces))
+        statistics = self._options.get("statistics")
+        is_optimised = self._options.get("optimise", True)
+        sources = self._plan_sources()
+        return explain_run(self.graph, list(self.rows), sources, actual, statistics, optimise=is_optimised)
+
+    def _announce(self, driver: Driver) -> None:
+        """There is news. Said once until it is read, so that a slow reader has one sign and not one for each token."""
+        if not self._is_announced:
+            self._is_announced = True
+            driver.announce()
 
     def _plan_sources(self) -> PlanSources:
         return plan_sources(self._runs, self._on, self._options.get("model", ""))
@@ -237,11 +320,23 @@ def plan_sources(graph: WorkflowGraph, on: Target, model: str) -> PlanSources:
     return unknown_server(graph, model) if host is None or host.plans_for is None else host.plans_for
 
 
+def _feed_of(graph: WorkflowGraph, runs: WorkflowGraph, options: RunOptions) -> RunFeed | None:
+    """What is told while a graph runs; None: nothing. Raises `InvalidRequest` for outputs that cannot be streamed."""
+    names = options.get("stream", ())
+    check_streamed(graph, names)
+    starts = options.get("starts", False)
+    if not names and not starts:
+        return None
+    return RunFeed(names, streamed_calls(runs, names), name=secrets.token_hex(8), starts=starts)
+
+
 def stream(
     graph: WorkflowGraph, rows: Any, on: RunTarget, **options: Unpack[RunOptions]
-) -> Generator[RowResult, None, None]:
-    """Run a graph over rows; yields results as they are there, in no order. Closing the generator cancels what is in
-    progress. Raises what concerns the whole run; what concerns a row is its `error`."""
+) -> Generator[RunEvent, None, None]:
+    """Run a graph over rows; yields results as they are there, in no order. With `stream`, names of outputs, also a
+    `TextDelta` for each further piece of their texts; with `starts` a `CallStarted` for each call of a model. Closing
+    the generator cancels what is in progress. Raises what concerns the whole run; what concerns a row is its
+    `error`."""
     return _run_on(graph, rows, on, options).results()
 
 
@@ -258,15 +353,18 @@ def run(
     *,
     out: str | Path | TextIO | None = None,
     progress: bool | None = None,
+    listen: Callable[[RunNews], None] | None = None,
     **options: Unpack[RunOptions],
 ) -> RunResults:
     """Run a graph over rows. Returns the results in the order of the rows. With `out`, each one is also a line of that
     file as soon as it is there: `{"row", "outputs", "error"}`, in no order. `progress` shows bars on standard error
-    (None: only on a terminal).
+    (None: only on a terminal). `listen` is told what `stream` and `starts` ask for.
 
     A run that writes to a named file can be interrupted: until it has ended, a folder beside the file, `OUT.run`, has
     what was computed, or names the run on a server, and the same call goes on from there. Rows of an iterator cannot be
     read again, so their run begins anew."""
+    if (options.get("stream") or options.get("starts")) and listen is None:
+        raise InvalidRequest("stream and starts are told to `listen`: give one, or call stream()", "listen")
     one = _run_on(graph, rows, on, options)
     shows = sys.stderr.isatty() if progress is None else progress
     results = []
@@ -279,6 +377,10 @@ def run(
             out = stack.enter_context(_opened(Path(out)))
         show = stack.enter_context(bars(one.num_rows) if shows else no_bars())
         for result in stack.enter_context(closing(one.results())):
+            if not isinstance(result, RowResult):
+                if listen is not None:
+                    listen(result)
+                continue
             results.append(result)
             show(one.counts)
             if out is not None:
@@ -287,7 +389,7 @@ def run(
                     out.flush()
                 except OSError as error:
                     raise _unwritten(error, is_kept) from error
-    return RunResults(results, one.counts, one.measured())
+    return RunResults(results, one.counts, one.measured(), one.explain)
 
 
 @contextmanager
@@ -311,7 +413,7 @@ def _unwritten(error: OSError, may_go_on: bool) -> StorageFailed:
 
 async def stream_async(
     graph: WorkflowGraph, rows: Any, backend: ModelBackend, **options: Unpack[RunOptions]
-) -> AsyncGenerator[RowResult, None]:
+) -> AsyncGenerator[RunEvent, None]:
     """As `stream`, on the event loop that runs and a backend of it."""
     one = Run(graph, rows, "", options)
     async with aclosing(one.on_loop(iter(enumerate(one.rows)), backend)) as results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from weft.workflow.run.instructions import RunCounts
+from weft.workflow.actuals import RunCounts
 
 Show = Callable[[RunCounts], None]
 MAX_BARS = 12

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, WeftError
 from weft.tokenizers.load import load_tokenizer
+from weft.workflow.actuals import RunActuals
 from weft.workflow.analysis.analyse import analyse
 from weft.workflow.analysis.objectives import OutputObjective
 from weft.workflow.analysis.operators import TooManyOperators
@@ -27,12 +28,14 @@ from weft.workflow.graph.json import graph_from_dict
 from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.mistakes import InvalidGraph, nearest
 from weft.workflow.graph.names import all_nodes
-from weft.workflow.graph.nodes import LlmNode, WorkflowGraph
+from weft.workflow.graph.nodes import LlmNode, WorkflowGraph, count_nodes
 from weft.workflow.passes import optimise as optimise_graph
 from weft.workflow.planner.place import NoEngine, PlanEngine
 from weft.workflow.planner.plan import Plan, PlanOptions, make_plan
 from weft.workflow.run.planning import PlanSources
 
+MAX_EXPLAINED_NODES = 200_000
+"""Nodes of all rows, for which a plan is made to explain a run; it takes seconds."""
 ASSUMED_KV_TOKENS = 65_536
 """KV capacity of a server of which nothing is known."""
 
@@ -110,6 +113,33 @@ def explain(
 ) -> Explanation:
     """The plan of a run, in forms for people. As `plan`."""
     return Explanation(_graph_of(graph), plan(graph, rows, model, engines, statistics, **options))
+
+
+def explain_run(
+    graph: WorkflowGraph,
+    rows: Sequence[Mapping[str, Any]] | None,
+    sources: PlanSources,
+    actual: RunActuals,
+    statistics: Mapping[str, Any] | None = None,
+    *,
+    optimise: bool = True,
+) -> Explanation:
+    """What a run was expected to do, with the figures that were known before it, beside what it did. Without a plan
+    where the rows are gone (None), too many, or cannot be planned."""
+    optimised = optimise_graph(whole_graph := _graph_of(graph)) if optimise else None
+    passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
+    why = "the rows of the run are gone"
+    if rows is not None:
+        num_nodes = count_nodes((whole_graph if optimised is None else optimised.graph).nodes)
+        why = f"it has more than {MAX_EXPLAINED_NODES:,} nodes of rows"
+        if len(rows) * num_nodes <= MAX_EXPLAINED_NODES:
+            tokens, engines, model = sources
+            options: dict[str, Any] = {"optimise": optimise, "tokens": tokens}
+            try:
+                return Explanation(graph, plan(graph, rows, model, engines, statistics, **options), actual)
+            except (WeftError, ValueError) as error:
+                why = str(error)
+    return Explanation(graph, None, actual, passes=passes, why_no_plan=why)
 
 
 def check_statistics(statistics: Mapping[str, Any], *graphs: WorkflowGraph) -> None:

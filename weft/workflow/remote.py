@@ -13,22 +13,28 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from weft.abi.errors import ConfigError, Unsupported, WeftError, from_kind
 from weft.loop_thread import LoopThread
+from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.json import graph_to_dict
 from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.nodes import ExternalNode, FunctionNode, WorkflowGraph
+from weft.workflow.graph.streamed import check_streamed
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, called_function, checked_value
-from weft.workflow.run.instructions import AwaitExternal, CallCounts, RunCounts, TaskName
+from weft.workflow.run.feed import CallStarted, RunNews, TextDelta
+from weft.workflow.run.instructions import AwaitExternal, TaskName
 from weft.workflow.run.results import RowMistake, RowResult
 from weft.workflow.run.value_errors import kind_of
+
+if TYPE_CHECKING:
+    from weft.workflow.explain.report import Explanation
 
 MAX_LOST = 8
 """Connections lost one after the other, after which this process gives up."""
@@ -53,8 +59,8 @@ class WorkflowServer(Protocol):
     def start(self, workflow: str, rows: Iterable[Mapping[str, Any]], *, key: str | None = None, **options: Any) -> Any:
         """Start a run; the result has its `id`."""
 
-    def events(self, run_id: str, after: int = 0) -> Generator[Any, None, None]:
-        """The events of a run."""
+    def events(self, run_id: str, after: int | str = 0) -> Generator[Any, None, None]:
+        """The events of a run, behind the one of this `id`."""
 
     def resume(self, run_id: str) -> Any:
         """Go on with a run that failed or was cancelled."""
@@ -87,6 +93,7 @@ class ServerRun:
         effect there."""
         for name in _HERE.keys() & options.keys():
             raise Unsupported(f"{name} is not for a run on a server: {_HERE[name]}", name)
+        check_streamed(graph, options.get("stream", ()))
         table = Rows(rows)
         self.graph = graph
         self.rows = table.check(graph)
@@ -105,23 +112,28 @@ class ServerRun:
         """Nothing: the server plans its runs itself."""
         return {}
 
-    def results(self) -> Generator[RowResult, None, None]:
-        """Rows as they end. Closing the generator cancels the run. Raises what ended it."""
-        run_id = self._begin()
+    def explain(self) -> Explanation:
+        """Raises `Unsupported`: the server knows."""
+        raise Unsupported(f"the server explains its runs: client.workflows.explain_run({self._run_id!r})")
+
+    def results(self) -> Generator[RowResult | RunNews, None, None]:
+        """Rows as they end, and the news that the options ask for. Closing the generator cancels the run. Raises what
+        ended it."""
+        run_id = self._run_id = self._begin()
         thread = LoopThread()
         ended: Any = None
-        last = lost = 0
+        last, lost = "0", 0
         try:
             while ended is None:
                 try:
                     with closing(self._server.events(run_id, last)) as events:
                         for event in events:
-                            lost = 0
+                            lost, last = 0, event.id
                             if event.row is not None:
-                                last = event.row.number
                                 yield _result(event.row)
                             elif event.wait is not None:
                                 self._take(thread, event.wait)
+                            yield from _news(event)
                             self._count(event)
                             ended = event.run if event.type == "end" else None
                     if ended is None:
@@ -177,6 +189,8 @@ class ServerRun:
             optimise=self._options.get("optimise"),
             model=self._options.get("model"),
             functions=sorted(self._functions) or None,
+            stream=list(self._options.get("stream", ())) or None,
+            starts=self._options.get("starts") or None,
         )
         run_id: str = run.id
         if self._folder is not None:
@@ -243,6 +257,13 @@ def _called(graph: WorkflowGraph) -> set[str]:
     """Functions of Python that a graph calls."""
     nodes = (node for _, node in labelled_nodes(graph.nodes) if isinstance(node, FunctionNode))
     return {node.name for node in nodes if node.name is not None} - BUILTIN_FUNCTIONS.keys()
+
+
+def _news(event: Any) -> Iterator[RunNews]:
+    for each in event.starts:
+        yield CallStarted(each.row, each.node, each.at, each.prompt_tokens, each.cached_tokens, each.continued_tokens)
+    for each in event.texts:
+        yield TextDelta(each.row, each.output, each.start, each.text)
 
 
 def _result(row: Any) -> RowResult:

@@ -23,9 +23,10 @@ from weft.engine.inline import InlineEngine
 from weft.llm import LLM
 from weft.tokenizers.load import load_tokenizer
 from weft.workflow import api
+from weft.workflow.actuals import CallUsage
 from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.run.backend import KnowsTokens
-from weft.workflow.run.calls import CHAT, COMPLETION, CallUsage, ModelAnswer, ModelRequest
+from weft.workflow.run.calls import CHAT, COMPLETION, ModelAnswer, ModelRequest
 
 OPTIONS: dict[str, Any] = {"num_pages": 96, "threads": 1, "dtype": "float64", "max_context": 512}
 ROWS = [{"topic": f"a lighthouse on island {number}", "tone": "kind"} for number in range(6)]

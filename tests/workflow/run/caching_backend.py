@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.testing.word_tokens import WordTokens
-from weft.workflow.run.calls import CallUsage, ModelAnswer, ModelRequest
+from weft.workflow.actuals import CallUsage
+from weft.workflow.run.calls import ModelAnswer, ModelRequest
 
 PAGE = 4
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.workflow.naive import fake_text
+from weft.workflow.actuals import CallUsage
 from weft.workflow.graph import WorkflowGraph
 from weft.workflow.graph.values import split_ranges
-from weft.workflow.run.calls import CallUsage, ModelAnswer, ModelRequest
+from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.instructions import (
     AwaitExternal,
     CallFunction,

@@ -17,10 +17,11 @@ from weft.llm import LLM
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 from weft.workflow import api
+from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import MAX_VALUE_BYTES, Concurrency, Driver, RunServices
-from weft.workflow.run.instructions import CallCounts, CallModel, RowDone, RunCounts, RunLimits
+from weft.workflow.run.instructions import CallModel, RowDone, RunLimits
 from weft.workflow.run.state import RunState
 
 
@@ -285,8 +286,8 @@ def test_a_run_that_goes_on_counts_from_the_rows_that_have_ended() -> None:
     answer = fake_answer(call.request)
     state.answered(call.task, answer)
     assert state.counts == state.ended_counts
-    assert state.counts.calls == before.calls.plus(answer)
-    assert state.counts.by_node == {"a": before.by_node["a"].plus(answer)}
+    assert state.counts.calls == before.calls.plus(answer.usage, is_cached=False)
+    assert state.counts.by_node == {"a": before.by_node["a"].plus(answer.usage, is_cached=False)}
     assert (state.counts.rows, state.counts.failed_rows) == (4, 2)
     assert (failed.row, "4 calls" in str(failed.failure)) == (6, True)
     assert [each.failure for each in state.take(0) if isinstance(each, RowDone)] == [None]

@@ -11,7 +11,7 @@ import pytest
 import weft
 from weft import ops
 from weft.llm import LLM
-from weft.workflow.run.instructions import CallCounts
+from weft.workflow.actuals import CallCounts
 
 ROWS = [{"q": str(row)} for row in range(3)]
 OPTIONS: dict[str, Any] = {"threads": 1, "num_pages": 128, "max_context": 256, "dtype": "float32"}

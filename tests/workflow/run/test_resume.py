@@ -142,5 +142,6 @@ def test_a_killed_process_goes_on_where_it_was(tmp_path: Path) -> None:
     assert run("killed") == 0
     assert read("killed") == read("whole")
     done = len((tmp_path / "killed.count").read_text())
-    assert 20 <= done <= 20 + 9
+    # The functions of the other four rows run on threads, and may be counted before the process is gone.
+    assert 20 <= done <= 20 + 9 + 4
     assert not (tmp_path / "killed.run").exists()

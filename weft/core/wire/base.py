@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 
 class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -83,6 +83,11 @@ class OperationUsage(msgspec.Struct, frozen=True, array_like=True):
     first_different_token: int | None = None
     """Where the sequence continues a finished turn, the first of its tokens that differs from that turn's; None: it has
     the whole turn, or continues none."""
+    num_continued_tokens: int = 0
+    """Of the cached ones, those of KV that the sequence goes on from: its own, its parent's, or a finished turn's."""
+    num_prefill_tokens: int = 0
+    """Known tokens that went through a forward since the operation before ended, recomputation included. Of operations
+    that have ended these add up to the engine's counter."""
 
     def with_prompt_of(self, other: OperationUsage) -> OperationUsage:
         """This usage, and of `other` where the KV of the prompt came from."""
@@ -92,6 +97,8 @@ class OperationUsage(msgspec.Struct, frozen=True, array_like=True):
             num_host_tokens=other.num_host_tokens,
             num_recomputed_tokens=other.num_recomputed_tokens,
             first_different_token=other.first_different_token,
+            num_continued_tokens=other.num_continued_tokens,
+            num_prefill_tokens=self.num_prefill_tokens + other.num_prefill_tokens,
         )
 
     @property
@@ -99,6 +106,17 @@ class OperationUsage(msgspec.Struct, frozen=True, array_like=True):
         """Prompt tokens that were neither found nor known to have had KV: computed for the first time, or not at all
         where the operation was cancelled before."""
         return self.num_prompt_tokens - self.num_cached_tokens - self.num_recomputed_tokens
+
+
+class Started(EventBase, frozen=True, kw_only=True):
+    """A `Generate` with `tells_start` runs for the first time. It comes once, before its first token."""
+
+    op: int
+    num_prompt_tokens: int = 0
+    """As the fields of these names of `OperationUsage`."""
+    num_cached_tokens: int = 0
+    num_continued_tokens: int = 0
+    queued_s: float = 0.0
 
 
 class Finished(EventBase, frozen=True, kw_only=True):
@@ -191,5 +209,5 @@ class TraceSpan(EventBase, frozen=True):
     detail: int = 0
 
 
-OpEvent = Token | Finished | Failed | Cancelled
+OpEvent = Token | Started | Finished | Failed | Cancelled
 Event = OpEvent | Welcome | Loading | Stats | Sessions | Drained | TraceSpan

@@ -78,6 +78,8 @@ class Generate(CommandBase, frozen=True, kw_only=True):
     num_generated: int = 0
     """How many of the sequence's last tokens are the beginning of this generation, sampled on an engine that has died.
     Grammar, stop strings, penalties, limits and random numbers go on behind them; only further tokens are reported."""
+    tells_start: bool = False
+    """Whether `Started` comes before the first token."""
 
 
 class Fork(CommandBase, frozen=True, kw_only=True):

@@ -103,7 +103,11 @@ class Completion:
         if choice.tokens:
             sequence.append(choice.tokens.tobytes())
         return sequence.generate(
-            self._sampling[choice.index], self._stop, self._args.grammar, num_generated=len(choice.tokens)
+            self._sampling[choice.index],
+            self._stop,
+            self._args.grammar,
+            num_generated=len(choice.tokens),
+            on_start=self._args.on_start if choice.index == 0 else None,
         )
 
     def _chunk(

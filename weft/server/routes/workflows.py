@@ -40,6 +40,7 @@ from weft.workflow.service.runs import RunRequested
 
 MAX_KEY_CHARS = 255
 MAX_NUMBER = 10**15
+MAX_POSITION = 10**17
 KEY_LENGTH = f"Idempotency-Key has 1 to {MAX_KEY_CHARS} characters."
 
 
@@ -98,8 +99,9 @@ async def run_workflow(service: Service, request: Request) -> ASGIApp:
     else:
         fields = await read(service, request, WorkflowRunRequest)
         run = await _start(service, request, workflow, fields, RunRequested(_spec(fields), fields.rows, key))
-    record.stream, owned = fields.stream, key is None
-    if fields.stream:
+    streams, owned = bool(fields.stream) and not fields.background, key is None
+    record.stream = streams
+    if streams:
         return WorkflowStream(request, service, run, owned=owned)
     if fields.background:
         return answer(workflow_run_card(run), 202)
@@ -112,7 +114,8 @@ async def run_workflow(service: Service, request: Request) -> ASGIApp:
 async def _start(
     service: Service, request: Request, workflow: StoredWorkflow, fields: WorkflowRunRequest, asked: RunRequested
 ) -> WorkflowRun:
-    require(not (fields.stream and fields.background), "stream and background exclude each other.", "background")
+    excluded = fields.stream is True and fields.background
+    require(not excluded, "stream and background exclude each other, but for names of outputs.", "background")
     async with Guard(request, service):
         return await service.workflows.runs.start(record_of(request).tenant, workflow, asked)
 
@@ -142,6 +145,8 @@ def _spec(fields: WorkflowRunRequest) -> WorkflowRunSpec:
         priority=fields.priority,
         cache_salt=fields.cache_salt,
         functions=tuple(sorted(set(fields.functions))),
+        stream=() if isinstance(fields.stream, bool) else tuple(dict.fromkeys(fields.stream)),
+        starts=fields.starts,
     )
 
 
@@ -166,16 +171,18 @@ def _fields_of_query(request: Request) -> dict[str, Any]:
 async def follow(service: Service, request: Request) -> ASGIApp:
     """The events of a run as server-sent events, behind the one that `Last-Event-ID` or `after` names."""
     record = record_of(request)
-    run = await service.workflows.runs.find_here(record.tenant, _workflow_run_id(request))
+    run = await service.workflows.runs.find_here(record.tenant, workflow_run_id(request))
     record.stream = True
-    after = request.headers.get("last-event-id") or request.query_params.get("after")
-    return WorkflowStream(request, service, run, after=_number("after", after, 0, 0, MAX_NUMBER))
+    after = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
+    number, _, position = after.partition(".")
+    seen = _number("after", number, 0, 0, MAX_NUMBER), _number("after", position or None, 0, 0, MAX_POSITION)
+    return WorkflowStream(request, service, run, after=seen[0], position=seen[1])
 
 
 async def list_results(service: Service, request: Request) -> ASGIApp:
     """A page of results, in the order in which rows ended."""
     runs, query = service.workflows.runs, request.query_params
-    run = await runs.find(record_of(request).tenant, _workflow_run_id(request))
+    run = await runs.find(record_of(request).tenant, workflow_run_id(request))
     after = _number("after", query.get("after"), 0, 0, MAX_NUMBER)
     limit = _number("limit", query.get("limit"), DEFAULT_PAGE, 1, MAX_PAGE)
     record = run.record
@@ -186,11 +193,12 @@ async def list_results(service: Service, request: Request) -> ASGIApp:
 async def resume(service: Service, request: Request) -> ASGIApp:
     """Go on with a run that failed or was cancelled."""
     async with Guard(request, service):
-        run = await service.workflows.runs.resume(record_of(request).tenant, _workflow_run_id(request))
+        run = await service.workflows.runs.resume(record_of(request).tenant, workflow_run_id(request))
     return answer(workflow_run_card(run))
 
 
-def _workflow_run_id(request: Request) -> str:
+def workflow_run_id(request: Request) -> str:
+    """The run that the path names. Raises `InvalidRequest` for one of a program."""
     id: str = request.path_params["run"]
     require(is_workflow_run(id), f"{id[:80]!r} is no run of a workflow: programs have messages and a result.", "run")
     return id

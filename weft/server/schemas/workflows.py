@@ -88,7 +88,14 @@ class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
         list[str],
         Meta(description="Functions of nodes that the client calls: the run waits for their results as variables."),
     ] = msgspec.field(default_factory=list)
-    stream: Annotated[bool, Meta(description="Respond with server-sent events.")] = False
+    stream: Annotated[
+        bool | list[str],
+        Meta(
+            description="Respond with server-sent events; a list: their outputs whose texts events tell as they are "
+            "generated, with `background` those of `/v1/runs/{run}/events`."
+        ),
+    ] = False
+    starts: Annotated[bool, Meta(description="Whether events tell the start of each call.")] = False
     background: Annotated[
         bool, Meta(description="Respond at once; the run continues after the connection has closed.")
     ] = False
@@ -107,6 +114,47 @@ class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
     ) = None
 
 
+class WorkflowExplainRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """What a run of a workflow would do."""
+
+    rows: Annotated[list[Json], Meta(description="Rows: objects with the inputs of the workflow.")] = msgspec.field(
+        default_factory=list
+    )
+    num_rows: (
+        Annotated[int, Meta(ge=1, description="Instead of `rows`: how many, with `statistics` of the inputs.")] | None
+    ) = None
+    statistics: Annotated[
+        Json, Meta(description="What is known of nodes and inputs, as for [plans](workflows.md#plans).")
+    ] = msgspec.field(default_factory=dict)
+    model: Annotated[str, Meta(description="A served name, for calls that name none.")] | None = None
+    optimise: Annotated[bool, Meta(description="Whether the optimiser may rewrite the graph first.")] = True
+    format: Annotated[
+        Literal["json", "text", "mermaid", "svg"],
+        Meta(description="The plan as JSON, text, a diagram in Mermaid's language, or a picture."),
+    ] = "json"
+
+
+class WorkflowExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan, and of a run what it did. Without a plan, `why_no_plan` stands in place of what only a plan has."""
+
+    digest: str
+    passes: list[Json]
+    predicted: Json | None
+    why_no_plan: str = ""
+    tree: list[Json] = []
+    objectives: Json = {}
+    schedule: list[Json] = []
+    pins: list[Json] = []
+    by_node: Json = {}
+    actual: Json = {}
+    """Of a run: the keys of `predicted`."""
+    actual_by_node: Json = {}
+    rows: Json = {}
+    """Of a run: how many are `done` and `failed`."""
+    timeline: list[Json] = []
+    """Of a run: a line for each call that is kept."""
+
+
 class NodeCalls(msgspec.Struct, frozen=True, kw_only=True):
     """What calls of models have done."""
 
@@ -120,6 +168,10 @@ class NodeCalls(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     """Of the prompts, those whose KV was there."""
     output_tokens: int
+    continued_tokens: int
+    """Of the cached ones, those of finished turns that prompts continue."""
+    prefill_tokens: int
+    """Of the prompts, those that went through a forward; more than the rest where some had to be computed twice."""
 
 
 class VariableWait(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -195,15 +247,45 @@ class RowList(msgspec.Struct, frozen=True, kw_only=True):
     """Of the run; while it is in progress, more may come."""
 
 
+class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """A further piece of the text of an output of a row in progress."""
+
+    row: int
+    output: str
+    start: int
+    """Characters before it. Fewer than were told: what follows them is replaced."""
+    text: str
+
+
+class StartedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A model has begun with a call."""
+
+    row: int
+    node: str
+    """Such as `notes[3].summary`."""
+    at: float
+    """Seconds since 1970."""
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    """Of the prompt, those whose KV was there."""
+    continued_tokens: int | None
+    """Of these, those of the finished turn that the prompt continues."""
+
+
 class WorkflowEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event of a workflow's run. `type` says which of the other fields is present. Its `id` is the number of the
     last result before it: a stream goes on behind it."""
 
-    type: Literal["run", "row", "wait", "progress", "end"]
+    type: Literal["run", "row", "wait", "live", "progress", "end"]
     """`run`: the first event, with the present state of the run. `row`: the result of a row. `wait`: the run waits for
-    a value from outside. `progress`: what calls have done by now. `end`: the run has ended; with the run."""
+    a value from outside. `live`: further pieces of the texts that `stream` names, and calls that have started.
+    `progress`: what calls have done by now. `end`: the run has ended; with the run."""
     run: Any = None
     """A run, as `GET /v1/runs/{run}` describes it."""
     row: RowCard | msgspec.Raw | None = None
     wait: VariableWait | None = None
+    texts: list[TextPiece] = []
+    starts: list[StartedCall] = []
+    lost_starts: int = 0
+    """Starts before these that were left out, because this reader is slow."""
     progress: WorkflowProgress | None = None

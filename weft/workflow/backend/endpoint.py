@@ -5,43 +5,34 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
 from weft.core.ids import unpack_tokens
+from weft.core.wire import OperationUsage
 from weft.endpoints.models import Models
 from weft.endpoints.prompts import chat_prompt_of
 from weft.endpoints.record import Record
 from weft.endpoints.schemas.chat import ChatRequest, ChatResponse
-from weft.endpoints.schemas.common import UsageInfo
 from weft.endpoints.schemas.completion import CompletionRequest, CompletionResponse
 from weft.endpoints.table import ENDPOINTS
+from weft.endpoints.writers import StreamEvents
 from weft.tokenizers import chats
+from weft.workflow.actuals import CallUsage
 from weft.workflow.analysis.prompts import PromptTokens
+from weft.workflow.backend.gathered import GatheredAnswer
 from weft.workflow.backend.prompt_tokens import TokenizerPrompts
 from weft.workflow.planner.place import PlanEngine
-from weft.workflow.run.calls import CallUsage, ModelAnswer, ModelRequest
+from weft.workflow.run.backend import CallProgress
+from weft.workflow.run.calls import CHAT, ModelAnswer, ModelRequest, PromptFound
 from weft.workflow.run.planning import PlanSources
 
 MAX_COUNTED_CHARS = 4096
 """Of a value of a row that is longer, plans count the tokens of the beginning: a plan must not take longer than the
 calls that it orders."""
-
-
-@dataclass(slots=True)
-class _CallRecord(Record):
-    """The record of a call, which tells when its first token came."""
-
-    on_start: Callable[[], None] = lambda: None
-
-    def mark(self, what: str) -> None:
-        """As `Record.mark`."""
-        if what == "first_token":
-            self.on_start()
-        Record.mark(self, what)
 
 
 class EndpointBackend:
@@ -57,20 +48,30 @@ class EndpointBackend:
         self._name = name
         self._numbers = itertools.count()
 
-    async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
-        """As `ModelBackend.complete`."""
+    async def complete(self, request: ModelRequest, started: CallProgress) -> ModelAnswer:
+        """As `ModelBackend.complete`. A call begins when it gets its first place in a batch."""
         endpoint = ENDPOINTS[request.endpoint]
-        record = _CallRecord(
+        record = Record(
             request_id=f"{self._name}-{next(self._numbers)}",
             started_s=time.monotonic(),
             tenant=self._tenant,
             route=request.endpoint,
-            on_start=started,
+            on_start=lambda start: started(
+                PromptFound(start.num_prompt_tokens, start.num_cached_tokens, start.num_continued_tokens)
+            ),
         )
-        body = endpoint.decode({**self._fields, **request.hinted}, self._models)
-        reply = await endpoint.create(body, record, self._models)
-        assert isinstance(reply, (ChatResponse, CompletionResponse))
-        return _completed(reply) if isinstance(reply, CompletionResponse) else _chatted(reply)
+        fields = {**self._fields, **request.hinted}
+        if started.wants_text:
+            fields |= {"stream": True, "stream_options": None}
+        reply = await endpoint.create(endpoint.decode(fields, self._models), record, self._models)
+        if isinstance(reply, ChatResponse):
+            answer = _chatted(reply)
+        elif isinstance(reply, CompletionResponse):
+            answer = _completed(reply)
+        else:
+            assert isinstance(reply, AsyncGenerator)
+            answer = await _streamed(reply, started, is_chat=request.endpoint == CHAT)
+        return answer._replace(usage=_usage(record))
 
     async def prompt_digest(self, request: ModelRequest) -> str:
         """As `KnowsTokens.prompt_digest`."""
@@ -131,16 +132,31 @@ def _chatted(reply: ChatResponse) -> ModelAnswer:
     (choice,) = reply.choices
     message = choice.message
     calls = () if isinstance(message.tool_calls, msgspec.UnsetType) else tuple(msgspec.to_builtins(message.tool_calls))
-    return ModelAnswer(message.content or "", choice.finish_reason, calls, _usage(reply.usage))
+    return ModelAnswer(message.content or "", choice.finish_reason, calls)
 
 
 def _completed(reply: CompletionResponse) -> ModelAnswer:
     (choice,) = reply.choices
-    return ModelAnswer(choice.text, choice.finish_reason or "stop", (), _usage(reply.usage))
+    return ModelAnswer(choice.text, choice.finish_reason or "stop")
 
 
-def _usage(used: UsageInfo | msgspec.UnsetType | None) -> CallUsage:
-    if not isinstance(used, UsageInfo):
-        return CallUsage()
-    details = used.prompt_tokens_details
-    return CallUsage(used.prompt_tokens, details.cached_tokens if details else 0, used.completion_tokens)
+async def _streamed(
+    events: AsyncGenerator[StreamEvents, None], progress: CallProgress, *, is_chat: bool
+) -> ModelAnswer:
+    gathered = GatheredAnswer(is_chat=is_chat)
+    async with aclosing(events):
+        async for each in events:
+            for value in each.values:
+                progress.text(gathered.add(msgspec.to_builtins(value)))
+    return gathered.answer()
+
+
+def _usage(record: Record) -> CallUsage:
+    found = record.usage or OperationUsage()
+    return CallUsage(
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.completion_tokens,
+        min(found.num_continued_tokens, record.cached_tokens),
+        found.num_prefill_tokens,
+    )

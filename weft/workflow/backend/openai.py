@@ -10,7 +10,9 @@ import httpx
 import msgspec
 
 from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported, WeftError
-from weft.workflow.run.calls import CHAT, CallUsage, ModelAnswer, ModelRequest
+from weft.workflow.backend.gathered import GatheredAnswer
+from weft.workflow.run.backend import CallProgress
+from weft.workflow.run.calls import CHAT, ModelAnswer, ModelRequest
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0
@@ -38,15 +40,15 @@ class OpenAIBackend:
         self._cards: list[dict[str, Any]] | None = None
         self._finding = asyncio.Lock()
 
-    async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
+    async def complete(self, request: ModelRequest, started: CallProgress) -> ModelAnswer:
         """As `ModelBackend.complete`; the answer is streamed, because its first piece tells that it has begun."""
         model = request.body.get("model") or await self._only_model()
         fields = request.hinted if request.hints and await self._is_ours() else request.body
         body = {**fields, "model": model, "stream": True, "stream_options": {"include_usage": True}}
-        gathered = _Gathered(is_chat=request.endpoint == CHAT)
+        gathered = GatheredAnswer(is_chat=request.endpoint == CHAT)
         async for chunk in self._events(request.endpoint, body):
             started()
-            gathered.add(chunk)
+            started.text(gathered.add(chunk))
         return gathered.answer()
 
     async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
@@ -114,47 +116,6 @@ class OpenAIBackend:
                     yield event
         except httpx.HTTPError as error:
             raise lost(self._base, error) from error
-
-
-class _Gathered:
-    """The pieces of a streamed answer."""
-
-    def __init__(self, *, is_chat: bool):
-        self._is_chat = is_chat
-        self._text: list[str] = []
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._finish_reason = ""
-        self._usage = CallUsage()
-
-    def add(self, chunk: Mapping[str, Any]) -> None:
-        """One event of the stream."""
-        used = chunk.get("usage")
-        if used:
-            details = used.get("prompt_tokens_details") or {}
-            cached = details.get("cached_tokens") or 0
-            self._usage = CallUsage(used["prompt_tokens"], cached, used.get("completion_tokens") or 0)
-        for choice in chunk.get("choices") or ():
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            delta = choice.get("delta") or {}
-            self._text.append((delta.get("content") if self._is_chat else choice.get("text")) or "")
-            for call in delta.get("tool_calls") or ():
-                self._add_call(call)
-
-    def _add_call(self, piece: Mapping[str, Any]) -> None:
-        function = piece.get("function") or {}
-        call = self._calls.setdefault(
-            piece["index"], {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        call["id"] = piece.get("id") or call["id"]
-        call["function"]["name"] += function.get("name") or ""
-        call["function"]["arguments"] += function.get("arguments") or ""
-
-    def answer(self) -> ModelAnswer:
-        """The whole. Raises `EngineDead` for a stream that was cut."""
-        if not self._finish_reason:
-            raise EngineDead("the answer ended before it was complete")
-        calls = tuple(self._calls[index] for index in sorted(self._calls))
-        return ModelAnswer("".join(self._text), self._finish_reason, calls, self._usage)
 
 
 def _event(data: str) -> dict[str, Any]:

@@ -1,9 +1,13 @@
-"""A plan as text: the graph, what the passes did, the prefix trees, the schedule, and the figures."""
+"""An explanation as text: the graph, what the passes did, the prefix trees, the schedule, the figures, the outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from weft.workflow.actuals import RunActuals
+from weft.workflow.explain.actual import compared, waited
+from weft.workflow.explain.table import aligned
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.outline import outline
 from weft.workflow.planner.plan import Plan
@@ -15,28 +19,74 @@ MAX_NAMES = 6
 _FIGURES = ("calls", "prompt", "cached", "continued", "prefill", "least", "output", "token steps")
 
 
-def explained(graph: WorkflowGraph, plan: Plan) -> str:
-    """The plan as text: graph, passes, prefixes, schedule, figures."""
-    sections = [
-        outline(graph),
-        "\n".join(["optimiser", *_passes(plan)]),
-        "\n".join(["prefixes of prompts (tokens, values, calls that end there)", *_cut(_trees(plan))]),
-        "\n".join(["schedule", *_cut(_schedule(plan))]),
-        "\n".join(["expected", *_figures(plan)]),
-        _summary(plan),
-    ]
+class Explained(NamedTuple):
+    """What an explanation is made of."""
+
+    graph: WorkflowGraph
+    """That of the user, before the optimiser."""
+    plan: Plan | None
+    actual: RunActuals | None
+    """Of a run."""
+    passes: Sequence[Mapping[str, Any]]
+    """What the optimiser did."""
+    why_no_plan: str
+
+
+def explained(parts: Explained) -> str:
+    """An explanation as text: graph, passes, prefixes, schedule, pins, figures; of a run those beside what it did."""
+    plan, actual = parts.plan, parts.actual
+    sections = [outline(parts.graph), "\n".join(["optimiser", *_passes(parts.passes)])]
+    if plan is None:
+        sections.append(f"there is no plan: {parts.why_no_plan}")
+    else:
+        sections += [
+            "\n".join(["prefixes of prompts (tokens, values, calls that end there)", *_cut(_trees(plan))]),
+            "\n".join(["schedule", *_cut(_schedule(plan))]),
+            "\n".join(["pins", *_cut(_pins(plan))]),
+            "\n".join(["expected", *_figures(plan)]),
+            _summary(plan),
+        ]
+    if actual is not None:
+        sections += [
+            "\n".join(["expected and actual", *compared(plan, actual)]),
+            "\n".join(["time of calls", *waited(actual)]),
+            _outcome(plan, actual),
+        ]
     return "\n\n".join(sections) + "\n"
 
 
-def _passes(plan: Plan) -> list[str]:
+def _passes(passes: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
-    for report in plan.passes:
+    for report in passes:
         merged = [f"{', '.join(gone)} into {kept}" for kept, *gone in report["merged"]]
         said = [f"removed {_names(report['removed'])}"] if report["removed"] else []
         said += [f"merged {'; '.join(merged[:MAX_NAMES])}{_more(len(merged))}"] if merged else []
         if said:
             lines.append(f"  {report['name']}: {', '.join(said)}")
     return lines or ["  changed nothing"]
+
+
+def _pins(plan: Plan) -> Iterator[str]:
+    pins = plan.to_dict()["pins"]
+    for pin in pins:
+        yield f"  {', '.join(f'{name} {value}' for name, value in pin.items())}"
+    if not pins:
+        yield "  none"
+
+
+def _outcome(plan: Plan | None, actual: RunActuals) -> str:
+    calls, rows = actual.counts.calls, actual.counts
+    lines = [f"{rows.rows:,} rows ended, {rows.failed_rows:,} failed"]
+    saved = [f"{calls.merged_calls:,} more had the answer of an equal call"] if calls.merged_calls else []
+    saved += [f"{calls.cached_calls:,} that of the prompt cache"] if calls.cached_calls else []
+    lines[0] += f"; {calls.calls:,} calls" + (f", {', '.join(saved)}" if saved else "")
+    found = calls.cached_tokens / calls.prompt_tokens if calls.prompt_tokens else 0.0
+    least = "" if plan is None else f"; no order computes fewer than {plan.predicted.min_prefill_tokens:,}"
+    lines.append(f"computed {calls.prefill_tokens:,} prompt tokens, found {found:.0%}{least}")
+    if actual.seconds is not None:
+        expected = None if plan is None else plan.predicted.seconds
+        lines.append(f"took {actual.seconds:,.1f} s" + ("" if expected is None else f"; expected {expected:,.1f} s"))
+    return "\n".join(lines)
 
 
 def _trees(plan: Plan) -> Iterator[str]:
@@ -68,11 +118,9 @@ def _schedule(plan: Plan) -> Iterator[str]:
 
 def _figures(plan: Plan) -> Iterator[str]:
     nodes = sorted(plan.prediction.by_node().items())
-    width = max([len("all"), *(len(node) for node, _ in nodes)])
-    rows = [("", *_FIGURES), *((node, *_row(each)) for node, each in nodes), ("all", *_row(plan.predicted))]
-    widths = [max(len(row[column]) for row in rows) for column in range(1, len(rows[0]))]
-    for name, *values in rows:
-        yield f"  {name:{width}}  {'  '.join(f'{value:>{each}}' for value, each in zip(values, widths, strict=True))}"
+    yield from aligned(
+        [("", *_FIGURES), *((node, *_row(each)) for node, each in nodes), ("all", *_row(plan.predicted))]
+    )
 
 
 def _row(figures: Predicted) -> Sequence[str]:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from weft.workflow import api
     from weft.workflow.explain.report import Explanation
     from weft.workflow.run.backend import ModelBackend
-    from weft.workflow.run.results import RowResult, RunResults
+    from weft.workflow.run.feed import RunNews
+    from weft.workflow.run.results import RunResults
 
 
 class Workflow:
@@ -63,17 +64,19 @@ class Workflow:
         *,
         out: str | Path | TextIO | None = None,
         progress: bool | None = None,
+        listen: Callable[[RunNews], None] | None = None,
         **options: Any,
     ) -> RunResults:
         """Run the workflow over rows: a list of mappings, a mapping of columns, an iterable, the path of a .jsonl or
         .csv file, a DataFrame, an Arrow table. Returns the results in the order of the rows. With `out`, each one is
         also a line of that file as soon as it is there, and a run that was interrupted goes on when it is called
-        again. `progress` shows bars on standard error (None: only on a terminal). Raises `InvalidRows` and
-        `InvalidGraph` before anything runs."""
+        again. `progress` shows bars on standard error (None: only on a terminal). `listen` is told what the options
+        `stream` and `starts` ask for, as `stream` yields it. Raises `InvalidRows` and `InvalidGraph` before anything
+        runs."""
         # Imported when something runs: what writes workflows pays for no HTTP client.
         from weft.workflow.api import run
 
-        return run(self.graph, rows, on, out=out, progress=progress, **self._with_functions(options))
+        return run(self.graph, rows, on, out=out, progress=progress, listen=listen, **self._with_functions(options))
 
     def explain(self, rows: Any, on: api.Target, **options: Any) -> Explanation:
         """What `run` would do, without a call: the plan as text (`print` it), as JSON (`to_dict`) and as a diagram
@@ -85,13 +88,14 @@ class Workflow:
         tokens, engines, model = plan_sources(self.graph, on, options.pop("model", ""))
         return explain(self.graph, rows, model, engines, tokens=tokens, **options)
 
-    def stream(self, rows: Any, on: api.RunTarget, **options: Any) -> Generator[RowResult, None, None]:
-        """Run the workflow over rows; yields results as they are there. Closing the generator cancels the run."""
+    def stream(self, rows: Any, on: api.RunTarget, **options: Any) -> Generator[api.RunEvent, None, None]:
+        """Run the workflow over rows; yields results as they are there; with `stream=["name"]` also the texts of these
+        outputs as they are generated, with `starts=True` starts of calls. Closing the generator cancels the run."""
         from weft.workflow.api import stream
 
         return stream(self.graph, rows, on, **self._with_functions(options))
 
-    def stream_async(self, rows: Any, backend: ModelBackend, **options: Any) -> AsyncGenerator[RowResult, None]:
+    def stream_async(self, rows: Any, backend: ModelBackend, **options: Any) -> AsyncGenerator[api.RunEvent, None]:
         """As `stream`, on the event loop that runs and a backend of it."""
         from weft.workflow.api import stream_async
 

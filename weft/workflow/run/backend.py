@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from weft.workflow.run.calls import ModelAnswer, ModelRequest
+from weft.workflow.run.calls import ModelAnswer, ModelRequest, PromptFound
+
+NOTHING_KNOWN = PromptFound()
+
+
+class CallProgress(Protocol):
+    """Told how a call goes on. It is called when the model begins, at the latest before the answer; only the first time
+    counts."""
+
+    wants_text: bool
+    """Whether the text is to be told as it is generated."""
+
+    def __call__(self, start: PromptFound = NOTHING_KNOWN) -> None:
+        """The model begins."""
+        ...
+
+    def text(self, piece: str) -> None:
+        """A further piece of the answer's text."""
+        ...
 
 
 class ModelBackend(Protocol):
     """Answers calls of models. Calls may overlap; cancelling one's task cancels its generation."""
 
-    async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
-        """Answer a request. `started` is called once when the model begins with it, at the latest before this returns.
-        Raises `WeftError`: `Overloaded` and `EngineDead` where another try makes sense."""
+    async def complete(self, request: ModelRequest, started: CallProgress) -> ModelAnswer:
+        """Answer a request, telling `started` how it goes on. Raises `WeftError`: `Overloaded` and `EngineDead` where
+        another try makes sense."""
         ...
 
     async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from weft.workflow.actuals import CallTrace, CallUsage
 from weft.workflow.graph.nodes import LlmNode
 from weft.workflow.graph.values import AnswerValue, RowError, ValueOf, answer_content, chat_messages, fill
 
@@ -15,13 +16,20 @@ CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 COMPLETION: Literal["/v1/completions"] = "/v1/completions"
 
 
-class CallUsage(NamedTuple):
-    """Tokens of one call, as the model's server counts them."""
+class PromptFound(NamedTuple):
+    """What is known of a call when the model begins with it; None: nothing."""
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Of the prompt, those whose KV was there."""
-    output_tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    continued_tokens: int | None = None
+
+
+class CallTimes(NamedTuple):
+    """When a call was sent, begun and answered, in seconds since 1970; all 0 for an answer of an earlier call."""
+
+    sent_s: float = 0.0
+    started_s: float = 0.0
+    ended_s: float = 0.0
 
 
 class ModelAnswer(NamedTuple):
@@ -33,6 +41,7 @@ class ModelAnswer(NamedTuple):
     usage: CallUsage = CallUsage()
     is_cached: bool = False
     """Whether it is that of an equal earlier request."""
+    times: CallTimes = CallTimes()
 
 
 class ModelRequest(NamedTuple):
@@ -89,4 +98,19 @@ def value_of_answer(node: LlmNode, request: ModelRequest, answer: ModelAnswer) -
         value=value,
         messages=(*request.body["messages"], said),
         tool_calls=answer.tool_calls if offered else None,
+    )
+
+
+def trace_of(path: str, node: str, answer: ModelAnswer) -> CallTrace:
+    """What is kept of an answer."""
+    used, times = answer.usage, answer.times
+    return CallTrace(
+        path,
+        node,
+        used.prompt_tokens,
+        used.cached_tokens,
+        used.continued_tokens,
+        used.prefill_tokens,
+        used.output_tokens,
+        *times,
     )

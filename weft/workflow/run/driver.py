@@ -6,7 +6,9 @@ Owns the tasks in progress and the clock. All decisions are `RunState`'s.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -15,14 +17,17 @@ import msgspec
 
 from weft.abi.errors import Unsupported, WeftError
 from weft.workflow.graph.values import RowError, split_ranges, text_of
-from weft.workflow.run.backend import KnowsTokens, ModelBackend
-from weft.workflow.run.calls import ModelAnswer
+from weft.workflow.run.backend import NOTHING_KNOWN, KnowsTokens, ModelBackend
+from weft.workflow.run.calls import CallTimes, ModelAnswer, PromptFound
+from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.instructions import (
     AwaitExternal,
     CallFunction,
     CallModel,
+    FeedChanged,
     Instruction,
     Notice,
+    RowDone,
     RunProgram,
     TaskName,
 )
@@ -83,13 +88,15 @@ class Driver:
         concurrency: Concurrency | None = None,
         journal: RunJournal | None = None,
         planner: RunPlanner | None = None,
+        feed: RunFeed | None = None,
     ):
         """`rows` are numbered, and closed at the end. What the `journal` has of them is not done again. The
-        `planner` must have been made with the order of the state."""
+        `planner` must have been made with the order of the state. The `feed` is told texts and starts of calls."""
         self._state = state
         self._rows = rows
         self._journal = journal
         self._planner = planner
+        self.feed = feed or RunFeed()
         self._services = services
         self._at_once = concurrency or Concurrency()
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
@@ -98,10 +105,16 @@ class Driver:
         self._num_calls = 0
         self._num_waiting = 0
         self._is_open = True
+        self._has_news = False
 
     def wake(self) -> None:
         """The state was changed from outside: look at it again."""
         self._reports.put_nowait(lambda: None)
+
+    def announce(self) -> None:
+        """The results are to have a `FeedChanged`."""
+        self._has_news = True
+        self.wake()
 
     async def results(self) -> AsyncGenerator[Notice, None]:
         """Rows as they end, in no order; of a graph that grows, nodes as they settle."""
@@ -113,9 +126,14 @@ class Driver:
                 next_try_s = self._state.wake(self._now())
                 for instruction in self._state.take(self._room()):
                     if isinstance(instruction, Notice):
+                        if isinstance(instruction, RowDone):
+                            self.feed.end_row(instruction.row)
                         yield instruction
                     else:
                         self._start(instruction)
+                if self._has_news:
+                    self._has_news = False
+                    yield FeedChanged()
                 if not self._is_open and not self._state.num_rows:
                     return
                 await self._next_reports(next_try_s)
@@ -184,32 +202,38 @@ class Driver:
             self._reports.put_nowait(task.result)
 
     async def _call(self, call: CallModel) -> None:
-        has_started = False
-
-        def started() -> None:
-            nonlocal has_started
-            if not has_started:
-                has_started = True
-                self._num_waiting -= 1
-                self.wake()
-
+        progress = _Progress(self, call)
         try:
-            await self._finish(call, self._complete(call, started))
+            await self._finish(call, self._complete(call, progress))
         finally:
-            started()
+            progress.end()
             self._num_calls -= 1
 
-    async def _complete(self, call: CallModel, started: Callable[[], None]) -> ModelAnswer:
+    def begun(self) -> None:
+        """A call no longer waits at the model's server."""
+        self._num_waiting -= 1
+        self.wake()
+
+    def said(self, call: CallModel, piece: str) -> None:
+        """A call has given a further piece of its text."""
+        self.feed.piece(self._state.answered_by(call.task), piece)
+
+    async def _complete(self, call: CallModel, progress: _Progress) -> ModelAnswer:
+        found = await self._answer(call, progress)
+        times = CallTimes() if found.is_cached else progress.times()
+        return found._replace(times=times)
+
+    async def _answer(self, call: CallModel, progress: _Progress) -> ModelAnswer:
         backend, cache, key = self._services.backend, self._services.cache, call.request.key
         if cache is None or key is None or not call.may_be_cached:
-            return await backend.complete(call.request, started)
+            return await backend.complete(progress.request, progress)
         if isinstance(backend, KnowsTokens):
             # A template may write other tokens for the same messages: today's date, for example.
             with suppress(WeftError):  # the call itself will say why
                 key = f"{key} {await backend.prompt_digest(call.request)}"
         found = await cache.get(key)
         if found is None:
-            found = await backend.complete(call.request, started)
+            found = await backend.complete(progress.request, progress)
             cache.put(key, found)
         return found
 
@@ -227,6 +251,8 @@ class Driver:
 
     def _report(self, task: TaskName, value: Any) -> None:
         if isinstance(value, ModelAnswer):
+            if self.feed.has_text(task.path):
+                self.feed.finish(self._state.answered_by(task), value.text)
             self._state.answered(task, value)
         else:
             self._state.returned(task, value)
@@ -258,6 +284,46 @@ class Driver:
                 with _named_timeout(f"no value came within {node.timeout_s or 0:g} s"):
                     async with asyncio.timeout(node.timeout_s):
                         return await services.external(instruction)
+
+
+class _Progress:
+    """`CallProgress` of one try of a call."""
+
+    def __init__(self, driver: Driver, call: CallModel):
+        self._driver = driver
+        self._call = call
+        self._sent_s = time.time()
+        self._started_s = 0.0
+        self.wants_text = driver.feed.has_text(call.task.path)
+        self.request = call.request
+        if self.wants_text:
+            driver.feed.begin(*call.task)
+            if call.request.key is None:
+                # Another try, also after an interruption of the run, is to draw the text of which a part was told.
+                seed = int.from_bytes(hashlib.sha256(f"{driver.feed.name} {call.task}".encode()).digest()[:4], "big")
+                self.request = call.request._replace(hints={**call.request.hints, "seed": seed})
+
+    def __call__(self, start: PromptFound = NOTHING_KNOWN) -> None:
+        if not self._started_s:
+            self._started_s = time.time()
+            self._driver.feed.started(*self._call.task, start, self._started_s)
+            self._driver.begun()
+
+    def text(self, piece: str) -> None:
+        """As `CallProgress.text`."""
+        if self.wants_text:
+            self._driver.said(self._call, piece)
+
+    def end(self) -> None:
+        """The try is over, also where the model never began with it."""
+        if not self._started_s:
+            self._started_s = time.time()
+            self._driver.begun()
+
+    def times(self) -> CallTimes:
+        """Of a call that was answered now."""
+        now_s = time.time()
+        return CallTimes(self._sent_s, self._started_s or now_s, now_s)
 
 
 async def called_function(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from weft.workflow.actuals import CallTrace
 from weft.workflow.graph.nodes import ExternalNode, FunctionNode, ProgramNode
-from weft.workflow.run.calls import ModelAnswer, ModelRequest
+from weft.workflow.run.calls import ModelRequest
 from weft.workflow.run.frames import RowFailure
 
 
@@ -59,6 +60,8 @@ class RowDone(NamedTuple):
     outputs: Mapping[str, Any]
     """Without those that failed."""
     failure: RowFailure | None
+    calls: tuple[CallTrace, ...] = ()
+    """Those that were answered, in that order, while the run keeps them."""
 
 
 class Settled(NamedTuple):
@@ -67,46 +70,13 @@ class Settled(NamedTuple):
     node: str
 
 
-Notice = RowDone | Settled
+class FeedChanged(NamedTuple):
+    """A reader of the run's feed has something to read. There is nothing to report."""
+
+
+Notice = RowDone | Settled | FeedChanged
 """What asks for nothing."""
 Instruction = CallModel | CallFunction | RunProgram | AwaitExternal | Notice
-
-
-class CallCounts(NamedTuple):
-    """What calls of models have done so far: of a run, or of one of its nodes."""
-
-    calls: int = 0
-    """Requests that were answered."""
-    merged_calls: int = 0
-    """Calls that had the answer of an equal one that was in flight."""
-    cached_calls: int = 0
-    """Calls that had the answer of an equal earlier one, from the prompt cache."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Of the prompts, those whose KV was there."""
-    output_tokens: int = 0
-
-    def plus(self, answer: ModelAnswer) -> CallCounts:
-        """With one more answer."""
-        used = answer.usage
-        return CallCounts(
-            self.calls + (not answer.is_cached),
-            self.merged_calls,
-            self.cached_calls + answer.is_cached,
-            self.prompt_tokens + used.prompt_tokens,
-            self.cached_tokens + used.cached_tokens,
-            self.output_tokens + used.output_tokens,
-        )
-
-
-class RunCounts(NamedTuple):
-    """What a run has done so far."""
-
-    rows: int = 0
-    failed_rows: int = 0
-    calls: CallCounts = CallCounts()
-    by_node: Mapping[str, CallCounts] = {}
-    """By the label of a node, such as `notes.summary`."""
 
 
 class RunLimits(NamedTuple):

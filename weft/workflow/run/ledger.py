@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.workflow.run.instructions import CallCounts, RunCounts
+from weft.workflow.actuals import MAX_TRACED_CALLS, CallCounts, CallTrace, RunCounts
 
 _NONE = CallCounts()
 
@@ -23,6 +23,9 @@ class CallLedger:
         self._ended_calls, self._ended_by_node = before.calls, dict(before.by_node)
         self._open: dict[int, dict[str, CallCounts]] = {}
         """Of rows in progress, by label."""
+        self._traces: dict[int, list[CallTrace]] = {}
+        self._num_traced = before.calls.calls
+        """Calls of rows that have ended, as far as they are kept."""
 
     @property
     def counts(self) -> RunCounts:
@@ -46,13 +49,21 @@ class CallLedger:
         of_row = self._open.setdefault(row, {})
         of_row[label] = change(of_row.get(label, _NONE))
 
-    def end(self, row: int, *, failed: bool) -> None:
-        """Count a row that has ended, and its calls among those of ended rows."""
+    def trace(self, row: int, call: CallTrace) -> None:
+        """Keep a call of a row, unless enough are kept."""
+        if self._num_traced < MAX_TRACED_CALLS:
+            self._traces.setdefault(row, []).append(call)
+
+    def end(self, row: int, *, failed: bool) -> tuple[CallTrace, ...]:
+        """Count a row that has ended, and its calls among those of ended rows. Returns those that are kept."""
         self._rows += 1
         self._failed_rows += failed
         for label, counts in self._open.pop(row, {}).items():
             self._ended_calls = _sum(self._ended_calls, counts)
             self._ended_by_node[label] = _sum(self._ended_by_node.get(label, _NONE), counts)
+        calls = self._traces.pop(row, [])[: max(MAX_TRACED_CALLS - self._num_traced, 0)]
+        self._num_traced += len(calls)
+        return tuple(calls)
 
 
 def merged(counts: CallCounts) -> CallCounts:

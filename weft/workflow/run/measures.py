@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weft.workflow.run.instructions import CallCounts
+from weft.workflow.actuals import CallCounts
 
 
 class RunMeasures:

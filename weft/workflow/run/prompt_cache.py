@@ -13,7 +13,8 @@ import msgspec
 
 from weft.abi.errors import StorageFailed
 from weft.store.answers import AnswerTable
-from weft.workflow.run.calls import CallUsage, ModelAnswer
+from weft.workflow.actuals import CallUsage
+from weft.workflow.run.calls import CallTimes, ModelAnswer
 
 _decoder = msgspec.json.Decoder(ModelAnswer)
 
@@ -33,7 +34,9 @@ class PromptCache:
             found = await asyncio.to_thread(self._table.get, self._tenant, f"{self._model} {key}")
         except StorageFailed:
             return None
-        return None if found is None else _decoder.decode(found)._replace(usage=CallUsage(), is_cached=True)
+        if found is None:
+            return None
+        return _decoder.decode(found)._replace(usage=CallUsage(), is_cached=True, times=CallTimes())
 
     def put(self, key: str, answer: ModelAnswer) -> None:
         """Keep an answer. It is written some time later; one that cannot be written is not kept."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from weft.workflow.run.instructions import RowDone, RunCounts
+from weft.abi.errors import Unsupported
+from weft.workflow.actuals import RunCounts
+from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.value_errors import kind_of
+
+if TYPE_CHECKING:
+    from weft.workflow.explain.report import Explanation
 
 
 class RowMistake(NamedTuple):
@@ -56,13 +61,25 @@ class RunResults(Sequence[RowResult]):
     """The results of all rows, in their order."""
 
     def __init__(
-        self, rows: Sequence[RowResult], counts: RunCounts, statistics: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        rows: Sequence[RowResult],
+        counts: RunCounts,
+        statistics: Mapping[str, Mapping[str, Any]] | None = None,
+        explain: Callable[[], Explanation] | None = None,
     ):
         self._rows = sorted(rows, key=lambda row: row.row)
         self.counts = counts
         """What the run did."""
         self.statistics = statistics or {}
         """What it measured of its nodes, for the plans of later runs: `flow.run(rows, on, statistics=...)`."""
+        self._explain = explain
+
+    def explain(self) -> Explanation:
+        """What the run was expected to do beside what it did: `print` it, or `.to_dict()`, `.mermaid()`, `.svg()`.
+        Raises `Unsupported` where that is not known here."""
+        if self._explain is None:
+            raise Unsupported("what the run did is not known here")
+        return self._explain()
 
     @property
     def errors(self) -> list[RowMistake]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
+from weft.workflow.actuals import RunCounts
 from weft.workflow.graph.labels import case_step
 from weft.workflow.graph.nodes import (
     CALL_RETRIES,
@@ -47,7 +48,7 @@ from weft.workflow.graph.values import (
     plain,
     value_at,
 )
-from weft.workflow.run.calls import ModelAnswer, request_of, value_of_answer
+from weft.workflow.run.calls import ModelAnswer, request_of, trace_of, value_of_answer
 from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, OpenMap, RowFailure, Within
 from weft.workflow.run.instructions import (
     AwaitExternal,
@@ -55,7 +56,6 @@ from weft.workflow.run.instructions import (
     CallModel,
     Instruction,
     RowDone,
-    RunCounts,
     RunLimits,
     RunProgram,
     TaskName,
@@ -139,7 +139,9 @@ class RunState:
 
     def answered(self, name: TaskName, answer: ModelAnswer) -> None:
         """A model answered a call, and with it those that are equal."""
-        self._ledger.note(name.row, self._tasks[name].label, lambda counts: counts.plus(answer))
+        label = self._tasks[name].label
+        self._ledger.note(name.row, label, lambda counts: counts.plus(answer.usage, is_cached=answer.is_cached))
+        self._ledger.trace(name.row, trace_of(name.path, label, answer))
         call = self._tasks[name].instruction
         assert isinstance(call, CallModel)
         for each in self._with_equals(name):
@@ -172,6 +174,12 @@ class RunState:
             failed = self._tasks.pop(each)
             self._settle(failed.frame, failed.node.id, RowFailure(each.path, error))
         self._work()
+
+    def answered_by(self, name: TaskName) -> list[TaskName]:
+        """The call, and those that will have the same answer."""
+        instruction = self._tasks[name].instruction
+        key = instruction.request.key if isinstance(instruction, CallModel) else None
+        return [name] if key is None else list(self._equal[key])
 
     def wake(self, now: float) -> float | None:
         """Try again what is due at `now`. Returns when the next try is due."""
@@ -405,10 +413,10 @@ class RunState:
     def _row_ended(self, row: int, outputs: Mapping[str, Any]) -> None:
         failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)
         made = {name: plain(value) for name, value in outputs.items() if not isinstance(value, RowFailure)}
-        self._ledger.end(row, failed=failure is not None)
+        calls = self._ledger.end(row, failed=failure is not None)
         self._rows.remove(row)
         self._unstarted.pop(row, None)
-        self._out.append(RowDone(row, made, failure))
+        self._out.append(RowDone(row, made, failure, calls))
 
 
 def reached_value(frame: Frame, reference: Reference) -> Any:

@@ -6,6 +6,7 @@ A result can be read once it is committed. Writing holds the run up only when mu
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import NamedTuple
@@ -19,8 +20,10 @@ from weft.store.served_runs import Endings, ServedRunTable
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
 from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
 from weft.workflow.graph.digest import digest
+from weft.workflow.graph.streamed import streamed_calls
 from weft.workflow.passes import optimise
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
+from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.journal import RunJournal
 from weft.workflow.run.order import row_by_row
@@ -67,6 +70,7 @@ class _Prepared(NamedTuple):
     planner: RunPlanner
     journal: RunJournal
     endings: Endings
+    feed: RunFeed
 
 
 class RunExecution:
@@ -87,6 +91,8 @@ class RunExecution:
         if weights_of(self._models, record.models) != record.weights:
             raise ConfigError("the models' weights or precision are not those with which this run began: start it anew")
         prepared = await asyncio.to_thread(self._prepare, record)
+        if record.spec.stream or record.spec.starts:
+            self._run.feed = prepared.feed
         self._run.update(executed=prepared.executed, counts=prepared.state.counts)
         # Values of nodes that are kept from now on are those of this graph.
         self._save()
@@ -113,7 +119,17 @@ class RunExecution:
         state = RunState(executed, order, record.spec.limits, counts=counts)
         planner = RunPlanner(executed, order, plan_sources(self._models, record.model))
         journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks))
-        return _Prepared(name, state, planner, journal, endings)
+        calls = streamed_calls(executed, record.spec.stream)
+        # Positions grow with time, so that those of an earlier execution lie before all of this one.
+        feed = RunFeed(
+            record.spec.stream,
+            calls,
+            name=record.id,
+            starts=record.spec.starts,
+            position=time.time_ns() // 1000,
+            num_ended=endings.last,
+        )
+        return _Prepared(name, state, planner, journal, endings, feed)
 
     async def _drive(self, prepared: _Prepared) -> None:
         record = self._run.record
@@ -129,7 +145,7 @@ class RunExecution:
         )
         rows = unfinished_rows(self._tables.runs, record.id, prepared.endings.rows)
         concurrency = at_once(prepared.state, record)
-        driver = Driver(prepared.state, rows, services, concurrency, prepared.journal, prepared.planner)
+        driver = Driver(prepared.state, rows, services, concurrency, prepared.journal, prepared.planner, prepared.feed)
         async with aclosing(rows), aclosing(driver.results()) as results:
             async for done in results:
                 assert isinstance(done, RowDone)
@@ -140,8 +156,10 @@ class RunExecution:
     def _write(self, number: int, done: RowDone) -> _Unwritten:
         record, failed = self._run.record, done.failure is not None
         encoded = msgspec.json.encode(result_of(done).to_dict())
-        self._run.update(size_bytes=record.size_bytes + len(encoded))
-        written = self._tables.runs.end_row(record.tenant, record.id, number, done.row, encoded, failed=failed)
+        calls = msgspec.json.encode(done.calls) if done.calls else b""
+        self._run.update(size_bytes=record.size_bytes + len(encoded) + len(calls))
+        end_row = self._tables.runs.end_row
+        written = end_row(record.tenant, record.id, number, done.row, encoded, failed=failed, calls=calls)
         return _Unwritten(written, failed)
 
     def _count(self, state: RunState, *, ended: int = 0, failed: int = 0) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.workflow.run.feed import RunFeed
 from weft.workflow.service.record import WorkflowRunRecord
 
 
@@ -42,6 +43,8 @@ class WorkflowRun:
         """Set while this process carries the run out."""
         self.waits: dict[str, RunWait] = {}
         """Values that the run waits for, by id, oldest first."""
+        self.feed: RunFeed | None = None
+        """What the run tells while this process carries it out."""
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         if record.ended:

@@ -8,7 +8,8 @@ import msgspec
 
 from weft.core.wire import ErrorRecord
 from weft.programs.run.runs import Status
-from weft.workflow.run.instructions import RunCounts, RunLimits
+from weft.workflow.actuals import RunCounts
+from weft.workflow.run.instructions import RunLimits
 
 PREFIX = "wrun-"
 """Of the ids of runs of workflows; those of programs begin otherwise."""
@@ -28,6 +29,10 @@ class WorkflowRunSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     functions: tuple[str, ...] = ()
     """Functions that the client calls: the run waits for their results."""
+    stream: tuple[str, ...] = ()
+    """Outputs whose texts are told while they are generated."""
+    starts: bool = False
+    """Whether starts of calls are told."""
 
 
 class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):

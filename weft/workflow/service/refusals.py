@@ -43,6 +43,12 @@ def called_models(graph: WorkflowGraph, spec: WorkflowRunSpec, models: Models) -
     return tuple(sorted(found))
 
 
+def named_models(graph: WorkflowGraph) -> set[str | None]:
+    """The models that calls name; None: a call names none."""
+    nodes = (node for _, node in labelled_nodes(graph.nodes))
+    return {node.request.get("model") for node in nodes if isinstance(node, LlmNode)}
+
+
 def _reason(node: AnyNode, functions: tuple[str, ...]) -> str:
     """Why a node cannot run on this server; empty where it can."""
     match node:

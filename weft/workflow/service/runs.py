@@ -26,6 +26,7 @@ from weft.config import WorkflowsConfig
 from weft.core.wire import ErrorRecord
 from weft.endpoints.models import Models
 from weft.store.served_runs import NewRun, NumberedResult
+from weft.workflow.graph.streamed import check_streamed
 from weft.workflow.service.execution import RunExecution, RunTables, weights_of
 from weft.workflow.service.inputs import rows_of_lines, stored_rows
 from weft.workflow.service.library import StoredWorkflow, WorkflowLibrary
@@ -189,6 +190,7 @@ class WorkflowRuns:
     def _new(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> tuple[WorkflowRunRecord, NewRun]:
         """Blocks."""
         graph, spec = workflow.graph(), request.spec
+        check_streamed(graph, spec.stream)
         models = called_models(graph, spec, self._models)
         for name in models:
             self._models.usable(name)

@@ -13,6 +13,7 @@ from weft.store.workflow_runs import WorkflowRunTable
 from weft.store.workflow_variables import WorkflowVariableTable
 from weft.store.workflows import WorkflowQuota, WorkflowTable
 from weft.workflow.service.execution import RunTables
+from weft.workflow.service.explained import WorkflowExplanations
 from weft.workflow.service.library import WorkflowLibrary
 from weft.workflow.service.run_variables import WaitingVariables
 from weft.workflow.service.runs import WorkflowRuns
@@ -35,6 +36,7 @@ class WorkflowService:
         )
         self.library = WorkflowLibrary(WorkflowTable(self._database, quota))
         self.runs = WorkflowRuns(config, models, self.library, tables)
+        self.explanations = WorkflowExplanations(models, self.library, tables.runs)
 
     async def begin(self) -> None:
         """Go on with runs of servers that are gone. Raises `StorageFailed`."""

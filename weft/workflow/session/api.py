@@ -19,6 +19,7 @@ from typing import Any, Self, TypedDict, Unpack, cast
 import httpx
 
 from weft.loop_thread import LoopThread
+from weft.workflow.actuals import RunCounts
 from weft.workflow.api import RunOptions, Target, model_identity, opened_services
 from weft.workflow.backend.openai import CONNECT_S, SILENCE_S, OpenAIBackend
 from weft.workflow.criteria import Criterion
@@ -27,7 +28,7 @@ from weft.workflow.graph.nodes import AnyNode
 from weft.workflow.graph.templates import Reference
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency
-from weft.workflow.run.instructions import RunCounts, RunLimits
+from weft.workflow.run.instructions import RunLimits
 from weft.workflow.session.remote import RemoteSession, check_remote, has_sessions
 from weft.workflow.session.run import SessionRun
 from weft.workflow.session.trace import SessionTrace

@@ -16,6 +16,7 @@ import httpx
 from msgspec.structs import replace
 
 from weft.abi.errors import InvalidRequest, NotSettable, NoValue, Overloaded, Unsupported, WeftError, from_kind
+from weft.workflow.actuals import RunCounts
 from weft.workflow.backend.openai import CONNECT_S, lost, refused
 from weft.workflow.criteria import Criterion
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
@@ -26,7 +27,6 @@ from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import RowError, fill_values
 from weft.workflow.run.driver import called_function, checked_value
 from weft.workflow.run.frames import RowFailure
-from weft.workflow.run.instructions import RunCounts
 from weft.workflow.run.value_errors import NodeFailed
 
 POLL_S = 30.0

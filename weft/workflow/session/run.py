@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from weft.abi.errors import NotSettable, NoValue
+from weft.workflow.actuals import RunCounts
 from weft.workflow.criteria import Criterion
 from weft.workflow.graph.nodes import AnyNode, ExternalNode
 from weft.workflow.graph.schema_check import schema_mistake
@@ -19,7 +20,7 @@ from weft.workflow.graph.values import RowError
 from weft.workflow.run.driver import Concurrency, Driver, RunServices, checked_value
 from weft.workflow.run.frames import RowFailure
 from weft.workflow.run.growing import GrowingState
-from weft.workflow.run.instructions import AwaitExternal, RunCounts, RunLimits, Settled
+from weft.workflow.run.instructions import AwaitExternal, RunLimits, Settled
 from weft.workflow.run.objectives import hints_of
 from weft.workflow.run.order import CallSite
 from weft.workflow.run.value_errors import NodeFailed
