@@ -25,19 +25,21 @@ class IndexWriter:
         self._tiers = index.tiers
 
     def announce(self, table: PageTable, tokens: bytes, end: int) -> None:
-        """As `KVCache.announce`."""
+        """Publish the whole pages of `tokens[:end]` (packed ids) that the table lacks as its in-flight prefix
+        (`KVCache.announce`)."""
         start = table.num_indexed * self._page_bytes
         run = tokens[start : end // self._page_size * self._page_bytes]
         self._announce(table, run)
 
     def withdraw(self, table: PageTable) -> None:
-        """As `KVCache.withdraw`."""
+        """Remove the table's in-flight prefix, so that nobody waits for it. Idempotent (`KVCache.withdraw`)."""
         if table.announced:
             table.announced = b""
             table.node.in_flight.discard(table.seq)
 
     def commit(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
-        """As `KVCache.commit`; the table is indexable, and at least one more page of it is full."""
+        """Index the full pages among the first `num_written` of `tokens` (`KVCache.commit`). The table must be
+        indexable, and at least one more of its pages full."""
         end = num_written // self._page_size
         self.unpublish_tail(table)
         begin, run = table.num_indexed, table.announced
@@ -56,7 +58,8 @@ class IndexWriter:
             self._announce(table, run[(table.num_indexed - begin) * self._page_bytes :])
 
     def publish_tail(self, table: PageTable, tokens: array[int], num_written: int) -> None:
-        """As `KVCache.publish_tail`."""
+        """Let others find the last, partial page, of which `tokens[:num_written]` are written. Does nothing while full
+        pages of the table are still to be indexed (`KVCache.publish_tail`)."""
         whole = num_written // self._page_size
         rest = tokens[whole * self._page_size : num_written].tobytes()
         if rest and table.num_indexed == whole and table.indexable:

@@ -228,7 +228,7 @@ class Wait:
                 oldest.detach()
 
     def detach(self) -> None:
-        """Point nowhere. Idempotent."""
+        """Remove the wait from the node where its pages end. Idempotent."""
         if self.end is not None:
             del self.end.waits[self.seq]
             self.end = None

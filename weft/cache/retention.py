@@ -84,7 +84,7 @@ class Retention:
 
     @property
     def num_pages(self) -> int:
-        """Pages that are retained."""
+        """Pages that retains keep, each counted once, on the device and on the host."""
         return sum(self._pages().values())
 
     @property
@@ -152,7 +152,7 @@ class Retention:
             run.locked = path[0]
 
     def lock_pins(self) -> None:
-        """As `lock`, for all pins."""
+        """Lock what each pin has on the device, after pages came there."""
         if self._num_pins:
             for run in self._runs.values():
                 self.lock(run)
@@ -185,7 +185,7 @@ class Retention:
         self._tiers.end_wait(wait)
 
     def end_all(self, now: float) -> None:
-        """End every retain."""
+        """End every retain, pins too: nothing is kept for a later sequence."""
         for run in list(self._runs.values()):
             self.end(run, now)
 

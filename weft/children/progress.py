@@ -27,7 +27,7 @@ class ProgressCounter:
         return int.from_bytes(self._shared[:_SIZE], "little")
 
     def count(self) -> None:
-        """Increment the counter."""
+        """Increment the counter. One process alone calls it: the increment is not atomic."""
         self._shared[:_SIZE] = (self.read() + 1).to_bytes(_SIZE, "little")
 
     def close(self) -> None:

@@ -148,7 +148,7 @@ def split_words(words: list[str], model: str | None) -> tuple[str | None, str | 
 
 
 def write_stream(llm: LLM, prompt: str, ask: Ask) -> None:
-    """Stream one answer."""
+    """Write an answer to standard output as its text comes. Raises `InvalidRequest` for `n` above 1."""
     if ask.options["n"] != 1:
         raise InvalidRequest("several answers cannot be streamed; use --no-stream", "n")
     if ask.as_chat:

@@ -14,7 +14,7 @@ E = TypeVar("E")
 
 
 class ApiCaller(Protocol):
-    """What makes requests: `Client`."""
+    """Sends requests with the client's key and raises its errors: `Client`, seen by `Workflows`."""
 
     def call(self, call: ApiCall) -> bytes:
         """Make a request; the body of its answer."""
@@ -24,7 +24,7 @@ class ApiCaller(Protocol):
 
 
 class AsyncApiCaller(Protocol):
-    """What makes requests: `AsyncClient`."""
+    """Sends requests with the client's key and raises its errors: `AsyncClient`, seen by `AsyncWorkflows`."""
 
     async def call(self, call: ApiCall) -> bytes:
         """Make a request; the body of its answer."""

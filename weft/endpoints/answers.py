@@ -63,7 +63,7 @@ class ToolsCalled:
         self._names: list[str] = []
 
     def push(self, text: str) -> None:
-        """Read the next piece."""
+        """Parse the next piece of the choice's text and note the names of the tools that it calls."""
         self._take(self._parser.push(text))
 
     def wait_kind(self, reason: FinishReason) -> str:

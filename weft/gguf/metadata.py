@@ -77,7 +77,8 @@ class Metadata(Mapping[str, Any]):
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A finite number. Raises `ModelLoadError` for a value of another type, and for a missing key without
+        default."""
         value = self._values.get(key)
         found = self._typed(key, value, default, type(value) in (int, float), "a number")
         if not math.isfinite(found):
@@ -85,17 +86,18 @@ class Metadata(Mapping[str, Any]):
         return float(found)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """A string. Raises `ModelLoadError` for a value of another type, and for a missing key without default."""
         value = self._values.get(key)
         return self._typed(key, value, default, isinstance(value, str), "a string")
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean."""
+        """A boolean. Raises `ModelLoadError` for a value of another type."""
         value = self._values.get(key)
         return self._typed(key, value, default, isinstance(value, bool), "a boolean")
 
     def strings(self, key: str, default: Sequence[str] | None = None) -> Sequence[str]:
-        """An array of strings."""
+        """An array of strings, decoded when read. Raises `ModelLoadError` for a value of another type, and for a
+        missing key without default."""
         value = self._values.get(key)
         return self._typed(key, value, default, isinstance(value, GgufStrings), "an array of strings")
 

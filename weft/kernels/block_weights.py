@@ -60,7 +60,7 @@ class BlockWeight(Tensor):
 
     @property
     def outputs(self) -> int:
-        """Of all parts."""
+        """Output channels: the rows of all parts together."""
         return sum(part.outputs for part in self.parts)
 
     def data_of_parts(self) -> list[Tensor]:

@@ -52,7 +52,7 @@ def weight_targets(checkpoint: Checkpoint, spec: ModelSpec) -> list[list[WeightT
 
 
 def weight_bytes(checkpoint: Checkpoint, spec: ModelSpec) -> int:
-    """Bytes of all weights."""
+    """Bytes that the weights take in memory in the dtype and quantization of `spec`, scales included."""
     targets = (target for group in weight_targets(checkpoint, spec) for target in group)
     return sum(math.prod(a.shape) * a.dtype.itemsize for target in targets for a in allocations(target, spec))
 

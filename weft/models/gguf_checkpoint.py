@@ -30,7 +30,8 @@ _ROTATED = re.compile(r"blk\.[0-9]+\.attn_([qk])\.(?:weight|bias)")
 
 
 class GgufCheckpoint:
-    """See `checkpoint.Checkpoint`. Raises `ModelLoadError` or `Unsupported` for what the header says."""
+    """The `Checkpoint` of a GGUF file, or of the files of a split model. Raises `ModelLoadError` or `Unsupported` for
+    what the header says."""
 
     stated_in = "the metadata"
 
@@ -89,7 +90,7 @@ class GgufCheckpoint:
         }
 
     def stored_name(self, source: str) -> str:
-        """As `gguf_config.stored_name`."""
+        """llama.cpp's name of a tensor, such as `blk.0.attn_q.weight`."""
         return gguf_config.stored_name(source)
 
     def pieces(self, names: Collection[str], in_blocks: Collection[str] = ()) -> Iterator[Piece]:

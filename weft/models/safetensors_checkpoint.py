@@ -16,7 +16,8 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class SafetensorsCheckpoint:
-    """See `checkpoint.Checkpoint`. Raises the errors of `load_model` for its config.json."""
+    """The `Checkpoint` of a directory with config.json and safetensors files. Raises the errors of `load_model` for its
+    config.json."""
 
     stated_in = "config.json"
 

@@ -59,7 +59,7 @@ class SequenceHandle:
 
     @classmethod
     def opened(cls, link: EngineLink, caller: Caller) -> SequenceHandle:
-        """A new, empty sequence."""
+        """Open an empty sequence on the engine. The caller releases it; no answer is awaited."""
         seq = cls(link, link.number(), caller)
         link.post(caller.open_command(seq.id))
         return seq

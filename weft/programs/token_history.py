@@ -59,7 +59,7 @@ class TokenHistory:
         return TokenHistory(self._before, self.masks)
 
     def tokens(self) -> array[int]:
-        """All of them."""
+        """A new array of all tokens, those of the histories that this one continues first."""
         parts: list[array[int]] = []
         history: TokenHistory | None = self
         while history is not None:

@@ -49,7 +49,7 @@ class ToolReader(Protocol):
     its other tokens."""
 
     def push(self, text: str) -> object:
-        """Read the next piece."""
+        """Read the next piece of the choice's text; a piece may end within a word or a tag."""
 
     def wait_kind(self, reason: FinishReason) -> str:
         """What the client does after the text that was read (a `WaitKind`, or what `tool_wait` returns)."""

@@ -149,7 +149,8 @@ class Reclaimer:
         return True
 
     def make_back(self, count: int, now: float) -> bool:
-        """As `make_free`, for explicit pages that come back from the host: where nothing runs, pins give way."""
+        """Make `count` device pages free for explicit pages that come back from the host. Where nothing runs, pins give
+        way too. Returns whether they are free."""
         while not self.make_free(count, now):
             if self._sequences.running or not self._cache.retention.break_pin(now):
                 return False

@@ -21,7 +21,7 @@ from weft.sched.in_flight import InFlight
 
 
 class Waste(NamedTuple):
-    """Token-seconds by cause."""
+    """KV memory x time that did no work, in token-seconds by cause."""
 
     preserve: float = 0.0
     recompute: float = 0.0
@@ -29,7 +29,7 @@ class Waste(NamedTuple):
     stalled: float = 0.0
 
     def plus(self, other: Waste) -> Waste:
-        """The waste of both."""
+        """The sum, cause by cause."""
         return Waste(*(a + b for a, b in zip(self, other, strict=True)))
 
 

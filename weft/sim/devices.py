@@ -39,7 +39,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_pages(self) -> int:
-        """Whole KV pages."""
+        """Pages that the KV memory holds; the rest of a page is not used."""
         return self.kv_tokens // self.page_size
 
     def costs(self) -> CostModel:

@@ -17,7 +17,8 @@ from weft.sim.bounds import CacheReplay, Replayed, TimedTurn, least_recently_use
 
 
 def replay_by_kind(turns: Sequence[TimedTurn], num_pages: int, page_size: int) -> Replayed:
-    """As `bounds.replay`. What has the least chance of a return, divided by the median time to it, is given up first.
+    """Replay a trace (`bounds.replay`), giving up first what has the least chance of a return, divided by the median
+    time to it.
 
     Chance and median are those of the trace's waits of the same kind that lasted as long as the one in question.
     """

@@ -139,7 +139,7 @@ class StepDigest:
         self._hash = hashlib.sha256()
 
     def observe(self, step: Step, flight: InFlight, timing: StepTiming) -> None:
-        """Take in a step."""
+        """Add a step to the hash: its sizes, times, pages, copies and sampled rows."""
         self._hash.update(np.array([step.step_id, flight.num_tokens, flight.num_rows], np.int64).tobytes())
         self._hash.update(np.array([timing.begin_s, timing.device_s], np.float64).tobytes())
         parts = [step.swap_outs, step.page_copies, step.swap_ins]

@@ -96,7 +96,7 @@ class WasteLedger:
 
     @property
     def over_all_steps(self) -> WasteTotals:
-        """Waste in all steps."""
+        """Waste in token-seconds over all steps, with or without pressure."""
         return WasteTotals(self.busy_s * self._pool_tokens, self._all._asdict())
 
     @property

@@ -57,7 +57,7 @@ class KnownTokens:
         self._known[handle] = max(num_tokens, self._known.get(handle, 0))
 
     def forget(self, handle: int) -> None:
-        """The sequence is closed."""
+        """Drop what is known of a sequence that was closed."""
         self._known.pop(handle, None)
 
     def compute(self, handle: int, start: int, end: int) -> int:

@@ -40,7 +40,7 @@ class StepTiming(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        """When it is done."""
+        """Virtual time in seconds at which the device is free again."""
         return self.begin_s + self.device_s
 
 
@@ -63,7 +63,8 @@ class SimulatedStep:
 
 
 class CostModelWorker:
-    """`weft.core.protocols.Worker` on virtual time."""
+    """A `weft.core.protocols.Worker` that computes nothing: steps take the time that the cost model predicts, on
+    virtual time, and every sampler draws the same token."""
 
     def __init__(self, spec: WorkerSpec, costs: Costs, clock: Clock, *, synchronous_swaps: bool = False):
         self._spec = spec

@@ -78,7 +78,7 @@ _PUT_TRACE = upsert(workflow_traces)
 
 
 class NewRun(NamedTuple):
-    """A run that begins."""
+    """What is stored of a run when it begins."""
 
     run: str
     tenant: str
@@ -91,7 +91,7 @@ class NewRun(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the inputs."""
+        """Bytes of the inputs, which count towards the tenant's quota."""
         return sum(len(rows) for _, rows in self.inputs)
 
 

@@ -89,7 +89,7 @@ class WorkflowRunTable:
         return self._database.write(work)
 
     def forget(self, run: str) -> None:
-        """Remove a run. Blocks."""
+        """Remove a run with its rows and the values of their nodes. Blocks."""
 
         def work(connection: Connection) -> None:
             for statement in _FORGET:

@@ -52,7 +52,8 @@ class FakeSequence:
     """The operation that is generating; 0: none."""
 
     def begin(self, op: Generate, script: deque[int] | None, model: FakeModel) -> None:
-        """Begin to generate."""
+        """Begin a generation, with the last `num_generated` tokens of the sequence as its own. `script` has the next
+        tokens; None: the model's."""
         self.generating = op.op
         self.num_prompt = len(self.tokens) - op.num_generated
         self.generated = self.tokens[self.num_prompt :]
@@ -60,7 +61,7 @@ class FakeSequence:
         self.script = script
 
     def end(self) -> None:
-        """Forget the generation."""
+        """Forget the generation; the tokens stay in the sequence."""
         self.generated, self.text, self.script = [], b"", None
 
     def usage(self) -> OperationUsage:
@@ -73,7 +74,7 @@ class FakeSequence:
 
 
 class FakeEnding(NamedTuple):
-    """What ended a generation."""
+    """Why a generation ended, and what of its text is not returned."""
 
     reason: FinishReason
     stop: str | int | None = None

@@ -25,5 +25,5 @@ class WordTokens:
         return tuple(self._ids.setdefault(word, len(self._ids)) for word in text.split())
 
     def count(self, text: str) -> int:
-        """As `PromptTokens.count`."""
+        """How many words the text has."""
         return len(self.encode(text))

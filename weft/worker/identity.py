@@ -28,7 +28,8 @@ def identify(config: EngineConfig, loaded: LoadedModel) -> Identity:
 
 
 def identify_spec(config: EngineConfig, spec: ModelSpec) -> Identity:
-    """As `identify`, of a model that need not be loaded; `spec` has the dtype and quantization it would have then."""
+    """The identity of a worker whose model need not be loaded; `spec` has the dtype and quantization that it would be
+    loaded with. Raises `ConfigError` for a device that is not there."""
     device = choose_device(config)
     dtype = spec.dtype
     on_gpu = device.type == "cuda"

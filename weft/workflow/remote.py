@@ -66,7 +66,7 @@ class WorkflowServer(Protocol):
         """Go on with a run that failed or was cancelled."""
 
     def cancel(self, run_id: str) -> Any:
-        """Cancel a run."""
+        """Cancel a run; what it has computed stays, so that it can be resumed."""
 
     def get_run(self, run_id: str) -> Any:
         """A run as it is now."""
@@ -74,7 +74,7 @@ class WorkflowServer(Protocol):
     def set_variable(
         self, variable_id: str, value: Any = None, *, error: str | None = None, kind: str | None = None
     ) -> None:
-        """Set a variable."""
+        """Give a run the value that it waits for, or an error of this `kind`, which fails its row."""
 
 
 class _KeptRun(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ BUSY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A request that succeeded."""
+    """When the parts of a successful request came, in seconds of one clock."""
 
     due_s: float
     """When the request was due. Latencies count from here, so a wait in the client counts too."""
@@ -44,7 +44,7 @@ class Timing:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Times between consecutive events."""
+        """Seconds between consecutive arrivals; empty for an answer in one piece."""
         return [later - earlier for earlier, later in pairwise(self.came_s)]
 
     @property
@@ -57,7 +57,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that failed."""
+    """Why a request has no timing: it was refused, broke off or took too long."""
 
     kind: str
     """Kind of failure, such as `http_429` or `timeout`."""

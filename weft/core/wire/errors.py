@@ -33,7 +33,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def error(self) -> WeftError:
-        """Rebuild the error."""
+        """The exception that was recorded, with its traceback as text; of an unknown kind, a plain `WeftError`."""
         return from_kind(
             self.kind, self.message, param=self.param, retry_after_s=self.retry_after_s, traceback=self.traceback
         )

@@ -43,7 +43,7 @@ work and waits for the device."""
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence that waits."""
+    """A sequence that does not run now: why, since when, and where the KV of its tokens is."""
 
     id: int
     """Number of the sequence in its engine."""

@@ -38,8 +38,8 @@ class CloseSpace(SpaceCommand, frozen=True):
 
 
 class ExpectSpace(SpaceCommand, frozen=True, kw_only=True):
-    """As `Expect`, for the pages of a space: what its program waits for once its commands are done. Holds until the
-    next command on a queue."""
+    """Say what the program of a space waits for once its commands are done, as `Expect` says it of a sequence. Holds
+    until the next command on a queue of the space."""
 
     kind: str
     expected_in_s: float | None = None

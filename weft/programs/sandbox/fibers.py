@@ -315,7 +315,8 @@ class ModuleMachine(_FiberMachine):
 
 
 class FiberBackend:
-    """See `backend.Backend`. Components and modules have a pool each, made when it is first needed."""
+    """The `Backend` that runs guests on fibers of one thread. Components and modules have a pool each, made when it is
+    first needed."""
 
     name = "fibers"
 

@@ -29,7 +29,7 @@ _MAX_MEMORY_SHARE = 0.9
 
 
 class SandboxedGuest:
-    """See `weft.programs.guest.Guest`. What is asked for differs: see the two kinds below."""
+    """The `Guest` of a WebAssembly instance. Components ask by name, modules by import: see the two kinds below."""
 
     def __init__(self, code: LoadedCode, host: GuestHost, limits: GuestLimits):
         self._code, self._host, self._limits = code, host, limits

@@ -50,7 +50,7 @@ class Slots:
         self._free -= 1
 
     def give(self) -> None:
-        """Return a slot."""
+        """Return a slot that `take` took, once its guest has ended."""
         self._free += 1
 
 

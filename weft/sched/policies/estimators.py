@@ -25,7 +25,7 @@ class WaitEstimator(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is configured."""
+        """The value of `wait_estimator` that selects it."""
         ...
 
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
@@ -61,7 +61,7 @@ class ElapsedEstimator:
         return elapsed_s(runs, now)
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
-        """[n] ones: everything returns."""
+        """[n] ones: every wait is taken to end with a return."""
         return np.ones(len(runs.since_s))
 
     own_chance = return_chance
@@ -143,7 +143,8 @@ class LearnedEstimator:
         self._samples.add(tenant, kind, wait_s)
 
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
-        """[n] conditional medians."""
+        """[n] seconds: the announced time of return, or the median of what was still to come in earlier waits of the
+        kind."""
         lasted = self._lasted(runs, now)
         found = lasted.waited_s
         known = lasted.how_many >= LASTED_ENOUGH

@@ -45,7 +45,7 @@ class InterceptPolicy(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is configured."""
+        """The value of `intercept_policy` that selects it."""
         ...
 
     @property

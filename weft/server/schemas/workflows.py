@@ -19,7 +19,7 @@ DEFAULT_PAGE = 100
 
 
 class WorkflowUpload(msgspec.Struct, kw_only=True, frozen=True):
-    """A workflow."""
+    """Body of `POST /v1/workflows`: a graph to check and store."""
 
     graph: Annotated[
         Json, Meta(description="The graph: `version`, `inputs`, `nodes`, `outputs`, as [workflows](workflows.md#json).")
@@ -28,7 +28,7 @@ class WorkflowUpload(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class WorkflowCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A workflow."""
+    """A stored workflow; lists leave its graph out."""
 
     id: str
     """Digest of the graph: equal graphs are one workflow."""

@@ -62,7 +62,7 @@ class RowPrompts:
         return depths
 
     def prompt_tokens(self, operator: int) -> I64:
-        """[rows]"""
+        """[rows] tokens of an operator's prompt, placeholders at their expected lengths."""
         path = self.paths[operator]
         return self.depths[path[-1]] if path else np.zeros(self.num_rows, np.int64)
 

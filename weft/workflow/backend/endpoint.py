@@ -74,7 +74,7 @@ class EndpointBackend:
         return answer._replace(usage=_usage(record))
 
     async def prompt_digest(self, request: ModelRequest) -> str:
-        """As `KnowsTokens.prompt_digest`."""
+        """A digest of the prompt's token ids, rendered and tokenized as the endpoint does it."""
         asked = ENDPOINTS[request.endpoint].decode({**self._fields, **request.body}, self._models)
         assert isinstance(asked, (ChatRequest, CompletionRequest))
         tokenizer = self._models.find(asked.model).tokenizer
@@ -88,8 +88,8 @@ class EndpointBackend:
         return hashlib.sha256(tokens).hexdigest()
 
     async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
-        """As `ModelBackend.split`, by the tokens of the model of `fields`, else of the first one. A character
-        in several tokens is in the part in which it begins."""
+        """Parts of a text by the tokens of the model of `fields`, else of the first one. A character in several tokens
+        is in the part in which it begins."""
         name = self._fields.get("model")
         tokenizer = (self._models[0] if name is None else self._models.find(name)).tokenizer
         packed = await tokenizer.encode_async(text, add_special_tokens=False, tenant=self._tenant)

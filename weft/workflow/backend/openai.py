@@ -52,7 +52,8 @@ class OpenAIBackend:
         return gathered.answer()
 
     async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
-        """As `ModelBackend.split`; the server needs `/tokenize` and `/detokenize`, as ours and vLLM's have."""
+        """Parts of a text by the model's tokens. Raises `Unsupported` for a server without `/tokenize`, which ours and
+        vLLM have."""
         model = await self._only_model()
         asked = {"model": model, "prompt": text, "add_special_tokens": False}
         tokens: list[int] = (await self._json("POST", "/tokenize", asked))["tokens"]
@@ -63,7 +64,7 @@ class OpenAIBackend:
         return parts
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections of the client; calls in progress fail."""
         await self._http.aclose()
 
     async def _only_model(self) -> str:

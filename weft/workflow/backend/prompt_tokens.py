@@ -26,16 +26,17 @@ class TokenizerPrompts:
         self._max_counted_chars = max_counted_chars
 
     def chat(self, messages: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
-        """As `PromptTokens.chat`, with what the server's chat endpoint gives the template."""
+        """The prompt that the chat endpoint would render, with its defaults for the template. Raises `WeftError` where
+        the template refuses."""
         asked = request_from(ChatRequest, {**request, "messages": list(messages)}, lambda name: {})
         return render(chat_prompt_of(asked), self._tokenizer)
 
     def encode(self, text: str) -> Sequence[int]:
-        """As `PromptTokens.encode`."""
+        """Token ids by the model's tokenizer, without special tokens around."""
         return unpack_tokens(self._tokenizer.encode(text, add_special_tokens=False))
 
     def count(self, text: str) -> int:
-        """As `PromptTokens.count`."""
+        """Tokens of a value; of a long one only the beginning is tokenized, and the rest counted in proportion."""
         most = self._max_counted_chars
         if most is None or len(text) <= most:
             return len(self.encode(text))
@@ -47,17 +48,17 @@ class EstimatedPrompts:
     What two prompts have in common at their beginning, they have in common here too, up to three bytes."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
-        """As `PromptTokens.chat`. What else the request gives a template stands before the messages."""
+        """Tools and documents of the request, then each message as its role and its text."""
         given = "".join(f"{request[name]}\n" for name in ("tools", "documents") if request.get(name))
         said = "".join(f"<{message['role']}>\n{message.get('content') or ''}\n" for message in messages)
         return f"{given}{said}<assistant>\n"
 
     def encode(self, text: str) -> Sequence[int]:
-        """As `PromptTokens.encode`: the bytes of a token are its number."""
+        """The bytes of the text in groups, each as a number that stands for a token."""
         data = text.encode("utf-8", "surrogatepass")
         pieces = (data[at : at + _ESTIMATED_BYTES] for at in range(0, len(data), _ESTIMATED_BYTES))
         return [int.from_bytes(piece, "big") for piece in pieces]
 
     def count(self, text: str) -> int:
-        """As `PromptTokens.count`."""
+        """The bytes of the text by the assumed bytes of a token, rounded up."""
         return -(-len(text.encode("utf-8", "surrogatepass")) // _ESTIMATED_BYTES)

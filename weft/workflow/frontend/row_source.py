@@ -32,7 +32,7 @@ class SourceRow(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """Where rows come from."""
+    """Reads rows again and again, with what is known of them before."""
 
     read: Callable[[], Iterator[SourceRow]]
     """From the first row on, each time."""

@@ -54,7 +54,7 @@ class Workflow:
         return digest(self.graph)
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph as JSON."""
+        """The graph in the JSON form that `POST /v1/workflows` takes."""
         return graph_to_dict(self.graph)
 
     def run(

@@ -42,7 +42,7 @@ Lookup = Callable[[OperatorCall], CachedResult | None]
 
 
 def nothing_cached(call: OperatorCall) -> CachedResult | None:
-    """A cache without entries."""
+    """Answer no call: the `Lookup` of a run without prompt cache."""
     return None
 
 
@@ -68,7 +68,7 @@ class PassReport(NamedTuple):
     merged: tuple[tuple[str, ...], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """The report as JSON values; `removed` and `merged` are lists of ids of nodes."""
         return {"name": self.name, "removed": list(self.removed), "merged": [list(group) for group in self.merged]}
 
 

@@ -34,7 +34,7 @@ from weft.workflow.passes.base import Lookup, OperatorCall, PassResult, body_of,
 
 
 def substitute_cached(graph: WorkflowGraph, lookup: Lookup = nothing_cached) -> PassResult:
-    """Replace what `lookup` knows."""
+    """Replace each deterministic call with constant inputs by a `DataNode` where `lookup` has its answer."""
     if lookup is nothing_cached:
         return PassResult(graph)
     return result(graph, _Substitution(graph, lookup).body(body_of(graph)))

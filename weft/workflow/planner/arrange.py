@@ -35,7 +35,7 @@ class Arrangement(NamedTuple):
     """When the last call completes."""
 
     def calls(self) -> list[tuple[int, int]]:
-        """(operator, row) in order."""
+        """(operator, row) of each call, in the order of the schedule."""
         return [call for part in self.parts for call in part.group.calls()]
 
 

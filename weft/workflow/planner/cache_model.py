@@ -31,7 +31,7 @@ class PromptSources(NamedTuple):
         return self.prompt_tokens - self.cached_tokens - self.continued_tokens
 
     def plus(self, other: PromptSources) -> PromptSources:
-        """The sum."""
+        """The tokens of both, source by source."""
         return PromptSources(*(a + b for a, b in zip(self, other, strict=True)))
 
 

@@ -25,7 +25,7 @@ class OperatorGroup(NamedTuple):
     order: Order = "nodes"
 
     def calls(self) -> list[tuple[int, int]]:
-        """(operator, row) in order."""
+        """(operator, row) of each call, in the order that `order` says."""
         rows = range(*self.rows)
         if self.order == "rows":
             return [(operator, row) for row in rows for operator in self.operators]

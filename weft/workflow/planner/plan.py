@@ -57,7 +57,7 @@ class Plan:
     passes: Sequence[Mapping[str, Any]]
 
     def calls(self) -> list[ScheduledCall]:
-        """All calls in order."""
+        """The calls with the names of their nodes, in the order of the schedule."""
         operators = self.analysed.unrolled.operators
         return [
             ScheduledCall(operators[number].node, operators[number].rounds, row, part.group.engine)
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def predicted(self) -> Predicted:
-        """Of the whole run."""
+        """Expected calls, tokens and time of the whole run, all rows and operators together."""
         return self.prediction.whole()
 
     def to_dict(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class RowMistake(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """One row's outputs."""
+    """What one row gave: its outputs, and the error that ended it."""
 
     row: int
     outputs: Mapping[str, Any]

@@ -225,7 +225,7 @@ class RunState:
 
     @property
     def rows(self) -> Set[int]:
-        """Rows in progress."""
+        """Numbers of the rows in progress; a view that changes with them."""
         return self._rows
 
     @property
