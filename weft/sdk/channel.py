@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from weft.abi.errors import NoProgram, UnknownHandle, WeftError
 from weft.abi.frames import EventKind, events, pack
@@ -53,6 +54,38 @@ class Resource(FailureKeeper):
         """Mark the resource as released: `check` raises from now on."""
         self._is_open = False
         self.channel.forget(self)
+
+
+class Scoped:
+    """What a program uses in an `async with` block and gives up at its end, however the block ends."""
+
+    def _give_up(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._give_up()
+
+
+class OwnedResource(Resource, Scoped):
+    """A resource that its program releases, by `release` or at the end of `async with`. The end of the program releases
+    what is left."""
+
+    release_op: Op
+    """The command that releases it on the host."""
+
+    def release(self) -> None:
+        """Release the resource on the host; what was made of it stays. Idempotent."""
+        if self.is_open:
+            self.channel.post(self.release_op, self.number, owner=self)
+            self.close()
+
+    def _give_up(self) -> None:
+        self.release()
 
 
 class Channel(FailureKeeper):

@@ -14,11 +14,11 @@ Messages and texts are queued at once; they are rendered, tokenized and appended
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from weft.abi.errors import InvalidRequest
 from weft.sdk import context_store, tool_rounds
+from weft.sdk.channel import Scoped
 from weft.sdk.chat import Chat
 from weft.sdk.generation import Generation
 from weft.sdk.grammar import Grammar
@@ -29,7 +29,7 @@ from weft.sdk.token_buffer import TokenBuffer
 from weft.sdk.toolbox import Tool, ToolCall, result_text, schemas
 
 
-class Context(TokenBuffer):
+class Context(TokenBuffer, Scoped):
     """A handle on a text and its KV.
 
     `tools`: functions or JSON schemas offered to the model. `template`: further arguments of the chat template
@@ -270,10 +270,5 @@ class Context(TokenBuffer):
         """Release the context and its sequence. Idempotent."""
         self.give_back()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _give_up(self) -> None:
         self.drop()

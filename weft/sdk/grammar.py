@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from weft.abi.errors import InvalidRequest
 from weft.abi.grammars import choice_as_lark
 from weft.abi.operations import Op
 from weft.sdk.answers import Answer, dump, pack_ints
 from weft.sdk.calls import Blobs
-from weft.sdk.channel import Channel, Resource, current
+from weft.sdk.channel import Channel, OwnedResource, current
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Allowed:
         return int.from_bytes(self._bits, "little").bit_count()
 
 
-class Matcher(Resource):
+class Matcher(OwnedResource):
     """The state of a grammar, advanced token by token by a program that chooses the tokens itself.
 
     async with Matcher(json_object()) as matcher:
@@ -107,6 +106,7 @@ class Matcher(Resource):
     """
 
     noun = "matcher"
+    release_op = Op.MATCHER_CLOSE
 
     def __init__(self, grammar: Grammar, channel: Channel | None = None):
         super().__init__(channel or current())
@@ -118,20 +118,6 @@ class Matcher(Resource):
         not allowed, or an invalid grammar."""
         self.check()
         return Answer(self.channel.ask(Op.MATCHER_PUSH, self.number, pack_ints(tokens), owner=self), _allowed)
-
-    def release(self) -> None:
-        """Release the matcher on the host. Idempotent."""
-        if self.is_open:
-            self.channel.post(Op.MATCHER_CLOSE, self.number, owner=self)
-            self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 def _allowed(blobs: Blobs) -> Allowed:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from weft.abi.errors import InvalidRequest
 from weft.abi.operations import Op
 from weft.sdk.answers import Answer, json_of
 from weft.sdk.calls import Blobs
-from weft.sdk.channel import Channel, Resource, current
+from weft.sdk.channel import Channel, Resource, Scoped, current
 from weft.sdk.main import encode
 
 
@@ -40,7 +39,7 @@ def subscribe(topic: str) -> Subscription:
     return Subscription(topic)
 
 
-class Subscription:
+class Subscription(Scoped):
     """The messages of one topic, in order: iterate over it, or `get` one message. End it with `close` or
     `async with`."""
 
@@ -65,12 +64,7 @@ class Subscription:
         """End the subscription; later messages are dropped."""
         self._stream.cancel()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _give_up(self) -> None:
         self.close()
 
 

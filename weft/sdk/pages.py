@@ -18,7 +18,7 @@ from weft.abi.errors import InvalidRequest, LimitExceeded, UnknownHandle
 from weft.abi.operations import Op
 from weft.sdk.answers import Answer, nothing, pack_handles
 from weft.sdk.calls import Blobs, Call
-from weft.sdk.channel import Channel, Resource
+from weft.sdk.channel import Channel, OwnedResource
 
 MAX_IMPORT_PAGES = 1 << 16
 """Handle numbers reserved for an import, whose size is unknown until the answer."""
@@ -70,7 +70,7 @@ class Allocation(list[H], Generic[H]):
         return self
 
 
-class PageQueue(Resource):
+class PageQueue(OwnedResource):
     """The commands of a queue that allocate, copy, mask, export and import pages."""
 
     noun = "queue"

@@ -8,9 +8,6 @@ async with Queue() as queue:
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from weft.abi.operations import Op
 from weft.sdk.answers import Answer, nothing
 from weft.sdk.channel import Channel, current
@@ -18,12 +15,14 @@ from weft.sdk.forward import ForwardQueue
 
 
 class Queue(ForwardQueue):
-    """A command queue of the program; its commands are those of `PageQueue` and `ForwardQueue`.
+    """A command queue of the program; its commands are those of `PageQueue` and `ForwardQueue`. Pages and embeddings
+    stay when it is released.
 
     The error of a command is raised once, by the next use of the queue or by one of its answers.
     """
 
     noun = "queue"
+    release_op = Op.QUEUE_CLOSE
 
     def __init__(self, priority: int = 0, *, channel: Channel | None = None):
         super().__init__(channel or current())
@@ -38,17 +37,3 @@ class Queue(ForwardQueue):
         """Wait until all commands put on the queue so far are done. Raises the error of a command that failed."""
         self.check()
         return Answer(self.channel.ask(Op.QUEUE_SYNC, self.number, owner=self), nothing)
-
-    def release(self) -> None:
-        """Close the queue; its pages and embeddings stay. Idempotent."""
-        if self.is_open:
-            self.channel.post(Op.QUEUE_CLOSE, self.number, owner=self)
-            self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

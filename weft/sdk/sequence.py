@@ -15,14 +15,13 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from weft.abi.errors import InvalidRequest
 from weft.abi.operations import Op
 from weft.sdk.answers import Answer, dump, pack_ints, unpack_floats, unpack_ints
 from weft.sdk.calls import Blobs, Stream
-from weft.sdk.channel import Channel, Resource, current
+from weft.sdk.channel import Channel, OwnedResource, current
 from weft.sdk.dist import Dist, unpack_dist
 from weft.sdk.grammar import Grammar
 from weft.sdk.sampling import Sampler, Stop
@@ -115,10 +114,11 @@ class Generating:
         self._stream.cancel()
 
 
-class Sequence(Resource):
+class Sequence(OwnedResource):
     """A sequence of the program. Methods return at once; its operations run in order."""
 
     noun = "sequence"
+    release_op = Op.SEQ_RELEASE
 
     def __init__(self, priority: int = 0, *, channel: Channel | None = None):
         super().__init__(channel or current())
@@ -172,7 +172,7 @@ class Sequence(Resource):
     def reserved(cls, channel: Channel) -> Sequence:
         """Create a handle for a sequence that does not exist yet, to be passed to `fork`."""
         sequence = cls.__new__(cls)
-        Resource.__init__(sequence, channel)
+        OwnedResource.__init__(sequence, channel)
         return sequence
 
     def fork(self, into: Sequence | None = None) -> Sequence:
@@ -228,20 +228,6 @@ class Sequence(Resource):
         self.check()
         self.channel.post(Op.SEQ_HOLD, self.number, float(seconds), owner=self)
         self.close()
-
-    def release(self) -> None:
-        """Release the sequence on the engine. Idempotent."""
-        if self.is_open:
-            self.channel.post(Op.SEQ_RELEASE, self.number, owner=self)
-            self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 def usage_of(values: dict[str, Any]) -> Usage:

@@ -34,7 +34,7 @@ class Extent:
 
     @property
     def depth(self) -> int:
-        """Number of open brackets."""
+        """Open braces and brackets outside strings; 0 once the object is complete."""
         return self._depth
 
     def push(self, char: str) -> ScanState:

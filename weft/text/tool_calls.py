@@ -72,7 +72,7 @@ class ToolCallParser(ABC):
 
     @property
     def num_complete(self) -> int:
-        """Number of complete calls."""
+        """Calls whose arguments were read to their end; a call that is cut off is not one."""
         return self._num_complete
 
     def push(self, text: str) -> list[Delta]:
