@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path):
     assert Registry(Database(tmp_path / "none" / "yet")).code("t", "agent").content == ONE
     with pytest.raises(StorageFailed, match=r"programs\.data_dir"):
         Registry(Database(tmp_path / "file"))
-    with pytest.raises(StorageFailed, match="cannot be kept"):
+    with pytest.raises(StorageFailed, match="cannot be written or read"):
         Registry(Database(tmp_path / "file" / "below")).upload("t", "agent", ONE)
 
 

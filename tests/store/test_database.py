@@ -149,12 +149,12 @@ def test_a_busy_database_is_told_of_once_and_to_all_who_wait(
         writes = [database.write(put(name)) for name in "abc"]
         wait(writes)
         for write in writes:
-            with pytest.raises(StorageFailed, match=r"another server is writing.*try again"):
+            with pytest.raises(StorageFailed, match=r"another server has been writing.*try again"):
                 write.result()
     assert tenants(database) == {"first"}
     other.close()
     database.write(put("a")).result()
-    assert (caplog.text.count("cannot be kept"), caplog.text.count("kept again")) == (1, 1)
+    assert (caplog.text.count("cannot be written or read"), caplog.text.count("stored again")) == (1, 1)
     database.close()
 
 
@@ -276,7 +276,7 @@ def test_a_database_that_cannot_be_used_says_why(
     folder, match = tmp_path / "data", "newer version of Weft"
     if why == "no folder":
         folder.write_text("")
-        match = "may be written"
+        match = "writable"
     else:
         database = Database(folder)
         database.write(put("a")).result()
@@ -289,7 +289,7 @@ def test_a_database_that_cannot_be_used_says_why(
         match = "damaged; restore"
     if why == "read-only":
         monkeypatch.setattr("weft.store.servers.os.open", _refuse)
-        match = "may be written"
+        match = "writable"
     for _ in range(2):
         unusable = Database(folder)
         with pytest.raises(StorageFailed, match=match) as raised:
@@ -298,7 +298,7 @@ def test_a_database_that_cannot_be_used_says_why(
         with pytest.raises(StorageFailed, match=match):
             tenants(unusable)
         unusable.close()
-    assert caplog.text.count("cannot be kept") == (0 if why == "newer" else 2)
+    assert caplog.text.count("cannot be written or read") == (0 if why == "newer" else 2)
 
 
 def _refuse(*args: object) -> int:

@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
 
     async def test(store: ValueStore) -> None:
         for _ in range(2):
-            with pytest.raises(StorageFailed, match="may be written"):
+            with pytest.raises(StorageFailed, match="writable"):
                 await store.get("t", "a")
 
     with_store(lambda quota: DatabaseValueStore(Database(tmp_path / "file" / "v"), quota), test)

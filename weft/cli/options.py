@@ -78,7 +78,7 @@ FLAGS: Mapping[str, Flag] = {
     "engine.latency_factor": Flag(
         ("--latency-factor",), float, "How much longer other work may make a step with latency requests. (1.5)"
     ),
-    "engine.min_share": Flag(("--min-share",), float, "Share of the device's time that work gets nevertheless. (0.1)"),
+    "engine.min_share": Flag(("--min-share",), float, "Share of the device's time that other work always gets. (0.1)"),
     "engine.performance_mode": Flag(
         ("--performance-mode",), str, "interactivity: short steps; throughput: longer steps on a CPU. (interactivity)"
     ),

@@ -159,7 +159,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
             hint = (
                 f"did you mean {near[0]}?"
                 if near
-                else "variables are named WEFT_ENGINE_…, WEFT_SERVER_… and WEFT_PROGRAMS_…"
+                else "variables are named WEFT_SECTION_NAME, such as WEFT_SERVER_PORT"
             )
             raise ConfigError(f"the environment sets {name}, which is not a setting; {hint}")
         key = by_variable[name]

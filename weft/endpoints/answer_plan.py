@@ -86,7 +86,7 @@ def answer_plan(body: ChatRequest, dialect: Dialect) -> AnswerPlan:
         constraint = None
         if body.use_beam_search:
             raise InvalidRequest(
-                "tool_choice asks for a call, which use_beam_search does not hold its texts to; leave one of them out.",
+                "tool_choice requires a call, which use_beam_search cannot enforce; leave one of them out.",
                 "tool_choice",
             )
     return AnswerPlan(body, dialect, tools, constraint)

@@ -215,7 +215,7 @@ def _check_object(value: dict[str, Any], shape: type[msgspec.Struct], path: str)
 
 def _unknown(place: str, name: str, names: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name[:100], names, n=3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else " See /docs for the fields there are."
+    hint = f" Did you mean {' or '.join(near)}?" if near else " See /docs for all fields."
     return f"Unknown field {place[:200]!r}.{hint}"
 
 

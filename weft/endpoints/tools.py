@@ -56,7 +56,7 @@ def tool_plan(body: ChatRequest, dialect: Dialect) -> ToolPlan:
         return ToolPlan()
     if dialect.tool_form is None:
         raise Unsupported(
-            "tools cannot be called: how this model writes calls is not known from its chat template. Start the server "
+            "The format of this model's tool calls is not known from its chat template. Start the server "
             'with --tool-call-parser hermes, llama3_json or mistral, or send "tool_choice": "none".',
             "tools",
         )
@@ -84,7 +84,7 @@ def _choice(value: Any, names: list[str]) -> Literal["auto", "none", "required"]
     if value != "required" and kind not in ("function", "allowed_tools"):
         raise InvalidRequest(_CHOICES, "tool_choice")
     if not names:
-        raise InvalidRequest("tool_choice asks for a call, and there are no tools.", "tool_choice")
+        raise InvalidRequest("tool_choice requires a call, and there are no tools.", "tool_choice")
     if value == "required":
         return "required"
     if kind == "function":

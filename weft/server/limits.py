@@ -113,7 +113,7 @@ async def _chunks(request: Request, config: ServerConfig) -> AsyncGenerator[byte
         except ClientDisconnect:
             raise ClientGone from None
         except TimeoutError:
-            message = f"The body stopped coming for {timeout_s:g} seconds, or came too slowly (server.body_timeout_s)."
+            message = f"The body stopped for {timeout_s:g} seconds or arrived too slowly (server.body_timeout_s)."
             raise HttpProblem(408, message, headers={"connection": "close"}) from None
         if chunk is None:
             return

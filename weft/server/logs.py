@@ -158,7 +158,7 @@ def _problem(error: Exception, scope: Scope, request_id: str) -> HttpProblem:
     message = str(error.detail)
     if error.status_code == 404:
         kind = "no WebSocket" if scope["type"] == "websocket" else "nothing"
-        message = f"There is {kind} at {_path(scope)}; /docs lists what there is."
+        message = f"There is {kind} at {_path(scope)}; /docs lists all endpoints."
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(scope))
         message = f"{_path(scope)} takes {headers['Allow']}, not {scope['method'][:20]}."

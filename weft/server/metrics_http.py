@@ -36,8 +36,8 @@ GAUGES: tuple[tuple[str, str, str], ...] = (
     ("kv_pages_cached", "device_pages_cached", "KV pages that hold a reusable prefix and may be evicted."),
     ("host_kv_pages", "host_pages_total", "KV pages of the host tier."),
     ("host_kv_pages_free", "host_pages_free", "KV pages of the host tier that hold nothing."),
-    ("cost_model_factor", "cost_factor", "What predictions of the cost profile are multiplied by now."),
-    ("saturation_tokens", "saturation_tokens", "Tokens of a step from which more take proportionally longer."),
+    ("cost_model_factor", "cost_factor", "Factor that corrects predictions of the cost profile."),
+    ("saturation_tokens", "saturation_tokens", "Tokens per step above which time grows in proportion."),
 )
 """(name, field of `EngineStats`, help text). A field that is None is left out."""
 
@@ -53,7 +53,7 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("kv_pages_swapped_in", "swapped_in_pages", "KV pages copied from the host."),
     ("kv_pages_swapped_out", "swapped_out_pages", "KV pages copied to the host."),
     ("engine_steps", "steps", "Steps of the engine: batches."),
-    ("engine_step_device_seconds", "step_device_s", "Time steps held the device."),
+    ("engine_step_device_seconds", "step_device_s", "Time that steps held the device."),
     ("engine_step_host_seconds", "step_host_s", "Time the engine spent scheduling and updating."),
 )
 
@@ -157,7 +157,7 @@ class _Families:
             yield family
         shares = CounterMetricFamily(
             "weft:engine_objective_device_seconds",
-            "Time steps held the device, divided among the objectives of their query tokens.",
+            "Time that steps held the device, divided among the objectives of their query tokens.",
             labels=[*self._labels, "objective"],
         )
         for labels, stats in self._stats.items():

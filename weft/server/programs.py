@@ -291,7 +291,7 @@ def _own_programs(config: ProgramsConfig) -> dict[str, Code]:
         return {}
     folder = Path(config.trusted_dir)
     if not folder.is_dir():
-        raise UnknownProgram(f"programs.trusted_dir is {folder}, which is no folder")
+        raise UnknownProgram(f"programs.trusted_dir is {folder}, which is not a directory")
     own = {}
     for path in sorted(folder.glob("*.py")):
         if path.name.startswith(("_", ".")):

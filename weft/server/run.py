@@ -176,7 +176,7 @@ class Server(uvicorn.Server):
         for connection in overdue:
             transports[connection].abort()
         if overdue:
-            logger.info("closed %d connections whose clients took nothing of their answers", len(overdue))
+            logger.info("closed %d connections whose clients did not read their answers", len(overdue))
 
     def _cut_connections(self) -> None:
         """Drop the unsent bytes of connections. Their requests end like those of clients that disconnected."""

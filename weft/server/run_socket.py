@@ -86,7 +86,7 @@ async def _hear(socket: WebSocket, run: Run) -> None:
                 # The whole frame is decoded, so that the program never gets invalid JSON.
                 await run.deliver(_encode(_decode(command.message)))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            await _send(socket, error_event(InvalidRequest(f"This is no command: {error}.")))
+            await _send(socket, error_event(InvalidRequest(f"This is not a command: {error}.")))
         except WeftError as error:
             await _send(socket, error_event(error))
 

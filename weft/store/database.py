@@ -84,7 +84,7 @@ class Database:
         try:
             return self._writer.submit(work, tenant)
         except RuntimeError:
-            raise StorageFailed("the server is shutting down and keeps nothing more") from None
+            raise StorageFailed("the server is shutting down and stores nothing more") from None
 
     def write_blob(
         self, content: bytes, work: Callable[[Connection, str], tuple[T, Iterable[str]]], tenant: str = ""
@@ -140,7 +140,7 @@ class Database:
     def _opened(self) -> Engine:
         with self._opening:
             if self._closed:
-                raise StorageFailed("the server is shutting down and keeps nothing more")
+                raise StorageFailed("the server is shutting down and stores nothing more")
             if self._engine is None:
                 self._engine = self._open_memory() if self._folder is None else self._open_folder(self._folder)
             return self._engine
@@ -176,7 +176,7 @@ class Database:
             yield connection
         if self._told:
             self._told = ""
-            logger.warning("data is kept again in %s", self._folder)
+            logger.warning("data is stored again in %s", self._folder)
 
     def _explained(self, error: BaseException) -> BaseException:
         if isinstance(error, (DBAPIError, OSError)) and not isinstance(error, IntegrityError):
@@ -188,8 +188,8 @@ class Database:
         cause = sqlite.cause_of(error, self._place)
         if cause != self._told:
             self._told = cause
-            logger.warning("data cannot be kept in %s or read from it: %s", self._folder, cause)
-        failed = StorageFailed(f"data cannot be kept or read: {cause}")
+            logger.warning("data in %s cannot be written or read: %s", self._folder, cause)
+        failed = StorageFailed(f"data cannot be written or read: {cause}")
         failed.__cause__ = error
         return failed
 

@@ -246,8 +246,9 @@ def migrate(connection: Connection) -> int:
     found = _version(connection)
     if found > len(MIGRATIONS):
         raise StorageFailed(
-            f"the server's data is of a newer version of Weft (schema {found}; this version has {len(MIGRATIONS)}): "
-            "start the newer version, or name another programs.data_dir"
+            "the server's data was written by a newer version of Weft "
+            f"(schema {found}; this version has {len(MIGRATIONS)}): start the newer version, "
+            "or name another programs.data_dir"
         )
     for migration in MIGRATIONS[found:]:
         migration(connection)

@@ -23,10 +23,10 @@ BUSY_S = 10.0
 _PAUSE_S = 0.02
 _READERS = 8
 """Connections that are kept open; more are opened while more threads read."""
-_NO_ACCESS = "it cannot be opened; see that {place} is a folder that may be written"
+_NO_ACCESS = "it cannot be opened; check that {place} is a writable directory"
 _FULL = "the disk is full; free space in {place}"
 _DAMAGED = "its file is damaged; restore {place} from a copy, or name another folder"
-_BUSY = "another server is writing and does not come to an end; try again"
+_BUSY = "another server has been writing for too long; try again"
 _CAUSES = {
     "FULL": _FULL,
     # A file system without room for the index of the write-ahead log, which a new connection makes.
@@ -89,10 +89,10 @@ def cause_of(error: DBAPIError | OSError, place: str) -> str:
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _FULL.format(place=place)
-        return f"{error.strerror}; see that {place} is a folder that may be written"
+        return f"{error.strerror}; check that {place} is a writable directory"
     cause = _known_cause(error)
     if cause is None:
-        return f"{error.orig}; see that the disk has room and may be written ({place})"
+        return f"{error.orig}; check that the disk has room and is writable ({place})"
     return cause.format(place=place)
 
 

@@ -163,7 +163,7 @@ def _all_or_none(connection: Connection) -> Iterator[None]:
 
 def _take_runs(connection: Connection, old: Connection) -> None:
     if (found := sqlite.user_version(old)) > _RUNS_FORMAT:
-        raise _UnknownFormat(f"it is of format {found}, and this is for {_RUNS_FORMAT}")
+        raise _UnknownFormat(f"its format is {found}; this version reads {_RUNS_FORMAT}")
     for rows in _rows(old, _old_runs):
         connection.execute(insert(runs), [{**row, "server": row["owner"]} for row in rows])
 

@@ -64,9 +64,9 @@ class ValueStore(Protocol):
 def check_name(name: str) -> str:
     """The name. Raises `InvalidRequest` for one that cannot be."""
     if not 0 < len(name.encode(errors="replace")) <= MAX_NAME_BYTES:
-        raise InvalidRequest(f"a name has 1 to {MAX_NAME_BYTES} bytes", "name")
+        raise InvalidRequest(f"a name must have 1 to {MAX_NAME_BYTES} bytes", "name")
     if not name.isprintable():
-        raise InvalidRequest("a name has printable characters alone", "name")
+        raise InvalidRequest("a name may only have printable characters", "name")
     return name
 
 
@@ -157,7 +157,7 @@ class DatabaseValueStore:
 
     async def _run(self, tenant: str, kind: _Kind, start: Callable[[], Future[Any]]) -> Any:
         if self._closed:
-            raise StorageFailed("the server is shutting down and keeps nothing more")
+            raise StorageFailed("the server is shutting down and stores nothing more")
         calls = self._calls.get(tenant)
         if calls is None:
             calls = self._calls[tenant] = _TenantCalls(partial(self._calls.pop, tenant))

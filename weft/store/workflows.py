@@ -103,7 +103,7 @@ class WorkflowTable:
     def _check(self, count: int, size: int, more: int) -> None:
         if count >= self._quota.max_count:
             raise QuotaExceeded(
-                f"You have {count:,} workflows, as many as may be (workflows.max_workflows): delete some first."
+                f"You have {count:,} workflows, the limit (workflows.max_workflows): delete some first."
             )
         if size + more > self._quota.max_bytes:
             raise QuotaExceeded(

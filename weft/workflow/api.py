@@ -58,7 +58,7 @@ class HasWorkflowHost(Protocol):
     """What `on` may be besides an address: `weft.LLM` for example."""
 
     def workflow_host(self) -> WorkflowHost:
-        """Where workflows run."""
+        """The event loop and the backend for runs on this object; it owns both."""
         ...
 
 
@@ -66,7 +66,7 @@ class HasWorkflowServer(Protocol):
     """What `on` may be so that a whole graph runs on a server: `weft.client.Client`."""
 
     def workflow_server(self) -> WorkflowServer:
-        """Where workflows run."""
+        """The calls of the server that runs of whole graphs need."""
         ...
 
 
@@ -340,9 +340,9 @@ def stream(
     return _run_on(graph, rows, on, options).results()
 
 
-def _run_on(graph: WorkflowGraph, rows: Any, on: RunTarget, options: RunOptions) -> Run | ServerRun:
+def _run_on(graph: WorkflowGraph, rows: Any, on: RunTarget, options: RunOptions) -> GraphRun | ServerRun:
     if isinstance(on, str) or not hasattr(on, "workflow_server"):
-        return Run(graph, rows, on, options)
+        return GraphRun(graph, rows, on, options)
     return ServerRun(graph, rows, on.workflow_server(), options)
 
 

@@ -354,11 +354,11 @@ def test_the_first_mistakes_are_shown_together() -> None:
 
 def test_types_that_a_graph_cannot_take() -> None:
     assert mistakes([{"q": "x"}, {"q": ["x"]}, {"q": ["y", 2]}]) == [
-        "row 1 and 1 more: q: a.messages[0].content: q is a list and cannot stand in a text: join it with the "
+        "row 1 and 1 more: q: a.messages[0].content: q is a list and cannot be part of a text: join it with the "
         "function `join`"
     ]
     assert mistakes([{"q": ["x"]}, {"q": "x"}], MAPPED) == [
-        "row 1: q: m.over: a map goes over a list, and q is a text: use split, or a list"
+        "row 1: q: m.over: must be a list, and q is a text: use split, or a list"
     ]
     assert mistakes({"q": [{"b": 1}]}, graph_from_dict(graph(llm("a", "{{q.a}}")))) == [
         "row 0: q: a.messages[0].content: q.a: there is no field 'a'; there are b."

@@ -188,7 +188,7 @@ def _parameters() -> Any:
 
 @declared(
     "bees: is not in the text: write {{bees}} where its value belongs",
-    "{{bee}}: is no parameter. Did you mean bees?",
+    "{{bee}}: is not a parameter. Did you mean bees?",
     "c: is an output and stands 2 times in the text: the model writes it once",
     "d: is an output, of which no field can stand in the text: {{d.x}}",
     "the text after the last output, {{d}}, is never read: move or remove it",
@@ -224,9 +224,9 @@ def _raw_turns() -> Any:
 @declared(
     "max_token: Unknown field 'max_token'. Did you mean max_tokens or",
     "a.messages: is the text of the docstring",
-    "a.n: not in a workflow; make several calls, or a map",
+    "a.n: is not supported in workflows; make several calls, or a map",
     "b.raw: stands in the decorator",
-    "b.response_format: beside schema there can be no other form of the answer",
+    "b.response_format: cannot be combined with schema",
     "c.schema: <object object at",
 )
 def _fields() -> Any:
@@ -276,7 +276,7 @@ def test_only_functions_are_semantic_functions() -> None:
         (lambda q: write(), FlowError, "write: missing a required argument: 'task'"),
         (lambda q: write(q, q), FlowError, "write: too many positional arguments"),
         (lambda q: write(q, plan=q), FlowError, "write: plan is an output: the call returns it"),
-        (lambda q: write(q.split(",")), NeedsValueError, "write: task is a list and cannot stand in a text: use ops"),
+        (lambda q: write(q.split(",")), NeedsValueError, "write: task is a list and cannot be part of a text: use ops"),
         (lambda q: write([b"x"]), FlowError, r"write: task: \[0\]: a value of builtins.bytes is not JSON: decode it"),
         (lambda q: write(write), FlowError, "write: task: a value of weft.workflow.frontend.semantic.SemanticFunction"),
     ],

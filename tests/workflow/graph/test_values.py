@@ -199,7 +199,7 @@ def test_a_switch_goes_by_text() -> None:
     assert [case_of(node, value) for value in (True, 7, ANSWER)] == ["cases[true]", "cases[7]", "cases[Ho]"]
     with pytest.raises(RowError, match="s: there is no case for the text 'ho' and no default"):
         case_of(node, "ho")
-    with pytest.raises(RowError, match="s: takes a text, a number or true and false"):
+    with pytest.raises(RowError, match="s: takes a text, a number or a boolean"):
         case_of(node, [7])
     assert case_of(SwitchNode(id="s", on="v", cases={}, default=EMPTY), "ho") == "default"
 
@@ -212,7 +212,7 @@ def test_rounds_of_a_loop() -> None:
     assert is_last_round(searching, 2, True)
     with pytest.raises(RowError, match="l: ok was not true after 2 rounds"):
         is_last_round(searching, 2, False)
-    with pytest.raises(RowError, match="l: ok is the text 'true': a loop ends at true or false"):
+    with pytest.raises(RowError, match="l: ok is the text 'true'; it must be true or false"):
         is_last_round(searching, 1, "true")
     stopping = LoopNode(id="l", init={}, body=EMPTY, max_rounds=2, until="ok", at_limit="stop")
     assert is_last_round(stopping, 2, False)

@@ -182,8 +182,8 @@ def test_functions_run_beside_the_loop_and_coroutines_on_it() -> None:
     ("called", "message"),
     [
         (lambda x: {}[x], "'it'"),
-        (lambda x: object(), "a object is no JSON value"),
-        (lambda x: {1j}, "a set is no JSON value"),
+        (lambda x: object(), "a object is not a JSON value"),
+        (lambda x: {1j}, "a set is not a JSON value"),
         (lambda x: "." * MAX_VALUE_BYTES, "16 MiB"),
         (lambda: 1, "unexpected keyword argument"),
     ],

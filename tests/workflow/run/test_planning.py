@@ -175,7 +175,7 @@ def test_what_runs_measure_of_loops_lists_and_cases() -> None:
 
 
 def test_statistics_of_nothing_are_refused() -> None:
-    from weft.workflow.api import Run
+    from weft.workflow.api import GraphRun
 
     with pytest.raises(InvalidRequest, match="b"):
-        Run(graph_from_dict(graph(llm("a", "{{q}}"))), [{"q": ""}], "http://nowhere", {"statistics": {"b": {}}})
+        GraphRun(graph_from_dict(graph(llm("a", "{{q}}"))), [{"q": ""}], "http://nowhere", {"statistics": {"b": {}}})

@@ -66,9 +66,9 @@ def node_objectives(
     by_output = dict.fromkeys(outputs, wanted) if isinstance(wanted, str) else wanted
     for name, given in by_output.items():
         if name not in outputs:
-            raise ValueError(f"no output is called {name!r}; there are {', '.join(outputs)}")
+            raise ValueError(f"there is no output {name!r}; there are {', '.join(outputs)}")
         if given not in get_args(OutputObjective):
-            raise ValueError(f"{given!r} is no objective; there are {', '.join(get_args(OutputObjective))}")
+            raise ValueError(f"{given!r} is not an objective; there are {', '.join(get_args(OutputObjective))}")
     critical = {number for name in by_output if by_output[name] == "latency" for number in outputs[name]}
     calls = [WantedCall(operator.needs, operator.items > 1) for operator in unrolled.operators]
     stages = _stages(calls, critical)

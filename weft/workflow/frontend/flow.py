@@ -38,7 +38,7 @@ class Flow(Workflow):
         inputs = []
         for parameter in inspect.signature(self._function).parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise FlowError(f"{self.name}: *{parameter.name} is no column: name each parameter")
+                raise FlowError(f"{self.name}: *{parameter.name} cannot be a column: name each parameter")
             if parameter.default is parameter.empty:
                 given[parameter.name] = trace.bind(parameter.name)
                 inputs.append(parameter.name)

@@ -77,7 +77,7 @@ def llm(
     if messages is not None:
         whole = [user(messages)] if isinstance(messages, (str, Variable)) else messages
         if not isinstance(whole, Sequence):
-            raise FlowError(f"messages are a list of ops.user(...) and others, not a {type(messages).__name__}")
+            raise FlowError(f"messages must be a list of ops.user(...) and others, not a {type(messages).__name__}")
         own["messages"] = tuple(_message(each, trace) for each in whole)
     if prompt is not None:
         own["prompt"] = _text(prompt)
@@ -119,7 +119,7 @@ def data(value: Any, *, name: str | None = None) -> Variable:
 
 
 def list(*values: Any, name: str | None = None) -> Variable:
-    """A list of values."""
+    """A list whose items are variables, or JSON with variables in it."""
     return current_trace().add(ListNode, "list", {"of": tuple(_values(value) for value in values)}, name=name)
 
 
@@ -159,7 +159,8 @@ def function(
 def call_function(
     called: Callable[..., Any] | str, args: Sequence[Any], named: Mapping[str, Any], *, pure: bool, retries: int
 ) -> Variable:
-    """As `function`, for functions whose parameters may have the names of its own."""
+    """A call of a Python function, or of one of the server by name. Arguments are collections, so parameters may have
+    any name. Raises `FlowError` for arguments that the function does not take."""
     trace = current_trace()
     if isinstance(called, str):
         if args:
@@ -174,7 +175,7 @@ def call_function(
             raise FlowError(f"{called.__name__}: {error}") from None
         name = called.__name__
         if not is_name(name):
-            raise FlowError(f"a function of a workflow has a name, and {name} is none: define it with def")
+            raise FlowError(f"a function of a workflow needs a name, and {name} is not one: define it with def")
         if name in BUILTIN_FUNCTIONS:
             raise FlowError(f"workflows have a built-in function {name!r}: rename this one")
         if trace.names.functions.setdefault(name, called) is not called:
@@ -184,7 +185,7 @@ def call_function(
 
 
 def program(program: str, args: Any = None, *, name: str | None = None) -> Variable:
-    """A run of an uploaded program, by its name or hash; the value is what it returns."""
+    """A run of an uploaded program, by its name or hash; the value is what it returns. This release does not run it."""
     return current_trace().add(ProgramNode, "program", {"program": program, "args": _values(args)}, name=name)
 
 

@@ -167,7 +167,7 @@ class _Reader:
                 self._add(name, f"is not in the text: write {_mark(name)} where its value belongs")
         for name, count in counts.items():
             if name not in self._names:
-                self._add(_mark(name), f"is no parameter.{nearest(name, self._names)}")
+                self._add(_mark(name), f"is not a parameter.{nearest(name, self._names)}")
             if name in self.outputs and count > 1:
                 self._add(name, f"is an output and stands {count} times in the text: the model writes it once")
         for reference in references:

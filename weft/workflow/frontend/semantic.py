@@ -103,7 +103,7 @@ class SemanticFunction:
                 raise FlowError(f"{self.name}: {part.name} is a text, so there is no {part}")
             return value
         if type_in(value).kind == "list":
-            raise NeedsValueError(f"{self.name}: {part.name} is a list and cannot stand in a text: use ops.join")
+            raise NeedsValueError(f"{self.name}: {part.name} is a list and cannot be part of a text: use ops.join")
         reference = reference_in(value)
         return (reference._replace(path=(*reference.path, *part.path)),)
 

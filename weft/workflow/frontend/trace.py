@@ -145,7 +145,7 @@ def _converted(node: GraphNode) -> GraphNode:
     except msgspec.ValidationError as error:
         raise FlowError(f"{node.op}: {error}".replace("`", "'")) from None
     except TypeError as error:
-        raise FlowError(f"{node.op}: a value is no JSON: {error}") from None
+        raise FlowError(f"{node.op}: a value is not JSON: {error}") from None
 
 
 def current_trace() -> FlowTrace:

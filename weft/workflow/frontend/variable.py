@@ -17,15 +17,15 @@ class Values(Protocol):
     """What knows the values of variables: a session."""
 
     def get(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
-        """As `Variable.get`."""
+        """Wait for a value, as `Variable.get` says. Blocks the calling thread."""
         ...
 
     async def aget(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
-        """As `Variable.aget`."""
+        """Wait for a value, as `Variable.aget` says, on the caller's event loop."""
         ...
 
     def set(self, reference: Reference, value: Any) -> None:
-        """As `Variable.set`."""
+        """Give a variable of `ops.external` its value. Raises `NotSettable`, `NoValue`."""
         ...
 
 
@@ -71,9 +71,7 @@ class Variable:
     def chat(self) -> ChatSoFar:
         """The conversation so far, this answer included: `ops.llm([answer.chat, ops.user("Go on.")])`."""
         if not self._kind.is_answer and self._kind.kind != "any":
-            raise TypeError(
-                f"{self._reference} is not the answer of a model, so there is no conversation to go on with"
-            )
+            raise TypeError(f"{self._reference} is not the answer of a model, so there is no conversation to continue")
         return ChatSoFar(self)
 
     def field(self, name: str | int) -> Variable:
@@ -128,7 +126,7 @@ class Variable:
         return self._values().get(self._reference, checked_criterion(criterion), timeout_s)
 
     async def aget(self, criterion: Criterion | None = None, timeout_s: float | None = None) -> Any:
-        """As `get`, for asynchronous code."""
+        """Wait for the value without blocking the event loop; otherwise like `get`."""
         return await self._values().aget(self._reference, checked_criterion(criterion), timeout_s)
 
     def set(self, value: Any) -> None:
@@ -148,7 +146,7 @@ class Variable:
 
     def __str__(self) -> str:
         if self._kind.kind == "list":
-            raise NeedsValueError(f"{self._reference} is a list and cannot stand in a text: use ops.join")
+            raise NeedsValueError(f"{self._reference} is a list and cannot be part of a text: use ops.join")
         return f"{{{{{self._reference}}}}}"
 
     def __format__(self, spec: str) -> str:

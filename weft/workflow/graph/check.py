@@ -62,20 +62,20 @@ def check(
 def checked_types(
     graph: WorkflowGraph, lines: Mapping[str, str] | None = None, known: Iterable[str] = (), inputs: Types | None = None
 ) -> tuple[list[Mistake], Types]:
-    """As `check`, with the types of all names of the graph."""
+    """The mistakes of a graph (see `check`), and the types of all its names, as far as they are known."""
     place = _Place("", lines or {})
     mistakes = [Mistake("inputs", f"{name!r} is not a name") for name in graph.inputs if not is_name(name)]
     mistakes += _repeated("inputs", graph.inputs)
     count = count_nodes(graph.nodes)
     if count > MAX_NODES:
-        what = f"there are {count:,} nodes, bodies included; at most {MAX_NODES:,} can be"
+        what = f"there are {count:,} nodes, bodies included; the limit is {MAX_NODES:,}"
         return [*mistakes, Mistake("nodes", what)], {}
     if not graph.outputs:
-        mistakes.append(Mistake("outputs", "a workflow has at least one output"))
+        mistakes.append(Mistake("outputs", "a workflow must have an output"))
     scope = {name: (inputs or {}).get(name, ANY) for name in graph.inputs} | dict.fromkeys(known, ANY)
     for name in graph.inputs:
         if any(node.id == name for node in graph.nodes):
-            mistakes.append(Mistake("inputs", f"{name!r} is the id of a node too"))
+            mistakes.append(Mistake("inputs", f"{name!r} is also the id of a node"))
     checker = _Checker(mistakes)
     types = checker.body(Body(nodes=graph.nodes, outputs=graph.outputs), scope, place, 0)
     return checker.mistakes, types
@@ -90,12 +90,14 @@ class _Checker:
     def body(self, body: Body, outer: Types, place: _Place, depth: int) -> dict[str, ValueType]:
         """Check a graph or a body. Returns the types of all names in it."""
         if depth > MAX_DEPTH:
-            self.mistakes.append(Mistake(place.prefix.rstrip("."), f"bodies stand in bodies {MAX_DEPTH} deep at most"))
+            self.mistakes.append(Mistake(place.prefix.rstrip("."), f"bodies may be nested {MAX_DEPTH} deep"))
             return dict(outer)
         places = {node.id: place.of(node.id) for node in body.nodes}
         for node_id, at in places.items():
             if not is_name(node_id):
-                self.mistakes.append(Mistake(at, "an id is a letter or _, then letters, digits and _; 64 at most"))
+                self.mistakes.append(
+                    Mistake(at, "an id must be a letter or _, then letters, digits and _; 64 characters at most")
+                )
         self.mistakes += _repeated(f"{place.prefix}nodes", [node.id for node in body.nodes])
         types: dict[str, ValueType] = {**outer, **{node.id: ANY for node in body.nodes}}
         found: dict[str, list[Mistake]] = {}
@@ -132,17 +134,17 @@ class _Checker:
             names = {where: sorted(body.outputs) for where, body in node.bodies.items()}
             if len({tuple(each) for each in names.values()}) > 1:
                 given = "; ".join(f"{where}: {', '.join(each) or 'none'}" for where, each in names.items())
-                self.mistakes.append(Mistake(at, f"all cases have the same outputs, here they have {given}"))
+                self.mistakes.append(Mistake(at, f"all cases must have the same outputs; they have {given}"))
         return of_node(node, type_of, outputs)
 
     def _inner(self, node: GraphNode, body: Body, types: Types, place: _Place, depth: int) -> dict[str, ValueType]:
         """Check a body of a node. Returns the types of its outputs."""
         if not body.outputs and not isinstance(node, LoopNode):
-            self.mistakes.append(Mistake(f"{place.prefix}outputs", "a body has at least one output"))
+            self.mistakes.append(Mistake(f"{place.prefix}outputs", "a body must have an output"))
         bound = self._bound(node, types)
         if isinstance(node, LoopNode):
             if set(body.outputs) != set(node.init):
-                what = f"a loop's body has the outputs that init has: {', '.join(node.init) or 'none'}"
+                what = f"a loop's body must have the outputs that init has: {', '.join(node.init) or 'none'}"
                 self.mistakes.append(Mistake(f"{place.prefix}outputs", what))
             # Later rounds begin with what the body returns, so a name has the common type of both.
             ours, self.mistakes = self.mistakes, []
@@ -154,9 +156,7 @@ class _Checker:
             at = f"{place.prefix.removesuffix('body.')}until"
             kind = self._type(node.until, inside, at)
             if kind.kind not in ("boolean", "any"):
-                self.mistakes.append(
-                    Mistake(at, f"a loop ends at true or false, and this is a {kind.kind}: use `matches`")
-                )
+                self.mistakes.append(Mistake(at, f"must be true or false, not a {kind.kind}: use `matches`"))
         return self._outputs(body, inside)
 
     def _bound(self, node: GraphNode, types: Types) -> dict[str, ValueType]:
@@ -189,10 +189,10 @@ class _Checker:
 
     def _check_use(self, node: GraphNode, use: Use, found: ValueType, at: str) -> None:
         if use.place.endswith(".chat") and not found.is_answer:
-            what = f"{use.reference} is not the answer of a model, so there is no conversation to go on with"
+            what = f"{use.reference} is not the answer of a model, so there is no conversation to continue"
             self.mistakes.append(Mistake(f"{at}.{use.place}", what))
         elif found.kind == "list" and not use.is_alone:
-            what = f"{use.reference} is a list and cannot stand in a text: join it with the function `join`"
+            what = f"{use.reference} is a list and cannot be part of a text: join it with the function `join`"
             self.mistakes.append(Mistake(f"{at}.{use.place}", what))
 
     def _ordered(self, nodes: Iterable[AnyNode], places: Mapping[str, str]) -> Iterator[AnyNode]:
@@ -220,10 +220,10 @@ class _Checker:
 def _resolved(reference: Reference, types: Types) -> ValueType | str:
     """The type of what a reference means, or what is wrong with it."""
     if reference.name not in types:
-        return f"nothing is called {reference.name!r}.{nearest(reference.name, types)}"
+        return f"there is no value {reference.name!r}.{nearest(reference.name, types)}"
     found = follow(types[reference.name], reference.path)
     return f"{reference}: {found}" if isinstance(found, str) else found
 
 
 def _repeated(place: str, names: Iterable[str]) -> list[Mistake]:
-    return [Mistake(place, f"{name!r} stands {count} times") for name, count in Counter(names).items() if count > 1]
+    return [Mistake(place, f"{name!r} is given {count} times") for name, count in Counter(names).items() if count > 1]

@@ -104,10 +104,10 @@ class _Reader:
     def graph(self, raw: Any) -> WorkflowGraph | None:
         """The graph, without the nodes that could not be converted; None where there is nothing to check."""
         if not isinstance(raw, dict):
-            self._add("", "a workflow is a JSON object with version, inputs, nodes and outputs")
+            self._add("", "a workflow must be a JSON object with version, inputs, nodes and outputs")
             return None
         if raw.get("version") != VERSION:
-            self._add("version", f"is {VERSION}; this is {str(raw.get('version'))[:50]}")
+            self._add("version", f"must be {VERSION}, not {str(raw.get('version'))[:50]}")
             return None
         self._unknown(raw, ("version", "inputs", "nodes", "outputs"), "")
         inputs = self._convert(raw.get("inputs", []), tuple[str, ...], "inputs")
@@ -118,10 +118,10 @@ class _Reader:
 
     def _body(self, raw: Any, prefix: str, depth: int) -> Body | None:
         if not isinstance(raw, dict) or not isinstance(raw.get("nodes"), list):
-            self._add(prefix.rstrip("."), "is an object with a list of nodes, and outputs")
+            self._add(prefix.rstrip("."), "must be an object with nodes, a list, and outputs")
             return None
         if depth > MAX_DEPTH:
-            self._add(prefix.rstrip("."), f"bodies stand in bodies {MAX_DEPTH} deep at most")
+            self._add(prefix.rstrip("."), f"bodies may be nested {MAX_DEPTH} deep")
             return None
         self._unknown(raw, ("nodes", "outputs"), prefix)
         self._count += len(raw["nodes"])
@@ -135,7 +135,7 @@ class _Reader:
     def _node(self, raw: Any, number: int, prefix: str, depth: int) -> AnyNode | None:
         place = f"{prefix}nodes[{number}]"
         if not isinstance(raw, dict):
-            self._add(place, "a node is an object with an id and an op")
+            self._add(place, "a node must be an object with an id and an op")
             return None
         node_id, op = raw.get("id"), raw.get("op")
         if isinstance(node_id, str):
@@ -181,7 +181,7 @@ class _Reader:
         if name != "cases":
             return self._convert(value, hint, at)
         if not isinstance(value, dict):
-            self._add(at, "is an object: a value -> a graph")
+            self._add(at, "must be an object with a graph for each value")
             return {}
         return {case: self._body(body, f"{at}[{case[:64]}].", depth + 1) for case, body in value.items()}
 

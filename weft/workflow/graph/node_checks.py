@@ -53,26 +53,26 @@ def own_mistakes(node: GraphNode, type_of: TypeOf) -> Found:
 @own_mistakes.register
 def _llm(node: LlmNode, type_of: TypeOf) -> Found:
     if (node.messages is None) == (node.prompt is None):
-        yield "", "a call has either messages or a prompt"
+        yield "", "give either messages or prompt"
     for number, message in enumerate(node.messages or ()):
         place = f"messages[{number}]"
         if message.chat is not None:
             if number:
-                yield place, "a conversation to go on with is the first of the messages"
+                yield place, "`chat` is only allowed in the first message"
             if any(value is not None for value in (message.role, message.content, message.name, message.tool_call_id)):
-                yield place, "beside `chat` there is no other field"
+                yield place, "a message with `chat` has no other fields"
         elif message.role is None or message.content is None:
-            yield place, "a message has a role and a content"
+            yield place, "a message must have a role and a content"
     if node.messages is not None and not any(message.chat is None for message in node.messages):
         yield "messages", "there is no message for the model to answer"
     if node.schema is not None:
         for name in ("response_format", "structured_outputs"):
             if name in node.request:
-                yield name, "beside schema there can be no other form of the answer"
+                yield name, "cannot be combined with schema"
     kind, base = (CompletionRequest, {"prompt": ""}) if node.messages is None else (ChatRequest, _ONE_MESSAGE)
     for name, value in node.request.items():
         if name in NOT_IN_WORKFLOWS and value is not None:
-            yield name, f"not in a workflow; {NOT_IN_WORKFLOWS[name]}"
+            yield name, f"is not supported in workflows; {NOT_IN_WORKFLOWS[name]}"
             continue
         try:
             request_from(kind, {**base, name: value})
@@ -86,7 +86,7 @@ _ONE_MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
 @own_mistakes.register
 def _function(node: FunctionNode, type_of: TypeOf) -> Found:
     if (node.name is None) == (node.source is None):
-        yield "", "a function has either a name or source"
+        yield "", "give either name or source"
     for name in node.args:
         if not is_name(name):
             yield f"args.{name[:100]}", "is not a name"
@@ -103,14 +103,14 @@ def _function(node: FunctionNode, type_of: TypeOf) -> Found:
             continue
         kind, wanted = alone_type(value, type_of).kind, builtin.takes.get(name, "any")
         if wanted != "any" and kind not in (wanted, "any"):
-            yield f"args.{name}", f"{node.name} takes a {wanted} here, and this is a {kind}"
+            yield f"args.{name}", f"{node.name} takes a {wanted} here, not a {kind}"
 
 
 @own_mistakes.register
 def _pick(node: PickNode, type_of: TypeOf) -> Found:
     given = [name for name in node.WAYS if getattr(node, name) is not None]
     if len(given) != 1:
-        yield "", f"give one of {', '.join(node.WAYS)}; here is {' and '.join(given) or 'none'}"
+        yield "", f"give one of {', '.join(node.WAYS)}; given: {' and '.join(given) or 'none'}"
         return
     way = given[0]
     kind = type_of(reference_of(node.of)) if parse_reference(node.of) is not None else ANY
@@ -118,11 +118,11 @@ def _pick(node: PickNode, type_of: TypeOf) -> Found:
     if kind.kind not in (*wanted, "any"):
         yield way, f"takes a {' or a '.join(wanted)}, and {node.of} is a {kind.kind}"
     if way == "field" and kind.kind == "list" and not (node.field or "").removeprefix("-").isdecimal():
-        yield way, f"{node.of} is a list, whose items have numbers; {node.field!r} is none"
+        yield way, f"{node.of} is a list, whose items are numbered; {node.field!r} is not a number"
     if way == "field" and kind.kind == "object" and kind.fields is not None and node.field not in kind.fields:
         yield way, f"{node.of} has no field {node.field!r}.{nearest(node.field or '', kind.fields)}"
     if way == "strip" and node.strip is False:
-        yield way, "is true where it is given"
+        yield way, "must be true"
     if way in ("regex", "matches"):
         try:
             compile_regex(getattr(node, way))
@@ -138,18 +138,18 @@ def _map(node: MapNode, type_of: TypeOf) -> Found:
         return
     kind = type_of(reference_of(node.over))
     if not kind.is_list:
-        yield "over", f"a map goes over a list, and {node.over} is a {kind.kind}: use split, or a list"
+        yield "over", f"must be a list, and {node.over} is a {kind.kind}: use split, or a list"
 
 
 @own_mistakes.register
 def _switch(node: SwitchNode, type_of: TypeOf) -> Found:
     if not node.bodies:
-        yield "cases", "there is no case"
+        yield "cases", "a switch must have a case"
     if parse_reference(node.on) is None:
         return
     kind = type_of(reference_of(node.on)).kind
     if kind in ("list", "object"):
-        yield "on", f"a switch goes by a text, a number or true and false, and {node.on} is a {kind}"
+        yield "on", f"must be a text, a number or a boolean, and {node.on} is a {kind}"
     if kind == "boolean":
         for case in node.cases:
             if case not in ("true", "false"):
@@ -159,7 +159,7 @@ def _switch(node: SwitchNode, type_of: TypeOf) -> Found:
 @own_mistakes.register
 def _loop(node: LoopNode, type_of: TypeOf) -> Found:
     if not node.init:
-        yield "init", "a loop has at least one value that goes from round to round"
+        yield "init", "a loop must have at least one value"
     for name in node.init:
         if not is_name(name):
             yield f"init.{name[:100]}", "is not a name"

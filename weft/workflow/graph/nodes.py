@@ -97,7 +97,7 @@ class LlmNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="llm
     """Fields of the chat completion, as `weft.endpoints.schemas.chat` has them."""
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit `prompt`, a text, or of each message `chat`, a name, and `content`, a text."""
         prompt = None if self.prompt is None else visit("prompt", "text", self.prompt)
         if self.messages is None:
             return replace(self, prompt=prompt)
@@ -117,12 +117,12 @@ class LlmNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="llm
 
 
 class TextNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="text"):
-    """Text made of values."""
+    """Text made of values: its template with each reference replaced by the value as text."""
 
     template: Templated
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit `template`, a text."""
         return replace(self, template=visit("template", "text", self.template))
 
 
@@ -132,42 +132,45 @@ class DataNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="da
     value: Annotated[Any, Meta(description="JSON.")]
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit nothing: braces in a constant are no references."""
         return self
 
 
 class ListNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="list"):
-    """A list of values."""
+    """A list whose items are values, or JSON with values in it."""
 
     of: tuple[Values, ...]
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit the items, `of[N]`, each as values."""
         return replace(self, of=tuple(visit(f"of[{at}]", "values", value) for at, value in enumerate(self.of)))
 
 
 class FunctionNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="function"):
-    """A call of a registered function, of a built-in one, or of Python source that runs in the sandbox."""
+    """A call of a registered function or of a built-in one. Graphs may have Python `source` instead, not run yet."""
 
     name: Annotated[str, Meta(description="A registered function, `join` or `split`.")] | None = None
-    source: Annotated[str, Meta(description="Python with `async def main(args)`; runs in the sandbox.")] | None = None
+    source: Annotated[str, Meta(description="Python with `async def main(args)`; not run in this release.")] | None = (
+        None
+    )
     args: dict[str, Values] = {}
     pure: Annotated[bool, Meta(description="Equal arguments give equal results, and nothing else happens.")] = False
     retries: Annotated[int, Meta(ge=0, le=100)] = 0
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit the arguments, `args.NAME`, each as values."""
         return replace(self, args={name: visit(f"args.{name}", "values", value) for name, value in self.args.items()})
 
 
 class ProgramNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="program"):
-    """A run of an uploaded program; its value is what the program returns."""
+    """A run of an uploaded program, whose value is what the program returns. Graphs may have it; its row fails with
+    `Unsupported`, and a server refuses the graph's runs."""
 
     program: Annotated[str, Meta(description="Name or hash of the program.")]
     args: Values = None
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit `args` as values."""
         return replace(self, args=visit("args", "values", self.args))
 
 
@@ -178,7 +181,7 @@ class ExternalNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag
     timeout_s: Annotated[Seconds, Meta(description="Seconds until the row fails; absent: it waits.")] | None = None
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit nothing: the value does not depend on the graph."""
         return self
 
 
@@ -202,7 +205,7 @@ class PickNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="pi
     WAYS: ClassVar[tuple[str, ...]] = ("field", "regex", "strip", "split", "slice", "matches")
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit `of`, a name."""
         return replace(self, of=visit("of", "name", self.of))
 
     @property
@@ -227,21 +230,21 @@ class MapNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="map
     max_items: Annotated[int, Meta(ge=1, le=MAX_ITEMS, description="A longer list is an error of its row.")] = MAX_ITEMS
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit `over`, a name outside the body."""
         return replace(self, over=visit("over", "name", self.over))
 
     @property
     def bodies(self) -> Mapping[str, Body]:
-        """As `GraphNode.bodies`."""
+        """The body of an item, at the place `body`."""
         return {"body": self.body}
 
     def with_bodies(self, bodies: Mapping[str, Body]) -> GraphNode:
-        """As `GraphNode.with_bodies`."""
+        """A copy whose items have the graph at `body`."""
         return replace(self, **bodies)
 
     @property
     def bound(self) -> tuple[str, ...]:
-        """As `GraphNode.bound`."""
+        """The name of the item."""
         return (self.item,)
 
 
@@ -255,17 +258,17 @@ class SwitchNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="
     )
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`."""
+        """Visit `on`, a name outside the bodies."""
         return replace(self, on=visit("on", "name", self.on))
 
     @property
     def bodies(self) -> Mapping[str, Body]:
-        """As `GraphNode.bodies`."""
+        """The bodies at `cases[VALUE]`, then `default` where there is one."""
         cases = {f"cases[{name}]": body for name, body in self.cases.items()}
         return cases if self.default is None else {**cases, "default": self.default}
 
     def with_bodies(self, bodies: Mapping[str, Body]) -> GraphNode:
-        """As `GraphNode.with_bodies`."""
+        """A copy with other graphs for the same cases, and for `default`."""
         cases = {name: bodies[f"cases[{name}]"] for name in self.cases}
         return replace(self, cases=cases, default=bodies.get("default"))
 
@@ -286,21 +289,21 @@ class LoopNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="lo
     ] = "fail"
 
     def visit(self, visit: Visit) -> GraphNode:
-        """As `GraphNode.visit`. `until` is a name of the body and stays."""
+        """Visit the first values, `init.NAME`, names outside the body. `until` is a name of the body and stays."""
         return replace(self, init={name: visit(f"init.{name}", "name", value) for name, value in self.init.items()})
 
     @property
     def bodies(self) -> Mapping[str, Body]:
-        """As `GraphNode.bodies`."""
+        """The body of a round, at the place `body`."""
         return {"body": self.body}
 
     def with_bodies(self, bodies: Mapping[str, Body]) -> GraphNode:
-        """As `GraphNode.with_bodies`."""
+        """A copy whose rounds have the graph at `body`."""
         return replace(self, **bodies)
 
     @property
     def bound(self) -> tuple[str, ...]:
-        """As `GraphNode.bound`."""
+        """The names of `init`, whose values change with each round."""
         return tuple(self.init)
 
 

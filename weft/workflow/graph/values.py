@@ -226,7 +226,7 @@ def case_of(node: SwitchNode, value: Any) -> str:
     has no case where there is no default."""
     value = _content(value)
     if isinstance(value, (Mapping, list, tuple)):
-        raise _refused(node, "a text, a number or true and false", value)
+        raise _refused(node, "a text, a number or a boolean", value)
     case = text_of(value)
     if case in node.cases:
         return f"cases[{case}]"
@@ -240,7 +240,7 @@ def is_last_round(node: LoopNode, number: int, until: Any) -> bool:
     the loop has none. Raises `RowError` at the limit of a loop that fails there, and for what is not true or false."""
     until = _content(until)
     if node.until is not None and not isinstance(until, bool):
-        raise RowError(f"{node.until} is {_shown(until)}: a loop ends at true or false", node.id)
+        raise RowError(f"{node.until} is {_shown(until)}; it must be true or false", node.id)
     if number < node.max_rounds:
         return node.until is not None and until is True
     if node.until is not None and until is False and node.at_limit == "fail":

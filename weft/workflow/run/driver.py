@@ -268,7 +268,7 @@ class Driver:
                 return await services.backend.split(text, lambda count: split_ranges(args, count, node))
             case CallFunction(node=node, args=args):
                 if node.source is not None:
-                    raise Unsupported("source of a function runs in the sandbox of a server, which is not here")
+                    raise Unsupported("functions with source are not supported in workflows")
                 async with self._functions:
                     if services.elsewhere is not None and node.name not in services.functions:
                         return await services.elsewhere(instruction)
@@ -276,7 +276,7 @@ class Driver:
                     return await called_function(services.functions, node.name or "", args, seconds)
             case RunProgram(node=node, args=args):
                 if services.program is None:
-                    raise Unsupported(f"programs run on a server of Weft: there {node.program!r} could run")
+                    raise Unsupported(f"programs are not supported in workflows: start {node.program!r} by itself")
                 return await services.program(node.program, args)
             case AwaitExternal(node=node):
                 if services.external is None:
@@ -356,7 +356,7 @@ def checked_value(value: Any) -> Any:
     try:
         encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RowError(f"a {type(value).__name__} is no JSON value: {error}") from None
+        raise RowError(f"a {type(value).__name__} is not a JSON value: {error}") from None
     if len(encoded) > MAX_VALUE_BYTES:
         raise RowError(f"a value may have {MAX_VALUE_BYTES >> 20} MiB as JSON; this one has {len(encoded) >> 20}")
     return msgspec.json.decode(encoded)

@@ -54,7 +54,7 @@ def submit_template(
     `InvalidGraph`."""
     names = [each.name for each in placeholders]
     if len(set(names)) != len(names):
-        raise InvalidRequest("Each name is one placeholder.", "placeholders")
+        raise InvalidRequest("Placeholders must have different names.", "placeholders")
     try:
         function = SemanticFunction(_declaration(prompt, placeholders), raw, fields, "The call")
         with tracing(trace):
@@ -76,12 +76,16 @@ def _declaration(prompt: str, placeholders: Sequence[CallPlaceholder]) -> Callab
     for each in placeholders:
         if each.in_out == "out":
             if each.variable_id is not None or each.value is not msgspec.UNSET:
-                raise InvalidRequest(f"{each.name} is an output: the answer has its variable.", "placeholders")
+                raise InvalidRequest(
+                    f"{each.name} is an output, which takes neither variable_id nor value.", "placeholders"
+                )
             schema = {} if each.schema is None else {"schema": each.schema}
             role: Input | Output = Output(**{**each.sampling, **schema})
         else:
             if each.sampling or each.schema is not None:
-                raise InvalidRequest(f"{each.name} is an input, which is not sampled.", "placeholders")
+                raise InvalidRequest(
+                    f"{each.name} is an input, which takes neither sampling nor schema.", "placeholders"
+                )
             role = Input()
         try:
             parameters.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, annotation=role))
@@ -107,7 +111,7 @@ def _transformed(value: Variable, transforms: Sequence[Json], name: str) -> Vari
     for way in transforms:
         if len(way) != 1 or not set(way) <= set(PickNode.WAYS):
             raise InvalidRequest(
-                f"A transform of {name} has one of {', '.join(PickNode.WAYS)}, not {', '.join(way) or 'nothing'}.",
+                f"A transform of {name} has one of {', '.join(PickNode.WAYS)}; given: {', '.join(way) or 'none'}.",
                 "placeholders",
             )
         value = picked(value, **way)

@@ -55,9 +55,9 @@ def _reason(node: AnyNode, functions: tuple[str, ...]) -> str:
         case FunctionNode(name=str(name)) if name not in BUILTIN_FUNCTIONS and name not in functions:
             return f"{name!r} {_PYTHON.format(' and '.join(BUILTIN_FUNCTIONS))}"
         case FunctionNode(source=str()):
-            return "functions with source do not run in workflows of a server yet"
+            return "functions with source are not supported in workflows"
         case ProgramNode():
-            return "programs do not run in workflows of a server yet"
+            return "programs are not supported in workflows: start one with /v1/runs"
         case ExternalNode(schema=schema) if schema is not None and (found := unchecked_keywords(schema)):
             return f"values from outside are not checked against {', '.join(found)[:300]}"
     return ""

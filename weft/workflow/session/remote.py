@@ -139,7 +139,7 @@ class RemoteSession:
 
     def missing(self, name: str) -> NoValue:
         """The error of a variable without a value."""
-        return NoValue(f"{name} has no value: {self._over or 'it is still to come'}", name)
+        return NoValue(f"{name} has no value: {self._over or 'it is not computed yet'}", name)
 
     def has_failed(self, name: str) -> bool:
         """Whether a node is known to have failed."""
@@ -305,9 +305,9 @@ def check_remote(node: AnyNode) -> None:
     """Raise `Unsupported` for what a session on a server cannot run."""
     for inner in all_nodes((node,)):
         if isinstance(inner, FunctionNode) and inner.name not in BUILTIN_FUNCTIONS and inner is not node:
-            raise Unsupported(f"{inner.id}: a Python function of a session on a server stands in no body", inner.id)
+            raise Unsupported(f"{inner.id}: a session on a server cannot call a Python function in a body", inner.id)
         if isinstance(node, FunctionNode) and node.source is not None:
-            raise Unsupported(f"{node.id}: source of a function runs in no session", node.id)
+            raise Unsupported(f"{node.id}: functions with source are not supported in sessions", node.id)
 
 
 async def has_sessions(http: httpx.AsyncClient) -> bool:

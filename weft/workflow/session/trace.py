@@ -57,8 +57,8 @@ class SessionTrace(FlowTrace):
         name: str | None = None,
         bodies: Mapping[str, Mapping[str, ValueType]] | None = None,
     ) -> Variable:
-        """As `FlowTrace.add`; the node begins to run. Raises `InvalidGraph` for a mistake, and `FlowError` where the
-        session has too many nodes or a body has a value from outside."""
+        """Check a node, merge it with an equal one or submit it. Raises `InvalidGraph` for a mistake, and `FlowError`
+        where the session has too many nodes or a body has a value from outside."""
         super().add(kind, op, fields, name=name, bodies=bodies)
         node = self._checked(self.nodes.pop())
         kept = self._kept(node)
@@ -93,7 +93,7 @@ class SessionTrace(FlowTrace):
         outer = {node.id for node in nodes}
         for inner in all_nodes(nodes):
             if isinstance(inner, ExternalNode) and inner.id not in outer:
-                raise FlowError(f"{inner.id}: a value from outside is set by its variable, so it stands in no body")
+                raise FlowError(f"{inner.id}: a value from outside is set by its variable, so it cannot be in a body")
         for node in nodes:
             if isinstance(node, ExternalNode) and (unchecked := unchecked_keywords(node.schema or {})):
                 what = f"values from outside are not checked against {', '.join(unchecked)[:300]}"
@@ -101,7 +101,7 @@ class SessionTrace(FlowTrace):
             self.check_more(node)
         count = self._num_nodes + count_nodes(nodes)
         if count > MAX_NODES:
-            raise FlowError(f"a session has at most {MAX_NODES:,} nodes: open another one")
+            raise FlowError(f"a session may have {MAX_NODES:,} nodes: open another one")
         self._num_nodes = count
 
     def _kept(self, node: AnyNode) -> str:
