@@ -257,7 +257,7 @@ mappings; a process has 128 TiB and, by default, 65,530 mappings."""
 
 
 class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of users' programs."""
+    """Settings of the program host and of the programs that users upload or run."""
 
     start: Literal["lazy", "eager", "off"] = "lazy"
     """When the program host starts: with the first run, with the server, or never."""
@@ -381,7 +381,7 @@ class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Maximum number of runs in progress; more wait."""
     max_runs_per_tenant: int = 16
     max_waiting: int = 1000
-    """Maximum number of waiting runs; more are refused with 429."""
+    """Maximum number of waiting runs of a tenant; more are refused with 429."""
     max_run_bytes: int = 1 << 30
     """Maximum total size of rows and results of a tenant's runs; no further run starts beyond it."""
     max_cache_bytes: int = 1 << 30

@@ -85,7 +85,7 @@ def test_leaving_a_stream_ends_its_run(client: Client) -> None:
     first = next(stream)
     stream.close()
     assert first.run is not None
-    with pytest.raises(RunFailedError, match="its client went away"):
+    with pytest.raises(RunFailedError, match="its client disconnected"):
         client.runs.wait(first.run.id)
 
 

@@ -135,7 +135,7 @@ def test_values_from_outside(alice: httpx.Client) -> None:
         (template(nodes=[]), "one of prompt and nodes"),
         ({"nodes": [], "raw": True}, "no effect on nodes"),
         (template("Say {{said}}"), "what: is not in the text"),
-        (template("{{what}} {{other}} {{said}}"), "{{other}}: is no parameter"),
+        (template("{{what}} {{other}} {{said}}"), "{{other}}: is not a parameter"),
         (template("{{what}} {{said}}", sampling={"temperature": "hot"}), "temperature"),
         (template(session_id="a b"), "session_id"),
         (template(model="none"), "'none' is not served"),
@@ -144,10 +144,10 @@ def test_values_from_outside(alice: httpx.Client) -> None:
         ({"prompt": "x {{a}}", "placeholders": [{"name": "a", "in_out": "out", "value": 1}]}, "a is an output"),
         ({"prompt": "x {{a}}", "placeholders": [{"name": "a", "in_out": "in", "schema": {}}]}, "a is an input"),
         ({"prompt": "x {{a}}", "placeholders": [{"name": "a", "in_out": "up"}]}, "in_out"),
-        ({"nodes": [llm("a", "{{missing}}")]}, "nothing is called 'missing'"),
-        ({"nodes": [text("a"), text("a")]}, "'a' stands 2 times"),
+        ({"nodes": [llm("a", "{{missing}}")]}, "there is no value 'missing'"),
+        ({"nodes": [text("a"), text("a")]}, "'a' is given 2 times"),
         ({"nodes": [text("a", "{{b}}"), text("b", "{{a}}")]}, "cycle"),
-        ({"nodes": [function("f", "count")]}, "f: a session on a server runs no functions but"),
+        ({"nodes": [function("f", "count")]}, "f: a session on a server has no functions but"),
         ({"nodes": [{"id": "p", "op": "program", "program": "x"}]}, "p: a session runs no programs"),
         ({"nodes": [text("l"), mapped("m", "l", body({"id": "e", "op": "external"}, o="e"))]}, "m"),
         ({"nodes": [text(f"t{number}") for number in range(501)]}, "500 nodes"),
@@ -342,3 +342,14 @@ def test_a_value_that_comes_while_the_server_stops_is_answered() -> None:
         server.on_loop(lambda: server.engine.step(9))
         thread.join()
     assert found[0].json()["status"] == "ready"
+
+
+def test_a_schema_of_many_alternatives_holds_up_nothing(
+    shared: RunningServer, alice: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.workflow.graph.schema_check.MAX_STEPS", 10_000)
+    schema = {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}
+    made = submit(alice, {"nodes": [{"id": "e", "op": "external", "schema": schema}]})
+    refused = alice.put(f"/v1/variables/{ids(made)['e']}", json={"value": 1})
+    assert error(refused) == (409, "not_settable")
+    assert "more than 10,000 comparisons" in refused.json()["error"]["message"]

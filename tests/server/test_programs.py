@@ -244,7 +244,7 @@ def test_a_client_that_vanishes_ends_its_run(server: RunningServer, stream: bool
             with pytest.raises(httpx.ReadTimeout):
                 client.send(request)
     server.wait_until(lambda: bool(history.runs("")) and history.runs("")[0].ended)
-    assert history.runs("")[0].record().error.message == "its client went away"
+    assert history.runs("")[0].record().error.message == "its client disconnected"
 
 
 def test_who_follows_does_not_end_it(server: RunningServer) -> None:

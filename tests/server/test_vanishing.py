@@ -92,7 +92,7 @@ def test_a_stream_that_launched_its_run_takes_it_along(server: RunningServer, va
     server.wait_until(lambda: run.ended)
     error = run.record().error
     assert error is not None
-    assert (run.status, error.kind, error.message) == ("cancelled", "run_cancelled", "its client went away")
+    assert (run.status, error.kind, error.message) == ("cancelled", "run_cancelled", "its client disconnected")
 
 
 @vanishing

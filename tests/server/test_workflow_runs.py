@@ -355,10 +355,11 @@ def test_a_client_with_a_key_may_come_back(stepped: RunningServer) -> None:
 
 
 def test_runs_wait_for_their_turn_by_tenant() -> None:
-    config = WorkflowsConfig(max_runs=3, max_runs_per_tenant=2, max_waiting=2)
+    config = WorkflowsConfig(max_runs=3, max_runs_per_tenant=2, max_waiting=1)
     make = partial(WorkflowService, config=config)
     with running(auto=False, workflows=make, api_keys=["alice=a", "bob=b"]) as server, server.http() as client:
         alice = [start(client, ASK, background=True, headers=ALICE)["id"] for _ in range(3)]
+        # The run of Alice that waits takes no place from Bob.
         bob = [start(client, ASK, background=True, headers=BOB)["id"] for _ in range(2)]
 
         def statuses(runs: list[str], headers: dict[str, str]) -> list[str]:

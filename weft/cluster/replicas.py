@@ -31,7 +31,7 @@ class Placed:
 
     @property
     def engine(self) -> int:
-        """Index of the engine."""
+        """Index of the chosen engine in `ReplicaSet.engines`."""
         return self._routed.engine
 
     def generated(self, choice: int, tokens: Iterable[int]) -> None:
@@ -79,7 +79,13 @@ class ReplicaSet:
         """Up to `limit` sequences of a tenant from each engine that answers, which wait longest there. Raises
         `EngineDead` where none answers."""
         answering = [engine for engine in self.engines if engine.ready] or self.engines[:1]
-        found = await asyncio.gather(*(engine.sessions(tenant, limit) for engine in answering))
+        asked = (engine.sessions(tenant, limit) for engine in answering)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [answer for answer in answers if isinstance(answer, Sessions)]
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        unexpected = [error for error in errors if not isinstance(error, EngineDead)]
+        if unexpected or not found:
+            raise (unexpected or errors)[0]
         listed = [session for part in found for session in part.sessions]
         return Sessions(query=0, sessions=listed, total=sum(part.total for part in found))
 

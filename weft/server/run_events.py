@@ -15,7 +15,7 @@ from weft.server.sse import DONE, EventStream
 from weft.server.state import Service
 
 _encoder = msgspec.json.Encoder()
-GONE = "its client went away"
+GONE = "its client disconnected"
 
 
 def card_of(record: RunRecord, result: bytes | None = None, *, forgotten: bool = False) -> RunCard:

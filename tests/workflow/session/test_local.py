@@ -17,9 +17,13 @@ from weft.workflow.api import WorkflowHost
 from weft.workflow.frontend.trace import FlowError
 from weft.workflow.frontend.variable import NeedsValueError
 from weft.workflow.graph import InvalidGraph
+from weft.workflow.graph.nodes import LlmNode, PromptMessage
+from weft.workflow.graph.templates import Reference
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
+from weft.workflow.run.driver import RunServices
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.value_errors import NodeFailed
+from weft.workflow.session.run import SessionRun
 
 
 class HeldBackend:
@@ -222,7 +226,7 @@ def test_only_values_from_outside_are_set_and_once(host: Host) -> None:
             answer.set("x")
         with pytest.raises(NotSettable, match=r"decision\.ok"):
             decision.ok.set(True)
-        with pytest.raises(NotSettable, match="decision: a object is no JSON value"):
+        with pytest.raises(NotSettable, match="decision: a object is not a JSON value"):
             decision.set(object())
         with pytest.raises(NotSettable, match=r"decision does not follow its schema: ok"):
             decision.set({"ok": "yes"})
@@ -459,3 +463,40 @@ def test_a_cancelled_wait_leaves_nothing_behind(host: Host) -> None:
             assert session._run._waiting == {}
 
     asyncio.run(main())
+
+
+def test_an_interrupted_end_leaves_nobody_waiting() -> None:
+    class SlowToStop(HeldBackend):
+        async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
+            asked.set()
+            try:
+                return await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                stopping.set()
+                await may_stop.wait()
+                raise
+
+    async def main() -> None:
+        run = SessionRun("s", RunServices(SlowToStop()))
+        run.submit([LlmNode(id="a", messages=(PromptMessage(role="user", content="hi"),))])
+        waiting = asyncio.ensure_future(run.get(Reference("a")))
+        await asyncio.wait_for(asked.wait(), 60)
+        closing = asyncio.ensure_future(run.close("it was ended"))
+        await asyncio.wait_for(stopping.wait(), 60)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(NoValue, match="it was ended"):
+            await asyncio.wait_for(waiting, 60)
+        may_stop.set()
+        await run.close()
+
+    asked, stopping, may_stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    asyncio.run(main())
+
+
+def test_a_closed_session_has_nothing_to_wait_for(host: Host) -> None:
+    with weft.session(host) as session:
+        ops.llm("now").get()
+    session.wait()
+    asyncio.run(session.wait_async())

@@ -54,7 +54,7 @@ async def submit(service: Service, request: Request) -> ASGIApp:
     session = service.sessions.open(record.tenant, body.session_id, record.body_bytes)
     if body.nodes is not None:
         given = body.placeholders or body.raw or body.model is not None or body.sampling
-        require(not given, "Fields of a prompt have no effect on nodes.", "nodes")
+        require(not given, "nodes cannot be combined with the fields of a prompt.", "nodes")
         made = session.nodes(body.nodes)
     else:
         fields = {**body.sampling, **({} if body.model is None else {"model": body.model})}
@@ -88,21 +88,21 @@ async def set_variable(service: Service, request: Request) -> ASGIApp:
     id = request.path_params["variable"]
     if is_run_variable(id):
         return await _set_run_variable(service, request, id, body)
-    require(body.kind is None, "kind has an effect on variables of runs alone.", "kind")
+    require(body.kind is None, "kind is only allowed for variables of runs.", "kind")
     found = service.variables.find(record_of(request).tenant, id)
     if body.error is not None:
         require(body.value is msgspec.UNSET, "Give one of value and error.", "value")
         found.owner.fail(found.reference, body.error)
         return answer(VariableCard(id=id, status="failed"))
     require(body.value is not msgspec.UNSET, "value is required, or error.", "value")
-    found.owner.set(found.reference, body.value)
+    await found.owner.put(found.reference, body.value)
     return answer(VariableCard(id=id, status="ready"))
 
 
 async def _set_run_variable(service: Service, request: Request, id: str, body: VariableUpdate) -> ASGIApp:
     """Give a run of a workflow a value that it waits for. Answers when the value is on the disk."""
     require((body.error is None) != (body.value is msgspec.UNSET), "Give one of value and error.", "value")
-    require(body.kind is None or body.error is not None, "kind is of an error.", "kind")
+    require(body.kind is None or body.error is not None, "kind is only allowed with error.", "kind")
     value = None if body.value is msgspec.UNSET else body.value
     given = VariableAnswer(value=value, error=body.error, kind=body.kind or "external")
     async with Guard(request, service):
@@ -131,7 +131,7 @@ def _criterion(request: Request) -> Criterion | None:
     if name == "deadline":
         require(seconds is not None, "criterion deadline needs deadline_s.", "deadline_s")
         return deadline(seconds or math.inf)
-    require(seconds is None, "deadline_s has an effect with criterion deadline alone.", "deadline_s")
+    require(seconds is None, "deadline_s is only allowed with criterion deadline.", "deadline_s")
     if name is None:
         return None
     require(name in _CRITERIA, f"criterion must be one of {', '.join(_CRITERIA)}, deadline.", "criterion")

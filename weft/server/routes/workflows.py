@@ -160,7 +160,11 @@ def _fields_of_query(request: Request) -> dict[str, Any]:
     """Fields of a run: JSON where the text parses, otherwise the text."""
     fields: dict[str, Any] = {}
     for name, text in request.query_params.multi_items():
-        require(name != "rows" and name not in fields, f"{name[:100]} cannot stand here, or twice.", name[:100])
+        require(
+            name != "rows" and name not in fields,
+            f"{name[:100]} is not allowed in the query, or is given twice.",
+            name[:100],
+        )
         try:
             fields[name] = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError):
@@ -200,7 +204,11 @@ async def resume(service: Service, request: Request) -> ASGIApp:
 def workflow_run_id(request: Request) -> str:
     """The run that the path names. Raises `InvalidRequest` for one of a program."""
     id: str = request.path_params["run"]
-    require(is_workflow_run(id), f"{id[:80]!r} is no run of a workflow: programs have messages and a result.", "run")
+    require(
+        is_workflow_run(id),
+        f"{id[:80]!r} is not a run of a workflow; runs of programs have messages and a result.",
+        "run",
+    )
     return id
 
 

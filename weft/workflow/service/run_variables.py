@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,29 +45,49 @@ class _Waiting(NamedTuple):
     answer: asyncio.Future[VariableAnswer]
 
 
+class _RowState:
+    """A row in progress."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[TaskName, int] = {}
+        """The next number of each task that has asked for a value."""
+        self.num_bytes = 0
+        """Of the values that it was given."""
+
+
 class WaitingVariables:
     """The variables that runs of this server wait for, by id. Used from one event loop."""
 
     def __init__(self, table: WorkflowVariableTable):
         self.table = table
         self.by_id: dict[str, _Waiting] = {}
+        self._setting: set[asyncio.Task[None]] = set()
 
     async def set(self, tenant: str, id: str, answer: VariableAnswer) -> None:
         """Set a variable, once. Raises `UnknownVariable`, `NotSettable` for the second time, `NoValue` if nothing waits
         for it any more, `InvalidRequest` for a value that does not follow its schema, `Overloaded`, `StorageFailed`."""
+        # A client that disconnects must not stop this between the store and the run: the run would wait for ever.
+        task = asyncio.get_running_loop().create_task(self._set(tenant, id, answer))
+        self._setting.add(task)
+        task.add_done_callback(self._setting.discard)
+        await asyncio.shield(task)
+
+    async def _set(self, tenant: str, id: str, answer: VariableAnswer) -> None:
         waiting = self.by_id.get(id)
-        if waiting is None or waiting.owner.tenant != tenant:
+        if waiting is not None and waiting.owner.tenant != tenant:
+            waiting = None
+        encoded = b"" if waiting is None else await asyncio.to_thread(_encoded, waiting.wait, answer)
+        # Its row may have ended meanwhile.
+        if waiting is None or self.by_id.get(id) is not waiting:
             is_set = await asyncio.to_thread(self.table.is_set, tenant, id)
             if is_set is None:
                 raise UnknownVariable(f"There is no variable {id[:200]!r}.", "variable")
             if is_set:
                 raise _already_set(id)
             raise NoValue(f"Nothing waits for {id}: its row or its run has ended.", "variable")
-        encoded = await asyncio.to_thread(_encoded, waiting.wait, answer)
-        waiting.owner.check_room(len(encoded))
-        if not await asyncio.to_thread(self.table.set, tenant, id, encoded):
-            raise _already_set(id)
-        waiting.owner.hold(waiting.wait.row, len(encoded))
+        with waiting.owner.held(waiting.wait.row, len(encoded)):
+            if not await asyncio.to_thread(self.table.set, tenant, id, encoded):
+                raise _already_set(id)
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
 
@@ -78,15 +98,13 @@ class RunVariables:
     def __init__(self, run: WorkflowRun, waiting: WaitingVariables):
         self._run = run
         self._waiting = waiting
-        self._attempts: dict[TaskName, int] = {}
-        """Of tasks that were asked for more than once."""
-        self._held: Counter[int] = Counter()
-        """Bytes of values by row."""
+        self._rows: dict[int, _RowState] = {}
+        """Rows in progress that have asked for a value."""
         self._numbers = itertools.count(1)
 
     @property
     def tenant(self) -> str:
-        """Whose run it is."""
+        """The tenant of the run."""
         return self._run.record.tenant
 
     async def external(self, asked: AwaitExternal) -> Any:
@@ -100,19 +118,28 @@ class RunVariables:
 
     def row_ended(self, row: int) -> None:
         """The values of a row are needed no longer."""
-        del self._held[row]
+        self._rows.pop(row, None)
 
-    def check_room(self, size: int) -> None:
-        """Raise `Overloaded` where values of rows in progress would exceed `MAX_HELD_BYTES`."""
-        held = self._held.total()
+    @contextmanager
+    def held(self, row: int, size: int) -> Iterator[None]:
+        """Count the `size` bytes of a value until its row ends; not at all if the block raises. Raises `Overloaded`
+        where values of rows in progress would exceed `MAX_HELD_BYTES`."""
+        held = sum(state.num_bytes for state in self._rows.values())
         if held + size > MAX_HELD_BYTES:
             raise Overloaded(
                 f"Rows in progress of this run hold values of {held:,} bytes; try again when some have ended."
             )
+        # Counted before it is stored, because other values come meanwhile.
+        state = self._row(row)
+        state.num_bytes += size
+        try:
+            yield
+        except BaseException:
+            state.num_bytes -= size
+            raise
 
-    def hold(self, row: int, size: int) -> None:
-        """Count a value until its row ends."""
-        self._held[row] += size
+    def _row(self, row: int) -> _RowState:
+        return self._rows.setdefault(row, _RowState())
 
     async def _value(
         self,
@@ -124,12 +151,13 @@ class RunVariables:
         timeout_s: float | None = None,
     ) -> Any:
         table, run = self._waiting.table, self._run.id
-        attempt = self._attempts.get(task)
+        attempts = self._row(task.row).attempts
+        attempt = attempts.get(task)
         if attempt is None:
             attempt = max(await asyncio.to_thread(table.latest_attempt, run, *task), 1)
         id = _variable_id(run, task, attempt)
         known = await asyncio.to_thread(table.ask, id, run, *task, attempt, time.time())
-        self._attempts[task] = attempt + 1
+        attempts[task] = attempt + 1
         if known.answer is None:
             until_s = None if timeout_s is None else known.asked_s + timeout_s
             wait = RunWait(

@@ -64,6 +64,9 @@ class WorkflowRuns:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Of runs that have their turn."""
         self._beginning: set[asyncio.Task[Any]] = set()
+        """Requests that change the store; they go on when their client disconnects."""
+        self._starting: dict[str, WorkflowRun] = {}
+        """New runs whose records are being stored: a second request with the same key may find them there first."""
         self._cancelled: dict[str, str] = {}
         """Why runs are being cancelled."""
         self._unstored: dict[str, WorkflowRun] = {}
@@ -78,7 +81,7 @@ class WorkflowRuns:
             await model.engine.wait_ready()
         for found in await asyncio.to_thread(self._tables.runs.take_over, self._serves):
             record = _decoded(found)
-            logger.info("run %s of a workflow goes on, at row %d of %d", record.id, record.counts.rows, record.num_rows)
+            logger.info("resuming run %s of a workflow at row %d of %d", record.id, record.counts.rows, record.num_rows)
             self._add(WorkflowRun(msgspec.structs.replace(record, status="queued")))
 
     def _serves(self, record: bytes) -> bool:
@@ -113,20 +116,25 @@ class WorkflowRuns:
 
     async def find(self, tenant: str, id: str) -> WorkflowRun:
         """A run of a tenant. Raises `UnknownRun`, `StorageFailed`."""
-        live = self._live.get(id) or self._unstored.get(id)
-        if live is not None and live.record.tenant == tenant:
-            return live
-        found = await asyncio.to_thread(self._tables.runs.find, tenant, id)
-        if found is None:
-            raise UnknownRun(f"There is no run {id[:80]!r}, or it was so long ago that it is forgotten.", "run")
-        return WorkflowRun(_decoded(found))
+        found = self._known(tenant, id) or await self._stored(tenant, id)
+        if not found.record.ended:
+            # It may have begun or ended here while the store was read; what was read would then never change.
+            return self._known(tenant, id) or await self._stored(tenant, id)
+        return found
 
     async def find_here(self, tenant: str, id: str) -> WorkflowRun:
-        """As `find`. Raises `InvalidRequest` for a run that another server carries out."""
+        """A run of a tenant that has ended or is carried out by this server. Raises `UnknownRun`, `StorageFailed`,
+        and `InvalidRequest` for a run that another server carries out."""
         run = await self.find(tenant, id)
-        if not run.record.ended and run.on_cancel is None:
-            raise InvalidRequest(f"Another server of this data carries out the run {id}: ask that one.", "run")
+        self.check_here(run)
         return run
+
+    def check_here(self, run: WorkflowRun) -> None:
+        """Raise `InvalidRequest` for a run that another server carries out: here it would never change."""
+        if not run.record.ended and self._known(run.record.tenant, run.id) is not run:
+            raise InvalidRequest(
+                f"Another server with the same data carries out the run {run.id}: ask that one.", "run"
+            )
 
     async def all(self, tenant: str) -> list[WorkflowRun]:
         """All runs of a tenant, newest first. Raises `StorageFailed`."""
@@ -139,28 +147,16 @@ class WorkflowRuns:
         """Raise `InvalidRequest` for a workflow of which a run is in progress."""
         for run in self._live.values():
             if (run.record.tenant, run.record.workflow) == (tenant, workflow):
-                raise InvalidRequest(f"The run {run.id} of it is {run.record.status}; cancel that first.", "workflow")
+                raise InvalidRequest(f"Its run {run.id} is {run.record.status}; cancel that first.", "workflow")
 
     async def results(self, run: WorkflowRun, after: int, limit: int) -> list[NumberedResult]:
         """Results in the order in which rows ended, from 1, behind number `after`. Raises `StorageFailed`."""
         return await asyncio.to_thread(self._tables.runs.results, run.id, after, limit, MAX_PAGE_BYTES)
 
     async def resume(self, tenant: str, id: str) -> WorkflowRun:
-        """Go on with a run that failed or was cancelled. Raises `UnknownRun`, `InvalidRequest` for any other,
-        `UnknownWorkflow`, `Overloaded`, `StorageFailed`."""
-        record = (await self.find(tenant, id)).record
-        if record.status not in ("failed", "cancelled"):
-            raise InvalidRequest(
-                f"The run {id} is {record.status}: only one that failed or was cancelled goes on.", "run"
-            )
-        self._check_room()
-        await self._store_end(id)
-        await self._library.find(tenant, record.workflow)
-        record = msgspec.structs.replace(record, status="queued", error=None, finished_s=None)
-        reopen = self._tables.runs.reopen
-        if await asyncio.to_thread(reopen, tenant, id, msgspec.json.encode(record), record.size_bytes):
-            return self._add(WorkflowRun(record))
-        return await self.find(tenant, id)
+        """Go on with a run that failed or was cancelled, also if the client disconnects meanwhile. Raises `UnknownRun`,
+        `InvalidRequest` for any other, `UnknownWorkflow`, `Overloaded`, `StorageFailed`."""
+        return await asyncio.shield(self._spawn(self._resume(tenant, id)))
 
     async def delete(self, tenant: str, id: str) -> None:
         """Delete a run that has ended, with its results. Raises `UnknownRun`, `InvalidRequest`, `StorageFailed`."""
@@ -172,20 +168,50 @@ class WorkflowRuns:
 
     # ---- inside
 
+    def _known(self, tenant: str, id: str) -> WorkflowRun | None:
+        """A run of a tenant as this server has it in memory."""
+        run = self._live.get(id) or self._unstored.get(id) or self._starting.get(id)
+        return run if run is not None and run.record.tenant == tenant else None
+
+    async def _stored(self, tenant: str, id: str) -> WorkflowRun:
+        found = await asyncio.to_thread(self._tables.runs.find, tenant, id)
+        if found is None:
+            raise UnknownRun(f"There is no run {id[:80]!r}; old runs are deleted.", "run")
+        return WorkflowRun(_decoded(found))
+
+    async def _resume(self, tenant: str, id: str) -> WorkflowRun:
+        record = (await self.find(tenant, id)).record
+        if record.status not in ("failed", "cancelled"):
+            raise InvalidRequest(
+                f"The run {id} is {record.status}; only a run that failed or was cancelled can be resumed.", "run"
+            )
+        self._check_room(tenant)
+        await self._store_end(id)
+        await self._library.find(tenant, record.workflow)
+        record = msgspec.structs.replace(record, status="queued", error=None, finished_s=None)
+        reopen = self._tables.runs.reopen
+        if await asyncio.to_thread(reopen, tenant, id, msgspec.json.encode(record), record.size_bytes):
+            return self._add(WorkflowRun(record))
+        return await self.find(tenant, id)
+
     async def _begin(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
-        self._check_room()
+        self._check_room(tenant)
         record, new = await asyncio.to_thread(self._new, tenant, workflow, request)
-        stored = await asyncio.to_thread(self._tables.runs.begin, new, self._config.max_run_bytes)
-        known = _decoded(stored)
-        if known.id != record.id:
-            if known.request != record.request:
-                raise KeyReused(
-                    "Another run, with another workflow, rows or fields, has this Idempotency-Key: use a new one.",
-                    "Idempotency-Key",
-                )
-            return self._live.get(known.id) or WorkflowRun(known)
-        self._forget_old(tenant)
-        return self._add(WorkflowRun(record))
+        run = self._starting[record.id] = WorkflowRun(record)
+        try:
+            stored = await asyncio.to_thread(self._tables.runs.begin, new, self._config.max_run_bytes)
+            known = _decoded(stored)
+            if known.id == record.id:
+                self._forget_old(tenant)
+                return self._add(run)
+        finally:
+            del self._starting[record.id]
+        if known.request != record.request:
+            raise KeyReused(
+                "Another run, with another workflow, rows or fields, has this Idempotency-Key: use a new one.",
+                "Idempotency-Key",
+            )
+        return await self.find(tenant, known.id)
 
     def _new(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> tuple[WorkflowRunRecord, NewRun]:
         """Blocks."""
@@ -218,10 +244,12 @@ class WorkflowRuns:
         encoded = msgspec.json.encode(record)
         return record, NewRun(record.id, tenant, request.key, record.created_s, encoded, rows.chunks)
 
-    def _check_room(self) -> None:
-        if len(self._live) - len(self._tasks) >= self._config.max_waiting:
+    def _check_room(self, tenant: str) -> None:
+        waiting = sum(run.record.tenant == tenant for id, run in self._live.items() if id not in self._tasks)
+        if waiting >= self._config.max_waiting:
             raise Overloaded(
-                f"{self._config.max_waiting} runs of workflows wait already (workflows.max_waiting); try again later."
+                f"{self._config.max_waiting} of your runs of workflows wait already (workflows.max_waiting); "
+                "try again later."
             )
 
     def _add(self, run: WorkflowRun) -> WorkflowRun:
@@ -320,7 +348,7 @@ class WorkflowRuns:
 
 def _cancel_begun(task: asyncio.Task[WorkflowRun]) -> None:
     if not task.cancelled() and task.exception() is None:
-        task.result().cancel("its client went away")
+        task.result().cancel("its client disconnected")
 
 
 def _decoded(record: bytes) -> WorkflowRunRecord:

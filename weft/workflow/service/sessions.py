@@ -43,11 +43,11 @@ class IdleTimer(Protocol):
     """The time of a server."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Seconds of a clock that never goes back."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Return when this time has passed on the same clock."""
         ...
 
 
@@ -95,7 +95,7 @@ class ServedSession:
     def nodes(self, raw: list[Any]) -> dict[str, Variable]:
         """Add nodes. Returns their variables by id. Raises `InvalidRequest`."""
         if len(raw) > MAX_NODES_AT_ONCE:
-            raise InvalidRequest(f"One request adds {MAX_NODES_AT_ONCE} nodes at most.", "nodes")
+            raise InvalidRequest(f"A request may add {MAX_NODES_AT_ONCE} nodes at most.", "nodes")
         try:
             return {name: self._trace.variable(Reference(name)) for name in self._trace.extend(raw)}
         except FlowError as error:
@@ -111,7 +111,8 @@ class ServedSession:
         return node in self.run
 
     async def get(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
-        """As `VariableOwner.get`."""
+        """Wait for a value; a request that waits keeps the session from expiring. Raises the errors of
+        `VariableOwner.get`."""
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING:,} requests wait for values of this session; try again when some have one")
         self._num_waiting += 1
@@ -122,13 +123,13 @@ class ServedSession:
             self._num_waiting -= 1
             self._used()
 
-    def set(self, reference: Reference, value: Any) -> None:
-        """As `VariableOwner.set`."""
+    async def put(self, reference: Reference, value: Any) -> None:
+        """Give a value from outside; counts as a use of the session. Raises `NotSettable`, `NoValue`."""
         self._used()
-        self.run.set(reference, value)
+        await self.run.put(reference, value)
 
     def fail(self, reference: Reference, message: str) -> None:
-        """As `VariableOwner.fail`."""
+        """Fail a value from outside; counts as a use of the session. Raises `NotSettable`, `NoValue`."""
         self._used()
         self.run.fail(reference, message)
 
@@ -164,7 +165,7 @@ class SessionService:
         that cannot be one, and `QuotaExceeded`."""
         label = session_id if session_id is not None else f"session-{secrets.token_hex(8)}"
         if not _ID.match(label):
-            raise InvalidRequest("session_id has 1 to 128 characters of A-Z a-z 0-9 . _ : -", "session_id")
+            raise InvalidRequest("session_id must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", "session_id")
         config, mine = self._config, list(self._of(tenant))
         if sum(session.num_bytes for session in mine) + num_bytes > config.max_session_bytes:
             raise QuotaExceeded(
@@ -186,7 +187,7 @@ class SessionService:
         """End a session: what is in progress is cancelled. Raises `NoValue` where there is none."""
         if (tenant, session_id) not in self._sessions:
             raise NoValue(f"There is no session {session_id[:200]!r}.", "session")
-        await self._end((tenant, session_id), "the session was ended before it was there")
+        await self._end((tenant, session_id), "the session was ended before it was computed")
 
     async def idle(self) -> None:
         """Wait until no client waits for a value."""
@@ -195,9 +196,9 @@ class SessionService:
             await self._news.wait()
 
     async def close(self) -> None:
-        """End all sessions."""
+        """End all sessions; requests that wait for their values get `NoValue`."""
         for key in list(self._sessions):
-            await self._end(key, "the server shut down before it was there")
+            await self._end(key, "the server shut down before it was computed")
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _of(self, tenant: str) -> Iterable[ServedSession]:
@@ -242,10 +243,10 @@ def _check_served(node: AnyNode, models: Models) -> None:
         if isinstance(inner, LlmNode):
             models.find(inner.request.get("model"))
         elif isinstance(inner, ProgramNode):
-            raise Unsupported(f"{inner.id}: a session runs no programs; start one with /v1/runs", "nodes")
+            raise Unsupported(f"{inner.id}: programs are not supported in sessions: start one with /v1/runs", "nodes")
         elif isinstance(inner, FunctionNode) and inner.name not in BUILTIN_FUNCTIONS:
             raise Unsupported(
-                f"{inner.id}: a session on a server runs no functions but {', '.join(BUILTIN_FUNCTIONS)}; make it "
+                f"{inner.id}: a session on a server has no functions but {', '.join(BUILTIN_FUNCTIONS)}; make it "
                 "`external` and set its value",
                 "nodes",
             )

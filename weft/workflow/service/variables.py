@@ -28,12 +28,12 @@ class VariableOwner(Protocol):
         """Wait for a value. Raises `NodeFailed`, `NoValue`, `TimeoutError`, and `Overloaded` if too many wait."""
         ...
 
-    def set(self, reference: Reference, value: Any) -> None:
+    async def put(self, reference: Reference, value: Any) -> None:
         """Give a value from outside. Raises `NotSettable`, `NoValue`."""
         ...
 
     def fail(self, reference: Reference, message: str) -> None:
-        """Say that a value from outside will not come. Raises as `set`."""
+        """Say that a value from outside will not come. Raises as `put`."""
         ...
 
 

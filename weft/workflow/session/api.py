@@ -69,20 +69,20 @@ class WorkflowSession:
     # ---- values, for variables
 
     def get(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
-        """As `Variable.get`."""
+        """Wait for a value on the session's event loop; of a closed session, the value that is there. Raises the errors
+        of `Variable.get`."""
         if not self.is_open:
             return self._run.value_now(reference)
         return self._thread.run(self._run.get(reference, criterion, timeout_s))
 
     async def aget(self, reference: Reference, criterion: Criterion | None, timeout_s: float | None) -> Any:
-        """As `Variable.aget`."""
+        """Wait for a value without blocking the caller's event loop; otherwise like `get`."""
         if not self.is_open:
             return self._run.value_now(reference)
         return await asyncio.wrap_future(self._thread.submit(self._run.get(reference, criterion, timeout_s)))
 
     def set(self, reference: Reference, value: Any) -> None:
-        """As `Variable.set`."""
-
+        """Give a value from outside. Raises `NotSettable`, and `NoValue` in a closed session."""
         if not self.is_open:
             raise self._run.missing(reference.name)
         self._thread.run(self._run.put(reference, value))
@@ -90,11 +90,15 @@ class WorkflowSession:
     # ---- all of it
 
     def wait(self) -> None:
-        """Wait until all calls made so far have a value or have failed."""
+        """Wait until all calls made so far have a value or have failed. Returns at once when the session is closed."""
+        if not self.is_open:
+            return
         self._thread.run(self._run.wait())
 
     async def wait_async(self) -> None:
-        """As `wait`, for asynchronous code."""
+        """Wait for all calls made so far without blocking the event loop; otherwise like `wait`."""
+        if not self.is_open:
+            return
         await asyncio.wrap_future(self._thread.submit(self._run.wait()))
 
     @property
@@ -122,8 +126,10 @@ class WorkflowSession:
         """Close the session: calls in progress are cancelled. Values that are there stay."""
         self._exits.close()
         self.is_open = False
-        self._thread.run(self._close())
-        self._end()
+        try:
+            self._thread.run(self._close())
+        finally:
+            self._end()
 
     async def __aenter__(self) -> Self:
         """As `__enter__`, for asynchronous code: calls in this task, and in tasks that it starts, make nodes."""
@@ -142,8 +148,10 @@ class WorkflowSession:
         """As `__exit__`."""
         self._exits.close()
         self.is_open = False
-        await asyncio.wrap_future(self._thread.submit(self._close()))
-        self._end()
+        try:
+            await asyncio.wrap_future(self._thread.submit(self._close()))
+        finally:
+            self._end()
 
     def _begin(self) -> None:
         if hasattr(self, "_run"):

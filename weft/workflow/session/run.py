@@ -92,10 +92,15 @@ class SessionRun:
                     self._waiting.pop(name, None)
         return self.value_now(reference)
 
-    def set(self, reference: Reference, value: Any) -> None:
+    async def put(self, reference: Reference, value: Any) -> None:
         """Give a value from outside. Raises `NotSettable` where the variable is computed or has ended and for what is
-        no JSON or is too large, and `NoValue` where there is no such variable or the session is over."""
-        known = self._to_set(reference)
+        not JSON or is too large, and `NoValue` where there is no such variable or the session is over."""
+        self._to_set(reference)
+        # On a thread: the check of a large value against its schema may take seconds.
+        checked = await asyncio.to_thread(self._checked, reference, value)
+        self._to_set(reference).set_result(checked)
+
+    def _checked(self, reference: Reference, value: Any) -> Any:
         try:
             checked = checked_value(value)
         except RowError as error:
@@ -104,14 +109,10 @@ class SessionRun:
         mistake = None if schema is None else schema_mistake(schema, checked)
         if mistake is not None:
             raise NotSettable(f"{reference} does not follow its schema: {mistake}", str(reference))
-        known.set_result(checked)
-
-    async def put(self, reference: Reference, value: Any) -> None:
-        """As `set`."""
-        self.set(reference, value)
+        return checked
 
     def fail(self, reference: Reference, message: str) -> None:
-        """Say that a value from outside will not come: its node fails with this message. Raises as `set`."""
+        """Say that a value from outside will not come: its node fails with this message. Raises as `put`."""
         self._to_set(reference).set_exception(RowError(message))
 
     def _to_set(self, reference: Reference) -> asyncio.Future[Any]:
@@ -164,13 +165,16 @@ class SessionRun:
 
     # ---- life
 
-    async def close(self, why: str = "the session was closed before it was there") -> None:
+    async def close(self, why: str = "the session was closed before it was computed") -> None:
         """End the session: what is in progress is cancelled, and what has no value will have none. `why` follows the
         name of a variable that is asked for later. Idempotent."""
         self._over = self._over or why
         self._turning.cancel()
-        await asyncio.gather(self._turning, return_exceptions=True)
-        self._release()
+        try:
+            await asyncio.gather(self._turning, return_exceptions=True)
+        finally:
+            # Also if the request that ends the session is cancelled meanwhile.
+            self._release()
 
     async def _turn(self) -> None:
         try:
@@ -208,4 +212,4 @@ class SessionRun:
         if name not in self._state:
             return NoValue(f"{name} has no value: no call of this session makes it", name)
         what = "nobody set it, and " if name in self._externals else ""
-        return NoValue(f"{name} has no value: {what}{self._over or 'it is still to come'}", name)
+        return NoValue(f"{name} has no value: {what}{self._over or 'it is not computed yet'}", name)

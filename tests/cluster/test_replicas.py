@@ -1,0 +1,29 @@
+"""`ReplicaSet`: one of its engines dies while all are asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from weft.abi.errors import EngineDead
+from weft.cluster.replicas import ReplicaSet
+from weft.core.wire import Sessions
+from weft.testing.fake_engine import FakeEngine
+
+
+class DyingEngine(FakeEngine):
+    """Answers when it is asked whether it is ready, and dies before it is asked anything else."""
+
+    async def sessions(self, tenant: str, limit: int) -> Sessions:
+        raise EngineDead("the engine died")
+
+
+def test_sessions_of_the_engines_that_answer() -> None:
+    async def ask() -> None:
+        found = await ReplicaSet([DyingEngine(), FakeEngine()]).sessions("", 10)
+        assert (found.sessions, found.total) == ([], 0)
+        with pytest.raises(EngineDead, match="the engine died"):
+            await ReplicaSet([DyingEngine(), DyingEngine()]).sessions("", 10)
+
+    asyncio.run(ask())
