@@ -353,3 +353,16 @@ def test_a_schema_of_many_alternatives_holds_up_nothing(
     refused = alice.put(f"/v1/variables/{ids(made)['e']}", json={"value": 1})
     assert error(refused) == (409, "not_settable")
     assert "more than 10,000 comparisons" in refused.json()["error"]["message"]
+
+
+def test_refused_calls_leave_no_session_and_count_for_nothing(shared: RunningServer, alice: httpx.Client) -> None:
+    sessions = shared.service.sessions._sessions
+    for call in ({"nodes": [{"id": "a", "op": "nothing"}]}, template("{{what}} {{other}} {{said}}")):
+        assert error(alice.post("/v1/calls", json=call))[0] == 400
+        shared.wait_until(lambda: not sessions)
+    submit(alice, template(session_id="mine"))
+    before = shared.on_loop(lambda: sessions["alice", "mine"].num_bytes)
+    assert error(alice.post("/v1/calls", json={"session_id": "mine", "nodes": [text("x" * 100)]}))[0] == 400
+    shared.wait_until(lambda: not sessions["alice", "mine"].run.num_waiting)
+    after = shared.on_loop(lambda: sessions["alice", "mine"].num_bytes)
+    assert after - before < 100  # what calls have made since

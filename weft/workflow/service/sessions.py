@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -134,6 +135,11 @@ class ServedSession:
         self.run.fail(reference, message)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was submitted."""
+        return self._trace.is_empty
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether a client waits for a value."""
         return self._num_waiting > 0
@@ -160,9 +166,23 @@ class SessionService:
         self._news = asyncio.Event()
         """Set when a session is used, and when one that waited has its value."""
 
-    def open(self, tenant: str, session_id: str | None, num_bytes: int) -> ServedSession:
-        """The session of this label, or a new one, for a request of so many bytes. Raises `InvalidRequest` for a label
-        that cannot be one, and `QuotaExceeded`."""
+    @contextmanager
+    def submitting(self, tenant: str, session_id: str | None, num_bytes: int) -> Iterator[ServedSession]:
+        """The session of this label, or a new one, for a request of so many bytes that submits calls in the block. If
+        the block raises, the bytes do not count, and a session without calls ends: its client does not know it. Raises
+        `InvalidRequest` for a label that cannot be one, and `QuotaExceeded`."""
+        session = self._open(tenant, session_id, num_bytes)
+        try:
+            yield session
+        except BaseException:
+            session.num_bytes -= num_bytes
+            if session.is_empty:
+                why = "the request that began the session was refused"
+                self._forget((tenant, session.session_id), why)
+                self._later(session.run.close(why))
+            raise
+
+    def _open(self, tenant: str, session_id: str | None, num_bytes: int) -> ServedSession:
         label = session_id if session_id is not None else f"session-{secrets.token_hex(8)}"
         if not _ID.match(label):
             raise InvalidRequest("session_id must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", "session_id")
@@ -223,18 +243,26 @@ class SessionService:
         idle_s = self._config.session_idle_s
         while (left := self._used_s[key] + idle_s - self._clock.now()) > 0 or session.is_waited_for:
             await self._clock.sleep(left if left > 0 else idle_s)
-        task = asyncio.create_task(self._end(key, f"the session expired after {idle_s:g} s without a request"))
+        self._later(self._end(key, f"the session expired after {idle_s:g} s without a request"))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     async def _end(self, key: tuple[str, str], why: str) -> None:
+        session = self._forget(key, why)
+        if session is not None:
+            await session.run.close(why)
+
+    def _forget(self, key: tuple[str, str], why: str) -> ServedSession | None:
+        """Remove a session from the tables; its run is still to be closed."""
         session = self._sessions.pop(key, None)
-        if session is None:
-            return
-        del self._used_s[key]
-        self._variables.close(session.tenant, session.token, why)
-        session.expiry.cancel()
-        await session.run.close(why)
+        if session is not None:
+            del self._used_s[key]
+            self._variables.close(session.tenant, session.token, why)
+            session.expiry.cancel()
+        return session
 
 
 def _check_served(node: AnyNode, models: Models) -> None:

@@ -48,6 +48,11 @@ class SessionTrace(FlowTrace):
         """Digests of nodes that may answer for others -> their ids."""
         self._num_nodes = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no node was submitted."""
+        return not self._nodes
+
     def add(
         self,
         kind: type[GraphNode],
