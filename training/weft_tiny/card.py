@@ -39,8 +39,8 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     """Write the model card from a template and the results of the evaluation."""
     parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--out", type=Path, default=ASSET / "README.md")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="results of the evaluation")
+    parser.add_argument("--out", type=Path, default=ASSET / "README.md", help="the card to write")
     args = parser.parse_args()
     results = json.loads(args.results.read_text(encoding="utf-8"))
     with safe_open(args.out.parent / "model.safetensors", "pt") as weights:

@@ -39,7 +39,7 @@ def pause(state: RunState) -> str:
 def resume(state: RunState) -> str:
     """Resume a paused trainer."""
     state.pause.unlink(missing_ok=True)
-    return "resumed" if holder(state.owner) is not None else "no trainer runs here: start one"
+    return "resumed" if holder(state.owner) is not None else "no trainer runs here: start it with `control start`"
 
 
 def stop(state: RunState) -> str:

@@ -62,8 +62,8 @@ def held_out(kind: str, count: int, templates: bool, seed: int = 0) -> list[Exam
 def main() -> None:
     """Print examples as JSON lines."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the stream")
+    parser.add_argument("--count", type=int, default=10, help="examples, or cases per kind")
     parser.add_argument("--kind", choices=list(MAKERS), help="only this kind")
     parser.add_argument("--held", choices=("values", "templates"), help="held-out cases instead of training examples")
     args = parser.parse_args()

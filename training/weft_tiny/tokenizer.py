@@ -107,9 +107,9 @@ def write(tokenizer: Tokenizer, directory: Path) -> None:
 def main() -> None:
     """Train the tokenizer on the generator's text and write it into a model directory."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=Path("weft/assets/weft-tiny"))
-    parser.add_argument("--examples", type=int, default=30000)
-    parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument("--out", type=Path, default=Path("weft/assets/weft-tiny"), help="model directory")
+    parser.add_argument("--examples", type=int, default=30000, help="examples to train on")
+    parser.add_argument("--seed", type=int, default=17, help="seed of the examples")
     args = parser.parse_args()
     tokenizer = train(args.examples, args.seed)
     write(tokenizer, args.out)
