@@ -141,7 +141,7 @@ def test_limits_are_those_of_the_code() -> None:
             "connections",
             f"`max_connections`, {defaults.max_connections}; then the one that waits longest for a request is closed",
         ),
-        ("a client that takes nothing of its answer", f"`send_timeout_s`, {defaults.send_timeout_s:g} seconds"),
+        ("a client that does not read its answer", f"`send_timeout_s`, {defaults.send_timeout_s:g} seconds"),
         ("`n`; prompts times `n`", str(MAX_CHOICES)),
         ("beams of a search; prompts times beams", f"{MAX_WIDTH}; {MAX_CHOICES}"),
         ("inputs of one embedding request", str(MAX_INPUTS)),

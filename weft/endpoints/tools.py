@@ -56,7 +56,7 @@ def tool_plan(body: ChatRequest, dialect: Dialect) -> ToolPlan:
         return ToolPlan()
     if dialect.tool_form is None:
         raise Unsupported(
-            "The format of this model's tool calls is not known from its chat template. Start the server "
+            "tools: the format of this model's tool calls is not known from its chat template. Start the server "
             'with --tool-call-parser hermes, llama3_json or mistral, or send "tool_choice": "none".',
             "tools",
         )

@@ -159,7 +159,7 @@ def test_graphs_are_bounded() -> None:
             "outputs": {"v": f"s{number}"},
         }
     deep = {"version": 1, "inputs": ["q"], **inner}
-    assert any("8 deep at most" in mistake for mistake in mistakes(deep))
+    assert any("nested 8 deep" in mistake for mistake in mistakes(deep))
     with pytest.raises(InvalidGraph, match="not JSON"):
         graph_from_json(b"[" * 100_000)
     chain = [text("t0"), *[text(f"t{number}", f"{{{{t{number - 1}}}}}") for number in range(1, MAX_NODES)]]

@@ -208,7 +208,7 @@ def test_a_function_that_never_returns_is_given_up() -> None:
     ("node", "names"),
     [
         (function("f", "other", x="1"), "other"),
-        ({"id": "f", "op": "function", "source": "async def main(args): pass"}, "sandbox"),
+        ({"id": "f", "op": "function", "source": "async def main(args): pass"}, "source"),
         ({"id": "f", "op": "program", "program": "agent"}, "agent"),
         ({"id": "f", "op": "external"}, "f"),
     ],

@@ -52,10 +52,8 @@ def waiting_ids(server: RunningServer, count: int) -> list[str]:
     return [wait.wait.id for wait in sorted(known.values(), key=lambda each: (each.wait.row, each.wait.node))]
 
 
-def test_a_run_is_resumed_although_its_client_disconnects(
-    stepped: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with stepped.http() as client:
+def test_a_run_is_resumed_although_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(auto=False) as stepped, stepped.http() as client:
         run = start(client, ASK, background=True)["id"]
         client.post(f"/v1/runs/{run}/cancel")
         runs = stepped.service.workflows.runs

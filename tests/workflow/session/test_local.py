@@ -354,7 +354,7 @@ def test_mistakes_are_refused_at_their_line(host: Host) -> None:
         numbers = ops.list("a", "b")
         with pytest.raises(NeedsValueError, match=r"ops\.join"):
             ops.llm(f"{numbers}")
-        with pytest.raises(InvalidGraph, match=r"test_local\.py:\d+: llm_\d.messages\[0\]\.content: nothing is called"):
+        with pytest.raises(InvalidGraph, match=r"test_local\.py:\d+: llm_\d.messages\[0\]\.content: there is no value"):
             ops.llm("{{nothing}}")
         with pytest.raises(NeedsValueError, match=r"value\.get\(\)"):
             bool(numbers)

@@ -97,7 +97,7 @@ def schema_mistake(schema: Any, value: Any) -> str | None:
     """The first way in which a value does not follow a schema, with its place; None where it does. May take seconds for
     a large value."""
     try:
-        return next(_Check(schema).mistakes(schema, value, "", 0), None)
+        return next(_Comparison(schema).mistakes(schema, value, "", 0), None)
     except _TooManyStepsError:
         return f"the value needs more than {MAX_STEPS:,} comparisons with its schema"
 
@@ -137,8 +137,8 @@ class _TooManyStepsError(Exception):
     """The check was given up."""
 
 
-class _Check:
-    """One check of a value. Places are such as `items[3].name`, empty for the value itself."""
+class _Comparison:
+    """One comparison of a value with a schema. Places are such as `items[3].name`, empty for the value itself."""
 
     def __init__(self, root: Any):
         self._root = root
