@@ -109,8 +109,8 @@ RunEvent = RowResult | RunNews
 """What a run tells while it goes on. The pieces of a text come before the result that has it."""
 
 
-class Run:
-    """One run of a graph over rows, from Python code that is not asynchronous."""
+class GraphRun:
+    """One run of a graph over rows that this process carries out; `ServerRun` is its twin on a server."""
 
     def __init__(self, graph: WorkflowGraph, rows: Any, on: Target, options: RunOptions):
         """Reads and checks the rows. Raises `InvalidRows` and `InvalidGraph`."""
@@ -414,8 +414,8 @@ def _unwritten(error: OSError, may_go_on: bool) -> StorageFailed:
 async def stream_async(
     graph: WorkflowGraph, rows: Any, backend: ModelBackend, **options: Unpack[RunOptions]
 ) -> AsyncGenerator[RunEvent, None]:
-    """As `stream`, on the event loop that runs and a backend of it."""
-    one = Run(graph, rows, "", options)
+    """Run a graph over rows on the current event loop, with a backend of it; otherwise like `stream`."""
+    one = GraphRun(graph, rows, "", options)
     async with aclosing(one.on_loop(iter(enumerate(one.rows)), backend)) as results:
         async for result in results:
             yield result

@@ -41,7 +41,7 @@ from weft.workflow.service.runs import RunRequested
 MAX_KEY_CHARS = 255
 MAX_NUMBER = 10**15
 MAX_POSITION = 10**17
-KEY_LENGTH = f"Idempotency-Key has 1 to {MAX_KEY_CHARS} characters."
+KEY_LENGTH = f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters."
 
 
 def routes(service: Service) -> list[Route]:
@@ -99,6 +99,8 @@ async def run_workflow(service: Service, request: Request) -> ASGIApp:
     else:
         fields = await read(service, request, WorkflowRunRequest)
         run = await _start(service, request, workflow, fields, RunRequested(_spec(fields), fields.rows, key))
+    if not fields.background:
+        service.workflows.runs.check_here(run)
     streams, owned = bool(fields.stream) and not fields.background, key is None
     record.stream = streams
     if streams:
