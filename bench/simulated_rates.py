@@ -29,11 +29,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from bench.simulated_days import BOUNDS, DayCase, JobCase
-from bench.simulations import MixtureCase, Simulations, Unknown, gather
+from bench.simulations import MixtureCase, Simulations, add_arguments, find_parts, gather
 from weft.cli.bench.record import heading, surroundings
 
 LONG, SHORT = 30.0, 10.0
@@ -233,34 +232,14 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--parts", nargs="+", choices=ALL_PARTS, default=list(ALL_PARTS))
+    add_arguments(parser, ALL_PARTS)
     parser.add_argument("--latency", type=float, default=25.0, help="milliseconds per output token (25)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time (1)")
-    parser.add_argument("--most", type=int, default=1 << 30, help="end after so many simulations")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, after every simulation")
-    parser.add_argument("--resume", action="store_true", help="use the simulations that the file has")
     args = parser.parse_args()
     print(heading(surroundings()))
     simulations = Simulations(args.json, resume=args.resume)
     parts = Parts(simulations, args)
-    results: dict[str, Found] = {}
-    left = args.most
-    for part in args.parts:
-        while True:
-            try:
-                results[part] = getattr(parts, part)()
-                break
-            except Unknown as unknown:
-                cases = list(dict.fromkeys(unknown.cases))[:left]
-                if not cases:
-                    print(f"{part}: simulations are missing")
-                    break
-                simulations.make(cases, args.jobs)
-                left -= len(cases)
-        if part in results:
-            print(part, *shown(results[part]), sep="\n")
-    simulations.write(results, [part for part in args.parts if part not in results])
+    find_parts(simulations, {name: getattr(parts, name) for name in args.parts}, shown, args)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -65,10 +66,10 @@ def gather(find: Callable[[Key], Value], keys: Iterable[Key]) -> dict[Key, Value
 class Simulations:
     """What is known, and how to know more."""
 
-    def __init__(self, file: Path | None = None, *, resume: bool = False):
-        """With `resume`, what `file` has is known, but for what it marks as `STALE`: that stays there until it is made
-        anew."""
-        self._file = file
+    def __init__(self, file: Path | None = None, *, resume: bool = False, module: str = "bench.simulated_rates"):
+        """`module` is that of the command. With `resume`, what `file` has is known, but for what it marks as `STALE`:
+        that stays there until it is made anew."""
+        self._file, self._module = file, module
         self._stale: dict[str, dict[str, Any]] = {}
         self.known: dict[str, dict[str, Any]] = {}
         if resume and file is not None and file.is_file():
@@ -94,7 +95,7 @@ class Simulations:
 
     def _note(self, case: Case, found: dict[str, Any]) -> None:
         self.known[case.key] = found
-        print(f"  {case.key}", flush=True)
+        print(f"  {len(self.known):4}  {case.key}", flush=True)
         self.write({}, [])
 
     def write(self, results: Figures, incomplete: Sequence[str]) -> None:
@@ -104,7 +105,7 @@ class Simulations:
                 self._file,
                 {
                     **surroundings(),
-                    "command": command_line("bench.simulated_rates"),
+                    "command": command_line(self._module),
                     "incomplete": incomplete,
                     "results": results,
                     "simulations": dict(sorted({**self._stale, **self.known}.items())),
@@ -114,6 +115,40 @@ class Simulations:
 
 def _run(case: Case) -> dict[str, Any]:
     return case.run()
+
+
+def add_arguments(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+    """Add what commands of simulations have in common: the parts to find, and the file that keeps simulations."""
+    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time (1)")
+    parser.add_argument("--most", type=int, default=1 << 30, help="end after so many simulations")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, after every simulation")
+    parser.add_argument("--resume", action="store_true", help="use the simulations that the file has")
+
+
+def find_parts(
+    simulations: Simulations,
+    parts: Mapping[str, Callable[[], Figures]],
+    shown: Callable[[Figures], Iterable[str]],
+    args: argparse.Namespace,
+) -> None:
+    """Find each part, with the simulations that it lacks, as far as `--most` allows; print and write them."""
+    results: dict[str, Figures] = {}
+    left: int = args.most
+    for name, find in parts.items():
+        while name not in results:
+            try:
+                results[name] = find()
+            except Unknown as unknown:
+                cases = list(dict.fromkeys(unknown.cases))[:left]
+                if not cases:
+                    print(f"{name}: simulations are missing")
+                    break
+                simulations.make(cases, args.jobs)
+                left -= len(cases)
+        if name in results:
+            print(name, *shown(results[name]), sep="\n", flush=True)
+    simulations.write(results, [name for name in parts if name not in results])
 
 
 # The mixture

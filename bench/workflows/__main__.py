@@ -10,13 +10,15 @@ The model has random weights (`--model`, a shape), and every call generates a fi
 Contenders take turns on one `weft serve` with its prefix cache on, each run with a cache salt of its own, so that none
 finds KV of another. `query-wise`, `operator-wise` and `clients` (asynchronous) are plain HTTP clients: one row after
 the other, one operator after the other, and every call as soon as its inputs are there. `weft` gives the server the
-graph and the rows. `weft-api` runs the graph in the client, without plans and optimiser, over the API of the others.
-Both make equal calls once, those in flight; `--no-duplicates` replaces calls that are equal by such that begin alike.
-`vllm` is `clients` on vLLM's server with as many KV tokens.
+graph and the rows. `vllm` is `clients` on vLLM's server with as many KV tokens. Not run unless they are asked for:
+`weft-unplanned` and `weft-unoptimised`, without plans and without the optimiser, and `weft-api`, the graph run in the
+client over the API of the others, without both. All `weft` ones make equal calls in flight once, and have no answers of
+earlier runs; `--no-duplicates` replaces calls that are equal by such that begin alike.
 
 Pools: `large` holds the trie of all prompts and outputs, `small` a third of it (or the longest call, if that is more).
 Figures: seconds, tokens that were computed from prompts (prompt less cached, as the server says) over the *minimum*
-(tokens of that trie that no call decodes), and the time of `clients` over that of the contender in the same turn.
+(tokens of that trie that no call decodes), and the time of `clients` over that of the contender in the same turn. With
+`--profile`, seconds also stand over the *lower bound*: the larger of all work and of the longest chain of calls.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +40,8 @@ import weft
 from bench import alone
 from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_server
 from bench.resume import continued
-from bench.workflows import tokens
 from bench.workflows.clients import STRATEGIES, Answers, GraphClient, Used, run_clients
+from bench.workflows.floor import PAGE_SIZE, Floor, FloorEngines, floor_of
 from bench.workflows.shapes import SHAPES, Workload, salted, workload
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
@@ -47,32 +50,29 @@ from weft.cli.random_weights import SHAPES as MODELS
 from weft.cli.random_weights import random_weights
 from weft.cli.settings import load
 from weft.client import Client
+from weft.config import EngineConfig
+from weft.core.cost.profile import decode_profile
 from weft.core.ids import unpack_tokens
 from weft.tokenizers.chats import ChatPrompt, render
 from weft.tokenizers.load import load_tokenizer
+from weft.worker.build import step_tokens
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_threads
+from weft.workflow.api import RunOptions
 
-PAGE_SIZE = 16
 POOLS = {"small": 1 / 3, "large": 1.25}
 """Pool -> its tokens over those of the trie. Copies of partial pages and pages of running calls need a margin."""
 VLLM = "vllm"
 REFERENCE = "clients"
-CONTENDERS = (*STRATEGIES, "weft-api", "weft", VLLM)
+WEFT: Mapping[str, RunOptions] = {
+    "weft": {},
+    "weft-unplanned": {"planned": False},
+    "weft-unoptimised": {"optimise": False},
+}
+"""Contender -> options of its run."""
+USUAL = (*STRATEGIES, "weft", VLLM)
+CONTENDERS = (*USUAL, "weft-api", "weft-unplanned", "weft-unoptimised")
 _salts = count()
-
-
-class Size(NamedTuple):
-    """What the prompts of a workload come to."""
-
-    trie: int
-    minimum: int
-    longest: int
-    """Tokens of the longest call, its output included."""
-
-    def pool_tokens(self, pool: str) -> int:
-        wanted = max(POOLS[pool] * self.trie, self.longest + 4 * PAGE_SIZE)
-        return -(-int(wanted) // PAGE_SIZE) * PAGE_SIZE
 
 
 class Found(NamedTuple):
@@ -105,7 +105,7 @@ def run_weft(contender: str, work: Workload, url: str, salt: str) -> Found:
         results = flow.run(work.rows, on=f"{url}/v1", optimise=False, progress=False)
     else:
         with Client(url) as client:
-            results = flow.run(work.rows, on=client, progress=False)
+            results = flow.run(work.rows, on=client, progress=False, **WEFT[contender])
     seconds = time.perf_counter() - began
     if results.errors:
         raise RuntimeError(f"row {results.errors[0].row} failed: {results.errors[0].message}")
@@ -125,7 +125,7 @@ def run_once(contender: str, work: Workload, url: str, model: str) -> Found:
     return Found(time.perf_counter() - began, client.used, client.answers)
 
 
-def size_of(work: Workload, checkpoint: Path, kv_tokens: int) -> Size:
+def floor_here(args: argparse.Namespace, work: Workload, checkpoint: Path, kv_tokens: int) -> Floor:
     """Run a workload once, with room for everything, and count the tokens of its calls."""
     tokenizer = load_tokenizer(str(checkpoint))
     with weft_server(checkpoint, kv_tokens) as url:
@@ -135,14 +135,18 @@ def size_of(work: Workload, checkpoint: Path, kv_tokens: int) -> Size:
         ids: list[int] = unpack_tokens(tokenizer.encode(text, add_special_tokens=False)).tolist()
         return ids
 
-    calls = [
-        (encoded(render(ChatPrompt(messages=messages[:-1]), tokenizer)), encoded(messages[-1]["content"]))
-        for messages in client.conversations
-    ]
-    if sum(len(prompt) for prompt, _ in calls) != client.used.prompt:
+    calls = {
+        call: (encoded(render(ChatPrompt(messages=messages[:-1]), tokenizer)), encoded(messages[-1]["content"]))
+        for call, messages in client.conversations.items()
+    }
+    if sum(len(prompt) for prompt, _ in calls.values()) != client.used.prompt:
         raise RuntimeError("the benchmark renders prompts otherwise than the server")
-    counted = tokens.count(calls)
-    return Size(counted.total, counted.prefill, max(len(prompt) + len(output) for prompt, output in calls))
+    engines = None
+    if args.profile is not None:
+        forward = decode_profile(json.dumps(json.loads(args.profile.read_text())["profile"]).encode()).forward
+        config = EngineConfig()
+        engines = FloorEngines(forward, kv_tokens, config.max_running, step_tokens(config))
+    return floor_of(work.graph, calls, engines)
 
 
 # The comparison
@@ -153,24 +157,25 @@ def measure(args: argparse.Namespace, record: dict[str, Any], checkpoint: Path) 
     for name in args.workloads:
         work = workload(name, args.scale, args.calls, duplicates=not args.no_duplicates)
         found = record["results"].setdefault(name, {})
-        if "size" not in found:
+        if "floor" not in found:
             generous = sum(len(text) for row in work.rows for text in row.values()) + work.num_calls * 4000
-            size = size_of(work, checkpoint, -(-generous // PAGE_SIZE) * PAGE_SIZE)
-            found |= {"rows": len(work.rows), "calls": work.num_calls, "size": size._asdict(), "pools": {}}
+            floor = floor_here(args, work, checkpoint, -(-generous // PAGE_SIZE) * PAGE_SIZE)
+            found |= {"rows": len(work.rows), "calls": work.num_calls, "floor": floor._asdict(), "pools": {}}
             keep(args, record)
-        size = Size(**found["size"])
-        print(f"{name}: {len(work.rows)} rows, {work.num_calls} calls, {size}", flush=True)
+        floor = Floor(**found["floor"])
+        print(f"{name}: {len(work.rows)} rows, {work.num_calls} calls, {floor}", flush=True)
         for pool in args.pools:
-            runs = found["pools"].setdefault(pool, {"kv_tokens": size.pool_tokens(pool), "runs": {}})["runs"]
+            kv_tokens = floor.pool_tokens(POOLS[pool])
+            runs = found["pools"].setdefault(pool, {"kv_tokens": kv_tokens, "runs": {}})["runs"]
             own = [contender for contender in args.contenders if contender != VLLM]
             if any(len(runs.get(contender, [])) < args.runs for contender in own):
-                with weft_server(checkpoint, size.pool_tokens(pool)) as url:
+                with weft_server(checkpoint, kv_tokens) as url:
                     take_turns(args, record, runs, own, work, url, checkpoint)
             if VLLM in args.contenders and len(runs.get(VLLM, [])) < args.runs:
                 threads = kernel_threads(None, usable_cores())
-                with vllm_server(checkpoint, threads, size.pool_tokens(pool), size.longest + PAGE_SIZE) as url:
+                with vllm_server(checkpoint, threads, kv_tokens, floor.longest + PAGE_SIZE) as url:
                     take_turns(args, record, runs, [VLLM], work, url, checkpoint)
-            print("\n".join(summary(pool, runs, size)), flush=True)
+            print("\n".join(summary(pool, runs, floor)), flush=True)
 
 
 def take_turns(
@@ -198,15 +203,16 @@ def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
         write_record(args.json, record)
 
 
-def summary(pool: str, runs: dict[str, list[dict[str, Any]]], size: Size) -> list[str]:
+def summary(pool: str, runs: dict[str, list[dict[str, Any]]], floor: Floor) -> list[str]:
     """A line for each contender."""
     lines = [f"  {pool} pool"]
     for contender, found in runs.items():
         seconds = Spread.of([run["seconds"] for run in found])
-        computed = statistics.median((run["prompt"] - run["cached"]) / size.minimum for run in found)
+        computed = statistics.median((run["prompt"] - run["cached"]) / floor.minimum for run in found)
         ratios = [other["seconds"] / run["seconds"] for other, run in zip(runs.get(REFERENCE, []), found, strict=False)]
         ratio = f", {Spread.of(ratios).text(2)} x clients" if ratios else ""
-        lines.append(f"    {contender:14} {seconds.text(2)} s, prefill {computed:.2f} x minimum{ratio}")
+        bound = f", {seconds.median / floor.seconds:.2f} x lower bound" if floor.seconds else ""
+        lines.append(f"    {contender:14} {seconds.text(2)} s, prefill {computed:.2f} x minimum{bound}{ratio}")
     return lines
 
 
@@ -216,11 +222,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     names = {"workloads": SHAPES, "contenders": CONTENDERS, "pools": POOLS}
     for name, known in names.items():
-        parser.add_argument(f"--{name}", default=",".join(known), help=f"comma-separated: {', '.join(known)}")
+        usual = USUAL if name == "contenders" else known
+        parser.add_argument(f"--{name}", default=",".join(usual), help=f"comma-separated: {', '.join(known)}")
     parser.add_argument("--model", choices=MODELS, default="qwen3-0.1b", help="random weights in this shape")
     parser.add_argument("--scale", type=float, default=8.0, help="divides all lengths (8)")
     parser.add_argument("--calls", type=int, default=150, help="of a workload, about; at least one row (150)")
     parser.add_argument("--runs", type=int, default=3, help="of each contender (3)")
+    parser.add_argument(
+        "--profile", type=Path, help="what `weft profile CHECKPOINT --json` wrote: gives the lower bound in time"
+    )
     parser.add_argument("--no-duplicates", action="store_true", help="no two calls of a row are equal")
     parser.add_argument("--vllm-python", help=f"the interpreter of an environment with vLLM ({PYTHON_VARIABLE})")
     parser.add_argument("--json", type=Path, help="write every run to this file")

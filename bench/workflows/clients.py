@@ -50,9 +50,9 @@ class GraphClient:
         self.used = Used()
 
     @property
-    def conversations(self) -> list[list[Json]]:
+    def conversations(self) -> Mapping[tuple[int, str], list[Json]]:
         """The messages of every call, its answer last."""
-        return list(self._chats.values())
+        return self._chats
 
     def needs(self, name: str) -> set[str]:
         """The calls whose answers a call uses."""

@@ -6,6 +6,7 @@ number of tokens that is drawn with the workflow, around the mean of the paper.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -151,21 +152,25 @@ def parallel_reviews(graph: _Graph) -> None:
     graph.call("writer", "".join(reports), graph.text(1250))
 
 
-def trading(graph: _Graph) -> None:
+def trading(graph: _Graph, branches: int = 8, rounds: int = 2) -> None:
     """4 analysts, 2 researchers and a manager, 8 branches and a fund manager: 88 calls, of which 56 differ.
 
     The paper gives 19 agents and 88 operators and not how they divide. A branch is here: the analysts again, as calls
-    equal to the first ones, a trader, three risk managers, and two of them once more after they heard the others.
+    equal to the first ones, a trader, three risk managers, and two of them once more after they heard the others. More
+    rounds are further answers of the researchers and of these two risk managers.
     """
     subjects = ("market", "social", "news", "fundamentals")
     analysts = [graph.call(f"report_{subject}", f"{{{{{subject}}}}}", graph.text(150)) for subject in subjects]
     facts = "".join(analysts)
     bull = graph.call("bull", facts, graph.text(200))
     bear = graph.call("bear", facts + bull, graph.text(200))
+    for number in range(2, rounds):
+        bull = graph.call(f"bull_{number}", bear, chat="bull" if number == 2 else f"bull_{number - 1}")
+        bear = graph.call(f"bear_{number}", bull, chat="bear" if number == 2 else f"bear_{number - 1}")
     plan = graph.call("manager", facts + bull + bear, graph.text(200))
     risks = [graph.text(150) for _ in range(3)]
     system, verdicts = graph.text(120), []
-    for branch in range(8):
+    for branch in range(branches):
         for subject in subjects:
             graph.again(f"report{branch}_{subject}", f"report_{subject}")
         trader = graph.call(f"trader{branch}", facts + plan + graph.text(150), system)
@@ -175,12 +180,18 @@ def trading(graph: _Graph) -> None:
                        chat=f"risk{branch}_{n}")
             for n in range(2)
         ]  # fmt: skip
+        for number in range(2, rounds):
+            before = [f"answer{branch}_{n}" if number == 2 else f"answer{branch}_{n}_{number - 1}" for n in range(2)]
+            again = [
+                graph.call(f"answer{branch}_{n}_{number}", again[1 - n] + first[2], chat=before[n]) for n in range(2)
+            ]
         verdicts += [trader, first[2], *again]
     graph.call("fund", facts + plan + "".join(verdicts), graph.text(200))
 
 
 class _Shape(NamedTuple):
-    make: Callable[[_Graph], None]
+    make: Callable[..., None]
+    """Adds the calls to a `_Graph`."""
     output_tokens: int
     """Mean of a call."""
     inputs: Mapping[str, int]
@@ -205,14 +216,22 @@ SHAPES: Mapping[str, _Shape] = {
 
 
 def workload(
-    name: str, scale: float, max_calls: int | None = None, seed: int = 0, *, duplicates: bool = True
+    name: str,
+    scale: float,
+    max_calls: int | None = None,
+    seed: int = 0,
+    *,
+    duplicates: bool = True,
+    num_rows: int | None = None,
+    **changes: int,
 ) -> Workload:
     """A workflow with lengths divided by `scale`, and at most the rows of the paper: as many as give `max_calls` calls,
-    one at least. Without `duplicates` no two calls of a row are equal."""
+    one at least; or `num_rows`. Without `duplicates` no two calls of a row are equal. `changes` are arguments of the
+    function of the workflow, for trading `branches` and `rounds`."""
     shape = SHAPES[name]
     draw = _Draw(seed, scale)
     graph = _Graph(draw, shape.output_tokens, duplicates=duplicates)
-    shape.make(graph)
+    shape.make(graph, **changes)
     common: Json = {"temperature": 0, "ignore_eos": True, "allowed_token_ids": list(LETTERS)}
     raw = {
         "version": 1,
@@ -220,9 +239,10 @@ def workload(
         "nodes": [{**node, **common} for node in graph.nodes],
         "outputs": _results(graph.nodes),
     }
-    num_rows = shape.rows if max_calls is None else max(1, min(shape.rows, max_calls // len(graph.nodes)))
+    if num_rows is None:
+        num_rows = shape.rows if max_calls is None else max(1, min(shape.rows, max_calls // len(graph.nodes)))
     rows = [{key: draw.text(tokens) for key, tokens in shape.inputs.items()} for _ in range(num_rows)]
-    num_distinct = shape.num_distinct if duplicates else len(graph.nodes)
+    num_distinct = len({json.dumps([{**node, "id": ""}]) for node in graph.nodes})
     return Workload(name, graph_from_dict(raw), tuple(rows), num_distinct)
 
 

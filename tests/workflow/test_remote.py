@@ -18,6 +18,7 @@ from weft import ops
 from weft.abi.errors import ConfigError, LimitExceeded, Unsupported, WeftError
 from weft.client import Client, ServerError
 from weft.workflow.run.instructions import RunLimits
+from weft.workflow.run.planning import RunPlanner
 
 ROWS = [{"topic": f"topic {number}"} for number in range(6)]
 THREADS: set[str] = set()
@@ -113,6 +114,20 @@ def test_limits_and_fields_go_along(client: Client) -> None:
             tell.run(ROWS, on=client, **{name: value})
     with pytest.raises(ServerError, match="'other' is not served"):
         tell.run(ROWS, on=client, model="other")
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_plans_can_be_left_out(client: Client, monkeypatch: pytest.MonkeyPatch, planned: bool) -> None:
+    made: list[RunPlanner] = []
+
+    def noted(*args: Any) -> RunPlanner:
+        made.append(RunPlanner(*args))
+        return made[-1]
+
+    monkeypatch.setattr("weft.workflow.service.execution.RunPlanner", noted)
+    results = tell.run([{"topic": f"planned: {planned}"}], on=client, planned=planned)
+    assert not results.errors
+    assert len(made) == planned
 
 
 def test_leaving_early_cancels_the_run(client: Client) -> None:

@@ -34,8 +34,8 @@ class AsyncApiCaller(Protocol):
 
 
 class Workflows:
-    """Stores workflows and runs them on the server. `options` of a run: `limits`, `cache`, `optimise`, `model`,
-    `priority`, `cache_salt`, `functions`, `stream` (names of outputs), `starts`, as in the HTTP API."""
+    """Stores workflows and runs them on the server. `options` of a run: `limits`, `cache`, `optimise`, `planned`,
+    `model`, `priority`, `cache_salt`, `functions`, `stream` (names of outputs), `starts`, as in the HTTP API."""
 
     def __init__(self, client: ApiCaller):
         self._client = client

@@ -59,6 +59,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_token_s: float
     saturation_tokens: int
     link_bytes_per_s: float
+    per_kv_s: float = 0.0
 
 
 def known_devices(page_size: int = PAGE_SIZE) -> dict[str, Device]:
@@ -129,22 +130,22 @@ def _device(name: str, entry: _Entry, page_size: int) -> Device:
         kv_tokens=entry.kv_tokens,
         page_size=page_size,
         bytes_per_page=bytes_per_page,
-        forward=linear_forward(entry.base_s, entry.per_token_s),
+        forward=linear_forward(entry.base_s, entry.per_token_s, entry.per_kv_s),
         swap_out=swap,
         swap_in=swap,
         saturation_tokens=entry.saturation_tokens,
     )
 
 
-def linear_forward(base_s: float, per_token_s: float) -> ForwardModel:
-    """T_fwd that depends on the query tokens alone."""
+def linear_forward(base_s: float, per_token_s: float, per_kv_s: float = 0.0) -> ForwardModel:
+    """T_fwd that depends on the query tokens, and on the KV entries that rows read."""
     return ForwardModel(
         base_s=base_s,
         head_s=0.0,
         per_row_s=0.0,
         per_output_s=0.0,
-        per_decode_kv_s=0.0,
-        per_chunk_kv_s=0.0,
+        per_decode_kv_s=per_kv_s,
+        per_chunk_kv_s=per_kv_s,
         per_chunk_pair_s=0.0,
         knots=(),
         slopes=(per_token_s,),

@@ -16,6 +16,7 @@ from weft.sched.sequence import ReturnOrder
 from weft.sim.cheapest import cheapest_waste
 from weft.sim.clock import VirtualClock
 from weft.sim.devices import Device
+from weft.sim.engine import SimulatedEngine, StepObserver
 from weft.sim.loop import Simulation, StepDigest
 from weft.sim.metrics import Summary, WasteLedger, summarise
 from weft.sim.policies import make_scheduler
@@ -82,18 +83,7 @@ def simulate(
         raise ConfigError(
             f"the longest session has {longest} tokens, and the device has room for {device.kv_tokens} tokens of KV"
         )
-    config = SchedulerConfig(
-        max_context=longest + 1,
-        max_running=settings.max_running,
-        max_step_tokens=settings.max_step_tokens,
-        saturation_tokens=device.saturation_tokens if settings.saturate else None,
-        max_waiting=1 << 30,
-        vocab_size=VOCAB_SIZE,
-        latency_factor=settings.latency_factor,
-        min_share=settings.min_share,
-        seed=seed,
-        return_order=settings.return_order,
-    )
+    config = scheduler_config(device, settings, longest + 1, seed)
     spec = worker_spec(device, settings, config.max_context)
     cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
     clock, costs, known = VirtualClock(), device.costs(), KnownTokens()
@@ -133,6 +123,45 @@ def simulate(
         scheduler_stats=scheduler.stats(),
         digest=digest.hexdigest() if with_digest else "",
     )
+
+
+def scheduler_config(device: Device, settings: SimulationSettings, max_context: int, seed: int) -> SchedulerConfig:
+    """What bounds the steps of a simulated engine, whose sequences have at most `max_context` tokens."""
+    return SchedulerConfig(
+        max_context=max_context,
+        max_running=settings.max_running,
+        max_step_tokens=settings.max_step_tokens,
+        saturation_tokens=device.saturation_tokens if settings.saturate else None,
+        max_waiting=1 << 30,
+        vocab_size=VOCAB_SIZE,
+        latency_factor=settings.latency_factor,
+        min_share=settings.min_share,
+        seed=seed,
+        return_order=settings.return_order,
+    )
+
+
+def simulated_engine(
+    device: Device,
+    settings: SimulationSettings,
+    clock: VirtualClock,
+    observers: Sequence[StepObserver] = (),
+    *,
+    max_context: int | None = None,
+    seed: int = 0,
+    prefix_cache: bool = True,
+) -> SimulatedEngine:
+    """An engine of its own on a clock that others may share. Its sequences have at most `max_context` tokens, None: as
+    many as fit."""
+    max_context = device.num_pages * device.page_size if max_context is None else max_context
+    config = scheduler_config(device, settings, max_context, seed)
+    config = msgspec.structs.replace(config, prefix_cache=prefix_cache)
+    spec = worker_spec(device, settings, max_context)
+    cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)
+    costs = device.costs()
+    scheduler = make_scheduler(settings.policy, config, cache, costs, settings.estimator)
+    worker = CostModelWorker(spec, costs, clock, synchronous_swaps=settings.synchronous_swaps)
+    return SimulatedEngine(scheduler, worker, clock, observers)
 
 
 def worker_spec(device: Device, settings: SimulationSettings, max_context: int) -> WorkerSpec:

@@ -187,6 +187,7 @@ class ServerRun:
             self.rows,
             limits=None if limits is None else limits._asdict(),
             optimise=self._options.get("optimise"),
+            planned=self._options.get("planned"),
             model=self._options.get("model"),
             functions=sorted(self._functions) or None,
             stream=list(self._options.get("stream", ())) or None,

@@ -149,7 +149,7 @@ def test_a_plan_that_fails_for_a_mistake_of_ours_ends_the_run(monkeypatch: pytes
     def broken(*args: object) -> None:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr("weft.workflow.run.planning.make_plan", broken)
+    monkeypatch.setattr("weft.workflow.run.plan_rounds.make_plan", broken)
     with pytest.raises(RuntimeError, match="a mistake"):
         PlannedRun(graph(llm("a", "{{q}}"))).run(rows_of(2))
 

@@ -143,6 +143,7 @@ def _spec(fields: WorkflowRunRequest) -> WorkflowRunSpec:
         limits=RunLimits(limits.calls, limits.tokens),
         cache=fields.cache,
         optimise=fields.optimise,
+        planned=fields.planned,
         model=fields.model,
         priority=fields.priority,
         cache_salt=fields.cache_salt,

@@ -84,6 +84,9 @@ class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
         bool, Meta(description="Whether calls that can only be answered in one way may have an earlier answer.")
     ] = True
     optimise: Annotated[bool, Meta(description="Whether the optimiser may rewrite the graph first.")] = True
+    planned: Annotated[
+        bool, Meta(description="Whether calls run in the order of plans; else row by row, with equal results.")
+    ] = True
     functions: Annotated[
         list[str],
         Meta(description="Functions of nodes that the client calls: the run waits for their results as variables."),

@@ -80,13 +80,16 @@ def operator_work(operator: Operator, prompt_tokens: _Rows, prefill_tokens: floa
     )
 
 
-def work_bound_s(work: EngineWork, forward: ForwardModel, max_step_tokens: int, kv_tokens: int) -> float:
+def work_bound_s(
+    work: EngineWork, forward: ForwardModel, max_step_tokens: int, kv_tokens: int, max_rows: int | None = None
+) -> float:
     """Seconds that one engine takes for the work at least, however it is batched: each token, output row and KV entry
-    costs what it costs in the best of steps, and there are no fewer steps than the limits of a step allow."""
+    costs what it costs in the best of steps, and there are no fewer steps than the limits of a step allow. `max_rows`
+    are the calls that decode in one, None: any number."""
     tokens = work.prefill_tokens + work.decodes
     if not tokens:
         return 0.0
-    steps = math.ceil(max(tokens / max_step_tokens, work.own_kv / kv_tokens))
+    steps = math.ceil(max(tokens / max_step_tokens, work.own_kv / kv_tokens, work.decodes / (max_rows or math.inf)))
     sizes = [max_step_tokens, *(knot for knot in forward.knots if knot < max_step_tokens)]
     per_token_s = min(forward.tokens_s(size) / size for size in sizes)
     return (

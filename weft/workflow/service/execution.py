@@ -67,7 +67,8 @@ class _Prepared(NamedTuple):
 
     executed: str
     state: RunState
-    planner: RunPlanner
+    planner: RunPlanner | None
+    """None: calls run row by row."""
     journal: RunJournal
     endings: Endings
     feed: RunFeed
@@ -117,7 +118,9 @@ class RunExecution:
         counts = record.ended_counts._replace(rows=len(endings.rows), failed_rows=endings.num_failed)
         order = PlannedOrder(row_by_row(executed))
         state = RunState(executed, order, record.spec.limits, counts=counts)
-        planner = RunPlanner(executed, order, plan_sources(self._models, record.model))
+        planner = None
+        if record.spec.planned:
+            planner = RunPlanner(executed, order, plan_sources(self._models, record.model))
         journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks))
         calls = streamed_calls(executed, record.spec.stream)
         # Positions grow with time, so that those of an earlier execution lie before all of this one.

@@ -23,6 +23,8 @@ class WorkflowRunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether calls may have answers of equal earlier ones of the tenant."""
     optimise: bool = True
     """Whether the optimiser may rewrite the graph first."""
+    planned: bool = True
+    """Whether calls run in the order of plans; else row by row."""
     model: str | None = None
     """A served name, for calls that name none."""
     priority: int = 0

@@ -1,0 +1,272 @@
+"""Workflows on simulated engines: Weft against clients that know nothing of KV, on the same engines.
+
+    python -m bench.simulated_workflows [--parts helium ablation order scaling ...] [--workloads trading ...]
+                                        [--json FILE] [--resume] [--jobs 1] [--most N]
+
+The real scheduler, cache, router, planner and runner, on a virtual clock and devices of `weft/sim/devices.toml`. The
+same command gives the same figures on any machine. The file is written after each simulation, and `--resume` uses the
+ones that it has; `--most` ends the command after so many.
+
+    helium    the eight workflows of Helium's section 7, its rows and lengths, Qwen3 8B on two H100: Weft, and clients
+              that go query by query, operator by operator, or send each call when its inputs are there
+    ablation  what the parts of Weft are worth there
+    pools     trading and debate in pools of a third of all KV, and of all
+    order     hit rates of trading by the order of calls alone (Helium, table 4)
+    scaling   trading by rows, branches, rounds and engines (Helium, figure 8)
+
+and Parrot's section 8, LLaMA 13B on an A100 and 7B on four A6000:
+
+    chain       a summary of 20,000 tokens, chunk after chunk; clients are 200 to 300 ms away from the service
+    beside      the same beside requests of chat, on an engine that is held to 6,144 tokens
+    map_reduce  the same document in parts, beside an engine that is held to 4,096 tokens and one that is not
+    users       four applications with long prompts that their users share
+    mixed       chat and map-reduce on four engines
+
+Workflows of Helium run in two ways: `merged`, with the equal calls that they have, which Weft makes once; and
+`distinct`, with none, every call begun like the one that it would be equal to. Tokens computed from prompts are given
+over the *minimum* (tokens of the trie of all prompts and outputs that no call decodes), times over the *lower bound*:
+the larger of all work, with each different token computed once in full steps, and the longest chain of calls, by the
+cost model. To be quick, all lengths of these workflows are divided by 4, and so are the KV pool and its pages, while
+reading a KV entry takes four times as long: all terms of a run's time are divided by 4, and the tokens of a step are as
+many. Times are given as they are simulated, a quarter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bench.simulations import Simulations, add_arguments, find_parts, gather
+from bench.workflows import parrot
+from bench.workflows.floor import PAGE_SIZE
+from bench.workflows.played import CONTENDERS, least, play, shrunk
+from bench.workflows.shapes import SHAPES, Workload, workload
+from weft.cli.bench.record import heading, surroundings
+from weft.sim.devices import Device, find_device
+
+DEVICE, ENGINES = "qwen3-8b-h100", 2
+BASELINES = ("clients", "query-wise", "operator-wise")
+PARTS_OF_WEFT = (
+    "clients-merged",
+    "clients-routed",
+    "weft-profiled",
+    "weft-unplanned",
+    "weft-all-at-once",
+    "weft-unmerged",
+    "weft-least-queue",
+)
+SCALE = 4
+"""Divides all lengths, see `shrunk`."""
+SCALED_ROWS, SCALED_BRANCHES, SCALED_ROUNDS, SCALED_ENGINES = (8, 16, 40, 80), (4, 8, 16), (2, 3, 4, 5), (1, 2, 4)
+POOLS = {"small": 1 / 3, "large": 1.25}
+
+Found = Mapping[str, Any]
+
+
+class Setting(NamedTuple):
+    """A workload on some engines. None: as in the paper."""
+
+    name: str
+    merged: bool
+    rows: int | None = None
+    branches: int | None = None
+    rounds: int | None = None
+    engines: int = ENGINES
+    kv_tokens: int | None = None
+    """Of each engine."""
+
+    def __str__(self) -> str:
+        kind = "merged" if self.merged else "distinct"
+        options = ("rows", self.rows), ("branches", self.branches), ("rounds", self.rounds), ("KV", self.kv_tokens)
+        given = "".join(f", {name} {value}" for name, value in options if value is not None)
+        return f"{self.name}, {kind}{given}, {self.engines} engines"
+
+    def work(self) -> Workload:
+        changes = {name: value for name, value in (("branches", self.branches), ("rounds", self.rounds)) if value}
+        return workload(self.name, SCALE, duplicates=self.merged, num_rows=self.rows, **changes)
+
+    def device(self) -> Device:
+        device = shrunk(find_device(DEVICE), SCALE)
+        return device if self.kv_tokens is None else msgspec.structs.replace(device, kv_tokens=self.kv_tokens)
+
+
+class FloorCase(NamedTuple):
+    """What a workload needs at least."""
+
+    setting: Setting
+
+    @property
+    def key(self) -> str:
+        """As `Case`."""
+        return f"floor of {self.setting}"
+
+    def run(self) -> dict[str, Any]:
+        """A `Floor`, and its calls."""
+        found = least(self.setting.work(), self.setting.device(), self.setting.engines)
+        return {**found._asdict(), "seconds": found.seconds}
+
+
+class PlayedCase(NamedTuple):
+    """A contender with a workload."""
+
+    contender: str
+    setting: Setting
+
+    @property
+    def key(self) -> str:
+        """As `Case`."""
+        return f"{self.contender}: {self.setting}"
+
+    def run(self) -> dict[str, Any]:
+        """A `PlayedRun`."""
+        setting = self.setting
+        found = play(setting.work(), CONTENDERS[self.contender], setting.device(), setting.engines, scale=SCALE)
+        return {**found._asdict(), "hit_rate": found.hit_rate}
+
+
+class Parts:
+    """What each part finds in simulations. Every method raises `Unknown` for the simulations that it lacks."""
+
+    def __init__(self, simulations: Simulations, names: Sequence[str]):
+        self._find = simulations
+        self._names = names
+
+    def helium(self) -> Found:
+        """All contenders in all workflows, and the mean gain over asynchronous clients."""
+        return self._summed(self._table([Setting(name, merged) for merged in (False, True) for name in self._names],
+                                        ("weft", *BASELINES)))  # fmt: skip
+
+    def ablation(self) -> Found:
+        """Parts of Weft."""
+        settings = [Setting(name, merged) for merged in (False, True) for name in self._names]
+        return self._table(settings, ("weft", "clients", *PARTS_OF_WEFT))
+
+    def pools(self) -> Found:
+        """One engine that holds a part of all KV."""
+        settings = []
+        for name in self._names:
+            floor = self._find(FloorCase(Setting(name, False)))
+            for part in POOLS.values():
+                kv = max(int(part * floor["trie"] / ENGINES), floor["longest"] + 4 * PAGE_SIZE) // PAGE_SIZE * PAGE_SIZE
+                settings.append(Setting(name, False, kv_tokens=kv))
+        return self._table(settings, ("weft", "clients", "weft-unplanned", "weft-profiled", "clients-routed"))
+
+    def order(self) -> Found:
+        """Trading without equal calls."""
+        return self._table([Setting("trading", False)], ("weft", "weft-profiled", "weft-unplanned", *BASELINES))
+
+    def scaling(self) -> Found:
+        """Trading, larger."""
+        settings = [Setting("trading", True, rows=rows) for rows in SCALED_ROWS]
+        settings += [Setting("trading", True, branches=count) for count in SCALED_BRANCHES]
+        settings += [Setting("trading", True, rounds=count) for count in SCALED_ROUNDS]
+        settings += [Setting("trading", True, engines=count) for count in SCALED_ENGINES]
+        return self._table(settings, ("weft", "clients"))
+
+    def _table(self, settings: Iterable[Setting], contenders: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Figures by setting and contender."""
+        settings = list(dict.fromkeys(settings))
+        floors = gather_both(self._find, [FloorCase(one) for one in settings],
+                             [PlayedCase(name, one) for one in settings for name in contenders])  # fmt: skip
+        table: dict[str, dict[str, Any]] = {}
+        for setting in settings:
+            floor = floors[FloorCase(setting)]
+            reference = floors[PlayedCase("clients", setting)]["seconds"]
+            table[str(setting)] = {
+                name: _figures(floors[PlayedCase(name, setting)], floor, reference) for name in contenders
+            }
+        return table
+
+    def _summed(self, table: dict[str, dict[str, Any]]) -> Found:
+        for kind in ("distinct", "merged"):
+            gains = {
+                name: [row[name]["gain"] for key, row in table.items() if f", {kind}," in key]
+                for name in ("weft", *BASELINES)
+            }
+            table[f"mean, {kind}"] = {
+                name: {"gain": statistics.fmean(values)} for name, values in gains.items() if values
+            }
+        return table
+
+    def chain(self) -> Found:
+        """Chains over documents."""
+        return parrot.summaries(self._find, "chain")
+
+    def map_reduce(self) -> Found:
+        """Map-reduce over documents."""
+        return parrot.summaries(self._find, "map_reduce")
+
+    def beside(self) -> Found:
+        """Chains beside chat."""
+        return parrot.chains_beside_chat(self._find)
+
+    def users(self) -> Found:
+        """Four applications."""
+        return parrot.users(self._find)
+
+    def mixed(self) -> Found:
+        """Chat and map-reduce."""
+        return parrot.mixed(self._find)
+
+
+def gather_both(find: Callable[[Any], Any], *groups: Sequence[Any]) -> dict[Any, Any]:
+    """As `gather`, of cases of several kinds."""
+    return gather(find, [case for group in groups for case in group])
+
+
+def _figures(run: Found, floor: Found, reference_s: float) -> dict[str, Any]:
+    return {
+        "seconds": run["seconds"],
+        "gain": reference_s / run["seconds"],
+        "over_bound": run["seconds"] / floor["seconds"],
+        "prefill": run["prefill_tokens"] / floor["minimum"],
+        "hit_rate": run["hit_rate"],
+        "rows_per_step": run["rows_per_step"],
+        "busy_share": run["busy_share"],
+    }
+
+
+def shown(found: Found) -> Iterable[str]:
+    """The lines of a part."""
+    if not any("over_bound" in figures for row in found.values() for figures in row.values()):
+        yield from parrot.shown(found)
+        return
+    for setting, row in found.items():
+        yield f"  {setting}"
+        for name, figures in row.items():
+            if "seconds" not in figures:
+                yield f"    {name:18} {figures['gain']:.2f} x clients"
+                continue
+            yield (
+                f"    {name:18} {figures['seconds']:9.1f} s  {figures['gain']:5.2f} x clients"
+                f"  {figures['over_bound']:6.2f} x bound  prefill {figures['prefill']:.2f}"
+                f"  hits {figures['hit_rate']:.3f}  rows {figures['rows_per_step']:.0f}"
+                f"  busy {figures['busy_share']:.2f}"
+            )
+
+
+ALL_PARTS = ("helium", "order", "ablation", "pools", "scaling", "chain", "beside", "map_reduce", "users", "mixed")
+
+
+def main() -> None:
+    """Simulate what is missing, and print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.simulated_workflows",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser, ALL_PARTS)
+    parser.add_argument("--workloads", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    args = parser.parse_args()
+    print(heading(surroundings()))
+    simulations = Simulations(args.json, resume=args.resume, module="bench.simulated_workflows")
+    parts = Parts(simulations, args.workloads)
+    find_parts(simulations, {name: getattr(parts, name) for name in args.parts}, shown, args)
+
+
+if __name__ == "__main__":
+    main()
