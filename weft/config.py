@@ -384,6 +384,9 @@ class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Maximum number of waiting runs of a tenant; more are refused with 429."""
     max_run_bytes: int = 1 << 30
     """Maximum total size of rows and results of a tenant's runs; no further run starts beyond it."""
+    max_value_bytes: int = 512 << 20
+    """Maximum total size of the values that nodes of a tenant's runs have made, of rows in progress. Beyond it, nodes
+    fail; rows wait from half of it on."""
     max_cache_bytes: int = 1 << 30
     """Maximum total size of a tenant's answers in the prompt cache; the least recently used ones go first."""
     max_kept_runs: int = 200

@@ -366,3 +366,29 @@ def test_refused_calls_leave_no_session_and_count_for_nothing(shared: RunningSer
     shared.wait_until(lambda: not sessions["alice", "mine"].run.num_waiting)
     after = shared.on_loop(lambda: sessions["alice", "mine"].num_bytes)
     assert after - before < 100  # what calls have made since
+
+
+def test_a_graph_that_loops_for_ever_keeps_nobody_waiting(alice: httpx.Client, shared: RunningServer) -> None:
+    inside, outputs = text("t", "{{v4}}"), {"v4": "t"}
+    for level in (4, 3, 2, 1):
+        init = {f"v{level}": f"v{level - 1}"}
+        inside = {"id": f"l{level}", "op": "loop", "init": init, "body": body(inside, **outputs), "max_rounds": 1000}
+        outputs = {f"v{level - 1}": f"l{level}.v{level}"}
+    submit(alice, {"session_id": "loops", "nodes": [text("v0", "x"), inside]})
+    with shared.http(headers=BOB) as bob:
+        assert value(bob, ids(submit(bob, {"session_id": "s", "nodes": [text("a", "x")]}))["a"]) == "x"
+        bob.delete("/v1/sessions/s")
+    assert alice.delete("/v1/sessions/loops").status_code == 200
+
+
+def test_values_of_a_tenant_s_sessions_are_bounded() -> None:
+    config = WorkflowsConfig(max_session_bytes=1 << 20)
+    with running(workflows=partial(WorkflowService, config=config)) as server, server.http() as client:
+        doubled = [text(f"t{n}", f"{{{{t{n - 1}}}}}{{{{t{n - 1}}}}}") for n in range(1, 20)]
+        made = ids(submit(client, {"session_id": "s", "nodes": [text("t0", "x" * 1000), *doubled]}))
+        card = client.get(f"/v1/variables/{made['t19']}").json()
+        assert (card["status"], card["error"]["code"]) == ("failed", "limit_exceeded")
+        assert "workflows.max_session_bytes" in card["error"]["message"]
+        client.delete("/v1/sessions/s")
+        (budget,) = [server.service.workflows.evaluations.of_sessions("")]
+        assert budget.held_bytes == 0

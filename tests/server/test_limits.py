@@ -8,11 +8,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.server.conftest import ManualTimer, RunningServer, running
 from tests.server.test_disconnect import BODIES, connect, head_of, read_to_end, read_until
 from tests.server.test_requests import error_of
-from weft.server.protocol import MAX_HEAD_BYTES
+from weft.server.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from weft.server.run import REPEATED_SIGNAL_S
 
 JSON = {"content-type": "application/json"}
@@ -66,6 +67,36 @@ def test_chunked_bodies_are_counted_as_they_come(small: RunningServer) -> None:
     with small.http() as client:
         parts = iter([b'{"prompt": ', b'"ab", "max_', b'tokens": 1}'])
         assert client.post("/v1/completions", content=parts, headers=JSON).status_code == 200
+
+
+def test_small_chunks_become_one_part(small: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client sends at once is handed over at once; each chunk alone would cost a copy of those before it."""
+    handed_over: list[bytes] = []
+    take = HttpToolsProtocol.on_body
+
+    def counted(self: HttpToolsProtocol, body: bytes) -> None:
+        handed_over.append(body)
+        take(self, body)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", counted)
+    body = b'{"prompt": "ab", "max_tokens": 1}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    trailers = b"Content-Type: text/plain\r\n"
+    request = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n" + trailers + b"\r\n"
+    last = head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    answer = exchange(small, iter([request + last]))
+    assert answer.count(b"HTTP/1.1 200 OK") == 2  # trailers change nothing
+    assert handed_over == [body, body]
+
+
+def test_requests_that_come_at_once_are_bounded(small: RunningServer) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    few = exchange(small, iter([request * (MAX_PIPELINED - 1) + last]))
+    assert few.count(b"HTTP/1.1 200 OK") == MAX_PIPELINED
+    many = exchange(small, iter([request * (100 * MAX_PIPELINED) + last]))
+    assert many.count(b"HTTP/1.1 200 OK") < 100 * MAX_PIPELINED
 
 
 def test_headers_are_bounded(small: RunningServer) -> None:

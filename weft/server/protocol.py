@@ -24,6 +24,9 @@ from weft.server.connections import Connections
 MAX_HEAD_BYTES = 64 * 1024
 """Most bytes of a request line with all headers."""
 
+MAX_PIPELINED = 500
+"""Most requests in one read of a connection, 256 KB: each takes its time, and the event loop waits for all."""
+
 _NOT_HTTP = (400, "This is not a valid HTTP/1.1 request.")
 
 
@@ -47,6 +50,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _fed_bytes = 0
     """Bytes of a head that spans several reads: the parser reports a header only when it is complete."""
     _in_head = False
+    _num_begun = 0
+    """Requests that began in the read that is parsed."""
     _refusal = _NOT_HTTP
     """Status and message with which the next parser error is answered."""
     _ignored_upgrade: bytes | None = None
@@ -59,6 +64,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._unanswered: deque[RequestResponseCycle] = deque()
         """Requests whose responses are not complete, in order; the first is in progress."""
+        self._body: list[bytes] = []
+        """Parts of a body in the read that is parsed. Each alone would cost a copy of what the application has not read
+        yet, and a client decides how small they are."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request. If there are too many connections, the one that has waited longest is closed."""
@@ -97,12 +105,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse the bytes, and refuse a head that is too long."""
         self._unset_keepalive_if_required()
-        was_in_head = self._in_head
+        was_in_head, self._num_begun = self._in_head, 0
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self.send_400_response("")
             return
+        finally:
+            self._hand_over_body()
         self._wait_again()
         if self._in_head and was_in_head:
             self._fed_bytes += len(data)
@@ -122,6 +132,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Reset the counts of the head, and start its timer."""
         super().on_message_begin()
+        self._num_begun += 1
+        if self._num_begun > MAX_PIPELINED:
+            self._refuse(400, "This connection sends too many requests at once.")
         self._in_head, self._head_bytes, self._fed_bytes = True, 0, 0
         self._start_timer()
 
@@ -131,9 +144,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header against `MAX_HEAD_BYTES`."""
+        """Count a header against `MAX_HEAD_BYTES`. Those behind a body are ignored: the application has the head."""
         self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._body.append(body)
 
     def on_headers_complete(self) -> None:
         """The head is complete; the application takes over."""
@@ -152,6 +170,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete, unless it is to be parsed again."""
+        self._hand_over_body()
         if self._ignored_upgrade is None:
             super().on_message_complete()
 
@@ -182,6 +201,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # the same as in uvicorn
             self._feed(head + data[upgrade.args[0] :])
+
+    def _hand_over_body(self) -> None:
+        if self._body:
+            body, self._body = b"".join(self._body), []
+            super().on_body(body)
 
     def _should_upgrade(self) -> bool:
         # The handshake is a GET; the header is ignored in any other request. It is also ignored after requests that are

@@ -57,7 +57,9 @@ class Service:
         self.programs = programs(self.models)
         self.workflows = workflows(self.models)
         self.variables = VariableTable()
-        self.sessions = SessionService(self.models, self.variables, self.workflows.config, self.timer)
+        self.sessions = SessionService(
+            self.models, self.variables, self.workflows.config, self.workflows.evaluations, self.timer
+        )
         num_tenants = len({key.tenant for key in parse_keys(config.api_keys)})
         self.bodies = BodyBudget(config.max_bodies_bytes, num_tenants)
         """Counts the bytes of request bodies in memory."""

@@ -131,6 +131,7 @@ class WorkflowPlayer:
         while self._num_opened < self._num_rows and state.num_rows < self._limits.rows:
             state.open_row(*next(self._rows))
             self._num_opened += 1
+        state.work_all()
         if self._rounds is not None:
             for rows in self._rounds.due(state, is_open=self._num_opened < self._num_rows):
                 self._rounds.put(state, rows, self._rounds.ranks(rows))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.workflow.shapes import Json, body, function, graph, llm, loop, mapped, pick, switch, text
 from weft.workflow.graph import InvalidGraph, graph_from_dict, graph_from_json
-from weft.workflow.graph.check import MAX_DEPTH
+from weft.workflow.graph.check import MAX_DEPTH, MAX_REFERENCES, MAX_TEMPLATE_CHARS, MAX_TEMPLATE_VALUES
 from weft.workflow.graph.nodes import MAX_NODES
 
 
@@ -164,3 +164,17 @@ def test_graphs_are_bounded() -> None:
         graph_from_json(b"[" * 100_000)
     chain = [text("t0"), *[text(f"t{number}", f"{{{{t{number - 1}}}}}") for number in range(1, MAX_NODES)]]
     assert len(graph_from_dict(graph(*chain)).nodes) == MAX_NODES
+
+
+@pytest.mark.parametrize(
+    ("node", "what"),
+    [
+        (text("t", "x" * (MAX_TEMPLATE_CHARS + 1)), "characters of templates"),
+        (text("t", "{{q}}" * (MAX_REFERENCES + 1)), "references"),
+        ({"id": "t", "op": "list", "of": [[1] * (MAX_TEMPLATE_VALUES + 1)]}, "values"),
+    ],
+)
+def test_templates_of_a_node_are_bounded(node: Json, what: str) -> None:
+    with pytest.raises(InvalidGraph, match=what):
+        graph_from_dict(graph(mapped("m", "q", body(node, t="t"))))
+    assert graph_from_dict(graph({"id": "d", "op": "data", "value": ["x" * MAX_TEMPLATE_CHARS] * 2}))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.workflow.graph import Reference, Template, escape, parse_template
+from weft.workflow.graph import Reference, Template, escape, parse_template, templates
 from weft.workflow.graph.templates import is_name, parse_reference
 
 
@@ -54,3 +54,20 @@ def test_other_texts_are_no_references(text: str) -> None:
 def test_names_are_bounded() -> None:
     assert is_name("a" * 64)
     assert not is_name("a" * 65)
+
+
+def test_many_backslashes_and_braces() -> None:
+    """In time that grows with the text: with its square these would take hours."""
+    slashes = "\\" * 1_000_000
+    assert parse_template(slashes).parts == (slashes,)
+    assert parse_template(slashes + "{{a}}").parts == ("\\" * 500_000, Reference("a"))
+    assert parse_template(escape(slashes + "{{a}}")).parts == (slashes + "{{a}}",)
+    braces = "{{ " * 300_000
+    assert parse_template(braces).parts == (braces,)
+
+
+def test_long_templates_are_not_kept() -> None:
+    before = templates._parsed.cache_info().currsize
+    for number in range(3):
+        parse_template(f"{number}" * (templates.MAX_KEPT_CHARS + 1))
+    assert templates._parsed.cache_info().currsize == before

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.workflow.graph import Reference
+from tests.workflow.shapes import graph
+from weft.workflow.graph import InvalidGraph, Reference, graph_from_dict
 from weft.workflow.graph.nodes import (
     Body,
     FunctionNode,
@@ -18,6 +20,7 @@ from weft.workflow.graph.nodes import (
     SwitchNode,
 )
 from weft.workflow.graph.values import (
+    MAX_NESTING,
     AnswerValue,
     RowError,
     answer_content,
@@ -26,6 +29,7 @@ from weft.workflow.graph.values import (
     fill,
     fill_values,
     is_last_round,
+    is_too_deep,
     items_of,
     join,
     pick,
@@ -34,6 +38,7 @@ from weft.workflow.graph.values import (
     text_of,
     value_at,
 )
+from weft.workflow.run.driver import checked_value
 
 SAID = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"})
 ANSWER = AnswerValue(value="Ho", messages=SAID)
@@ -216,3 +221,17 @@ def test_rounds_of_a_loop() -> None:
         is_last_round(searching, 1, "true")
     stopping = LoopNode(id="l", init={}, body=EMPTY, max_rounds=2, until="ok", at_limit="stop")
     assert is_last_round(stopping, 2, False)
+
+
+def test_values_are_nested_so_deep_and_no_deeper() -> None:
+    deep: Any = 1
+    for _ in range(MAX_NESTING):
+        deep = [deep]
+    assert not is_too_deep(deep)
+    assert is_too_deep({"a": deep})
+    with pytest.raises(InvalidGraph, match="deep at most"):
+        graph_from_dict(graph({"id": "d", "op": "data", "value": [deep]}))
+    with pytest.raises(RowError, match="deep at most"):
+        checked_value([deep])
+    with pytest.raises(RowError, match="deep at most"):
+        pick(PickNode(id="p", of="q", field="0"), json.dumps([deep]))

@@ -66,6 +66,7 @@ class Player:
             if waiting and (self.random.random() < 0.3 or not (self.open or self.state.num_ready)):
                 self.state.open_row(*waiting.pop(0))
             next_try_s = self.state.wake(self.now)
+            self.state.work_all()
             calls = sum(isinstance(each, CallModel) for each in self.open)
             self._take(self.state.take(self.max_calls - calls))
             if self.open:

@@ -255,7 +255,7 @@ def test_rows_come_from_what_waits_for_them_too() -> None:
 
 
 def test_others_have_a_turn_while_large_rows_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.workflow.run.driver.TURN_NODES", 2)
+    monkeypatch.setattr("weft.workflow.run.bounds.TURN_COST", 2)
     turns: list[int] = []
 
     async def main() -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import weft
-from tests.server.conftest import RunningServer, running
+from tests.server.conftest import ManualTimer, RunningServer, running
 from tests.workflow.session.test_equal import TOPICS, everything
 from weft import ops
 from weft.abi.errors import EngineDead, NotSettable, NoValue, Unsupported
@@ -165,13 +165,16 @@ def test_a_wait_ends_with_the_session(server: RunningServer) -> None:
 
 
 def test_a_session_that_expired_there_says_so() -> None:
-    config = WorkflowsConfig(session_idle_s=0.01)
-    with running(workflows=partial(WorkflowService, config=config)) as server, weft.session(server.url):
+    timer = ManualTimer()
+    workflows = partial(WorkflowService, config=WorkflowsConfig(session_idle_s=100.0))
+    with running(timer=timer, workflows=workflows) as server, weft.session(server.url):
         never = ops.external(name="never")
         there = ops.text("x")
         assert there.get() == "x"
+        server.wait_until(lambda: bool(timer.sleepers))
+        server.on_loop(lambda: timer.advance(150.0))
         server.wait_until(lambda: not server.service.sessions._sessions)
-        with pytest.raises(NoValue, match=r"expired after 0\.01 s"):
+        with pytest.raises(NoValue, match=r"expired after 100 s"):
             never.get()
         assert there.get() == "x"
 

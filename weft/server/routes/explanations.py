@@ -47,7 +47,7 @@ async def explain_workflow(service: Service, request: Request) -> ASGIApp:
     rows = body.rows if body.num_rows is None else body.num_rows
     asked = ExplainAsked(rows, body.statistics, body.model, body.optimise)
     async with Guard(request, service):
-        made = await service.workflows.explanations.before(workflow, asked)
+        made = await service.workflows.explanations.before(record_of(request).tenant, workflow, asked)
         return await _rendered(made, body.format)
 
 

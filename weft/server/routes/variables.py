@@ -55,11 +55,11 @@ async def submit(service: Service, request: Request) -> ASGIApp:
         if body.nodes is not None:
             given = body.placeholders or body.raw or body.model is not None or body.sampling
             require(not given, "nodes cannot be combined with the fields of a prompt.", "nodes")
-            made = session.nodes(body.nodes)
+            made = await session.nodes(body.nodes)
         else:
             fields = {**body.sampling, **({} if body.model is None else {"model": body.model})}
             find = functools.partial(service.variables.find, record.tenant)
-            made = session.template(body.prompt or "", body.placeholders, fields, find, raw=body.raw)
+            made = await session.template(body.prompt or "", body.placeholders, fields, find, raw=body.raw)
     variables = [CallVariable(id=session.variable_id(variable), name=name) for name, variable in made.items()]
     return answer(CallReceipt(session_id=session.session_id, variables=variables))
 

@@ -21,6 +21,7 @@ from weft.endpoints.schemas.completion import CompletionRequest, CompletionRespo
 from weft.endpoints.table import ENDPOINTS
 from weft.endpoints.writers import StreamEvents
 from weft.tokenizers import chats
+from weft.tokenizers.tokenizer import off_loop
 from weft.workflow.actuals import CallUsage
 from weft.workflow.analysis.prompts import PromptTokens
 from weft.workflow.backend.gathered import GatheredAnswer
@@ -93,11 +94,21 @@ class EndpointBackend:
         name = self._fields.get("model")
         tokenizer = (self._models[0] if name is None else self._models.find(name)).tokenizer
         packed = await tokenizer.encode_async(text, add_special_tokens=False, tenant=self._tenant)
-        pieces = [tokenizer.bytes_of(token) for token in unpack_tokens(packed)]
-        whole = b"".join(pieces)
-        ends = [0, *itertools.accumulate(map(len, pieces))]
-        cuts = [next((at for at in range(end, len(whole)) if whole[at] & 0xC0 != 0x80), len(whole)) for end in ends]
-        return [whole[cuts[start] : cuts[end]].decode(errors="replace") for start, end in ranges(len(pieces))]
+
+        def parts() -> list[str]:
+            pieces = [tokenizer.bytes_of(token) for token in unpack_tokens(packed)]
+            whole = b"".join(pieces)
+            ends = [0, *itertools.accumulate(map(len, pieces))]
+            cuts = {len(whole): len(whole)}
+            found = []
+            for start, end in ranges(len(pieces)):
+                for at in (ends[start], ends[end]):
+                    if at not in cuts:
+                        cuts[at] = next(cut for cut in range(at, len(whole) + 1) if not _continues(whole, cut))
+                found.append(whole[cuts[ends[start]] : cuts[ends[end]]].decode(errors="replace"))
+            return found
+
+        return await off_loop(parts, tenant=self._tenant)
 
 
 def plan_sources(models: Models, model: str) -> PlanSources:
@@ -126,6 +137,11 @@ def plan_sources(models: Models, model: str) -> PlanSources:
             for served in active.names
         ]
     return PlanSources(tokens, engines, model)
+
+
+def _continues(text: bytes, at: int) -> bool:
+    """Whether a byte is inside a character."""
+    return at < len(text) and text[at] & 0xC0 == 0x80
 
 
 def _chatted(reply: ChatResponse) -> ModelAnswer:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import graphlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.workflow.graph.digest import dependencies
 from weft.workflow.graph.mistakes import Mistake, nearest
+from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.node_checks import own_mistakes
 from weft.workflow.graph.node_types import of_node
 from weft.workflow.graph.nodes import (
     MAX_NODES,
     AnyNode,
     Body,
+    DataNode,
+    Field,
     GraphNode,
     LoopNode,
     SwitchNode,
@@ -27,11 +30,18 @@ from weft.workflow.graph.nodes import (
     count_nodes,
     uses,
 )
-from weft.workflow.graph.templates import Reference, is_name, parse_reference
+from weft.workflow.graph.templates import Reference, is_name, parse_reference, parse_template
 from weft.workflow.graph.value_types import ANY, ValueType, common, follow
+from weft.workflow.graph.values import TOO_DEEP, is_too_deep
 
 MAX_DEPTH = 8
 """Bodies within bodies."""
+MAX_TEMPLATE_CHARS = 4 << 20
+"""Of all templates of a node."""
+MAX_TEMPLATE_VALUES = 100_000
+"""Values in lists and objects of a node that may be templates; those of `data` are none."""
+MAX_REFERENCES = 10_000
+"""Of a node."""
 Types = Mapping[str, ValueType]
 
 
@@ -70,6 +80,9 @@ def checked_types(
     if count > MAX_NODES:
         what = f"there are {count:,} nodes, bodies included; the limit is {MAX_NODES:,}"
         return [*mistakes, Mistake("nodes", what)], {}
+    large = [mistake for node in all_nodes(graph.nodes) for mistake in _too_large(node)]
+    if large:
+        return [*mistakes, *large], {}
     if not graph.outputs:
         mistakes.append(Mistake("outputs", "a workflow must have an output"))
     scope = {name: (inputs or {}).get(name, ANY) for name in graph.inputs} | dict.fromkeys(known, ANY)
@@ -79,6 +92,39 @@ def checked_types(
     checker = _Checker(mistakes)
     types = checker.body(Body(nodes=graph.nodes, outputs=graph.outputs), scope, place, 0)
     return checker.mistakes, types
+
+
+def _too_large(node: AnyNode) -> Iterator[Mistake]:
+    """A mistake if the templates of a node would take long to evaluate: nothing bounds how often they are."""
+    num_chars = num_values = num_references = 0
+
+    def visit(place: str, field: Field, value: Any) -> Any:
+        nonlocal num_chars, num_values, num_references
+        pending = [value]
+        while pending:
+            each = pending.pop()
+            num_values += 1
+            if isinstance(each, str):
+                num_chars += len(each)
+                if num_chars <= MAX_TEMPLATE_CHARS and "{{" in each:
+                    num_references += len(parse_template(each).references)
+            elif isinstance(each, Mapping):
+                pending += each.values()
+            elif isinstance(each, (list, tuple)):
+                pending += each
+        return value
+
+    if isinstance(node, DataNode) and is_too_deep(node.value):
+        yield Mistake(node.id[:100], TOO_DEEP)
+    node.visit(visit)
+    counts = (
+        (num_chars, MAX_TEMPLATE_CHARS, "characters of templates"),
+        (num_values, MAX_TEMPLATE_VALUES, "values"),
+        (num_references, MAX_REFERENCES, "references"),
+    )
+    for count, most, what in counts:
+        if count > most:
+            yield Mistake(node.id[:100], f"it has {count:,} {what}; at most {most:,} can be: refer to `data`")
 
 
 class _Checker:

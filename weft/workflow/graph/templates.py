@@ -17,7 +17,10 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 MAX_NAME_CHARS = 64
 _NAME = re.compile(NAME)
 _REFERENCE = re.compile(rf"{NAME}(?:\.{NAME})*")
-_PLACEHOLDER = re.compile(rf"(\\*)\{{\{{[ \t]*({NAME}(?:\.{NAME})*)[ \t]*\}}\}}")
+_PLACEHOLDER = re.compile(rf"\{{\{{[ \t]*({NAME}(?:\.{NAME})*)[ \t]*\}}\}}")
+"""Without the backslashes before it: a pattern that begins with any number of them takes the square of that number."""
+MAX_KEPT_CHARS = 16_384
+"""Longer templates are parsed each time, so that what is kept has bounded memory."""
 
 
 class Reference(NamedTuple):
@@ -78,21 +81,29 @@ def parse_reference(text: str) -> Reference | None:
     return Reference(name, tuple(path))
 
 
-@functools.lru_cache(4096)
 def parse_template(text: str) -> Template:
     """Find the references of a text. Every text is a template."""
+    return _parsed(text) if len(text) <= MAX_KEPT_CHARS else _parse(text)
+
+
+def _parse(text: str) -> Template:
     parts: list[str | Reference] = []
     done = 0
     for found in _PLACEHOLDER.finditer(text):
-        slashes, inner = found[1], found[2]
-        parts.append(text[done : found.start()] + "\\" * (len(slashes) // 2))
+        before = text[done : found.start()]
+        kept = before.rstrip("\\")
+        num_slashes = len(before) - len(kept)
+        parts.append(kept + "\\" * (num_slashes // 2))
         done = found.end()
-        if len(slashes) % 2:
-            parts.append(text[found.end(1) : found.end()])
+        if num_slashes % 2:
+            parts.append(found[0])
         else:
-            name, *path = inner.split(".")
+            name, *path = found[1].split(".")
             parts.append(Reference(name, tuple(path)))
     return join_parts([*parts, text[done:]])
+
+
+_parsed = functools.lru_cache(4096)(_parse)
 
 
 def join_parts(parts: Iterable[str | Reference]) -> Template:
@@ -106,4 +117,9 @@ def join_parts(parts: Iterable[str | Reference]) -> Template:
 
 def escape(text: str) -> str:
     """The template whose value is this text, with its braces."""
-    return _PLACEHOLDER.sub(lambda found: found[1] * 2 + "\\" + found[0][len(found[1]) :], text)
+    made, done = [], 0
+    for found in _PLACEHOLDER.finditer(text):
+        before = text[done : found.start()]
+        made += [before, "\\" * (len(before) - len(before.rstrip("\\")) + 1), found[0]]
+        done = found.end()
+    return "".join([*made, text[done:]])

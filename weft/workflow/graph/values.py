@@ -30,6 +30,13 @@ ValueOf = Callable[[Reference], Any]
 _ITEM = re.compile(r"-?[0-9]{1,9}")
 MAX_VALUE_CHARS = 16 << 20
 """Of a value that templates and lists make of others."""
+MAX_PARTS = 200_000
+"""Of a text that is split."""
+MAX_PARTS_TOKENS = 8 << 20
+"""Of all parts of a text that is split by tokens."""
+MAX_NESTING = 200
+"""Lists and objects within others, of a value from outside: deeper ones would exceed the stack of what reads them."""
+TOO_DEEP = f"lists and objects stand in others {MAX_NESTING} deep at most"
 MAX_SHOWN_CHARS = 60
 """Characters of a value that a message shows."""
 
@@ -64,6 +71,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(inner) for inner in value]
     return value
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether a value is nested more than `MAX_NESTING` deep. Takes long for a large one."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                inner += each.values()
+            elif isinstance(each, (list, tuple)):
+                inner += each
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def text_of(value: Any) -> str:
@@ -178,6 +201,8 @@ def pick(node: PickNode, value: Any) -> Any:
     if not isinstance(value, str):
         raise _refused(node, "a text", value)
     if node.split is not None:
+        if value.count(node.split) >= MAX_PARTS:
+            raise RowError(f"a text may be split into {MAX_PARTS:,} parts", node.id)
         return value.split(node.split)
     if node.matches is not None:
         return compile_regex(node.matches).search(value) is not None
@@ -208,6 +233,12 @@ def split_ranges(args: Mapping[str, Any], num_tokens: int, node: GraphNode) -> l
         raise RowError(f"overlap_tokens is {overlap:,}, which leaves nothing of max_tokens, {size:,}", node.id)
     step = size - overlap
     count = -(-max(num_tokens - overlap, 1) // step) if num_tokens else 0
+    if count > MAX_PARTS or count * min(size, num_tokens) > MAX_PARTS_TOKENS:
+        raise RowError(
+            f"these would be {count:,} parts; a text may be split into {MAX_PARTS:,} parts, of {MAX_PARTS_TOKENS:,} "
+            "tokens together",
+            node.id,
+        )
     return [(part * step, min(part * step + size, num_tokens)) for part in range(count)]
 
 
@@ -272,9 +303,12 @@ def _opened(value: Any, name: str) -> Any:
 
 def _parsed(node: GraphNode, text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
         raise RowError(f"{_shown(text)} is not JSON: {error}", node.id) from None
+    if isinstance(value, (dict, list)) and is_too_deep(value):
+        raise RowError(TOO_DEEP, node.id)
+    return value
 
 
 def _first_match(node: PickNode, pattern: str, text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.abi.errors import Unsupported, WeftError
-from weft.workflow.graph.values import RowError, split_ranges, text_of
+from weft.workflow.graph.values import TOO_DEEP, RowError, is_too_deep, split_ranges, text_of
 from weft.workflow.run.backend import NOTHING_KNOWN, KnowsTokens, ModelBackend
 from weft.workflow.run.calls import CallTimes, ModelAnswer, PromptFound
 from weft.workflow.run.feed import RunFeed
@@ -36,8 +36,6 @@ from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.state import RunState
 
-TURN_NODES = 1000
-"""Nodes of rows that are opened before other tasks of the event loop have a turn."""
 FUNCTION_TIMEOUT_S = 300.0
 MAX_VALUE_BYTES = 16 << 20
 """Of a value from a function, a program or outside, as JSON."""
@@ -75,6 +73,13 @@ Asked = CallModel | CallFunction | RunProgram | AwaitExternal
 NumberedRow = tuple[int, Mapping[str, Any]]
 Report = Callable[[], None]
 """Tells the state how a task ended."""
+Turn = Callable[[], Awaitable[None]]
+"""Lets other tasks of the event loop run, then returns."""
+
+
+async def next_pass() -> None:
+    """A `Turn` after which all that is ready has run once."""
+    await asyncio.sleep(0)
 
 
 class Driver:
@@ -89,14 +94,17 @@ class Driver:
         journal: RunJournal | None = None,
         planner: RunPlanner | None = None,
         feed: RunFeed | None = None,
+        turn: Turn = next_pass,
     ):
         """`rows` are numbered, and closed at the end. What the `journal` has of them is not done again. The
-        `planner` must have been made with the order of the state. The `feed` is told texts and starts of calls."""
+        `planner` must have been made with the order of the state. The `feed` is told texts and starts of calls. `turn`
+        is awaited between turns of evaluation."""
         self._state = state
         self._rows = rows
         self._journal = journal
         self._planner = planner
         self.feed = feed or RunFeed()
+        self._turn = turn
         self._services = services
         self._at_once = concurrency or Concurrency()
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
@@ -121,6 +129,7 @@ class Driver:
         try:
             while True:
                 await self._open_rows()
+                await self._evaluate()
                 if self._planner is not None:
                     await self._planner.advance(self._state, is_open=self._is_open)
                 next_try_s = self._state.wake(self._now())
@@ -145,20 +154,27 @@ class Driver:
                 await self._planner.close()
             if isinstance(self._rows, AsyncGenerator):
                 await self._rows.aclose()  # what it has open would wait for the garbage collector
+            self._state.close()
+
+    async def _evaluate(self) -> None:
+        """Evaluate all that can be, in turns with the other tasks of the event loop."""
+        while self._state.work():
+            await self._turn()
+            self._state.begin_turn()
+
+    @property
+    def _may_open(self) -> bool:
+        return self._is_open and self._state.num_rows < self._at_once.rows and self._state.has_room
 
     async def _open_rows(self) -> None:
-        num_nodes = 0
-        while self._is_open and self._state.num_rows < self._at_once.rows:
+        while self._may_open:
             rows = self._rows
             found = await anext(rows, None) if isinstance(rows, AsyncIterator) else next(rows, None)
             if found is None:
                 self._is_open = False
                 return
             self._state.open_row(*found)
-            num_nodes += self._state.num_nodes
-            if num_nodes >= TURN_NODES:
-                num_nodes = 0
-                await asyncio.sleep(0)
+            await self._evaluate()
 
     def _room(self) -> int:
         return max(min(self._at_once.calls - self._num_calls, self._at_once.waiting_calls - self._num_waiting), 0)
@@ -168,7 +184,7 @@ class Driver:
 
     async def _next_reports(self, next_try_s: float | None) -> None:
         """Wait for something to report, and report all there is. Returns at once while rows have ended."""
-        if self._state.has_instructions or (self._is_open and self._state.num_rows < self._at_once.rows):
+        if self._state.has_instructions or self._state.has_work or self._may_open:
             return
         if self._state.num_ready and self._room():
             return
@@ -359,4 +375,7 @@ def checked_value(value: Any) -> Any:
         raise RowError(f"a {type(value).__name__} is not a JSON value: {error}") from None
     if len(encoded) > MAX_VALUE_BYTES:
         raise RowError(f"a value may have {MAX_VALUE_BYTES >> 20} MiB as JSON; this one has {len(encoded) >> 20}")
-    return msgspec.json.decode(encoded)
+    value = msgspec.json.decode(encoded)
+    if is_too_deep(value):
+        raise RowError(TOO_DEEP)
+    return value

@@ -86,6 +86,7 @@ class Frame:
         "_subscribers",
         "_waiting",
         "bound",
+        "held_bytes",
         "items",
         "number",
         "opened",
@@ -117,6 +118,8 @@ class Frame:
         elif isinstance(plan.owner, MapNode):
             self.items += (self.number,)
         self.values: dict[str, Any] = {}
+        self.held_bytes = 0
+        """What it holds of a budget (`weft.workflow.run.bounds`)."""
         self.opened: dict[str, OpenMap] = {}
         """Maps in progress."""
         self._asked: set[str] = set()

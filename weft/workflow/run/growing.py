@@ -15,11 +15,13 @@ from weft.workflow.criteria import Criterion
 from weft.workflow.graph.nodes import AnyNode, WorkflowGraph
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import plain
+from weft.workflow.run.bounds import EvaluationBudget
+from weft.workflow.run.evaluation import reached_value
 from weft.workflow.run.frames import Frame, RowFailure
 from weft.workflow.run.instructions import RunLimits, Settled
 from weft.workflow.run.objectives import SessionObjectives, urgency
 from weft.workflow.run.order import CallSite, Hints, NodePlaces, no_hints
-from weft.workflow.run.state import RunState, reached_value
+from weft.workflow.run.state import RunState
 
 _ROW = 0
 _EMPTY = WorkflowGraph(inputs=(), nodes=(), outputs={})
@@ -29,12 +31,15 @@ class GrowingState(RunState):
     """One session. Calls of models leave by what their values are wanted for, then in the order in which their nodes
     were added."""
 
-    def __init__(self, limits: RunLimits | None = None, hints: Hints = no_hints):
+    def __init__(
+        self, limits: RunLimits | None = None, hints: Hints = no_hints, budget: EvaluationBudget | None = None
+    ):
         self._places = NodePlaces(())
-        super().__init__(_EMPTY, self._order_of, limits, hints)
+        super().__init__(_EMPTY, self._order_of, limits, hints, budget=budget)
         self._frame = Frame(self._plan, {}, _ROW)
         self._objectives = SessionObjectives(self._plan)
         self._rows.add(_ROW)
+        self._costs.begin(_ROW)
 
     def grow(self, nodes: Iterable[AnyNode]) -> None:
         """Add nodes, which are canonical, and whose references are to nodes that are there or among them."""

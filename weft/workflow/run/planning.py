@@ -15,7 +15,8 @@ from weft.workflow.run.state import RunState
 
 __all__ = ["PlanSources", "RunPlanner"]
 
-Beside = Callable[[Callable[[PlannedRows], CallRanks], PlannedRows], Awaitable[CallRanks]]
+PlanOfRows = Callable[[PlannedRows], CallRanks]
+Beside = Callable[[PlanOfRows, PlannedRows], Awaitable[CallRanks]]
 """Calls a function that takes long with its argument, beside the event loop."""
 
 

@@ -8,60 +8,33 @@ had is a `RowFailure`, which all that depends on it inherits, so a failed row ha
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Mapping, Set
 from typing import Any
 
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
 from weft.workflow.actuals import RunCounts
-from weft.workflow.graph.labels import case_step
 from weft.workflow.graph.nodes import (
     CALL_RETRIES,
     AnyNode,
     Body,
-    DataNode,
-    ExternalNode,
     FunctionNode,
-    ListNode,
     LlmNode,
-    LoopNode,
-    MapNode,
-    PickNode,
-    ProgramNode,
-    SwitchNode,
-    TextNode,
     WorkflowGraph,
     count_nodes,
-    reference_of,
 )
-from weft.workflow.graph.templates import Reference
-from weft.workflow.graph.values import (
-    RowError,
-    case_of,
-    fill,
-    fill_values,
-    is_last_round,
-    items_of,
-    join,
-    list_of,
-    pick,
-    plain,
-    value_at,
-)
-from weft.workflow.run.calls import ModelAnswer, request_of, trace_of, value_of_answer
-from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, OpenMap, RowFailure, Within
+from weft.workflow.graph.values import RowError, plain
+from weft.workflow.run.bounds import EvaluationBudget
+from weft.workflow.run.calls import ModelAnswer, trace_of, value_of_answer
+from weft.workflow.run.evaluation import Asked, Evaluation
+from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, RowFailure
 from weft.workflow.run.instructions import (
-    AwaitExternal,
-    CallFunction,
     CallModel,
     Instruction,
     RowDone,
     RunLimits,
-    RunProgram,
     TaskName,
 )
 from weft.workflow.run.ledger import CallLedger, merged
-from weft.workflow.run.measures import RunMeasures
 from weft.workflow.run.order import CallSite, Hints, Order, no_hints, row_by_row
 
 FIRST_PAUSE_S = 0.5
@@ -90,7 +63,7 @@ class _Task:
         return CallSite(self.frame.row, self.label, self.frame.rounds, self.frame.items)
 
 
-class RunState:
+class RunState(Evaluation):
     """All rows in progress. Owns their values; knows the time only as an argument."""
 
     def __init__(
@@ -100,8 +73,11 @@ class RunState:
         limits: RunLimits | None = None,
         hints: Hints = no_hints,
         counts: RunCounts | None = None,
+        budget: EvaluationBudget | None = None,
     ):
-        """`counts` are those of the rows of an interrupted run that have ended."""
+        """`counts` are those of the rows of an interrupted run that have ended. Without a `budget` rows may evaluate
+        and hold as much as they like."""
+        super().__init__(budget)
         counts = counts or RunCounts()
         self._ledger = CallLedger(counts)
         self.num_nodes = count_nodes(graph.nodes)
@@ -115,9 +91,7 @@ class RunState:
         """The inputs of rows no call of which was sent."""
         self.num_opened = 0
         """Rows that have arrived."""
-        self._measures = RunMeasures()
         self._tasks: dict[TaskName, _Task] = {}
-        self._todo: deque[tuple[Frame, str]] = deque()
         self._ready: list[tuple[tuple[Any, ...], TaskName]] = []
         """Calls to be sent, a heap."""
         self._later: list[tuple[float, TaskName]] = []
@@ -132,6 +106,7 @@ class RunState:
     def open_row(self, row: int, values: Mapping[str, Any]) -> None:
         """A row arrives. `values` has all inputs of the graph."""
         self._rows.add(row)
+        self._costs.begin(row)
         self._unstarted[row] = values
         self.num_opened += 1
         self._todo += Frame(self._plan, values, row).ask(OUTPUTS)
@@ -187,16 +162,25 @@ class RunState:
             self._issue(heapq.heappop(self._later)[1])
         return self._later[0][0] if self._later else None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another row may be opened, as far as the values of those in progress are concerned."""
+        return not self._rows or self._costs.has_room
+
     # ---- instructions
 
     def take(self, max_calls: int) -> list[Instruction]:
-        """What is to be done now: everything but calls of models, and of those the first `max_calls` in order."""
+        """What is to be done now: everything but calls of models, and of those the first `max_calls` in order. All
+        that can be evaluated must have been (`work`)."""
         calls: list[Instruction] = []
         while len(calls) < max_calls and self._ready:
             _, name = heapq.heappop(self._ready)
             limit = self._reached()
             if limit is not None:
+                self._costs.spend(1)
                 self.failed(name, limit, 0.0)
+                if self._costs.is_turn_over:
+                    break
                 continue
             self._num_sent += 1
             self._unstarted.pop(name.row, None)
@@ -261,70 +245,9 @@ class RunState:
             return LimitExceeded(f"the run has used the {self._limits.tokens:,} tokens that it may use", "tokens")
         return None
 
-    # ---- evaluation
+    # ---- what evaluation asks for
 
-    def _work(self) -> None:
-        """Evaluate all that can be. A queue, because chains may be longer than Python's stack."""
-        while self._todo:
-            frame, name = self._todo.popleft()
-            if name == OUTPUTS:
-                self._ended(frame)
-                continue
-            node = frame.plan.nodes[name]
-            broken = (frame.value(Reference(need)) for need in frame.plan.needs[name])
-            failure = next((value for value in broken if isinstance(value, RowFailure)), None)
-            if failure is not None:
-                self._settle(frame, name, failure)
-                continue
-            try:
-                self._evaluate(frame, node)
-            except RowError as error:
-                self._settle(frame, name, RowFailure(frame.path + name, error))
-
-    def _evaluate(self, frame: Frame, node: AnyNode) -> None:
-        def value_of(reference: Reference) -> Any:
-            return value_at(frame.value(reference), reference)
-
-        name = TaskName(frame.row, frame.path + node.id)
-        match node:
-            case TextNode():
-                self._settle(frame, node.id, fill(node.template, value_of))
-            case DataNode():
-                self._settle(frame, node.id, node.value)
-            case ListNode():
-                self._settle(frame, node.id, list_of(node.of, value_of))
-            case PickNode():
-                self._settle(frame, node.id, pick(node, value_of(reference_of(node.of))))
-            case FunctionNode(name="join"):
-                args = fill_values(node.args, value_of)
-                self._settle(frame, node.id, join(args["of"], args.get("separator", "\n\n"), node))
-            case FunctionNode():
-                self._ask(frame, node, CallFunction(name, node, plain(fill_values(node.args, value_of))))
-            case ProgramNode():
-                self._ask(frame, node, RunProgram(name, node, plain(fill_values(node.args, value_of))))
-            case ExternalNode():
-                self._ask(frame, node, AwaitExternal(name, node))
-            case LlmNode():
-                self._ask(frame, node, CallModel(name, request_of(node, value_of), node.cache))
-            case MapNode():
-                items = items_of(node, value_of(reference_of(node.over)))
-                frame.opened[node.id] = OpenMap(len(items))
-                self._measures.map_began(frame.plan.labels[node.id], len(items))
-                for number, item in enumerate(items):
-                    self._enter(Within(frame, node.id, f"[{number}]", number), "body", {node.item: item})
-                if not items:
-                    self._map_ended(frame, node)
-            case SwitchNode():
-                place = case_of(node, value_of(reference_of(node.on)))
-                self._measures.case_taken(frame.plan.labels[node.id], place)
-                self._enter(Within(frame, node.id, case_step(place), 0), place, {})
-            case LoopNode():
-                bound = {each: value_of(reference_of(text)) for each, text in node.init.items()}
-                self._enter(Within(frame, node.id, "#1", 1), "body", bound)
-
-    def _ask(
-        self, frame: Frame, node: AnyNode, instruction: CallModel | CallFunction | RunProgram | AwaitExternal
-    ) -> None:
+    def _ask(self, frame: Frame, node: AnyNode, instruction: Asked) -> None:
         name = instruction.task
         self._tasks[name] = _Task(frame, node, instruction)
         key = instruction.request.key if isinstance(instruction, CallModel) else None
@@ -357,77 +280,14 @@ class RunState:
             self._ledger.note(each.row, self._tasks[each].label, merged)
         return equals
 
-    def _settle(self, frame: Frame, node_id: str, value: Any) -> None:
-        self._todo += frame.settle(node_id, value)
-
-    # ---- bodies
-
-    def _enter(self, within: Within, place: str, bound: Mapping[str, Any]) -> None:
-        plan = within.frame.plan.plans[within.node, place]
-        self._todo += Frame(plan, bound, within.frame.row, within).ask(OUTPUTS)
-
-    def _ended(self, frame: Frame) -> None:
-        """Every output of a frame is there or has failed."""
-        outputs = {name: reached_value(frame, reference_of(text)) for name, text in frame.plan.body.outputs.items()}
-        outer = frame.outer
-        if outer is None:
-            self._row_ended(frame.row, outputs)
-            return
-        node = outer.plan.nodes[frame.owner]
-        failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)
-        if isinstance(node, MapNode):
-            opened = outer.opened[node.id]
-            opened.done[frame.number] = failure or outputs
-            opened.left -= 1
-            self._map_ended(outer, node)
-        elif failure is not None or not isinstance(node, LoopNode):
-            self._settle(outer, node.id, failure or outputs)
-        else:
-            self._round_ended(frame, outer, node, outputs)
-
-    def _map_ended(self, frame: Frame, node: MapNode) -> None:
-        """Nothing while an item is in progress. Of several items that failed the first one counts."""
-        if frame.opened[node.id].left:
-            return
-        done = frame.opened.pop(node.id).done
-        failure = next((each for each in done if isinstance(each, RowFailure)), None)
-        self._settle(frame, node.id, failure or {name: [each[name] for each in done] for name in node.body.outputs})
-
-    def _round_ended(self, frame: Frame, outer: Frame, node: LoopNode, outputs: Mapping[str, Any]) -> None:
-        until = None if node.until is None else reached_value(frame, reference_of(node.until))
-        if isinstance(until, RowFailure):
-            self._settle(outer, node.id, until)
-            return
-        try:
-            is_last = is_last_round(node, frame.number, until)
-        except RowError as error:
-            self._settle(outer, node.id, RowFailure(outer.path + node.id, error))
-            return
-        if is_last:
-            self._measures.loop_ended(outer.plan.labels[node.id], frame.number)
-            self._settle(outer, node.id, outputs)
-        else:
-            number = frame.number + 1
-            self._enter(Within(outer, node.id, f"#{number}", number), "body", outputs)
-
     def _row_ended(self, row: int, outputs: Mapping[str, Any]) -> None:
         failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)
         made = {name: plain(value) for name, value in outputs.items() if not isinstance(value, RowFailure)}
         calls = self._ledger.end(row, failed=failure is not None)
+        self._costs.end(row)
         self._rows.remove(row)
         self._unstarted.pop(row, None)
         self._out.append(RowDone(row, made, failure, calls))
-
-
-def reached_value(frame: Frame, reference: Reference) -> Any:
-    """What a reference means, a `RowFailure` where it cannot be had."""
-    value = frame.value(reference)
-    if isinstance(value, RowFailure):
-        return value
-    try:
-        return value_at(value, reference)
-    except RowError as error:
-        return RowFailure(frame.path + reference.name, error)
 
 
 def _retries(node: AnyNode, error: Exception) -> int:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -22,16 +23,19 @@ from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.streamed import streamed_calls
 from weft.workflow.passes import optimise
+from weft.workflow.planner.plan import CallRanks
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.journal import RunJournal
 from weft.workflow.run.order import row_by_row
+from weft.workflow.run.plan_rounds import PlannedRows
 from weft.workflow.run.planned_order import PlannedOrder
-from weft.workflow.run.planning import RunPlanner
+from weft.workflow.run.planning import PlanOfRows, RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.results import result_of
 from weft.workflow.run.state import RunState
+from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.inputs import unfinished_rows
 from weft.workflow.service.library import StoredWorkflow
 from weft.workflow.service.live_run import WorkflowRun
@@ -77,8 +81,16 @@ class _Prepared(NamedTuple):
 class RunExecution:
     """One run, once. `carry_out` may be cancelled at any time; a later execution then goes on."""
 
-    def __init__(self, run: WorkflowRun, workflow: StoredWorkflow, models: Models, tables: RunTables):
+    def __init__(
+        self,
+        run: WorkflowRun,
+        workflow: StoredWorkflow,
+        models: Models,
+        tables: RunTables,
+        evaluations: ServedEvaluations,
+    ):
         self._run = run
+        self._evaluations = evaluations
         self._workflow = workflow
         self._models = models
         self._tables = tables
@@ -91,7 +103,7 @@ class RunExecution:
         record = self._run.record
         if weights_of(self._models, record.models) != record.weights:
             raise ConfigError("the models' weights or precision are not those with which this run began: start it anew")
-        prepared = await asyncio.to_thread(self._prepare, record)
+        prepared = await self._evaluations.on_thread(record.tenant, partial(self._prepare, record))
         if record.spec.stream or record.spec.starts:
             self._run.feed = prepared.feed
         self._run.update(executed=prepared.executed, counts=prepared.state.counts)
@@ -117,10 +129,12 @@ class RunExecution:
         tasks = self._tables.tasks.tasks(record.id) if record.executed == name else {}
         counts = record.ended_counts._replace(rows=len(endings.rows), failed_rows=endings.num_failed)
         order = PlannedOrder(row_by_row(executed))
-        state = RunState(executed, order, record.spec.limits, counts=counts)
+        budget = self._evaluations.of_runs(record.tenant)
+        state = RunState(executed, order, record.spec.limits, counts=counts, budget=budget)
         planner = None
         if record.spec.planned:
-            planner = RunPlanner(executed, order, plan_sources(self._models, record.model))
+            sources = plan_sources(self._models, record.model)
+            planner = RunPlanner(executed, order, sources, beside=self._beside)
         journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks))
         calls = streamed_calls(executed, record.spec.stream)
         # Positions grow with time, so that those of an earlier execution lie before all of this one.
@@ -133,6 +147,9 @@ class RunExecution:
             num_ended=endings.last,
         )
         return _Prepared(name, state, planner, journal, endings, feed)
+
+    async def _beside(self, plan: PlanOfRows, rows: PlannedRows) -> CallRanks:
+        return await self._evaluations.on_thread(self._run.record.tenant, partial(plan, rows))
 
     async def _drive(self, prepared: _Prepared) -> None:
         record = self._run.record
@@ -148,7 +165,9 @@ class RunExecution:
         )
         rows = unfinished_rows(self._tables.runs, record.id, prepared.endings.rows)
         concurrency = at_once(prepared.state, record)
-        driver = Driver(prepared.state, rows, services, concurrency, prepared.journal, prepared.planner, prepared.feed)
+        turn = self._evaluations.turn(record.tenant)
+        journal, planner, feed = prepared.journal, prepared.planner, prepared.feed
+        driver = Driver(prepared.state, rows, services, concurrency, journal, planner, feed, turn)
         async with aclosing(rows), aclosing(driver.results()) as results:
             async for done in results:
                 assert isinstance(done, RowDone)

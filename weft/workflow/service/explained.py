@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from weft.workflow.backend.endpoint import plan_sources
 from weft.workflow.explain.report import Explanation
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.planning import MAX_EXPLAINED_NODES, explain, explain_run
+from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.library import StoredWorkflow, WorkflowLibrary
 from weft.workflow.service.live_run import WorkflowRun
 from weft.workflow.service.record import WorkflowRunRecord
@@ -37,21 +38,22 @@ class ExplainAsked(NamedTuple):
 class WorkflowExplanations:
     """Used from one event loop."""
 
-    def __init__(self, models: Models, library: WorkflowLibrary, table: ServedRunTable):
+    def __init__(self, models: Models, library: WorkflowLibrary, table: ServedRunTable, evaluations: ServedEvaluations):
+        self._evaluations = evaluations
         self._models = models
         self._library = library
         self._table = table
 
-    async def before(self, workflow: StoredWorkflow, asked: ExplainAsked) -> Explanation:
+    async def before(self, tenant: str, workflow: StoredWorkflow, asked: ExplainAsked) -> Explanation:
         """What a run would do. Raises `InvalidRows`, `InvalidRequest` for statistics that do not fit, for too many rows
         and for a graph that cannot be planned, and `UnknownModel`."""
-        return await asyncio.to_thread(self._before, workflow, asked)
+        return await self._evaluations.on_thread(tenant, partial(self._before, workflow, asked))
 
     async def of_run(self, run: WorkflowRun) -> Explanation:
         """What a run was expected to do, and what it has done by now. Raises `UnknownWorkflow` where its graph was
         deleted, and `StorageFailed`."""
         workflow = await self._library.find(run.record.tenant, run.record.workflow)
-        return await asyncio.to_thread(self._of_run, workflow, run.record)
+        return await self._evaluations.on_thread(run.record.tenant, partial(self._of_run, workflow, run.record))
 
     def _before(self, workflow: StoredWorkflow, asked: ExplainAsked) -> Explanation:
         graph = workflow.graph()

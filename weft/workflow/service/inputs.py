@@ -14,6 +14,7 @@ from weft.workflow.frontend.row_source import MAX_MISTAKES, InvalidRows
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.mistakes import Mistake
 from weft.workflow.graph.nodes import WorkflowGraph
+from weft.workflow.graph.values import TOO_DEEP, is_too_deep
 
 CHUNK_BYTES = 256 << 10
 """Rows that are read from the store at a time: as many as have so many bytes, or one."""
@@ -56,7 +57,9 @@ def stored_rows(graph: WorkflowGraph, rows: list[Any], max_rows: int) -> StoredR
     chunks: list[tuple[int, bytes]] = []
     waiting: list[bytes] = []
     size = largest = count = 0
-    for row in Rows(rows).check(graph):
+    for number, row in enumerate(Rows(rows).check(graph)):
+        if is_too_deep(row):
+            raise InvalidRows([Mistake(f"row {number}", TOO_DEEP)])
         encoded = msgspec.json.encode(row)
         largest = max(largest, len(encoded))
         waiting.append(encoded)

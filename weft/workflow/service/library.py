@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.abi.errors import InvalidRequest, UnknownWorkflow
 from weft.store.workflows import WorkflowRow, WorkflowTable
+from weft.threads import FairThreads
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.json import graph_from_dict, graph_from_json, graph_to_dict
 from weft.workflow.graph.nodes import WorkflowGraph, count_nodes
@@ -53,13 +55,14 @@ class StoredWorkflow(NamedTuple):
 class WorkflowLibrary:
     """Used from one event loop."""
 
-    def __init__(self, table: WorkflowTable):
+    def __init__(self, table: WorkflowTable, threads: FairThreads):
         self._table = table
+        self._threads = threads
 
     async def create(self, tenant: str, raw: Any, name: str = "") -> StoredWorkflow:
         """Check and store a graph; one that is there already is returned. Raises `InvalidGraph` with every mistake,
         `QuotaExceeded`, `StorageFailed`."""
-        return await asyncio.to_thread(self._create, tenant, raw, name)
+        return await self._threads.run(partial(self._create, tenant, raw, name), tenant=tenant)
 
     async def find(self, tenant: str, id: str) -> StoredWorkflow:
         """The workflow of an id, or of the first characters of one. Raises `UnknownWorkflow`, `StorageFailed`."""

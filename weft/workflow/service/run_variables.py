@@ -12,13 +12,16 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.abi.errors import InvalidRequest, NotSettable, NoValue, Overloaded, UnknownVariable, from_kind
 from weft.store.workflow_variables import WorkflowVariableTable
+from weft.threads import FairThreads
 from weft.workflow.graph.schema_check import schema_mistake
+from weft.workflow.graph.values import TOO_DEEP, is_too_deep
 from weft.workflow.run.driver import MAX_VALUE_BYTES
 from weft.workflow.run.instructions import AwaitExternal, CallFunction, TaskName
 from weft.workflow.service.live_run import RunWait, WorkflowRun
@@ -58,8 +61,9 @@ class _RowState:
 class WaitingVariables:
     """The variables that runs of this server wait for, by id. Used from one event loop."""
 
-    def __init__(self, table: WorkflowVariableTable):
+    def __init__(self, table: WorkflowVariableTable, threads: FairThreads):
         self.table = table
+        self._threads = threads
         self.by_id: dict[str, _Waiting] = {}
         self._setting: set[asyncio.Task[None]] = set()
 
@@ -76,7 +80,9 @@ class WaitingVariables:
         waiting = self.by_id.get(id)
         if waiting is not None and waiting.owner.tenant != tenant:
             waiting = None
-        encoded = b"" if waiting is None else await asyncio.to_thread(_encoded, waiting.wait, answer)
+        encoded = b""
+        if waiting is not None:
+            encoded = await self._threads.run(partial(_encoded, waiting.wait, answer), tenant=tenant)
         # Its row may have ended meanwhile.
         if waiting is None or self.by_id.get(id) is not waiting:
             is_set = await asyncio.to_thread(self.table.is_set, tenant, id)
@@ -210,6 +216,8 @@ def _encoded(wait: RunWait, answer: VariableAnswer) -> bytes:
         mistake = schema_mistake(wait.schema, answer.value)
         if mistake is not None:
             raise InvalidRequest(f"The value of {wait.node} does not follow its schema: {mistake}.", "value")
+    if is_too_deep(answer.value):
+        raise InvalidRequest(f"A value of {wait.node} cannot be nested so: {TOO_DEEP}.", "value")
     encoded = msgspec.json.encode(answer)
     if len(encoded) > MAX_VALUE_BYTES:
         raise InvalidRequest(

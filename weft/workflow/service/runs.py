@@ -17,6 +17,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ from weft.core.wire import ErrorRecord
 from weft.endpoints.models import Models
 from weft.store.served_runs import NewRun, NumberedResult
 from weft.workflow.graph.streamed import check_streamed
+from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.execution import RunExecution, RunTables, weights_of
 from weft.workflow.service.inputs import rows_of_lines, stored_rows
 from weft.workflow.service.library import StoredWorkflow, WorkflowLibrary
@@ -54,8 +56,16 @@ class RunRequested(NamedTuple):
 class WorkflowRuns:
     """Used from one event loop."""
 
-    def __init__(self, config: WorkflowsConfig, models: Models, library: WorkflowLibrary, tables: RunTables):
+    def __init__(
+        self,
+        config: WorkflowsConfig,
+        models: Models,
+        library: WorkflowLibrary,
+        tables: RunTables,
+        evaluations: ServedEvaluations,
+    ):
         self._config = config
+        self._evaluations = evaluations
         self._models = models
         self._library = library
         self._tables = tables
@@ -196,7 +206,7 @@ class WorkflowRuns:
 
     async def _begin(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
         self._check_room(tenant)
-        record, new = await asyncio.to_thread(self._new, tenant, workflow, request)
+        record, new = await self._evaluations.on_thread(tenant, partial(self._new, tenant, workflow, request))
         run = self._starting[record.id] = WorkflowRun(record)
         try:
             stored = await asyncio.to_thread(self._tables.runs.begin, new, self._config.max_run_bytes)
@@ -288,7 +298,7 @@ class WorkflowRuns:
                 started_s = run.record.started_s or time.time()
                 run.update(status="running", started_s=started_s)
                 workflow = await self._library.find(run.record.tenant, run.record.workflow)
-                await RunExecution(run, workflow, self._models, self._tables).carry_out()
+                await RunExecution(run, workflow, self._models, self._tables, self._evaluations).carry_out()
         except asyncio.CancelledError:
             if run.id not in self._cancelled:
                 # The server shuts down: the record stays that of a run in progress.

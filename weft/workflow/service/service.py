@@ -12,6 +12,8 @@ from weft.store.served_runs import ServedRunTable
 from weft.store.workflow_runs import WorkflowRunTable
 from weft.store.workflow_variables import WorkflowVariableTable
 from weft.store.workflows import WorkflowQuota, WorkflowTable
+from weft.threads import FairThreads
+from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.execution import RunTables
 from weft.workflow.service.explained import WorkflowExplanations
 from weft.workflow.service.library import WorkflowLibrary
@@ -26,17 +28,20 @@ class WorkflowService:
         """Without a database, workflows and runs are kept in memory. `close` closes it."""
         self.config = config = config or WorkflowsConfig()
         self._database = database or Database()
+        # Checks of one tenant's graphs and rows leave a thread to the others.
+        self._threads = FairThreads(2, per_tenant=1, name="weft-workflow")
         quota = WorkflowQuota(config.max_workflows, config.max_workflow_bytes)
-        self.variables = WaitingVariables(WorkflowVariableTable(self._database))
+        self.evaluations = ServedEvaluations(config, self._threads)
+        self.variables = WaitingVariables(WorkflowVariableTable(self._database), self._threads)
         tables = RunTables(
             ServedRunTable(self._database),
             WorkflowRunTable(self._database),
             AnswerTable(self._database, config.max_cache_bytes),
             self.variables,
         )
-        self.library = WorkflowLibrary(WorkflowTable(self._database, quota))
-        self.runs = WorkflowRuns(config, models, self.library, tables)
-        self.explanations = WorkflowExplanations(models, self.library, tables.runs)
+        self.library = WorkflowLibrary(WorkflowTable(self._database, quota), self._threads)
+        self.runs = WorkflowRuns(config, models, self.library, tables, self.evaluations)
+        self.explanations = WorkflowExplanations(models, self.library, tables.runs, self.evaluations)
 
     async def begin(self) -> None:
         """Go on with runs of servers that are gone. Raises `StorageFailed`."""
@@ -45,4 +50,5 @@ class WorkflowService:
     async def close(self) -> None:
         """Stop all runs where they are, and close the database. Idempotent."""
         await self.runs.close()
+        self._threads.close()
         await asyncio.to_thread(self._database.close)

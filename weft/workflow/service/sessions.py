@@ -11,7 +11,8 @@ import re
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -29,10 +30,12 @@ from weft.workflow.graph.templates import Reference
 from weft.workflow.run.driver import RunServices
 from weft.workflow.run.value_errors import NodeFailed
 from weft.workflow.service.call_request import CallPlaceholder, submit_template
+from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.variables import FoundVariable, VariableTable, variable_id
 from weft.workflow.session.run import SessionRun
 from weft.workflow.session.trace import SessionTrace
 
+T = TypeVar("T")
 MAX_WAITING = 1000
 """Requests of a session that wait for values."""
 MAX_NODES_AT_ONCE = 500
@@ -55,7 +58,9 @@ class IdleTimer(Protocol):
 class ServedSession:
     """One session. Its variables are in the server's table under `token`."""
 
-    def __init__(self, tenant: str, session_id: str, models: Models, used: Callable[[], None]):
+    def __init__(
+        self, tenant: str, session_id: str, models: Models, evaluations: ServedEvaluations, used: Callable[[], None]
+    ):
         self.tenant = tenant
         self.session_id = session_id
         self.token = ""
@@ -65,16 +70,28 @@ class ServedSession:
         self._used = used
         self._num_waiting = 0
         services = RunServices(EndpointBackend(models, tenant, session_id))
-        self.run = SessionRun(session_id, services, on_settled=self._settled)
+        self._evaluations = evaluations
+        self._growing = asyncio.Lock()
+        """Held while nodes are read: those that come later may refer to them."""
+        self.run = SessionRun(
+            session_id,
+            services,
+            on_settled=self._settled,
+            budget=evaluations.of_sessions(tenant),
+            beside=partial(evaluations.on_thread, tenant),
+            turn=evaluations.turn(tenant),
+        )
+        self._added: list[AnyNode] = []
+        """Nodes of the trace that the run has not got yet."""
         self._trace = SessionTrace(
-            lambda node: self.run.submit([node]),
+            self._added.append,
             self.run.has_failed,
             check_more=lambda node: _check_served(node, models),
         )
 
     # ---- nodes
 
-    def template(
+    async def template(
         self,
         prompt: str,
         placeholders: Sequence[CallPlaceholder],
@@ -91,16 +108,39 @@ class ServedSession:
                 raise InvalidRequest(f"{id} is a variable of another session.", "placeholders")
             return self._trace.variable(found.reference)
 
-        return submit_template(self._trace, prompt, placeholders, fields, variable, raw=raw)
+        if len(placeholders) > MAX_NODES_AT_ONCE:
+            raise InvalidRequest(f"A request may have {MAX_NODES_AT_ONCE} placeholders at most.", "placeholders")
+        made = partial(submit_template, self._trace, prompt, placeholders, fields, variable, raw=raw)
+        return await asyncio.shield(self._grow(made))
 
-    def nodes(self, raw: list[Any]) -> dict[str, Variable]:
-        """Add nodes. Returns their variables by id. Raises `InvalidRequest`."""
+    async def nodes(self, raw: list[Any]) -> dict[str, Variable]:
+        """Add nodes. Returns their variables by id. Raises `InvalidRequest`, and `NoValue` in a session that is
+        over."""
         if len(raw) > MAX_NODES_AT_ONCE:
             raise InvalidRequest(f"A request may add {MAX_NODES_AT_ONCE} nodes at most.", "nodes")
-        try:
-            return {name: self._trace.variable(Reference(name)) for name in self._trace.extend(raw)}
-        except FlowError as error:
-            raise InvalidRequest(str(error), "nodes") from None
+
+        def made() -> dict[str, Variable]:
+            try:
+                return {name: self._trace.variable(Reference(name)) for name in self._trace.extend(raw)}
+            except FlowError as error:
+                raise InvalidRequest(str(error), "nodes") from None
+
+        return await asyncio.shield(self._grow(made))
+
+    async def _grow(self, work: Callable[[], T]) -> T:
+        """Let work on a thread add nodes, which begin to run also where it fails. Must not be cancelled: the thread
+        goes on."""
+        self._num_waiting += 1  # it does not expire meanwhile
+        async with self._growing:
+            try:
+                return await self._evaluations.on_thread(self.tenant, work)
+            finally:
+                self._num_waiting -= 1
+                self._used()
+                added = self._added.copy()
+                self._added.clear()
+                if added:
+                    self.run.submit(added)
 
     def variable_id(self, variable: Variable) -> str:
         """The id of a variable of the session."""
@@ -154,8 +194,16 @@ class ServedSession:
 class SessionService:
     """Used from one event loop."""
 
-    def __init__(self, models: Models, variables: VariableTable, config: WorkflowsConfig, clock: IdleTimer):
+    def __init__(
+        self,
+        models: Models,
+        variables: VariableTable,
+        config: WorkflowsConfig,
+        evaluations: ServedEvaluations,
+        clock: IdleTimer,
+    ):
         self._models = models
+        self._evaluations = evaluations
         self._variables = variables
         self._config = config
         self._clock = clock
@@ -226,7 +274,8 @@ class SessionService:
 
     def _begin(self, tenant: str, label: str) -> ServedSession:
         key = (tenant, label)
-        session = ServedSession(tenant, label, self._models, lambda: self._use(tenant, label))
+        used = partial(self._use, tenant, label)
+        session = ServedSession(tenant, label, self._models, self._evaluations, used)
         session.token = self._variables.open(tenant, session)
         self._sessions[key] = session
         self._used_s[key] = self._clock.now()

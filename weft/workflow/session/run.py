@@ -6,8 +6,9 @@ Owns the tasks of the session and the futures of those who wait. What is evaluat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 from weft.abi.errors import NotSettable, NoValue
@@ -17,7 +18,8 @@ from weft.workflow.graph.nodes import AnyNode, ExternalNode
 from weft.workflow.graph.schema_check import schema_mistake
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import RowError
-from weft.workflow.run.driver import Concurrency, Driver, RunServices, checked_value
+from weft.workflow.run.bounds import EvaluationBudget
+from weft.workflow.run.driver import Concurrency, Driver, RunServices, Turn, checked_value, next_pass
 from weft.workflow.run.frames import RowFailure
 from weft.workflow.run.growing import GrowingState
 from weft.workflow.run.instructions import AwaitExternal, RunLimits, Settled
@@ -36,14 +38,19 @@ class SessionRun:
         concurrency: Concurrency | None = None,
         limits: RunLimits | None = None,
         on_settled: Callable[[str], None] = lambda node: None,
+        budget: EvaluationBudget | None = None,
+        beside: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
+        turn: Turn = next_pass,
     ):
         """Calls of models carry `session_id` as the label of their requests. `on_settled` is told each node that has
-        its value or failed."""
+        its value or failed. `budget` and `turn` are as those of `RunState` and `Driver`; `beside` does work on a
+        thread."""
+        self._beside = beside
         self.session_id = session_id
         self._now = asyncio.get_running_loop().time
-        self._state = GrowingState(limits, self._hints)
+        self._state = GrowingState(limits, self._hints, budget)
         services = services._replace(external=self._from_outside)
-        self._driver = Driver(self._state, iter(()), services, concurrency)
+        self._driver = Driver(self._state, iter(()), services, concurrency, turn=turn)
         self._externals: dict[str, asyncio.Future[Any]] = {}
         self._schemas: dict[str, Any] = {}
         """Of values from outside."""
@@ -97,7 +104,7 @@ class SessionRun:
         not JSON or is too large, and `NoValue` where there is no such variable or the session is over."""
         self._to_set(reference)
         # On a thread: the check of a large value against its schema may take seconds.
-        checked = await asyncio.to_thread(self._checked, reference, value)
+        checked = await self._beside(partial(self._checked, reference, value))
         self._to_set(reference).set_result(checked)
 
     def _checked(self, reference: Reference, value: Any) -> Any:
@@ -174,6 +181,7 @@ class SessionRun:
             await asyncio.gather(self._turning, return_exceptions=True)
         finally:
             # Also if the request that ends the session is cancelled meanwhile.
+            self._state.close()  # a task that never began has not done it
             self._release()
 
     async def _turn(self) -> None:
