@@ -16,7 +16,7 @@ from weft.abi.errors import InvalidRequest
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
-from weft.engine.grammar import MAX_COMPILED, MAX_GRAMMAR_BYTES, Compiling, Grammars, _Vocabulary
+from weft.engine.grammar import MAX_COMPILED, MAX_FLAT_BYTES, MAX_GRAMMAR_BYTES, Compiling, Grammars, _Vocabulary
 from weft.engine.json_schema import prepared
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.tokenizers.load import load_tokenizer
@@ -247,7 +247,14 @@ def schema_of(part: dict) -> Grammar:
         (Grammar.regex(r"a\b"), "word boundaries and other look-around are not supported"),
         (Grammar.lark("x: /a/\nstart: MISSING"), 'line 2, column 8: unknown name: "MISSING"'),
         (Grammar.lark('start: "a'), "line 1, column 10: this is not a token of the grammar's notation"),
-        (Grammar.lark("x" * (MAX_GRAMMAR_BYTES + 1)), "KiB"),
+        (Grammar.lark("x" * (MAX_FLAT_BYTES + 1)), "2048 KiB"),
+        (Grammar.regex("x" * (MAX_GRAMMAR_BYTES + 1)), "256 KiB"),
+        (Grammar.lark("\n" * (MAX_GRAMMAR_BYTES + 1)), "256 KiB"),
+        (Grammar.lark("start: start"), "no text follows it"),
+        (schema_of({"type": "string", "minLength": 2**70}), "'minLength' must be an integer of at most 64 bits"),
+        (Grammar.lark("start: " + '\\"' * 30_000), "this is not a token of the grammar's notation"),
+        (Grammar.lark("start: " + '"\\"' * 30_000 + "\\"), "this is not a token of the grammar's notation"),
+        (Grammar.lark("start: " + "\\/" * 30_000), "this is not a token of the grammar's notation"),
     ],
 )
 def test_a_grammar_that_cannot_be_used_fails_its_request_alone(llm: LLM, grammar: Grammar, says: str) -> None:
@@ -256,6 +263,23 @@ def test_a_grammar_that_cannot_be_used_fails_its_request_alone(llm: LLM, grammar
     assert "\n" not in failed.value.message
     assert "start: /" not in failed.value.message
     assert llm.generate("x", max_tokens=3)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        Grammar.lark("start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(12_000)) + 'r12000: "ab"'),
+        Grammar.lark("start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(8_000)) + 'r8000: "ab"'),
+        Grammar.lark("start: R0\n" + "".join(f"R{i}: R{i + 1}\n" for i in range(12_000)) + 'R12000: "ab"'),
+        Grammar.json_schema(
+            {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5_000)} | {"d5000": {"const": 7}}}
+            | {"$ref": "#/$defs/d0"}
+        ),
+    ],
+)
+def test_rules_within_rules_do_not_end_the_process(llm: LLM, chain: Grammar) -> None:
+    """On the stack of a usual thread a few thousand do: the library calls itself for each."""
+    assert llm.generate("x", grammar=chain, max_tokens=3)[0].outputs[0].token_ids
 
 
 class Late(Grammars):

@@ -16,6 +16,9 @@ PATHS = ("/v1/chat/completions", "/v1/completions")
 both = pytest.mark.parametrize("path", PATHS)
 
 
+PLACES = [f"place number {number}" for number in range(10_000)]
+
+
 def wrapped(**schema) -> dict:
     return {"type": "json_schema", "json_schema": schema}
 
@@ -58,6 +61,8 @@ def grammars(server: RunningServer, path: str, **fields) -> list[Grammar | None]
         ({"structured_outputs": {"json": SCHEMA}}, Grammar.json_schema(SCHEMA)),
         ({"structured_outputs": {"regex": "a+", "json": None}}, Grammar.regex("a+")),
         ({"structured_outputs": {"choice": ["a"]}}, Grammar.choice(["a"])),
+        ({"guided_choice": PLACES}, Grammar.choice(PLACES)),
+        ({"structured_outputs": {"choice": PLACES}}, Grammar.choice(PLACES)),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, Grammar.lark('start: "a"')),
         ({"response_format": {"type": "text"}, "guided_regex": "a"}, Grammar.regex("a")),
         ({"structured_outputs": {"json_object": True}}, Grammar.json_object()),
@@ -104,7 +109,10 @@ def test_every_choice_gets_the_grammar(server: RunningServer, path: str, fields:
         ({"guided_regex": 5}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [1]}, "guided_choice[0]"),
-        ({"guided_choice": ["x" * 1000] * 100}, "guided_choice"),
+        ({"guided_choice": ["x" * 1000] * 1100}, "guided_choice"),
+        ({"guided_json": '{"items":' * 5000 + "{}" + "}" * 5000}, "guided_json"),
+        ({"guided_regex": "x" * 70_000}, "guided_regex"),
+        ({"guided_grammar": "start: /" + "x" * 70_000 + "/"}, "guided_grammar"),
         ({"guided_grammar": 'root ::= "a"\nb ::= c'}, "guided_grammar"),
         ({"guided_grammar": 'expr ::= "a"'}, "guided_grammar"),
         ({"structured_outputs": {"grammar": 'root ::= "a'}}, "structured_outputs.grammar"),

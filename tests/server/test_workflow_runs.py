@@ -102,8 +102,8 @@ def test_calls_run_in_the_order_of_plans(client: httpx.Client, monkeypatch: pyte
     planners: list[RunPlanner] = []
 
     class Noted(RunPlanner):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
             planners.append(self)
 
     monkeypatch.setattr("weft.workflow.service.execution.RunPlanner", Noted)

@@ -21,6 +21,8 @@ from weft.programs.types import Chunk
 from weft.text import gbnf
 
 MAX_GRAMMAR_BYTES = 64 << 10
+MAX_CHOICE_BYTES = 1 << 20
+"""Of the strings that a text may be: they are one automaton, which is compiled in a second."""
 FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _BLANKS = ("whitespace_pattern", "disable_any_whitespace")
@@ -68,10 +70,10 @@ async def named(chunks: AsyncGenerator[Chunk, None], param: str) -> AsyncGenerat
             raise
 
 
-def check_size(size: int, param: str) -> None:
+def check_size(size: int, param: str, most: int = MAX_GRAMMAR_BYTES) -> None:
     """Raise `InvalidRequest` for a schema or a grammar of too many bytes."""
-    if size > MAX_GRAMMAR_BYTES:
-        raise InvalidRequest(f"{param} has {size} bytes, at most {MAX_GRAMMAR_BYTES}.", param)
+    if size > most:
+        raise InvalidRequest(f"{param} has {size} bytes, at most {most}.", param)
 
 
 def _grammar(field: str, value: Any, blanks: Blanks | None) -> Grammar | None:
@@ -91,8 +93,6 @@ def _grammar(field: str, value: Any, blanks: Blanks | None) -> Grammar | None:
             grammar = _of_kind(kind, given[kind], f"{field}.{kind}", blanks)
         case _:
             grammar = _of_kind(field.removeprefix("guided_"), value, field, blanks)
-    if grammar is not None:
-        check_size(len(grammar.text.encode()), field)
     return grammar
 
 
@@ -140,7 +140,7 @@ def _of_kind(kind: str, value: Any, path: str, blanks: Blanks | None) -> Grammar
             check_size(len(value), path)
             try:
                 value = msgspec.json.decode(value)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise InvalidRequest(f"{path} is not valid JSON: {error}.", path) from error
         if not isinstance(value, dict):
             raise InvalidRequest(f"{path} must be a JSON schema: an object, or its text.", path)
@@ -148,14 +148,16 @@ def _of_kind(kind: str, value: Any, path: str, blanks: Blanks | None) -> Grammar
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(option, str) for option in value):
             raise InvalidRequest(f"{path} must be a list of at least one string.", path)
-        check_size(sum(map(len, value)), path)
+        check_size(sum(len(option.encode(errors="replace")) for option in value), path, MAX_CHOICE_BYTES)
         return Grammar.choice(value)
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{path} must be a string that is not empty.", path)
+    check_size(len(value.encode(errors="replace")), path)
     if kind == "regex":
         return Grammar.regex(value)
-    check_size(len(value), path)
-    return Grammar.lark(_lark(value, path) if _GBNF.search(value) else value)
+    grammar = Grammar.lark(_lark(value, path) if _GBNF.search(value) else value)
+    check_size(len(grammar.text.encode(errors="replace")), path)
+    return grammar
 
 
 def _lark(rules: str, path: str) -> str:

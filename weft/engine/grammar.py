@@ -29,8 +29,16 @@ from weft.sched.sequence import GenerateOp
 from weft.worker.memory import usable_cores
 
 MAX_GRAMMAR_BYTES = 256 << 10
+MAX_FLAT_BYTES = 2 << 20
+"""Of a grammar of at most `FLAT_LINES` lines, such as a choice among many texts."""
+FLAT_LINES = 4
 MAX_COMPILED = 64
 """Grammars kept for the next request with the same one."""
+STACK_BYTES = 256 << 20
+"""Of a thread that compiles: what a grammar of `MAX_GRAMMAR_BYTES` in which each rule is within another needs, several
+times. Memory is taken as far as it is used."""
+_STACK_SIZE = threading.Lock()
+"""Held while the stack size of new threads, which is one for the process, is changed."""
 COMPILING_THREADS = 2
 MOST_MASK_THREADS = 8
 
@@ -141,10 +149,31 @@ class Grammars:
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
-            raise InvalidRequest(
-                f"the grammar is longer than {MAX_GRAMMAR_BYTES >> 10} KiB; make it smaller", "grammar"
-            )
+        """Compile a grammar. Raises `InvalidRequest`. llguidance calls itself once for each rule that is within others,
+        and a stack that ends ends the process: a thread with a larger one does it."""
+        done: Future[LLMatcher] = Future()
+
+        def compile_here() -> None:
+            try:
+                done.set_result(self._compile_on_stack(grammar))
+            except BaseException as error:  # passed on
+                done.set_exception(error)
+
+        with _STACK_SIZE:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                thread = threading.Thread(target=compile_here, name="weft-grammar-stack", daemon=True)
+                thread.start()
+            finally:
+                threading.stack_size(before)
+        thread.join()
+        return done.result()
+
+    def _compile_on_stack(self, grammar: Grammar) -> LLMatcher:
+        is_flat = grammar.kind == "lark" and grammar.text.count("\n") < FLAT_LINES
+        most = MAX_FLAT_BYTES if is_flat else MAX_GRAMMAR_BYTES
+        if len(grammar.text.encode()) > most:
+            raise InvalidRequest(f"the grammar is longer than {most >> 10} KiB; make it smaller", "grammar")
         message = ""
         # Schemas that the library cannot intersect once untyped values are limited compile without those limits.
         for limits_untyped in (True, False):

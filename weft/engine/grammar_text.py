@@ -40,6 +40,8 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r" \(at .*", re.S), ""),
     (re.compile(r"; following (?:special tokens )?are available.*", re.S), ""),
     (re.compile(r'invalid regex "(?:.*)" \(in regex\): ', re.S), ""),
+    (re.compile(r"Expected positive integer for ('\w+'), got \S+"), r"\1 must be an integer of at most 64 bits"),
+    (re.compile(r".*grammar\) too big.*", re.S), "it is too large once its terminals are put together"),
 )
 
 

@@ -6,6 +6,7 @@ while the marker may be coming, does a token wait for a mask that costs somethin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from llguidance import LLMatcher
@@ -15,6 +16,16 @@ from weft.engine.digits import DigitRun
 
 MAX_MESSAGE = 500
 _BLANK = b" \t\r\n"
+
+
+_REASONS = (
+    (re.compile("NoExtensionBias"), "no text follows it; do its rules only refer to each other?"),
+    (
+        re.compile(r"Too many items|Current row has \d+ items"),
+        "it allows too many continuations at one place",
+    ),
+)
+"""What llguidance says of grammars that compile and cannot be followed -> the same without its internals."""
 
 
 class Guide:
@@ -148,7 +159,9 @@ def _error_of(matcher: LLMatcher) -> str:
     if "doesn't satisfy the grammar" in matcher.get_error():
         return "the grammar allows no token that can be sampled here"
     # The library's text shows its parser's state; its first line is the cause.
-    return f"the grammar cannot be followed: {short(matcher.get_error().partition('<state')[0])}"
+    message = matcher.get_error().partition("<state")[0]
+    words = next((words for pattern, words in _REASONS if pattern.search(message)), message)
+    return f"the grammar cannot be followed: {short(words)}"
 
 
 def short(message: str) -> str:

@@ -42,7 +42,12 @@ _FIXES_VALUE = ("enum", "const", "$ref", "anyOf", "oneOf", "allOf")
 _FIXES_TEXT = ("maxLength", "pattern", "format")
 _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
 """Characters of names that JSON writes as escapes, which the library's complement of a class does not see."""
-_LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b\s*', re.S)
+_END = r"(?=\n)|\\?\Z"
+_LARK = re.compile(
+    rf'"(?:\\.|[^"\\\n])*(?:"|{_END})|/(?!/)(?:\\.|[^/\\\n])+(?:/|{_END})|//[^\n]*|#[^\n]*|%json\b\s*', re.S
+)
+"""Literals, comments and `%json`. A literal without an end goes on to that of its line, so that no character is read
+twice: the library refuses it later."""
 
 
 class SchemaBlock(NamedTuple):
