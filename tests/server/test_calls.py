@@ -148,7 +148,6 @@ def test_values_from_outside(alice: httpx.Client) -> None:
         ({"nodes": [text("a"), text("a")]}, "'a' is given 2 times"),
         ({"nodes": [text("a", "{{b}}"), text("b", "{{a}}")]}, "cycle"),
         ({"nodes": [function("f", "count")]}, "f: a session on a server has no functions but"),
-        ({"nodes": [{"id": "p", "op": "program", "program": "x"}]}, "p: programs are not supported in sessions"),
         ({"nodes": [text("l"), mapped("m", "l", body({"id": "e", "op": "external"}, o="e"))]}, "m"),
         ({"nodes": [text(f"t{number}") for number in range(501)]}, "500 nodes"),
     ],

@@ -219,6 +219,7 @@ class _Families:
         yield GaugeMetricFamily("weft:http_requests_in_flight", "Requests being answered.", metrics.http_in_flight)
         yield CounterMetricFamily("weft:http_stream_writes", "Writes of streams.", metrics.stream_writes)
         yield from self._programs()
+        yield from self._workflows()
 
     def _programs(self) -> Iterator[Metric]:
         programs = self._service.programs
@@ -231,6 +232,29 @@ class _Families:
         yield endings
         restarts = "Times that the process that runs programs was started again."
         yield CounterMetricFamily("weft:program_host_restarts", restarts, programs.num_restarts)
+
+    def _workflows(self) -> Iterator[Metric]:
+        runs = self._service.workflows.runs
+        totals = runs.totals
+        yield GaugeMetricFamily("weft:workflow_runs_running", "Runs of workflows in progress.", runs.num_running)
+        waiting = "Runs of workflows that wait for their turn."
+        yield GaugeMetricFamily("weft:workflow_runs_waiting", waiting, runs.num_waiting)
+        for metric, counters, label, meaning in (
+            ("workflow_runs", totals.runs, "status", "Runs of workflows by how they ended."),
+            ("workflow_rows", totals.rows, "status", "Rows of workflows by how they ended."),
+            ("workflow_calls", totals.calls, "answer", "Calls of models by workflows, by what answered."),
+            ("workflow_tokens", totals.tokens, "kind", "Tokens of these calls."),
+        ):
+            family = CounterMetricFamily(f"weft:{metric}", meaning, labels=[label])
+            for (value,), count in sorted(counters.values.items()):
+                family.add_metric([value], count)
+            yield family
+        for metric, histogram, meaning in (
+            ("workflow_call_queue_seconds", totals.queue_time, "From a call's sending to the model's beginning."),
+            ("workflow_call_run_seconds", totals.run_time, "From there to the call's answer."),
+        ):
+            buckets = _buckets(histogram.bounds, histogram.counts)
+            yield HistogramMetricFamily(f"weft:{metric}", meaning, buckets=buckets, sum_value=histogram.total)
 
 
 def _kv_usage(stats: EngineStats) -> float:

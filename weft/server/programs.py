@@ -87,7 +87,7 @@ class ServedPrograms:
 
     async def upload(self, tenant: str, name: str, content: bytes, kind: ProgramKind | None) -> Program:
         """Upload a program. Raises `InvalidRequest`, `QuotaExceeded`, `StorageFailed`."""
-        self._check_on()
+        self.check_on()
         if name in self._own:
             raise InvalidRequest(f"{name} is a program of this server's operator; choose another name.", "name")
         check_name(name)
@@ -127,12 +127,12 @@ class ServedPrograms:
 
     async def launch(self, spec: RunSpec, caller: Caller) -> Run:
         """Launch a run. Raises `InvalidRequest` for limits above the operator's, and the errors of `RunHost.start`."""
-        self._check_on()
+        self.check_on()
         return await self._open().start(spec, caller)
 
     async def inline_code(self, tenant: str, source: str) -> Code:
         """The code of a source that was not uploaded. Raises `InvalidRequest`."""
-        self._check_on()
+        self.check_on()
         code = checked_code(source.encode("utf-8", "surrogatepass"), "python", self._registry.quota)
         await self._check(tenant, code)
         return code
@@ -143,12 +143,15 @@ class ServedPrograms:
             limits = msgspec.convert(asked, Limits)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"limits: {error}.", "limits") from None
-        config = self.config
-        most = {"cpu_s": config.max_cpu_s, "memory_bytes": config.max_memory_bytes, "wall_s": config.max_wall_s}
-        for name, value in most.items():
+        for name, value in self._most().items():
             if getattr(limits, name) > value:
                 raise InvalidRequest(f"limits.{name} may be at most {value:g} on this server.", f"limits.{name}")
         return limits
+
+    def bounded(self, limits: Limits) -> Limits:
+        """These limits, or the operator's where those are smaller."""
+        smaller = {name: min(getattr(limits, name), value) for name, value in self._most().items()}
+        return msgspec.structs.replace(limits, **smaller)
 
     # ---- life
 
@@ -180,6 +183,11 @@ class ServedPrograms:
 
     # ---- inside
 
+    def _most(self) -> dict[str, float]:
+        """Bounds that the operator sets, by the name of the limit."""
+        config = self.config
+        return {"cpu_s": config.max_cpu_s, "memory_bytes": config.max_memory_bytes, "wall_s": config.max_wall_s}
+
     async def _check(self, tenant: str, code: Code) -> None:
         """Raise `InvalidRequest` for content that is not a program. The time is charged to the tenant's rate."""
         await self._checker.check(tenant, code, lambda cpu_s: self._open().charge(tenant, cpu_s))
@@ -189,7 +197,8 @@ class ServedPrograms:
             self._host = self._make_host(self)
         return self._host
 
-    def _check_on(self) -> None:
+    def check_on(self) -> None:
+        """Raise `Unsupported` where the server runs no programs."""
         if self.config.start == "off":
             raise Unsupported('Programs are not served here: the server runs with programs.start = "off".')
 

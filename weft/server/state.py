@@ -22,6 +22,7 @@ from weft.server.places import Places
 from weft.server.programs import ServedPrograms, inline_programs
 from weft.server.timer import Timer
 from weft.server.traces import Traces
+from weft.server.workflow_programs import ServedProgramRunner
 from weft.workflow.service.service import WorkflowService
 from weft.workflow.service.sessions import SessionService
 from weft.workflow.service.variables import VariableTable
@@ -55,10 +56,12 @@ class Service:
             for model in models
         )
         self.programs = programs(self.models)
+        runner = ServedProgramRunner(self.programs, self.models)
         self.workflows = workflows(self.models)
+        self.workflows.serve_programs(runner)
         self.variables = VariableTable()
         self.sessions = SessionService(
-            self.models, self.variables, self.workflows.config, self.workflows.evaluations, self.timer
+            self.models, self.variables, self.workflows.config, self.workflows.evaluations, self.timer, runner
         )
         num_tenants = len({key.tenant for key in parse_keys(config.api_keys)})
         self.bodies = BodyBudget(config.max_bodies_bytes, num_tenants)

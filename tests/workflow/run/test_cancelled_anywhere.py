@@ -18,6 +18,7 @@ from weft.abi.errors import Overloaded
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.frames import Frame
+from weft.workflow.run.instructions import RunProgram
 from weft.workflow.run.state import RunState
 
 ROWS = 3
@@ -75,10 +76,10 @@ class World:
             await asyncio.sleep(0)
         return text.upper()
 
-    async def program(self, name: str, args: Any) -> Any:
+    async def program(self, asked: RunProgram) -> Any:
         with self._in("program"):
             await asyncio.sleep(0)
-        return args
+        return asked.args
 
     async def external(self, instruction: Any) -> Any:
         with self._in("external"):

@@ -51,6 +51,7 @@ class Concurrency(NamedTuple):
     waiting_calls: int = 10
     """Of those, calls that the model has not begun: few, so that the order of the plan is the server's order."""
     functions: int = 16
+    """Functions and programs."""
 
 
 class RunServices(NamedTuple):
@@ -59,12 +60,16 @@ class RunServices(NamedTuple):
     backend: ModelBackend
     functions: Mapping[str, Callable[..., Any]] = {}
     """Plain functions run in threads, coroutine functions on the loop."""
-    program: Callable[[str, Any], Awaitable[Any]] | None = None
-    """(name, args) -> result of an uploaded program."""
+    program: Callable[[RunProgram], Awaitable[Any]] | None = None
+    """Runs an uploaded program."""
+    source: Callable[[CallFunction], Awaitable[Any]] | None = None
+    """Runs the source of a function, within limits of its own."""
     external: Callable[[AwaitExternal], Awaitable[Any]] | None = None
     elsewhere: Callable[[CallFunction], Awaitable[Any]] | None = None
     """Calls a function that is not among `functions`, without a limit of time."""
     function_timeout_s: float = FUNCTION_TIMEOUT_S
+    on_answer: Callable[[ModelAnswer], None] = lambda answer: None
+    """Told each answer of a call that was made, or that the cache had, now."""
     cache: PromptCache | None = None
     """For calls whose nodes may have an earlier answer."""
 
@@ -236,8 +241,9 @@ class Driver:
 
     async def _complete(self, call: CallModel, progress: _Progress) -> ModelAnswer:
         found = await self._answer(call, progress)
-        times = CallTimes() if found.is_cached else progress.times()
-        return found._replace(times=times)
+        found = found._replace(times=CallTimes() if found.is_cached else progress.times())
+        self._services.on_answer(found)
+        return found
 
     async def _answer(self, call: CallModel, progress: _Progress) -> ModelAnswer:
         backend, cache, key = self._services.backend, self._services.cache, call.request.key
@@ -283,17 +289,20 @@ class Driver:
                 text = text_of(args["text"])
                 return await services.backend.split(text, lambda count: split_ranges(args, count, node))
             case CallFunction(node=node, args=args):
-                if node.source is not None:
-                    raise Unsupported("functions with source are not supported in workflows")
+                if node.source is not None and services.source is None:
+                    raise Unsupported("functions with source are supported on a server of Weft only")
                 async with self._functions:
+                    if node.source is not None and services.source is not None:
+                        return await services.source(instruction)
                     if services.elsewhere is not None and node.name not in services.functions:
                         return await services.elsewhere(instruction)
                     seconds = services.function_timeout_s
                     return await called_function(services.functions, node.name or "", args, seconds)
-            case RunProgram(node=node, args=args):
+            case RunProgram(node=node):
                 if services.program is None:
-                    raise Unsupported(f"programs are not supported in workflows: start {node.program!r} by itself")
-                return await services.program(node.program, args)
+                    raise Unsupported(f"programs run on servers of Weft only: there {node.program!r} can run")
+                async with self._functions:
+                    return await services.program(instruction)
             case AwaitExternal(node=node):
                 if services.external is None:
                     raise Unsupported(f"nothing can set {node.id!r} here: pass external=, or run it on a server")

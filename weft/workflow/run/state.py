@@ -19,6 +19,7 @@ from weft.workflow.graph.nodes import (
     Body,
     FunctionNode,
     LlmNode,
+    ProgramNode,
     WorkflowGraph,
     count_nodes,
 )
@@ -294,6 +295,10 @@ def _retries(node: AnyNode, error: Exception) -> int:
     of_server = isinstance(error, (EngineDead, Overloaded))
     if isinstance(node, LlmNode):
         return node.retries if of_server else 0
+    if isinstance(node, ProgramNode) or (isinstance(node, FunctionNode) and node.source is not None):
+        # Nothing of it has run: there was no place for another program.
+        refused = CALL_RETRIES if isinstance(error, Overloaded) else 0
+        return refused if isinstance(node, ProgramNode) else max(node.retries, refused)
     if not isinstance(node, FunctionNode):
         return 0
     asks_server = node.source is None and node.name == "split"

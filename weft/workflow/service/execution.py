@@ -39,8 +39,10 @@ from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.inputs import unfinished_rows
 from weft.workflow.service.library import StoredWorkflow
 from weft.workflow.service.live_run import WorkflowRun
+from weft.workflow.service.programs import ProgramRunner, TenantPrograms
 from weft.workflow.service.record import WorkflowRunRecord
 from weft.workflow.service.run_variables import RunVariables, WaitingVariables
+from weft.workflow.service.totals import WorkflowTotals
 
 MAX_UNWRITTEN = 64
 """Results that are not committed yet, after which no further row ends."""
@@ -88,12 +90,16 @@ class RunExecution:
         models: Models,
         tables: RunTables,
         evaluations: ServedEvaluations,
+        programs: ProgramRunner,
+        totals: WorkflowTotals,
     ):
         self._run = run
         self._evaluations = evaluations
         self._workflow = workflow
         self._models = models
         self._tables = tables
+        self._programs = programs
+        self._totals = totals
         self._variables = RunVariables(run, tables.variables)
         self._unwritten: asyncio.Queue[_Unwritten | None] = asyncio.Queue(MAX_UNWRITTEN)
 
@@ -157,8 +163,19 @@ class RunExecution:
         fields = {"model": spec.model, "priority": spec.priority or None, "cache_salt": spec.cache_salt}
         given = {name: value for name, value in fields.items() if value is not None}
         cached_for = f"{record.weights} {record.model} {spec.cache_salt or ''}"
+        programs = TenantPrograms(
+            self._programs,
+            record.tenant,
+            record.id,
+            model=spec.model,
+            priority=spec.priority,
+            cache_salt=spec.cache_salt,
+        )
         services = RunServices(
             EndpointBackend(self._models, record.tenant, record.id, given),
+            on_answer=self._totals.answered,
+            program=programs.program,
+            source=programs.source,
             external=self._variables.external,
             elsewhere=self._variables.function,
             cache=PromptCache(self._tables.answers, cached_for, record.tenant) if spec.cache else None,
@@ -195,6 +212,7 @@ class RunExecution:
         while (result := await self._unwritten.get()) is not None:
             await asyncio.wrap_future(result.written)
             self._count(state, ended=1, failed=int(result.failed))
+            self._totals.rows.add("failed" if result.failed else "finished")
             if self._unwritten.empty():
                 self._save()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.abi.errors import WeftError
 from weft.endpoints.models import Models
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
 from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake
-from weft.workflow.graph.nodes import AnyNode, ExternalNode, FunctionNode, LlmNode, ProgramNode, WorkflowGraph
+from weft.workflow.graph.nodes import AnyNode, ExternalNode, FunctionNode, LlmNode, WorkflowGraph
 from weft.workflow.graph.schema_check import unchecked_keywords
 from weft.workflow.service.record import WorkflowRunSpec
 
@@ -17,12 +19,14 @@ _PYTHON = (
 )
 
 
-def called_models(graph: WorkflowGraph, spec: WorkflowRunSpec, models: Models) -> tuple[str, ...]:
+def called_models(
+    graph: WorkflowGraph, spec: WorkflowRunSpec, models: Models, mistakes: Sequence[Mistake] = ()
+) -> tuple[str, ...]:
     """First served names of the models that a graph calls. Raises `InvalidGraph` with every node that cannot run
-    here, and every function of the client that no node calls."""
+    here, those of `mistakes` first, and every function of the client that no node calls."""
     unused = set(spec.functions)
     found: dict[str, None] = {}
-    mistakes = []
+    mistakes = list(mistakes)
     for label, node in labelled_nodes(graph.nodes):
         if isinstance(node, FunctionNode):
             unused.discard(node.name or "")
@@ -54,10 +58,6 @@ def _reason(node: AnyNode, functions: tuple[str, ...]) -> str:
     match node:
         case FunctionNode(name=str(name)) if name not in BUILTIN_FUNCTIONS and name not in functions:
             return f"{name!r} {_PYTHON.format(' and '.join(BUILTIN_FUNCTIONS))}"
-        case FunctionNode(source=str()):
-            return "functions with source are not supported in workflows"
-        case ProgramNode():
-            return "programs are not supported in workflows: start one with /v1/runs"
         case ExternalNode(schema=schema) if schema is not None and (found := unchecked_keywords(schema)):
             return f"values from outside are not checked against {', '.join(found)[:300]}"
     return ""

@@ -27,14 +27,19 @@ from weft.config import WorkflowsConfig
 from weft.core.wire import ErrorRecord
 from weft.endpoints.models import Models
 from weft.store.served_runs import NewRun, NumberedResult
+from weft.workflow.graph.labels import labelled_nodes
+from weft.workflow.graph.mistakes import Mistake
+from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed
 from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.execution import RunExecution, RunTables, weights_of
 from weft.workflow.service.inputs import rows_of_lines, stored_rows
 from weft.workflow.service.library import StoredWorkflow, WorkflowLibrary
 from weft.workflow.service.live_run import WorkflowRun
+from weft.workflow.service.programs import NoPrograms, ProgramRunner, program_mistakes
 from weft.workflow.service.record import WorkflowRunRecord, WorkflowRunSpec, new_workflow_run_id
 from weft.workflow.service.refusals import called_models
+from weft.workflow.service.totals import WorkflowTotals
 
 T = TypeVar("T")
 MAX_PAGE_BYTES = 8 << 20
@@ -82,6 +87,9 @@ class WorkflowRuns:
         self._unstored: dict[str, WorkflowRun] = {}
         """Runs that have ended, of which the store could not be told."""
         self._closing = False
+        self.programs: ProgramRunner = NoPrograms()
+        """Runs programs and sources of nodes."""
+        self.totals = WorkflowTotals()
 
     # ---- life
 
@@ -109,6 +117,11 @@ class WorkflowRuns:
     def num_running(self) -> int:
         """Runs that have their turn."""
         return len(self._tasks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Runs that wait for their turn."""
+        return len(self._live) - len(self._tasks)
 
     # ---- requests
 
@@ -206,7 +219,11 @@ class WorkflowRuns:
 
     async def _begin(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
         self._check_room(tenant)
-        record, new = await self._evaluations.on_thread(tenant, partial(self._new, tenant, workflow, request))
+        graph = await self._evaluations.on_thread(tenant, workflow.graph)
+        nodes = labelled_nodes(graph.nodes)
+        mistakes = await program_mistakes(self.programs, tenant, nodes, request.spec.model)
+        new_run = partial(self._new, tenant, workflow, graph, request, mistakes)
+        record, new = await self._evaluations.on_thread(tenant, new_run)
         run = self._starting[record.id] = WorkflowRun(record)
         try:
             stored = await asyncio.to_thread(self._tables.runs.begin, new, self._config.max_run_bytes)
@@ -223,11 +240,18 @@ class WorkflowRuns:
             )
         return await self.find(tenant, known.id)
 
-    def _new(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> tuple[WorkflowRunRecord, NewRun]:
+    def _new(
+        self,
+        tenant: str,
+        workflow: StoredWorkflow,
+        graph: WorkflowGraph,
+        request: RunRequested,
+        mistakes: list[Mistake],
+    ) -> tuple[WorkflowRunRecord, NewRun]:
         """Blocks."""
-        graph, spec = workflow.graph(), request.spec
+        spec = request.spec
         check_streamed(graph, spec.stream)
-        models = called_models(graph, spec, self._models)
+        models = called_models(graph, spec, self._models, mistakes)
         for name in models:
             self._models.usable(name)
         given = rows_of_lines(request.rows) if isinstance(request.rows, bytes) else request.rows
@@ -298,7 +322,7 @@ class WorkflowRuns:
                 started_s = run.record.started_s or time.time()
                 run.update(status="running", started_s=started_s)
                 workflow = await self._library.find(run.record.tenant, run.record.workflow)
-                await RunExecution(run, workflow, self._models, self._tables, self._evaluations).carry_out()
+                await self._execution(run, workflow).carry_out()
         except asyncio.CancelledError:
             if run.id not in self._cancelled:
                 # The server shuts down: the record stays that of a run in progress.
@@ -315,6 +339,9 @@ class WorkflowRuns:
             error = RunCancelled(self._cancelled[run.id])
         await self._end(run, error)
 
+    def _execution(self, run: WorkflowRun, workflow: StoredWorkflow) -> RunExecution:
+        return RunExecution(run, workflow, self._models, self._tables, self._evaluations, self.programs, self.totals)
+
     async def _end(self, run: WorkflowRun, error: WeftError | None) -> None:
         status = "finished" if error is None else "cancelled" if isinstance(error, RunCancelled) else "failed"
         record = msgspec.structs.replace(
@@ -324,6 +351,7 @@ class WorkflowRuns:
             finished_s=time.time(),
         )
         self._unstored[run.id] = WorkflowRun(record)
+        self.totals.runs.add(status)
         try:
             await asyncio.shield(self._spawn(self._store_end(run.id)))
         except WeftError as failure:

@@ -17,6 +17,7 @@ from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.execution import RunTables
 from weft.workflow.service.explained import WorkflowExplanations
 from weft.workflow.service.library import WorkflowLibrary
+from weft.workflow.service.programs import ProgramRunner
 from weft.workflow.service.run_variables import WaitingVariables
 from weft.workflow.service.runs import WorkflowRuns
 
@@ -42,6 +43,10 @@ class WorkflowService:
         self.library = WorkflowLibrary(WorkflowTable(self._database, quota), self._threads)
         self.runs = WorkflowRuns(config, models, self.library, tables, self.evaluations)
         self.explanations = WorkflowExplanations(models, self.library, tables.runs, self.evaluations)
+
+    def serve_programs(self, programs: ProgramRunner) -> None:
+        """From now on programs and sources of nodes are run by this; before, there are none."""
+        self.runs.programs = programs
 
     async def begin(self) -> None:
         """Go on with runs of servers that are gone. Raises `StorageFailed`."""

@@ -25,12 +25,13 @@ from weft.workflow.frontend.trace import FlowError
 from weft.workflow.frontend.variable import Variable, reference_in
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
 from weft.workflow.graph.names import all_nodes
-from weft.workflow.graph.nodes import AnyNode, FunctionNode, LlmNode, ProgramNode
+from weft.workflow.graph.nodes import AnyNode, FunctionNode, LlmNode
 from weft.workflow.graph.templates import Reference
 from weft.workflow.run.driver import RunServices
 from weft.workflow.run.value_errors import NodeFailed
 from weft.workflow.service.call_request import CallPlaceholder, submit_template
 from weft.workflow.service.evaluations import ServedEvaluations
+from weft.workflow.service.programs import NoPrograms, ProgramRunner, TenantPrograms
 from weft.workflow.service.variables import FoundVariable, VariableTable, variable_id
 from weft.workflow.session.run import SessionRun
 from weft.workflow.session.trace import SessionTrace
@@ -59,7 +60,13 @@ class ServedSession:
     """One session. Its variables are in the server's table under `token`."""
 
     def __init__(
-        self, tenant: str, session_id: str, models: Models, evaluations: ServedEvaluations, used: Callable[[], None]
+        self,
+        tenant: str,
+        session_id: str,
+        models: Models,
+        evaluations: ServedEvaluations,
+        used: Callable[[], None],
+        runner: ProgramRunner,
     ):
         self.tenant = tenant
         self.session_id = session_id
@@ -69,7 +76,9 @@ class ServedSession:
         self.expiry: asyncio.Task[None]
         self._used = used
         self._num_waiting = 0
-        services = RunServices(EndpointBackend(models, tenant, session_id))
+        programs = TenantPrograms(runner, tenant, session_id)
+        backend = EndpointBackend(models, tenant, session_id)
+        services = RunServices(backend, program=programs.program, source=programs.source)
         self._evaluations = evaluations
         self._growing = asyncio.Lock()
         """Held while nodes are read: those that come later may refer to them."""
@@ -201,9 +210,11 @@ class SessionService:
         config: WorkflowsConfig,
         evaluations: ServedEvaluations,
         clock: IdleTimer,
+        programs: ProgramRunner | None = None,
     ):
         self._models = models
         self._evaluations = evaluations
+        self._programs = programs or NoPrograms()
         self._variables = variables
         self._config = config
         self._clock = clock
@@ -275,7 +286,7 @@ class SessionService:
     def _begin(self, tenant: str, label: str) -> ServedSession:
         key = (tenant, label)
         used = partial(self._use, tenant, label)
-        session = ServedSession(tenant, label, self._models, self._evaluations, used)
+        session = ServedSession(tenant, label, self._models, self._evaluations, used, self._programs)
         session.token = self._variables.open(tenant, session)
         self._sessions[key] = session
         self._used_s[key] = self._clock.now()
@@ -319,11 +330,9 @@ def _check_served(node: AnyNode, models: Models) -> None:
     for inner in all_nodes((node,)):
         if isinstance(inner, LlmNode):
             models.find(inner.request.get("model"))
-        elif isinstance(inner, ProgramNode):
-            raise Unsupported(f"{inner.id}: programs are not supported in sessions: start one with /v1/runs", "nodes")
-        elif isinstance(inner, FunctionNode) and inner.name not in BUILTIN_FUNCTIONS:
+        elif isinstance(inner, FunctionNode) and inner.source is None and inner.name not in BUILTIN_FUNCTIONS:
             raise Unsupported(
-                f"{inner.id}: a session on a server has no functions but {', '.join(BUILTIN_FUNCTIONS)}; make it "
-                "`external` and set its value",
+                f"{inner.id}: a session on a server has no functions but {', '.join(BUILTIN_FUNCTIONS)} and those "
+                "with `source`; make it `external` and set its value",
                 "nodes",
             )

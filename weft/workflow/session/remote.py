@@ -77,7 +77,7 @@ class RemoteSession:
             self._ids[node.id] = asyncio.get_running_loop().create_future()
             self._ids[node.id].add_done_callback(_seen)
             self._needs[node.id] = tuple(use.reference.name for use in uses(node))
-            if isinstance(node, FunctionNode) and node.name not in BUILTIN_FUNCTIONS:
+            if isinstance(node, FunctionNode) and node.source is None and node.name not in BUILTIN_FUNCTIONS:
                 self._called.add(node.id)
                 self._start(self._call(node))
                 node = ExternalNode(id=node.id)
@@ -304,10 +304,9 @@ class RemoteSession:
 def check_remote(node: AnyNode) -> None:
     """Raise `Unsupported` for what a session on a server cannot run."""
     for inner in all_nodes((node,)):
-        if isinstance(inner, FunctionNode) and inner.name not in BUILTIN_FUNCTIONS and inner is not node:
+        is_here = isinstance(inner, FunctionNode) and inner.source is None and inner.name not in BUILTIN_FUNCTIONS
+        if is_here and inner is not node:
             raise Unsupported(f"{inner.id}: a session on a server cannot call a Python function in a body", inner.id)
-        if isinstance(node, FunctionNode) and node.source is not None:
-            raise Unsupported(f"{node.id}: functions with source are not supported in sessions", node.id)
 
 
 async def has_sessions(http: httpx.AsyncClient) -> bool:
