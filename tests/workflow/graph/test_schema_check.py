@@ -53,6 +53,8 @@ PERSON = {
         (False, 1, "is not allowed"),
         ({}, {"any": ["thing"]}, None),
         ({"type": "integer", "multipleOf": 2}, 2 * 10**400, None),
+        ({"multipleOf": 0.1}, 10**400, None),
+        ({"multipleOf": 0.3}, 10**400, "is not a multiple of 0.3"),
         # Each alternative has two, 32 deep.
         ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, 1, "needs more than"),
         ({"items": {"enum": list(range(10_000))}}, [1] * 1000, "needs more than"),

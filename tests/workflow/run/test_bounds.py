@@ -150,6 +150,24 @@ def test_rows_wait_for_room() -> None:
     assert most == 1
 
 
+def test_results_that_nobody_has_taken_count() -> None:
+    """Rows without calls end as soon as they begin: not all of them before the first result is taken."""
+    budget = EvaluationBudget(1 << 20, SETTING)
+    state = RunState(graph_from_dict(graph(text("t", "{{q}}!"))), budget=budget)
+    rows = enumerate({"q": "x" * (100 << 10)} for _ in range(100))
+
+    async def check() -> None:
+        driver = Driver(state, rows, RunServices(InstantBackend()))
+        results = driver.results()
+        first = await anext(results)
+        assert isinstance(first, RowDone)
+        assert state.num_opened < 10
+        assert len([first] + [done async for done in results]) == 100
+
+    asyncio.run(check())
+    assert budget.held_bytes == 0
+
+
 def test_a_text_has_so_many_parts() -> None:
     done = run(graph(pick("p", "q", split="a")), ["a" * 300_000], EvaluationBudget(1 << 30, SETTING))
     assert done[0].failure is not None

@@ -80,7 +80,7 @@ def checked_types(
     if count > MAX_NODES:
         what = f"there are {count:,} nodes, bodies included; the limit is {MAX_NODES:,}"
         return [*mistakes, Mistake("nodes", what)], {}
-    large = [mistake for node in all_nodes(graph.nodes) for mistake in _too_large(node)]
+    large = too_large(graph.nodes)
     if large:
         return [*mistakes, *large], {}
     if not graph.outputs:
@@ -92,6 +92,11 @@ def checked_types(
     checker = _Checker(mistakes)
     types = checker.body(Body(nodes=graph.nodes, outputs=graph.outputs), scope, place, 0)
     return checker.mistakes, types
+
+
+def too_large(nodes: tuple[AnyNode, ...]) -> list[Mistake]:
+    """Nodes, those of bodies included, whose templates or values exceed a bound. Reads no template beyond it."""
+    return [mistake for node in all_nodes(nodes) for mistake in _too_large(node)]
 
 
 def _too_large(node: AnyNode) -> Iterator[Mistake]:

@@ -9,7 +9,7 @@ from typing import Any, cast, get_type_hints
 import msgspec
 from msgspec.structs import replace
 
-from weft.workflow.graph.check import MAX_DEPTH, check, checked_types
+from weft.workflow.graph.check import MAX_DEPTH, check, checked_types, too_large
 from weft.workflow.graph.digest import canonical, free_references
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
 from weft.workflow.graph.nodes import (
@@ -56,6 +56,9 @@ def growth_from_list(
     graph = reader.graph({"version": VERSION, "nodes": raw})
     if graph is None:
         raise InvalidGraph(reader.mistakes)
+    large = too_large(graph.nodes)
+    if large:
+        raise InvalidGraph([*reader.mistakes, *large])
     used = {reference.name for node in graph.nodes for reference in free_references(node)}
     inputs = {name: types[name] for name in sorted(used) if name in types}
     outputs = {f"output_{number}": node.id for number, node in enumerate(graph.nodes)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from weft.workflow.graph.regexes import RegexError, compile_regex
@@ -45,7 +46,7 @@ def _is_multiple(value: float, step: float) -> bool:
     try:
         return math.isclose(value / step, round(value / step))
     except OverflowError:  # integers of any length are JSON
-        return value % step == 0
+        return Fraction(value) % Fraction(str(step)) == 0
 
 
 _TYPES: dict[str, Callable[[Any], bool]] = {

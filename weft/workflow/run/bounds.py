@@ -111,7 +111,7 @@ class RowCosts:
             self._held[row] -= size
 
     def end(self, row: int) -> None:
-        """A row has ended: none of its values is needed."""
+        """A row has ended and its outputs were handed on: none of its values is needed."""
         self.give_back(row, self._held[row])
         del self._held[row], self._evaluations[row]
 

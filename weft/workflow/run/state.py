@@ -166,7 +166,7 @@ class RunState(Evaluation):
     @property
     def has_room(self) -> bool:
         """Whether another row may be opened, as far as the values of those in progress are concerned."""
-        return not self._rows or self._costs.has_room
+        return self._costs.has_room or not (self._rows or self._out)
 
     # ---- instructions
 
@@ -187,6 +187,9 @@ class RunState(Evaluation):
             self._unstarted.pop(name.row, None)
             calls.append(self._to_send(self._tasks[name]))
         others, self._out = self._out, []
+        for each in others:
+            if isinstance(each, RowDone):
+                self._costs.end(each.row)
         return others + calls
 
     @property
@@ -285,7 +288,6 @@ class RunState(Evaluation):
         failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)
         made = {name: plain(value) for name, value in outputs.items() if not isinstance(value, RowFailure)}
         calls = self._ledger.end(row, failed=failure is not None)
-        self._costs.end(row)
         self._rows.remove(row)
         self._unstarted.pop(row, None)
         self._out.append(RowDone(row, made, failure, calls))

@@ -46,6 +46,8 @@ from weft.workflow.service.totals import WorkflowTotals
 
 MAX_UNWRITTEN = 64
 """Results that are not committed yet, after which no further row ends."""
+MAX_UNWRITTEN_BYTES = 16 << 20
+"""The same in bytes; results are written in their order."""
 MAX_OPEN_NODES = 200_000
 """Nodes of all rows of a run that are in progress; one row always is."""
 MAX_OPEN_BYTES = 64 << 20
@@ -185,12 +187,17 @@ class RunExecution:
         turn = self._evaluations.turn(record.tenant)
         journal, planner, feed = prepared.journal, prepared.planner, prepared.feed
         driver = Driver(prepared.state, rows, services, concurrency, journal, planner, feed, turn)
+        size_bytes = record.size_bytes
         async with aclosing(rows), aclosing(driver.results()) as results:
             async for done in results:
                 assert isinstance(done, RowDone)
                 self._variables.row_ended(done.row)
                 number += 1
-                await self._unwritten.put(self._write(number, done))
+                result = self._write(number, done)
+                await self._unwritten.put(result)
+                if self._run.record.size_bytes - size_bytes > MAX_UNWRITTEN_BYTES:
+                    await asyncio.wait([asyncio.wrap_future(result.written)])
+                    size_bytes = self._run.record.size_bytes
 
     def _write(self, number: int, done: RowDone) -> _Unwritten:
         record, failed = self._run.record, done.failure is not None
